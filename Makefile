@@ -1,0 +1,36 @@
+# Two commands do all the set-up: `make demo` and `make test`. Both make the environment where it is missing.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint env clean help
+
+help:
+	@echo "make demo   environment, corpus, shards, training, evaluation, report: runs/demo/report.html"
+	@echo "make test   environment, lint, types, all tests"
+	@echo "make lint   ruff and pyright only"
+	@echo "make clean  remove the environment ($(VENV)) and runs/demo"
+
+demo: $(VENV)/.installed
+	@$(BIN)/mmdata demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+env: $(VENV)/.installed
+
+# torch and torchvision come in one command from one index: a pair that was built together.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "mmdata needs Python 3.10 or newer, and $(PYTHON) is "+sys.version.split()[0]+": make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --progress-bar off -e '.[dev]'
+	$(BIN)/mmdata doctor
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs/demo

@@ -1,0 +1,50 @@
+"""Fine-tune a CLIP with the Hugging Face Trainer: our batches, its loop, resumable at any batch.
+
+python examples/huggingface_trainer.py SHARDS MODEL --epochs 3     # MODEL: a folder or a Hugging Face name
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from transformers import CLIPModel, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from mmdata.integrations.huggingface import LoaderTrainer
+
+
+def main() -> None:
+    """Train for some epochs; a checkpoint that is there is resumed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards")
+    parser.add_argument("model")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=256, help="over all processes")
+    parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument("--out", type=Path, default=Path("runs/huggingface"))
+    given = parser.parse_args()
+
+    model = CLIPModel.from_pretrained(given.model)
+    data = {
+        "shards": given.shards,
+        "tokenizer": given.model,
+        "global_batch_size": given.batch_size,
+        "image_size": model.config.vision_config.image_size,
+        "max_length": model.config.text_config.max_position_embeddings,
+    }
+    arguments = TrainingArguments(
+        str(given.out),
+        num_train_epochs=given.epochs,
+        learning_rate=given.lr,
+        logging_steps=10,
+        save_steps=500,
+        report_to="none",
+    )
+    trainer = LoaderTrainer(data, model=model, args=arguments)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(given.out)) if given.out.is_dir() else None)
+    trainer.save_model(str(given.out / "model"))
+
+
+if __name__ == "__main__":
+    main()

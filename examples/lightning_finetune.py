@@ -1,0 +1,71 @@
+"""Fine-tune a CLIP with Lightning: any number of devices, resumable at any batch.
+
+python examples/lightning_finetune.py SHARDS MODEL --epochs 3     # MODEL: a folder or a Hugging Face name
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+from transformers import CLIPModel
+
+from mmdata.integrations.adapt import normalized, valid_inputs
+from mmdata.integrations.lightning import LoaderDataModule
+
+
+class FineTune(LightningModule):
+    """CLIP's own loss on each device's rows."""
+
+    def __init__(self, model: CLIPModel, lr: float) -> None:
+        super().__init__()
+        self.model = model
+        self.lr = lr
+
+    def training_step(self, batch: Any, _: int) -> Tensor:
+        """The loss of one batch."""
+        inputs = valid_inputs(batch)
+        inputs["pixel_values"] = normalized(inputs["pixel_values"])
+        loss = self.model(**inputs, return_loss=True).loss
+        self.log("loss", loss, prog_bar=True, batch_size=len(batch["rows"]))
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW."""
+        return torch.optim.AdamW(self.parameters(), lr=self.lr)
+
+
+def main() -> None:
+    """Train for some epochs; a checkpoint that is there is resumed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards")
+    parser.add_argument("model")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=256, help="over all devices")
+    parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument("--out", type=Path, default=Path("runs/lightning"))
+    given = parser.parse_args()
+
+    model = CLIPModel.from_pretrained(given.model)
+    data = LoaderDataModule(
+        {
+            "shards": given.shards,
+            "tokenizer": given.model,
+            "global_batch_size": given.batch_size,
+            "image_size": model.config.vision_config.image_size,
+            "max_length": model.config.text_config.max_position_embeddings,
+        }
+    )
+    save = ModelCheckpoint(given.out, save_last=True, every_n_train_steps=500, save_on_train_epoch_end=True)
+    trainer = Trainer(max_epochs=given.epochs, callbacks=[save], default_root_dir=given.out, log_every_n_steps=10)
+    last = given.out / "last.ckpt"
+    trainer.fit(FineTune(model, given.lr), datamodule=data, ckpt_path=str(last) if last.is_file() else None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""mmdata convert: a raw corpus to shards, with an index and a ledger of every row that was left out.
+
+SOURCE is a folder of images with captions beside them (same stem; .txt, .caption or .json), a table of paths and
+captions (.csv .tsv .jsonl .parquet), or a corpus's folder whose recipe names the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from mmdata.cli import run
+from mmdata.convert import Report, convert, load_recipe
+from mmdata.convert.engines import Engine, threads
+from mmdata.convert.output import QUARANTINE_NAME
+from mmdata.convert.rows import Row
+
+SETTINGS = {
+    "table": "table in SOURCE, or a pattern for several",
+    "images": "folder that the table's paths are relative to, relative to the table's",
+    "image-column": "column with the images' paths",
+    "caption-column": "column with captions; may be given more than once",
+    "label-column": 'column with class numbers or names; "" takes none',
+    "keep": "column to store in each sample's JSON (\"path\" is the image's); may be given more than once",
+    "min-side": "smallest height or width, in pixels",
+    "max-aspect": "largest ratio of the sides",
+    "max-pixels": "most pixels an image may have",
+    "max-bad-share": "share of unusable rows above which nothing is published (default 0.05)",
+    "shard-rows": "most samples of a shard (default 10000)",
+    "shard-bytes": "most bytes of a shard (default 1e9)",
+    "tokenizer": "tokenizer that counts caption lengths: a folder, or a Hugging Face name",
+    "train-tokenizer": "entries of a tokenizer to train on the captions, into OUT/tokenizer",
+}
+"""Flags that replace a recipe's setting of the same name."""
+REPEATED = {"caption-column": "caption_columns", "keep": "keep"}
+NUMBERS = {"max-aspect": float, "max-bad-share": float, "min-side": int, "max-pixels": int, "train-tokenizer": int}
+NUMBERS |= {"shard-rows": int, "shard-bytes": lambda text: int(float(text))}
+
+
+def main() -> int:
+    """Convert, and print the accounts."""
+    options = parse_arguments()
+    signal.signal(signal.SIGTERM, stop)
+    config = load_recipe(options.recipe, overrides(options))
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    ) as progress:
+
+        def track(rows: Iterable[Row], what: str, total: int) -> Iterator[Row]:
+            task = progress.add_task(what, total=total)
+            count = 0
+            for row in rows:
+                yield row
+                count += 1
+                progress.advance(task)
+            progress.update(task, total=count)
+
+        report = convert(
+            options.source,
+            options.out,
+            config,
+            engine=choose_engine(options.engine, options.workers),
+            overwrite=options.overwrite,
+            track=track,
+        )
+    show(report, options.out)
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="mmdata convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", type=Path, metavar="SOURCE")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder for the shards; made if missing, else empty")
+    parser.add_argument("--recipe", help="a corpus of datasets/, or a YAML file of settings; flags replace them")
+    for name, text in SETTINGS.items():
+        action = "append" if name in REPEATED else "store"
+        extra: dict[str, Any] = {"type": NUMBERS[name], "metavar": "N"} if name in NUMBERS else {"metavar": "NAME"}
+        parser.add_argument(f"--{name}", help=text, action=action, **extra)
+    parser.add_argument("--no-quotes", action="store_true", help="read quotation marks of a CSV or TSV as text")
+    parser.add_argument("--keep-duplicates", action="store_true", help="write images again whose bytes came before")
+    parser.add_argument("--engine", choices=("threads", "ray"), default="threads", help="who examines the rows")
+    parser.add_argument("--workers", type=int, help="threads, or Ray tasks at once (default: one a core)")
+    parser.add_argument("--overwrite", action="store_true", help="replace another conversion in OUT")
+    options = parser.parse_args()
+    if options.workers is not None and options.workers < 1:
+        parser.error(f"--workers must be at least 1: got {options.workers}")
+    return options
+
+
+def overrides(options: argparse.Namespace) -> dict[str, Any]:
+    """Settings that were given as flags."""
+    given = {name: getattr(options, name.replace("-", "_")) for name in SETTINGS}
+    settings = {REPEATED.get(k, k.replace("-", "_")): v for k, v in given.items() if v is not None}
+    if options.no_quotes:
+        settings["quotes"] = False
+    if options.keep_duplicates:
+        settings["keep_duplicates"] = True
+    return settings
+
+
+def choose_engine(name: str, workers: int | None) -> Engine:
+    """The engine of a name; Ray is imported only when asked for."""
+    if name == "ray":
+        from mmdata.integrations.ray import ray_engine
+
+        return ray_engine(workers)
+    return threads(workers)
+
+
+def stop(number: int, frame: object) -> None:
+    """SIGTERM ends as an exception would: what was staged is cleared, and the same command starts over."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("terminated; nothing was published, run the same command again", file=sys.stderr)
+    raise SystemExit(128 + number)
+
+
+def show(report: Report, out: Path) -> None:
+    """Print the accounts and where things are."""
+    if report.was_complete:
+        print(f"{out} already holds this conversion; nothing to do")
+    table = Table("rows", "count", box=None, pad_edge=False)
+    table.columns[1].justify = "right"
+    table.add_row("in", f"{report.accounts['rows']:,}")
+    for name in ("written", "duplicate", "filtered", "quarantined"):
+        table.add_row(name, f"{report.accounts[name]:,}")
+    for reason, count in report.accounts["reasons"].items():
+        table.add_row(f"  {reason}", f"[dim]{count:,}[/dim]")
+    Console().print(table)
+    named = {name: report.source.get(name) for name in ("image", "captions", "label")}
+    columns = [f"{k} = {' + '.join(v) if isinstance(v, list) else v}" for k, v in named.items() if v]
+    if columns:
+        print(f"columns: {', '.join(columns)}")
+    left_out = report.accounts["rows"] - report.accounts["written"]
+    listed = f"; {left_out:,} left out, each with its reason in {out / QUARANTINE_NAME}" if left_out else ""
+    print(f"{report.manifest.num_shards} shards in {out}{listed}")
+    if report.accounts["duplicate"]:
+        print("duplicates: the first row of each image was written; --keep-duplicates writes all")
+
+
+if __name__ == "__main__":
+    run(main)

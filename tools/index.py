@@ -1,0 +1,58 @@
+"""mmdata index: give WebDataset tars of others random access, by an index beside them; no tar is changed."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mmdata.cli import run
+from mmdata.shards import build_index
+
+
+def main() -> int:
+    """Index a folder of tars or one tar; 1 where the accounts do not balance."""
+    parser = argparse.ArgumentParser(prog="mmdata index", description=__doc__)
+    parser.add_argument("source", type=str, help="folder of .tar files, or one tar")
+    parser.add_argument("--out", type=Path, help="folder for the index; beside the tars by default")
+    parser.add_argument(
+        "--tokenizer", help="folder or Hugging Face name; counts captions, so that batches can be planned"
+    )
+    parser.add_argument(
+        "--max-bad-share", type=float, default=0.05, help="share of unusable samples that is an error (0.05)"
+    )
+    options = parser.parse_args()
+
+    tokenizer = None
+    if options.tokenizer:
+        from mmdata.transform.text import Tokenizer  # brings torch, which nothing else here needs
+
+        tokenizer = Tokenizer.load(options.tokenizer)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("index", total=None)
+        report = build_index(
+            options.source,
+            out=options.out,
+            count_tokens=tokenizer.count if tokenizer else None,
+            tokenizer=tokenizer.fingerprint if tokenizer else None,
+            max_bad_share=options.max_bad_share,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    accounts = report.accounts
+    for reason, count in Counter(line["reason"] for line in report.quarantined).most_common():
+        print(f"quarantined: {count} {reason}")
+    shards, ignored = report.manifest.num_shards, accounts["ignored_members"]
+    print(
+        f"{accounts['samples']} samples in = {accounts['indexed']} indexed + {accounts['quarantined']} quarantined; "
+        f"{shards} shards, {ignored} members ignored; index in {report.folder}"
+    )
+    return 0 if accounts["samples"] == accounts["indexed"] + accounts["quarantined"] else 1
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,65 @@
+"""Dry run of a plan: steps, shapes and padding of an epoch. No image is read.
+
+mmdata plan configs/scenes.yaml
+mmdata plan configs/scenes.yaml data.global_batch_size=1024 --world-size 8
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from mmdata import cli
+from mmdata.config import load_config
+from mmdata.loader.planning import build_plan
+from mmdata.plan import summarize
+from mmdata.shards import Index
+from mmdata.transform.text import Tokenizer
+
+
+def main() -> int:
+    """Print the table of buckets and the padding."""
+    parser = argparse.ArgumentParser(
+        prog="mmdata plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("config", help="YAML file")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    parser.add_argument("--epoch", type=int, default=0, help="captions, and so lengths, may differ by epoch")
+    parser.add_argument("--world-size", type=int, default=1, metavar="W", help="ranks, to say what each reads")
+    arguments = parser.parse_args()
+
+    data = load_config(arguments.config, arguments.overrides).data
+    tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
+    index = Index.open(data.shards)
+    plan = build_plan(data, index, tokenizer, count_lengths=True)
+    summary = summarize(plan, arguments.epoch, world_size=arguments.world_size)
+
+    table = Table(title=f"epoch {arguments.epoch}: {summary.rows:,} rows in {summary.steps:,} steps")
+    for name in ("text length", "height", "width", "steps", "rows", "padding"):
+        table.add_column(name, justify="right")
+    for bucket, count in summary.buckets.items():
+        padding = f"{1 - count.tokens / (count.rows * bucket.length):.1%}" if count.rows else "-"
+        table.add_row(*map(str, bucket), f"{count.steps:,}", f"{count.rows:,}", padding)
+    Console().print(table)
+    print(
+        f"padding: {summary.padding_share:.1%} of the text positions; "
+        f"{summary.padding_share_at(data.max_length):.1%} if every caption were padded to {data.max_length}"
+    )
+    print(f"masked: {summary.masked:,} places that no row fills; merged into another bucket: {summary.merged:,} rows")
+    print(
+        f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle (1 is best)"
+    )
+    sizes = np.array([entry.bytes for entry in index.manifest])
+    read = [int(sizes[shards].sum()) for shards in summary.touched]
+    print(
+        f"reading: each of {arguments.world_size} ranks {min(read) / 1e6:,.1f} to {max(read) / 1e6:,.1f} MB of shards, "
+        f"of {sizes.sum() / 1e6:,.1f} MB in all"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

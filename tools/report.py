@@ -1,0 +1,38 @@
+"""mmdata report: one self-contained HTML page about a corpus, and about a run on it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mmdata.cli import run
+from mmdata.config import load_config
+from mmdata.errors import ConfigError
+from mmdata.inspect.report import write_report
+
+
+def main() -> None:
+    """Write the page and say where it is."""
+    parser = argparse.ArgumentParser(prog="mmdata report", description=__doc__)
+    parser.add_argument(
+        "shards", nargs="?", type=Path, help="folder with a manifest; default: data.shards of the config"
+    )
+    parser.add_argument("--config", type=Path, help="YAML file: adds buckets and padding; default: that of the run")
+    parser.add_argument("--run", type=Path, help="folder that `mmdata train` wrote: adds curves and scores")
+    parser.add_argument("--out", type=Path, default=Path("report.html"), help="default: report.html")
+    given = parser.parse_args()
+    if given.run and not given.run.is_dir():
+        raise ConfigError(f"run '{given.run}': no such folder; `mmdata train` makes it")
+    of_run = given.run / "config.yaml" if given.run else None
+    path = given.config or (of_run if of_run and of_run.is_file() else None)
+    config = load_config(path) if path else None
+    shards = given.shards or (Path(config.data.shards) if config else None)
+    if shards is None:
+        raise ConfigError("say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`")
+    data, settings = (config.data, config.model_dump(mode="json")) if config else (None, None)
+    write_report(given.out, shards=shards, data=data, run=given.run, settings=settings)
+    print(f"{given.out}: {given.out.stat().st_size / 1000:.0f} kB; open it in a browser")
+
+
+if __name__ == "__main__":
+    run(main)

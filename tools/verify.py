@@ -1,0 +1,36 @@
+"""mmdata verify: hash every shard, read it strictly, and compare it with its index and the manifest."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mmdata.cli import run
+from mmdata.shards import Manifest, verify
+
+
+def main() -> int:
+    """One line a problem and 1, or one line that all is well and 0."""
+    parser = argparse.ArgumentParser(prog="mmdata verify", description=__doc__)
+    parser.add_argument("folder", help="folder with a manifest, as `mmdata convert` and `mmdata index` make it")
+    options = parser.parse_args()
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("verify", total=None)
+        problems = verify(options.folder, lambda done, total: bar.update(task, completed=done, total=total))
+    for problem in problems:
+        print(problem)
+    if problems:
+        print(f"{len(problems)} problems in {len({problem.shard for problem in problems})} shards of {options.folder}")
+        return 1
+    manifest = Manifest.read(options.folder)
+    print(f"ok: {manifest.num_shards} shards, {manifest.rows} rows, {manifest.bytes} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)
