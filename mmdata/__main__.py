@@ -1,0 +1,5 @@
+"""`python -m mmdata COMMAND …`: the `mmdata` command where the environment's bin folder is not on the path."""
+
+from mmdata.cli import main
+
+main()

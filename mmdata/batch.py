@@ -1,0 +1,51 @@
+"""The batch: the one type in which the data half and the GPU half meet.
+
+Every array of a batch has the same number of rows B, whatever could or could not be decoded.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict, cast
+
+import torch
+from torch import Tensor
+from typing_extensions import NotRequired
+
+MODEL_KEYS = ("pixel_values", "input_ids", "attention_mask", "labels")
+
+
+class Batch(TypedDict):
+    """One rank's slice of a global batch, on the CPU until the step moves it.
+
+    Attributes:
+        pixel_values: uint8 (B, 3, H, W), RGB, 0 to 255; zeros where not valid. float32 when the loader normalises.
+        input_ids: int64 (B, L), L is the text length of the batch's bucket.
+        attention_mask: int64 (B, L), 1 on tokens, 0 on padding; the first position is 1 in every row.
+        labels: int64 (B,), -1 where a row has none; only when the corpus has labels.
+        image_hash: int64 (B,), equal for equal image bytes; only with `data.hashes`.
+        caption_hash: int64 (B,), equal for equal captions; only with `data.hashes`.
+        valid: bool (B,), False where a row is padding or could not be decoded.
+        rows: int64 (B,), row numbers in the index; -1 where a row is padding.
+        keys: B strings; "" where a row is padding.
+    """
+
+    pixel_values: Tensor
+    input_ids: Tensor
+    attention_mask: Tensor
+    labels: NotRequired[Tensor]
+    image_hash: NotRequired[Tensor]
+    caption_hash: NotRequired[Tensor]
+    valid: Tensor
+    rows: Tensor
+    keys: list[str]
+
+
+def model_inputs(batch: Batch) -> dict[str, Tensor]:
+    """The entries a Hugging Face model takes: `model(**model_inputs(batch))`."""
+    return {key: value for key, value in batch.items() if key in MODEL_KEYS and isinstance(value, Tensor)}
+
+
+def to_device(batch: Batch, device: torch.device | str) -> Batch:
+    """The same batch with its tensors on `device`; copies are asynchronous where the memory is pinned."""
+    moved = {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
+    return cast(Batch, moved)

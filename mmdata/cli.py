@@ -1,0 +1,80 @@
+"""The `mmdata` command. `mmdata convert …` and `python tools/convert.py …` run the same file of tools/."""
+
+from __future__ import annotations
+
+import ast
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+SHIPPED = Path(__file__).parent / "_shipped"
+
+
+def shipped(*parts: str) -> Path:
+    """A file or folder of tools/, configs/ or datasets/: from the installed package, or from the checkout around it.
+
+    Example:
+        shipped("configs", "scenes.yaml")
+    """
+    root = SHIPPED if SHIPPED.is_dir() else Path(__file__).parents[1]
+    return root.joinpath(*parts)
+
+
+def commands() -> list[str]:
+    """Names of all programs in tools/."""
+    return sorted(path.stem for path in shipped("tools").glob("*.py"))
+
+
+def main() -> None:
+    """Entry point of the console script: `mmdata COMMAND [ARGUMENT ...]`."""
+    names = commands()
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        print("usage: mmdata COMMAND ...\n")
+        for name in names:
+            print(f"  {name:10}{_summary(name)}")
+        print("\n'mmdata COMMAND --help' describes one command.")
+        raise SystemExit(0 if len(sys.argv) > 1 else 2)
+    if sys.argv[1] == "--version":
+        from importlib.metadata import version
+
+        print(version("mmdata"))
+        raise SystemExit(0)
+    name = sys.argv.pop(1)
+    if name not in names:
+        print(f"error: no command '{name}'; there are: {', '.join(names)}", file=sys.stderr)
+        raise SystemExit(2)
+    sys.argv[0] = f"mmdata {name}"
+    try:
+        runpy.run_path(str(shipped("tools", f"{name}.py")), run_name="__main__")
+    except KeyboardInterrupt:  # while the program was still importing: `run` catches it later on
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def _summary(name: str) -> str:
+    """First sentence of a program's docstring, without its name."""
+    text = ast.get_docstring(ast.parse(shipped("tools", f"{name}.py").read_text(encoding="utf-8"))) or ""
+    return text.splitlines()[0].removeprefix(f"mmdata {name}: ")
+
+
+def run(program: Callable[[], int | None]) -> NoReturn:
+    """Run a program of tools/: an expected error becomes one line on stderr and exit code 2.
+
+    MMDATA_TRACEBACK=1 shows where it was raised.
+    """
+    try:
+        raise SystemExit(program() or 0)
+    except BrokenPipeError:  # `mmdata … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    except (ValueError, OSError, ImportError) as error:
+        if os.environ.get("MMDATA_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

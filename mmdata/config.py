@@ -1,0 +1,305 @@
+"""Settings: one YAML file with the sections data, model and train.
+
+Nothing is ignored: an unknown key is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from mmdata.cli import shipped
+from mmdata.errors import ConfigError
+
+Integer = Annotated[int, Field(strict=True)]
+"""true is none, nor is "8" or 8.0."""
+Positive = Annotated[int, Field(strict=True, ge=1)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+def _text_of_path(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+Location = Annotated[str, BeforeValidator(_text_of_path)]
+"""A folder or a name; a pathlib.Path is taken as its text."""
+
+
+class Settings(BaseModel):
+    """Base of all sections: immutable, closed to unknown keys, to infinity and to NaN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DataConfig(Settings):
+    """What is loaded, and in which batches."""
+
+    shards: Location
+    """Folder with shards and a manifest (`mmdata convert` or `mmdata index` makes it)."""
+    val_shards: Location | None = None
+    """Shards to evaluate on, with the same tokenizer and image size."""
+    tokenizer: Location
+    """Folder that `AutoTokenizer.from_pretrained` loads, or a Hugging Face name."""
+    global_batch_size: Positive
+    """Rows of one step over all ranks."""
+    image_size: Positive = 224
+    """Side of the square that images are cropped to, in pixels, unless `image_buckets` is given."""
+    image_buckets: Annotated[list[tuple[Positive, Positive]], Field(min_length=1)] | None = None
+    """Image shapes as [height, width] pairs; each row goes to the one nearest in aspect ratio."""
+    max_length: Positive = 77
+    """Longest text in tokens; longer captions are truncated."""
+    text_buckets: Literal["auto"] | Annotated[list[Positive], Field(min_length=1)] = "auto"
+    """Text length bounds in tokens; auto chooses `num_text_buckets` of them for least padding."""
+    num_text_buckets: Positive = 8
+    transform: str = "train"
+    """train (random resized crop), eval (resize, centre crop), or "module:callable"."""
+    crop_scale: tuple[Share, Share] = (0.9, 1.0)
+    """Share of the image's area that a training crop keeps (min, max)."""
+    shuffle: bool = True
+    seed: Integer = 0
+    num_workers: Count = 2
+    """Worker threads; 0 loads in the caller's thread."""
+    prefetch: Positive = 2
+    """Batches made ahead by each worker."""
+    num_lanes: Positive = 1
+    """Stripes of a batch with shards of their own: as many as nodes keeps each node to its shards."""
+    hashes: bool = False
+    """Adds image_hash and caption_hash to each batch, for masks of false negatives."""
+    max_bad_share: Share = 0.05
+    """An epoch fails when more than this share of the rows seen could not be loaded."""
+    limit: Positive | None = None
+    """Only the first rows of the index, for debugging; same code path."""
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        if isinstance(self.text_buckets, list):
+            if sorted(set(self.text_buckets)) != self.text_buckets:
+                raise ValueError(f"text_buckets must rise: got {self.text_buckets}")
+            if self.text_buckets[-1] != self.max_length:
+                raise ValueError(
+                    f"the last of text_buckets must be max_length ({self.max_length}): got {self.text_buckets[-1]}"
+                )
+        if self.image_buckets is not None and len(set(self.image_buckets)) != len(self.image_buckets):
+            raise ValueError(f"image_buckets must differ from each other: got {[list(b) for b in self.image_buckets]}")
+        if self.crop_scale[0] > self.crop_scale[1] or self.crop_scale[0] == 0:
+            raise ValueError(f"crop_scale must be (min, max) with 0 < min <= max: got {self.crop_scale}")
+        return self
+
+
+def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
+    """The settings that load `data.val_shards`: centre crop, order of the index; `hashes` also if training has none.
+
+    Raises:
+        ConfigError: `data.val_shards` is not set.
+    """
+    if data.val_shards is None:
+        raise ConfigError("data.val_shards is not set: there is nothing to evaluate on")
+    changes = {"shards": data.val_shards, "transform": "eval", "shuffle": False, "hashes": hashes or data.hashes}
+    return data.model_copy(update=changes)
+
+
+class ModelConfig(Settings):
+    """Which towers, and how they meet."""
+
+    name: Literal["tiny", "small", "vit_b_16", "pretrained"] = "tiny"
+    """Built-in towers of a size; or pretrained: those that `clip`, or `vision` and `text`, name (transformers)."""
+    clip: str | dict[str, Any] | None = None
+    """CLIP, SigLIP or SigLIP 2: a folder, a Hugging Face name, or a config {model_type: clip, …} for random weights."""
+    vision: str | dict[str, Any] | None = None
+    """Any AutoModel for images: a folder or name, or a config with a model_type."""
+    text: str | dict[str, Any] | None = None
+    """Any AutoModel for text, likewise."""
+    embed_dim: Positive | None = None
+    """Features of the common space; default: the size's own, or 512 over `vision` and `text`. `clip` brings its own."""
+    vocab_size: Positive | None = None
+    """Entries of the built-in text tower's vocabulary; default: the tokenizer's."""
+    freeze_image: bool = False
+    """The image tower keeps its weights and runs in eval mode; a new projection above it is still trained (LiT)."""
+    freeze_text: bool = False
+    """The same for the text tower."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in backward: less memory, about a third more time."""
+    dropout: BelowOne = 0.0
+    """Of the built-in towers; those of transformers have theirs in their config."""
+    logit_scale_init: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    """Multiplier of cosine similarities at the start; default: the pretrained model's, else 1 / 0.07."""
+    logit_bias_init: float | None = None
+    """Bias of the logits at the start, for the siglip loss (in the paper -10); default: the pretrained, else none."""
+
+
+class MinerConfig(Settings):
+    """Which in-batch negatives enter the loss."""
+
+    name: Literal["top_k"]
+    """top_k: the hardest negatives of each row, in both directions."""
+    k: Positive = 64
+    """Negatives kept for each row."""
+    after_steps: Count = 0
+    """Updates with all negatives first: an untrained model's hardest negatives are noise, and it collapses on them."""
+
+
+class TrainConfig(Settings):
+    """How the towers are trained."""
+
+    output: Location | None = None
+    """Folder of the run; runs/NAME for configs/NAME.yaml unless given. A run found there is resumed."""
+    epochs: Positive | None = None
+    """Passes over the data; this or `steps` is required to train."""
+    steps: Positive | None = None
+    """Optimizer updates in all, in place of `epochs`."""
+    lr: Annotated[float, Field(gt=0.0)] = 5e-4
+    """Learning rate at the end of the warm-up; falls to 0 along a half cosine."""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.2
+    """AdamW's, on matrices only: not on biases, norms, logit_scale and logit_bias."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.98)
+    warmup_steps: Count = 100
+    """Updates over which the learning rate rises linearly from 0."""
+    grad_clip_norm: Annotated[float, Field(gt=0.0)] | None = 1.0
+    """Largest norm of the whole gradient; null leaves it as it is."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast type of the towers; fp16 brings a gradient scaler."""
+    micro_batch_size: Positive | None = None
+    """Rows per forward on a rank; the gradients are those of the whole batch. null: all rows at once."""
+    loss: Literal["clip", "siglip"] = "clip"
+    miner: MinerConfig | None = None
+    mask_false_negatives: bool = False
+    """Rows with the same image or caption are no negatives of each other; sets `data.hashes`."""
+    log_every_steps: Positive = 10
+    checkpoint_every_steps: Positive = 1000
+    """One is also written at the end and when a signal stops the run."""
+    keep_checkpoints: Positive = 2
+    """The newest ones; older ones are deleted."""
+    evaluate_every_epochs: Count = 1
+    """On `data.val_shards`; 0: only at the end."""
+    seed: Integer = 0
+    """Of the weights and of dropout; rank r draws from its own stream."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU of the rank where there is one."""
+    tensorboard: bool = False
+    """Also write scalars for TensorBoard into the run's folder."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainConfig:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError(f"epochs ({self.epochs}) and steps ({self.steps}) exclude each other: give one")
+        return self
+
+
+class Config(Settings):
+    """The whole file."""
+
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load_config(path: str | os.PathLike[str], overrides: list[str] | None = None) -> Config:
+    """Read a YAML file into a `Config`.
+
+    Args:
+        path: the file.
+        overrides: "section.key=value" strings, e.g. "data.num_workers=4"; values are parsed as YAML.
+
+    Raises:
+        ConfigError: no such file, not YAML, an unknown key (the nearest known one is named), a value out of range.
+    """
+    return parse(Config, read_yaml(path, overrides), origin=str(path))
+
+
+def read_yaml(path: str | os.PathLike[str], overrides: list[str] | None = None) -> dict[str, Any]:
+    """A YAML file, or a shipped config by its name, as nested dictionaries with "a.b=value" overrides applied."""
+    file = Path(path)
+    if not file.is_file():
+        ours = {config.name: config for config in sorted(shipped("configs").glob("*.yaml"))}
+        found = ours.get(file.name) or ours.get(f"{file.name}.yaml")
+        if found is None:
+            raise ConfigError(f"config '{file}': no such file; shipped with mmdata: {', '.join(ours)}")
+        file = found
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), _StrictLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config '{file}': not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"config '{file}': expected sections data, model, train; got {type(content).__name__}")
+    # A section whose settings are all commented out is there, with nothing in it.
+    sections: dict[str, Any] = {key: {} if value is None else value for key, value in content.items()}
+    for override in overrides or []:
+        _override(sections, override)
+    return sections
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Plain YAML in which a key that stands twice is an error; PyYAML alone would keep the last one in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"key '{key.value}' stands twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _override(content: dict[str, Any], override: str) -> None:
+    dotted, equals, value = override.partition("=")
+    keys = dotted.split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"override '{override}': expected section.key=value, as in data.num_workers=4")
+    node = content
+    for key in keys[:-1]:
+        node = node.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override '{override}': '{key}' is a value, not a section")
+    try:
+        node[keys[-1]] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override '{override}': value is not valid YAML: {error}") from error
+
+
+def parse(kind: type[S], content: dict[str, Any], *, origin: str) -> S:
+    """Validate a dictionary as settings of `kind`; `origin` opens each error message."""
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(f"{origin}: " + "; ".join(_explain(kind, e) for e in error.errors())) from error
+
+
+def _explain(kind: type[Settings], error: Any) -> str:
+    location = [str(part) for part in error["loc"]]
+    if error["type"] == "extra_forbidden":
+        dotted = ".".join(location)
+        known = list(_section(kind, location[:-1]).model_fields)
+        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.0)
+        return f"unknown key '{dotted}'; did you mean '{'.'.join([*location[:-1], *near])}'?"
+    # Where a value may be of several types, pydantic puts the type's name into the place: "list[constrained-int]".
+    dotted = ".".join(part for part in location if part != "str" and "[" not in part)
+    if error["type"] == "missing":
+        return f"'{dotted}' is required and missing"
+    if error["type"] == "value_error":  # from a validator of ours, which says what it got
+        return f"'{dotted}': {error['ctx']['error']}"
+    return f"'{dotted}': {error['msg']}; got {error['input']!r}"
+
+
+def _section(kind: type[Settings], path: list[str]) -> type[Settings]:
+    for name in path:
+        field = kind.model_fields.get(name)
+        annotation = field.annotation if field else None
+        kinds = get_args(annotation) or (annotation,)  # of `MinerConfig | None`: both
+        sections = [inner for inner in kinds if isinstance(inner, type) and issubclass(inner, Settings)]
+        if not sections:
+            break
+        kind = sections[0]
+    return kind

@@ -1,0 +1,206 @@
+"""Raw corpus to shards. Every row is accounted for; equal input and settings give equal bytes on any engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mmdata.atomic import sync_folder
+from mmdata.convert.accounts import Accounts
+from mmdata.convert.engines import Engine, threads
+from mmdata.convert.examine import Examined, Examiner, read_fields
+from mmdata.convert.output import QUARANTINE_NAME, TOKENIZER_NAME, Output, Run, open_output
+from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.rows import Row, Source
+from mmdata.convert.sources import open_source
+from mmdata.errors import BadSample, ConfigError, DataError, Reason
+from mmdata.shards import Manifest, Sample, ShardWriter
+from mmdata.transform.text import Tokenizer, train_tokenizer
+
+Track = Callable[[Iterable[Row], str, int], Iterable[Row]]
+"""Passes rows through and shows how many: (rows, what is done with them, how many there are at most)."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A conversion that is published.
+
+    Attributes:
+        manifest: of the output folder; its accounts say what became of each row.
+        was_complete: True when the folder held it already and nothing was done.
+        source: what was read: kind, files, columns.
+    """
+
+    manifest: Manifest
+    was_complete: bool
+    source: dict[str, Any]
+
+    @property
+    def accounts(self) -> dict[str, Any]:
+        """Rows in, written, duplicate, filtered, quarantined, reasons; and the run they belong to."""
+        return self.manifest.accounts or {}
+
+
+def convert(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    config: ConvertConfig | None = None,
+    *,
+    engine: Engine | None = None,
+    overwrite: bool = False,
+    track: Track = lambda rows, what, total: rows,
+) -> Report:
+    """Convert a raw corpus into shards with an index, a ledger of what was left out, and a manifest.
+
+    Args:
+        source: a folder of images with captions beside them, a table, or a folder with the table that `config` names.
+        out: the output folder; it may not hold anything else. Its file quarantine.jsonl lists each row left out.
+        config: settings; None takes the defaults.
+        engine: who examines rows; None takes a thread a core.
+        overwrite: replace another conversion in `out`.
+        track: shows progress.
+
+    Raises:
+        DataError: an empty or unreadable corpus, too many unusable rows, a folder that is not ours to write.
+        ConfigError: a column that is not there, a tokenizer that does not load.
+    """
+    path, folder, config = Path(source), Path(out), config or ConvertConfig()
+    if not path.exists():
+        raise DataError(f"source '{path}': no such file or folder")
+    if path.is_dir() and config.table is None and folder.resolve().is_relative_to(path.resolve()):
+        raise ConfigError(f"output '{folder}' lies inside the source '{path}'; choose a folder beside it")
+    with open_output(folder) as output:
+        corpus = open_source(path, config)
+        tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
+        run = _describe(corpus, config, tokenizer)
+        if output.is_complete(run, overwrite=overwrite):
+            return Report(Manifest.read(folder), True, corpus.describe())
+        _Conversion(corpus, config, output, track).run(engine or threads(), tokenizer, run)
+        return Report(Manifest.read(folder), False, corpus.describe())
+
+
+def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None) -> Run:
+    # The table stands in the source with its hash; a tokenizer is what it does, not where it lies; and a bound on bad
+    # rows decides whether something is published, not what.
+    settings = config.model_dump(mode="json", exclude={"table", "max_bad_share"})
+    settings["tokenizer"] = tokenizer.fingerprint if tokenizer else None
+    return {"source": source.describe(), "settings": settings}
+
+
+class _Conversion:
+    """One run, from rows to a published folder."""
+
+    def __init__(self, source: Source, config: ConvertConfig, output: Output, track: Track) -> None:
+        self._source = source
+        self._config = config
+        self._output = output
+        self._track = track
+        self._labels = Labels()
+        self._seen: dict[bytes, int] = {}
+
+    def run(self, engine: Engine, tokenizer: Tokenizer | None, run: Run) -> None:
+        private = self._output.private
+        private.mkdir()
+        if self._config.train_tokenizer:
+            tokenizer = self._train(private / TOKENIZER_NAME, self._config.train_tokenizer)
+        writer = ShardWriter(
+            private,
+            shard_rows=self._config.shard_rows,
+            shard_bytes=self._config.shard_bytes,
+            count_tokens=tokenizer.count if tokenizer else None,
+            tokenizer=tokenizer.fingerprint if tokenizer else None,
+        )
+        with writer:
+            with (private / QUARANTINE_NAME).open("wb") as ledger:
+                accounts = Accounts(ledger)
+                self._write_all(writer, accounts, engine)
+                ledger.flush()
+                os.fsync(ledger.fileno())
+            accounts.check(self._config.max_bad_share)
+            accounts.settle()
+            classes = {"classes": self._labels.names} if self._labels.names else {}
+            writer.close({**accounts.as_dict(), **classes, "run": run})
+        self._output.publish()
+
+    def _train(self, folder: Path, vocab_size: int) -> Tokenizer:
+        train_tokenizer(self._all_captions(), folder, vocab_size=vocab_size, max_length=self._config.max_length)
+        for path in folder.iterdir():
+            _sync(path)
+        sync_folder(folder)
+        return Tokenizer.load(folder, max_length=self._config.max_length)
+
+    def _all_captions(self) -> Iterator[str]:
+        """Captions of all rows that have usable ones, whatever their images are."""
+        for row in self._track(self._source.rows(), "train tokenizer", self._source.rows_at_most):
+            if row.fault:
+                continue
+            try:
+                yield from read_fields(row, self._source.root).captions
+            except BadSample:
+                continue  # counted, with its reason, when the row is examined
+
+    def _write_all(self, writer: ShardWriter, accounts: Accounts, engine: Engine) -> None:
+        examiner = Examiner.from_config(self._source.root, self._config)
+        rows = accounts.count(self._track(self._source.rows(), "convert", self._source.rows_at_most))
+        for number, examined in enumerate(engine(examiner, rows)):
+            assert examined.row == number, f"engine gave row {examined.row} in place of {number}"
+            try:
+                writer.write(self._accept(examined))
+            except BadSample as bad:
+                accounts.leave_out(
+                    row=number, place=examined.place, path=examined.path, reason=bad.reason, detail=bad.detail
+                )
+                accounts.check(self._config.max_bad_share, rows_at_most=self._source.rows_at_most)
+            else:
+                self._seen.setdefault(examined.digest, number)
+                accounts.written += 1
+
+    def _accept(self, examined: Examined) -> Sample:
+        """The sample of an examined row, its label numbered; BadSample for a fault or a duplicate."""
+        if examined.fault:
+            raise BadSample(*examined.fault)
+        assert examined.sample is not None
+        label = self._labels.number(examined.label)
+        first = self._seen.get(examined.digest)
+        if first is not None and not self._config.keep_duplicates:
+            raise BadSample(Reason.DUPLICATE_IMAGE, f"the image of row {first} again, byte for byte")
+        return replace(examined.sample, label=label)
+
+
+class Labels:
+    """Class numbers. Names are numbered in the order in which they first come; numbers stay as they are.
+
+    The first label of a corpus decides which of the two its labels are.
+
+    Attributes:
+        names: by class number; empty where labels are numbers.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._are_names: bool | None = None
+
+    def number(self, label: int | str | None) -> int | None:
+        """The number of a label; BadSample where a corpus of numbers has a name."""
+        if label is None:
+            return None
+        if self._are_names is None:
+            self._are_names = isinstance(label, str)
+        if not self._are_names:
+            if isinstance(label, str):
+                raise BadSample(Reason.BROKEN_ROW, f"label '{label}' is not a number, as those before it are")
+            return label
+        name = str(label)
+        if name not in self._numbers:
+            self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return self._numbers[name]
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

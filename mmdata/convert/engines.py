@@ -1,0 +1,54 @@
+"""Who examines rows. Results come back in the order of the rows, so the output does not depend on the engine."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+
+from mmdata.convert.examine import Examine, Examined
+from mmdata.convert.rows import Row
+
+Engine = Callable[[Examine, Iterable[Row]], Iterator[Examined]]
+"""Applies an examination to rows: one result each, in their order, with a bounded number of rows in flight."""
+
+CHUNK = 16
+"""Rows a worker takes at once."""
+
+
+def chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    """Consecutive rows, `size` at a time."""
+    iterator = iter(rows)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def threads(num_workers: int | None = None) -> Engine:
+    """An engine of threads in this process: reading, hashing and decoding release the GIL.
+
+    Args:
+        num_workers: threads; None takes one a core.
+    """
+    workers = num_workers or os.cpu_count() or 1
+
+    def run(examine: Examine, rows: Iterable[Row]) -> Iterator[Examined]:
+        pool = ThreadPoolExecutor(workers, thread_name_prefix="convert")
+        pending: deque[Future[list[Examined]]] = deque()
+        try:
+            for chunk in chunks(rows, CHUNK):
+                pending.append(pool.submit(examine_all, examine, chunk))
+                if len(pending) > 2 * workers:
+                    yield from pending.popleft().result()
+            while pending:
+                yield from pending.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    return run
+
+
+def examine_all(examine: Examine, rows: list[Row]) -> list[Examined]:
+    """What a worker does at once."""
+    return [examine(row) for row in rows]

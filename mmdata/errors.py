@@ -1,0 +1,57 @@
+"""What can be wrong with data.
+
+A sample is skipped only with a `Reason`; everything else is an error that names its place.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Reason(str, Enum):
+    """Why a row was quarantined (convert) or masked (load). The list is closed: ledgers and reports rely on it."""
+
+    MISSING_IMAGE = "missing_image"
+    MISSING_CAPTION = "missing_caption"
+    EMPTY_CAPTION = "empty_caption"
+    BAD_CAPTION = "bad_caption"  # not text: wrong type, invalid UTF-8, a lone surrogate
+    CAPTION_TOO_LONG = "caption_too_long"
+    BROKEN_ROW = "broken_row"  # a ragged CSV row, a JSONL line that does not parse
+    EMPTY_FILE = "empty_file"
+    NOT_AN_IMAGE = "not_an_image"
+    UNSUPPORTED_FORMAT = "unsupported_format"
+    CORRUPT_IMAGE = "corrupt_image"
+    IMAGE_TOO_LARGE = "image_too_large"
+    IMAGE_TOO_SMALL = "image_too_small"
+    EXTREME_ASPECT = "extreme_aspect"
+    NOT_A_FILE = "not_a_file"  # a FIFO, a device, a folder
+    OUTSIDE_ROOT = "outside_root"  # "..", an absolute path or a link that leaves the corpus
+    FILE_CHANGED = "file_changed"
+    DUPLICATE_IMAGE = "duplicate_image"
+    FILTERED = "filtered"
+    TRANSFORM_FAILED = "transform_failed"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class DataError(ValueError):
+    """Data on disk is not what it must be: the message names file, place and remedy."""
+
+
+class ConfigError(ValueError):
+    """A setting is unknown, missing or out of range: the message names the key and the remedy."""
+
+
+class BadSample(Exception):
+    """One sample cannot be used; the caller counts it, records it in a ledger and goes on.
+
+    Args:
+        reason: code from the closed list.
+        detail: one line for a person: what was seen, and where.
+    """
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason.value}: {detail}")
+        self.reason = reason
+        self.detail = detail

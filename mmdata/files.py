@@ -1,0 +1,106 @@
+"""Reading files that data names. Nothing outside the corpus's root is opened, and nothing but regular files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import unicodedata
+
+from mmdata.errors import BadSample, Reason
+
+ATTEMPTS = 3
+"""Reads of a file that keeps changing, before its row is quarantined."""
+
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
+
+
+def read_inside(root: str, path: str, *, max_bytes: int) -> bytes:
+    """Read a regular file that lies below `root`, links resolved.
+
+    Args:
+        root: real path of the corpus's folder.
+        path: as the corpus gives it, relative to root or absolute; found in its NFC and NFD spelling too.
+        max_bytes: a larger file is refused unread.
+
+    Raises:
+        BadSample: no such file, outside the root, not a regular file, too large, changed while it was read.
+        OSError: the system failed (not the data): too many open files, an I/O error.
+    """
+    real = locate(root, path)
+    for _ in range(ATTEMPTS):
+        try:
+            before = os.stat(real)
+        except OSError as error:  # it was there a moment ago
+            raise _absent(error, path) from error
+        if not stat.S_ISREG(before.st_mode):  # before opening: a FIFO would block, a device may act
+            raise BadSample(Reason.NOT_A_FILE, f"{_kind(before.st_mode)} '{path}' is not read; expected a regular file")
+        if before.st_size > max_bytes:
+            raise BadSample(Reason.IMAGE_TOO_LARGE, f"'{path}' has {before.st_size} bytes; the limit is {max_bytes}")
+        data, after = _read(real, path, max_bytes)
+        if _identity(before) == _identity(after) and len(data) == after.st_size:
+            return data
+    raise BadSample(Reason.FILE_CHANGED, f"'{path}' changed while it was read, {ATTEMPTS} times")
+
+
+def locate(root: str, path: str) -> str:
+    """The real path of a file below `root`; see `read_inside`."""
+    if not path or "\0" in path:
+        raise BadSample(Reason.MISSING_IMAGE, f"no usable path: {path!r}")
+    if "://" in path:
+        raise BadSample(Reason.MISSING_IMAGE, f"'{path}' is a URL; fetch the files first and give their paths")
+    failure: OSError | ValueError | None = None
+    for spelling in dict.fromkeys((path, unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path))):
+        joined = os.path.join(root, spelling)
+        if not _is_inside(root, os.path.normpath(joined)) and not os.path.isabs(spelling):
+            raise BadSample(Reason.OUTSIDE_ROOT, f"'{path}' leads out of the corpus's folder")
+        try:
+            real = os.path.realpath(joined, strict=True)
+        except (OSError, ValueError) as error:  # ValueError: the name cannot be encoded
+            failure = failure or error
+            continue
+        if not _is_inside(root, real):
+            raise BadSample(Reason.OUTSIDE_ROOT, f"'{path}' leads out of the corpus's folder")
+        return real
+    assert failure is not None
+    raise _absent(failure, path)
+
+
+def _absent(error: OSError | ValueError, path: str) -> BadSample | OSError:
+    if isinstance(error, ValueError):
+        return BadSample(Reason.MISSING_IMAGE, f"{path!r} cannot be a file name: {error}")
+    if error.errno == errno.ELOOP:
+        return BadSample(Reason.NOT_A_FILE, f"'{path}' is a link that leads back to itself")
+    if error.errno in _ABSENT:
+        return BadSample(Reason.MISSING_IMAGE, f"'{path}': {error.strerror}")
+    return error
+
+
+def _read(real: str, path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
+    try:
+        # NONBLOCK and NOFOLLOW: what was a regular file a moment ago may have been replaced.
+        descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise _absent(error, path) from error
+    with open(descriptor, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise BadSample(Reason.NOT_A_FILE, f"'{path}' is not a regular file any more")
+        parts: list[bytes] = []
+        left = max_bytes + 1
+        while left and (part := file.read(left)):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts), os.fstat(descriptor)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _is_inside(root: str, path: str) -> bool:
+    return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
+
+
+def _kind(mode: int) -> str:
+    names = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "FIFO"), (stat.S_ISSOCK, "socket"))
+    return next((name for test, name in names if test(mode)), "device")

@@ -1,0 +1,1 @@
+"""What people look at: the report page, the loader's clock, the doctor. Nothing else imports these."""

@@ -1,0 +1,96 @@
+"""Do the installed torch and torchvision fit each other?
+
+Answered from two version files and the packages' metadata: neither is imported, so nothing here can crash.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+TORCH_PAIR = (
+    "install both from one index in one command: `pip install --force-reinstall torch torchvision` for CUDA, or the "
+    "same with `--index-url https://download.pytorch.org/whl/cpu` for CPU only"
+)
+
+
+@dataclass(frozen=True)
+class Build:
+    """How a wheel was built: its version without the local part, and its CUDA version (None: for CPU only)."""
+
+    version: str
+    cuda: str | None
+
+    def __str__(self) -> str:
+        return f"{self.version} ({f'CUDA {self.cuda}' if self.cuda else 'CPU only'})"
+
+
+def check_torchvision() -> None:
+    """Raise a clear error where torch and torchvision do not fit, before importing torchvision would fail obscurely.
+
+    Reads two small version files and the package's metadata; imports neither torch nor torchvision.
+
+    Raises:
+        ImportError: one of the two is missing, or they were built for different releases or devices.
+    """
+    builds = {name: build_of(name) for name in ("torch", "torchvision")}
+    for name, build in builds.items():
+        if build is None:
+            raise ImportError(f"{name} is not installed; {TORCH_PAIR}")
+    problem = mismatch(builds["torch"], builds["torchvision"], torchvision_needs())  # type: ignore[arg-type]
+    if problem:
+        raise ImportError(problem)
+
+
+def mismatch(torch: Build, torchvision: Build, needs: str) -> str | None:
+    """Why this pair cannot be imported together, with the remedy; None where it can.
+
+    Args:
+        torch: the installed torch.
+        torchvision: the installed torchvision.
+        needs: the torch versions that this torchvision declares, e.g. "==2.9.0"; "" where unknown.
+
+    Example:
+        torch 2.9.0 (CPU only) beside torchvision 0.24.0 (CUDA 12.8): torchvision's library links against CUDA
+        libraries that such a torch does not bring, so none of its operators is registered.
+    """
+    from packaging.specifiers import SpecifierSet
+
+    pair = f"torch {torch} beside torchvision {torchvision}"
+    if needs and not SpecifierSet(needs, prereleases=True).contains(torch.version):
+        return f"{pair}: this torchvision needs torch {needs}; {TORCH_PAIR}"
+    if torchvision.cuda and torch.cuda is None:
+        return f"{pair}: importing it fails with 'operator torchvision::nms does not exist'; {TORCH_PAIR}"
+    if torchvision.cuda and torch.cuda and torchvision.cuda.split(".")[0] != torch.cuda.split(".")[0]:
+        return f"{pair}: built for different CUDA releases; {TORCH_PAIR}"
+    return None
+
+
+def build_of(package: str) -> Build | None:
+    """The build of torch or torchvision from its version.py, without importing it; None where not installed."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    file = Path(spec.submodule_search_locations[0], "version.py")
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    full = re.search(r"^__version__ = '([^'+]+)(?:\+(\w+))?'", text, re.MULTILINE)
+    if full is None:
+        return None
+    stated = re.search(r"^cuda\b[^=\n]*= '([\d.]+)'", text, re.MULTILINE)
+    # torchvision states its CUDA release only in the local part of the version: "+cu128" is 12.8.
+    local = re.fullmatch(r"cu(\d+)(\d)", full[2] or "")
+    return Build(full[1], stated[1] if stated else f"{local[1]}.{local[2]}" if local else None)
+
+
+def torchvision_needs() -> str:
+    """The torch versions that the installed torchvision declares, e.g. "==2.9.0"; "" where it does not say."""
+    from packaging.requirements import Requirement
+
+    try:
+        requirements = importlib.metadata.requires("torchvision") or []
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    return next((str(r.specifier) for r in map(Requirement, requirements) if r.name == "torch"), "")

@@ -1,0 +1,198 @@
+"""Charts as inline SVG: histograms with bounds drawn in, lines, and shares.
+
+Every text is escaped, and colours are CSS classes of the page, so that charts are readable on light and dark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import ArrayLike, NDArray
+
+WIDTH, HEIGHT = 640, 260  # of the viewBox, in its own units; the page scales it
+LEFT, RIGHT, TOP, BOTTOM = 54, 14, 26, 40
+MAX_POINTS = 600
+
+
+class Mark(NamedTuple):
+    """A vertical line in a histogram: where on the x axis, and what it says."""
+
+    x: float
+    label: str
+
+
+class Series(NamedTuple):
+    """A line: x rising, y of equal length; a y that is not finite breaks the line."""
+
+    x: ArrayLike
+    y: ArrayLike
+
+
+class _Frame:
+    """The plotting area: maps data to the viewBox and draws axes."""
+
+    def __init__(self, x_range: tuple[float, float], y_range: tuple[float, float]) -> None:
+        self.x_range, self.y_range = x_range, y_range
+
+    def x(self, value: float) -> float:
+        low, high = self.x_range
+        return LEFT + (value - low) / ((high - low) or 1.0) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        low, high = self.y_range
+        return HEIGHT - BOTTOM - (value - low) / ((high - low) or 1.0) * (HEIGHT - TOP - BOTTOM)
+
+    def axes(self, x_ticks: Sequence[Mark], x_label: str, y_label: str, y_format: Callable[[float], str]) -> Markup:
+        parts = [Markup('<text class="label" x="{}" y="14">{}</text>').format(4, y_label)]
+        for value in ticks(*self.y_range, count=4):
+            y = f"{self.y(value):.1f}"
+            parts.append(
+                Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(LEFT, WIDTH - RIGHT, y, y)
+            )
+            parts.append(_text(LEFT - 7, float(y) + 4, y_format(value), "tick end"))
+        parts += [_text(self.x(tick.x), HEIGHT - BOTTOM + 17, tick.label, "tick middle") for tick in x_ticks]
+        parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, x_label, "label middle"))
+        return Markup("").join(parts)
+
+
+def histogram(
+    edges: ArrayLike,
+    counts: ArrayLike,
+    *,
+    marks: Sequence[Mark],
+    x_ticks: Sequence[Mark],
+    x_label: str,
+    y_label: str,
+) -> Markup:
+    """Bars between edges; bars between two marks share a tint, so that a bucket is seen as one block.
+
+    Args:
+        edges: (n + 1,), rising.
+        counts: (n,), at least 0.
+        marks: bounds, drawn over the bars with their labels at the top.
+        x_ticks: labels below the axis.
+        x_label: what the x axis counts.
+        y_label: what the bars count.
+    """
+    edge, count = np.asarray(edges, np.float64), np.asarray(counts, np.float64)
+    frame = _Frame((edge[0], edge[-1]), (0.0, float(count.max(initial=1.0)) * 1.02))
+    parts = [frame.axes(x_ticks, x_label, y_label, lambda value: compact(value) if value == int(value) else "")]
+    rising = sorted(mark.x for mark in marks)
+    for low, high, number in zip(edge[:-1], edge[1:], count, strict=True):
+        if number > 0:
+            tint = int(np.searchsorted(rising, (low + high) / 2)) % 2
+            x, y, gap = frame.x(low), frame.y(number), 0.8 if len(count) < 150 else 0.0
+            shape = (f"{x:.1f}", f"{y:.1f}", f"{max(frame.x(high) - x - gap, 0.6):.1f}", f"{frame.y(0) - y:.1f}")
+            title = (
+                f"{_plain(low)}: {int(number):,}" if high - low == 1 else f"{low:.2f} to {high:.2f}: {int(number):,}"
+            )
+            bar = '<rect class="bar tint{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>'
+            parts.append(Markup(bar).format(tint, *shape, title))
+    last = -math.inf
+    for mark in sorted(marks):
+        x = frame.x(mark.x)
+        line = '<line class="mark" x1="{0}" x2="{0}" y1="{1}" y2="{2}"><title>{3}</title></line>'
+        parts.append(Markup(line).format(f"{x:.1f}", TOP - 4, HEIGHT - BOTTOM, mark.label))
+        if x - last > 7 * len(mark.label) + 4:  # labels never overlap; the line itself still has its title
+            parts.append(_text(min(x, WIDTH - RIGHT - 3 * len(mark.label)), TOP - 8, mark.label, "marklabel middle"))
+            last = x
+    return _svg(parts, f"{y_label} by {x_label}")
+
+
+def line_chart(series: Mapping[str, Series], *, x_label: str, y_label: str, percent: bool = False) -> Markup:
+    """Lines over a common x axis, with a legend where there are several.
+
+    Args:
+        series: name → line; up to six keep distinct colours.
+        x_label: what the x axis counts.
+        y_label: what the lines measure.
+        percent: y runs from 0 to 1 and is shown in per cent.
+    """
+    lines = {name: _thin(*line) for name, line in series.items()}
+    every_x = np.concatenate([x for x, _ in lines.values()])
+    every_y = np.concatenate([y[np.isfinite(y)] for _, y in lines.values()])
+    low, high = (0.0, 1.0) if not every_y.size else (float(every_y.min()), float(every_y.max()))
+    low = 0.0 if percent or (low > 0 and low < 0.5 * high) else low - 0.05 * (high - low)
+    x_range = (float(every_x.min(initial=0)), float(every_x.max(initial=1)))
+    frame = _Frame(x_range, (low, high + 0.05 * ((high - low) or 1.0)))
+    x_ticks = [Mark(value, compact(value)) for value in ticks(*frame.x_range, count=6)]
+    parts = [frame.axes(x_ticks, x_label, y_label, (lambda v: f"{v:.0%}") if percent else _plain)]
+    for number, (name, (x, y)) in enumerate(lines.items()):
+        points = [f"{frame.x(a):.1f},{frame.y(b):.1f}" if np.isfinite(b) else "" for a, b in zip(x, y, strict=True)]
+        for run in "|".join(points).split("||"):
+            run = run.strip("|").replace("|", " ")
+            if run:
+                line = '<polyline class="line c{}" points="{}"><title>{}</title></polyline>'
+                parts.append(Markup(line).format(number % 6, run, name))
+        if len(x) <= 40:
+            for a, b in zip(x, y, strict=True):
+                if np.isfinite(b):
+                    said = f"{name}, {x_label} {_plain(a)}: {f'{b:.1%}' if percent else f'{b:.4g}'}"
+                    dot = '<circle class="dot c{}" cx="{}" cy="{}" r="3"><title>{}</title></circle>'
+                    parts.append(Markup(dot).format(number % 6, f"{frame.x(a):.1f}", f"{frame.y(b):.1f}", said))
+    return _svg(parts, f"{y_label} over {x_label}") + (_legend(list(lines)) if len(lines) > 1 else Markup(""))
+
+
+def share_bars(bars: Mapping[str, float]) -> Markup:
+    """Horizontal bars of shares from 0 to 1, each with its name and value: the shorter, the less is wasted."""
+    parts: list[Markup] = []
+    for number, (name, share) in enumerate(bars.items()):
+        y = 4 + 46 * number
+        parts.append(_text(0, y + 12, name, "label"))
+        parts.append(_text(WIDTH, y + 12, f"{share:.1%}", "label end"))
+        parts.append(Markup('<rect class="track" x="0" y="{}" width="{}" height="16" rx="4"/>').format(y + 18, WIDTH))
+        bar = '<rect class="bar tint{}" x="0" y="{}" width="{}" height="16" rx="4"/>'
+        parts.append(Markup(bar).format(number % 2, y + 18, f"{WIDTH * share:.1f}"))
+    return _svg(parts, "shares", height=46 * len(bars))
+
+
+def ticks(low: float, high: float, *, count: int) -> list[float]:
+    """About `count` round values within [low, high]: steps of 1, 2, 2.5 or 5 times a power of ten."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def compact(value: float) -> str:
+    """1500 → "1.5k", 2000000 → "2M"."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{suffix}"
+    return _plain(value)
+
+
+def _plain(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _thin(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """At most MAX_POINTS means of neighbours: a long run's page stays small, and its curve keeps its course."""
+    a, b = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    size = -(-len(a) // MAX_POINTS)
+    if size <= 1:
+        return a, b
+    starts = np.arange(0, len(a), size)
+    lengths = np.diff(np.append(starts, len(a)))
+    return np.add.reduceat(a, starts) / lengths, np.add.reduceat(b, starts) / lengths
+
+
+def _text(x: float, y: float, text: str, style: str) -> Markup:
+    return Markup('<text class="{}" x="{}" y="{}">{}</text>').format(style, f"{x:.1f}", f"{y:.1f}", text)
+
+
+def _legend(names: Sequence[str]) -> Markup:
+    items = [Markup('<span><i class="c{}"></i>{}</span>').format(i % 6, name) for i, name in enumerate(names)]
+    return Markup('<div class="legend">{}</div>').format(Markup("").join(items))
+
+
+def _svg(parts: Sequence[Markup], title: str, *, height: int = HEIGHT) -> Markup:
+    head = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, height, title)
+    return head + Markup("").join(parts) + Markup("</svg>")

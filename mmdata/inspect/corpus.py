@@ -1,0 +1,229 @@
+"""What a report says of a corpus: samples, shapes, what the plan wastes, and what became of each raw row."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mmdata.errors import BadSample, DataError
+from mmdata.inspect.charts import Mark, histogram, share_bars
+from mmdata.inspect.page import Card, Chart, Section, Table
+from mmdata.plan import Plan, PlanSummary
+from mmdata.shards import FORMATS, Index, ShardStore, captions_of
+from mmdata.shards.build import QUARANTINE_NAME
+from mmdata.transform.image import decode
+
+GALLERY = 24
+THUMBNAIL = (200, 150)  # width, height of the largest thumbnail, in pixels; the page shows it at up to 150 high
+LEDGER_ROWS = 20
+RATIOS = (("1:4", 1 / 4), ("1:2", 1 / 2), ("2:3", 2 / 3), ("1:1", 1.0), ("3:2", 3 / 2), ("2:1", 2.0), ("4:1", 4.0))
+
+
+def samples(index: Index) -> Section:
+    """Samples evenly over the index, as a model would see them but for the crop."""
+    rows = np.unique(np.linspace(0, len(index) - 1, GALLERY).round().astype(np.int64)) if len(index) else []
+    store = ShardStore(index)
+    note = f"{len(rows)} of {len(index):,}, evenly over the index."
+    return Section("Samples", note, cards=[_card(index, store, int(row)) for row in rows])
+
+
+def _card(index: Index, store: ShardStore, row: int) -> Card:
+    rows = np.array([row])
+    shard = int(index.locate(rows)[0][0])
+    names = ["image_offset", "image_bytes", "image_format", "orientation", "height", "width"]
+    names += ["caption_offset", "caption_bytes", "caption_format", "label"]
+    cells = {name: int(values[0]) for name, values in index.take(rows, names).items()}
+    kind = FORMATS[cells["image_format"]]
+    tokens = index.take_lists(rows, "caption_tokens")[1]
+    notes = [f"{cells['height']} × {cells['width']} {kind}", f"{tokens[0]} tokens" if len(tokens) else ""]
+    notes.append(f"label {cells['label']}" if cells["label"] >= 0 else "")
+    key, note = index.keys(rows)[0], " · ".join(filter(None, notes))
+    captions: list[str] = []
+    try:
+        found = store.read(shard, cells["caption_offset"], cells["caption_bytes"])
+        captions = captions_of(found, cells["caption_format"])
+        image = store.read(shard, cells["image_offset"], cells["image_bytes"])
+        return Card(key, captions, note, picture=thumbnail(image, format=kind, orientation=cells["orientation"]))
+    except BadSample as error:
+        return Card(key, captions, note, problem=str(error))
+
+
+def thumbnail(data: bytes | memoryview, *, format: str, orientation: int) -> str:
+    """A small WebP of an image as a data URI; raises BadSample where the image does not decode."""
+    pixels = decode(data, format=format, orientation=orientation).permute(1, 2, 0).contiguous().numpy()
+    picture = Image.fromarray(pixels)
+    picture.thumbnail(THUMBNAIL, Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    picture.save(buffer, "WEBP", quality=72)
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def shapes(index: Index, plan: Plan | None) -> Section:
+    """Histograms of caption length and aspect ratio, the plan's bounds drawn in.
+
+    Args:
+        index: of the corpus.
+        plan: whose buckets are drawn, and which knows the lengths of epoch 0; None: those of all captions.
+    """
+    buckets = list(plan.policy.buckets) if plan else []
+    charts: list[Chart] = []
+    if plan is not None:
+        lengths = plan.rows.shapes(np.arange(plan.num_rows), 0).length
+        counts, source = np.bincount(lengths), "the captions of epoch 0"
+    else:
+        counts, source = caption_lengths(index), "all captions"
+    if counts.size:
+        charts.append(_lengths(counts, sorted({bucket.length for bucket in buckets}), source))
+    charts.append(_aspects(index, sorted({(bucket.height, bucket.width) for bucket in buckets})))
+    missing = "" if counts.size else (
+        "No caption lengths: the index was made without a tokenizer. `--tokenizer DIR` of `mmdata convert` and "
+        "`mmdata index` counts them, or give this report a --config."
+    )  # fmt: skip
+    return Section("Shapes", missing=missing, charts=charts)
+
+
+def caption_lengths(index: Index) -> NDArray[np.int64]:
+    """Captions by length in tokens: entry i counts those of i; empty where the index was made without a tokenizer."""
+    return index.manifest.token_histogram() if index.manifest.tokenizer else np.zeros(0, np.int64)
+
+
+def _lengths(counts: NDArray[np.int64], bounds: Sequence[int], source: str) -> Chart:
+    low = int(np.flatnonzero(counts)[0])
+    # A few stray long captions must not squeeze all others to the left: what lies beyond is summed in the last bar.
+    high = bounds[-1] if bounds else int(np.searchsorted(np.cumsum(counts), 0.998 * counts.sum()))
+    tail = int(counts[high + 1 :].sum())
+    shown = np.append(counts[low : high + 1], [tail] if tail else [])
+    edges = np.arange(low, low + len(shown) + 1) - 0.5
+    marks = [Mark(bound + 0.5, str(bound)) for bound in bounds]
+    every = max(1, round((high - low) / 12))
+    x_ticks = [Mark(x, str(x)) for x in range(low, high + 1, every)]
+    svg = histogram(
+        edges, shown, marks=marks, x_ticks=x_ticks, x_label="tokens, special ones included", y_label="captions"
+    )
+    caption = f"Caption lengths of {source}"
+    caption += f"; dashed: the {len(bounds)} length bounds of the buckets." if bounds else "."
+    if tail:
+        caption += f" The last bar holds {tail:,} captions longer than {high}" + (", which are cut." if bounds else ".")
+    return Chart(svg, caption)
+
+
+def _aspects(index: Index, image_shapes: Sequence[tuple[int, int]]) -> Chart:
+    turned = index.column("orientation") >= 5
+    height, width = index.column("height").astype(np.float64), index.column("width").astype(np.float64)
+    log_aspect = np.log2(np.where(turned, height / width, width / height)) if len(index) else np.zeros(0)
+    limit = float(np.clip(np.abs(log_aspect).max(initial=0.0) + 0.1, 0.7, 4.5))
+    counts, edges = np.histogram(log_aspect, bins=61, range=(-limit, limit))
+    x_ticks = [Mark(float(np.log2(ratio)), name) for name, ratio in RATIOS if abs(np.log2(ratio)) <= limit]
+    marks = [Mark(float(np.log2(w / h)), f"{h}×{w}") for h, w in image_shapes]
+    svg = histogram(edges, counts, marks=marks, x_ticks=x_ticks, x_label="width : height", y_label="images")
+    caption = "Aspect ratios, EXIF orientation applied"
+    return Chart(svg, caption + ("; dashed: the buckets' image shapes, height × width." if marks else "."))
+
+
+def waste(summary: PlanSummary, max_length: int) -> Section:
+    """The padding share of the plan against padding every text to `max_length`."""
+    bars = {
+        "this plan": summary.padding_share,
+        f"every text padded to {max_length} tokens": summary.padding_share_at(max_length),
+    }
+    rows = [
+        (
+            f"{bucket.length}",
+            f"{bucket.height} × {bucket.width}",
+            f"{count.steps:,}",
+            f"{count.rows:,}",
+            f"{1 - count.tokens / (count.rows * bucket.length):.1%}",
+        )
+        for bucket, count in summary.buckets.items()
+        if count.rows
+    ]
+    return Section(
+        "Padding",
+        f"Epoch 0: {summary.steps:,} steps; {summary.masked:,} places of the last batch are masked.",
+        charts=[Chart(share_bars(bars), "Share of text positions that hold padding: less is better.")],
+        tables=[Table(("text length", "height × width", "steps", "rows", "padding"), rows, "Buckets")],
+    )
+
+
+def accounts(index: Index) -> Section:
+    """What became of each row that came in, as convert or index wrote it down."""
+    known = index.manifest.accounts
+    if not known:
+        return Section(
+            "Accounts", missing="These shards carry no accounts; `mmdata convert` and `mmdata index` write them."
+        )
+    counted = {name: value for name, value in known.items() if name != "run"}  # "run" says of what, not how many
+    flat = _flat({name: counted[name] for name in sorted(counted, key=_account_order)})
+    return Section("Accounts", tables=[Table(("", "rows"), [(name, _cell(value)) for name, value in flat.items()])])
+
+
+def quarantine(folder: Path) -> Section:
+    """Rows left out of the shards, with their reasons: counts, and the first of them."""
+    path = folder / QUARANTINE_NAME
+    if not path.is_file():
+        return Section(
+            "Left out", missing=f"No {QUARANTINE_NAME} beside the manifest: no row is known to have been left out."
+        )
+    return ledger("Left out", [path], "{} rows are not in the shards, each with its reason.")
+
+
+def ledger(title: str, paths: Sequence[Path], note: str) -> Section:
+    """Counts by reason and the first entries of files with one JSON object a line.
+
+    Args:
+        title: of the section.
+        paths: the files.
+        note: what to say of the number of entries, which takes the place of {}.
+
+    Raises:
+        DataError: a line is not a JSON object.
+    """
+    reasons: Counter[str] = Counter()
+    first: list[dict[str, Any]] = []
+    for path in paths:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    entry: dict[str, Any] = dict(json.loads(line))
+                except (ValueError, TypeError) as error:
+                    raise DataError(f"'{path}', line {number}: not a JSON object: {error}; delete the line") from error
+                reasons[str(entry.get("reason"))] += 1
+                if len(first) < LEDGER_ROWS:
+                    first.append(entry)
+    if not reasons:
+        return Section(title, note.format("No"))
+    total = reasons.total()
+    counts = Table(("reason", "rows"), [(reason, f"{count:,}") for reason, count in reasons.most_common()])
+    names = [
+        name for name in dict.fromkeys(name for entry in first for name in entry) if name not in ("reason", "detail")
+    ]
+    head = ["reason", *names, "detail"]
+    rows = [[_cell(entry.get(name, "")) for name in head] for entry in first]
+    listed = Table(head, rows, f"The first {len(first)} of {total:,}" if total > len(first) else "All", numeric=False)
+    return Section(title, note.format(f"{total:,}"), tables=[counts, listed])
+
+
+def _account_order(name: str) -> tuple[int, str]:
+    """What came in first, what was kept next; then in the order of names, which is that of the file."""
+    head = ("rows", "samples", "written", "indexed", "duplicate", "filtered", "quarantined")
+    return (head.index(name) if name in head else len(head), name)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}: ") if isinstance(value, Mapping) else {prefix + name: value}  # type: ignore[arg-type]
+    return flat
+
+
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

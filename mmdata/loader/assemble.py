@@ -1,0 +1,231 @@
+"""Makes a batch of samples, wherever their bytes come from: rows written in place, bad ones masked with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmdata.batch import Batch
+from mmdata.errors import BadSample
+from mmdata.loader.ledger import LedgerEntry
+from mmdata.loader.slots import SlotRing
+from mmdata.loader.stats import Stats
+from mmdata.plan import Bucket
+from mmdata.transform.image import decode
+from mmdata.transform.pixels import PixelTransform
+from mmdata.transform.text import Tokenizer
+
+
+def worker_threads(count: int) -> ThreadPoolExecutor:
+    """Threads to make batches in, each with one thread of torch: more would compete with the other workers' cores.
+
+    The caller's own number of threads stays as it is.
+    """
+    return ThreadPoolExecutor(
+        count, thread_name_prefix="mmdata-worker", initializer=torch.set_num_threads, initargs=(1,)
+    )
+
+
+@dataclass(frozen=True)
+class Task:
+    """One rank's part of one step; `rows` is int64 (B,), -1 where the batch is filled up."""
+
+    epoch: int
+    step: int
+    bucket: Bucket
+    rows: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A batch, and what happened while it was made."""
+
+    batch: Batch
+    masked: list[LedgerEntry]
+    stats: Stats
+
+
+class EncodedImage(NamedTuple):
+    """An image as it lies in its shard.
+
+    Attributes:
+        data: the whole file.
+        format: as `mmdata.shards.probe` names it.
+        orientation: EXIF orientation, 1 to 8.
+        number: which its random numbers are, 0 or more: equal numbers give equal crops in an epoch.
+    """
+
+    data: bytes | memoryview
+    format: str
+    orientation: int
+    number: int
+
+
+class Samples(Protocol):
+    """The n samples of a task, for its rows that are not -1, in that order; i is 0 … n-1."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """n keys."""
+        ...
+
+    def shard(self, i: int) -> str:
+        """Name of the shard, for messages."""
+        ...
+
+    def image(self, i: int) -> EncodedImage:
+        """The image, not yet decoded."""
+        ...
+
+    def caption(self, i: int) -> str:
+        """The caption chosen for this epoch; raises BadSample."""
+        ...
+
+    def labels(self) -> NDArray[np.int64]:
+        """int64 (n,), -1 where a sample has none."""
+        ...
+
+    def image_hashes(self) -> NDArray[np.int64]:
+        """int64 (n,)."""
+        ...
+
+    def caption_hashes(self) -> NDArray[np.int64]:
+        """Of the chosen captions, int64 (n,)."""
+        ...
+
+
+class Assembler:
+    """Makes batches. One serves many threads at once.
+
+    Args:
+        tokenizer: for the captions.
+        transform: for the pixels.
+        hashes: add image_hash and caption_hash to the batches.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, transform: PixelTransform, *, hashes: bool = False) -> None:
+        self.tokenizer = tokenizer
+        self.transform = transform
+        self._hashes = hashes
+        self._slots = SlotRing()
+
+    def make(self, task: Task, samples: Samples, *, labels: bool) -> Made:
+        """Make a batch; `labels` says whether it has them."""
+        places = np.flatnonzero(task.rows >= 0)
+        rows = _Rows(self, task, samples, places)
+        pixel_values = self._slots.lend((len(task.rows), 3, task.bucket.height, task.bucket.width))
+        rows.write_pixels(pixel_values)
+        input_ids, attention_mask = rows.tokenize()
+        valid = np.zeros(len(task.rows), bool)
+        valid[places] = rows.usable
+        pixel_values[torch.from_numpy(~valid)] = 0
+        rows.count(valid, attention_mask)
+        batch = Batch(
+            pixel_values=pixel_values,
+            input_ids=torch.from_numpy(input_ids),
+            attention_mask=torch.from_numpy(attention_mask),
+            valid=torch.from_numpy(valid),
+            rows=torch.from_numpy(task.rows.copy()),
+            keys=rows.spread_keys(),
+        )
+        if labels:
+            batch["labels"] = rows.spread(samples.labels(), fill=-1)
+        if self._hashes:
+            batch["image_hash"] = rows.spread(samples.image_hashes(), fill=0)
+            batch["caption_hash"] = rows.spread(samples.caption_hashes(), fill=0)
+        return Made(batch, rows.masked, rows.stats)
+
+
+class _Rows:
+    """The rows of one task that are not filled up, while their batch is made.
+
+    Attributes:
+        usable: bool (n,); False from the moment at which a row turned out bad.
+        masked: the ledger's lines for those.
+        stats: of this batch.
+    """
+
+    def __init__(self, assembler: Assembler, task: Task, samples: Samples, places: NDArray[np.int64]) -> None:
+        self._assembler = assembler
+        self._task = task
+        self._samples = samples
+        self._places = places  # (n,) positions in the batch
+        self.usable = np.ones(len(places), bool)
+        self.masked: list[LedgerEntry] = []
+        self.stats = Stats()
+
+    def write_pixels(self, pixel_values: Tensor) -> None:
+        """Decode and crop each row into its place in (B, 3, H, W)."""
+        stats, clock = self.stats, perf_counter
+        for i, place in enumerate(self._places.tolist()):
+            started = clock()
+            image = self._samples.image(i)
+            read = clock()
+            decoded = read
+            try:
+                pixels = decode(image.data, format=image.format, orientation=image.orientation)
+                decoded = clock()
+                self._assembler.transform(pixels, pixel_values[place], row=image.number, epoch=self._task.epoch)
+            except BadSample as error:
+                self._mask(i, error)
+            stats.read_s += read - started
+            stats.decode_s += decoded - read
+            stats.transform_s += clock() - decoded
+
+    def tokenize(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """input_ids and attention_mask, int64 (B, L) each; every row has at least one unmasked position."""
+        started = perf_counter()
+        captions = [self._caption(i) for i in range(len(self._places))]
+        read = perf_counter()
+        length = self._task.bucket.length
+        shape = (len(self._task.rows), length)
+        input_ids = np.full(shape, self._assembler.tokenizer.pad_id, np.int64)
+        attention_mask = np.zeros(shape, np.int64)
+        input_ids[self._places], attention_mask[self._places] = self._assembler.tokenizer.encode(captions, length)
+        # Attention over no position at all is NaN, and NaN reaches the gradient even where the loss masks the row.
+        attention_mask[:, 0] = 1
+        self.stats.read_s += read - started
+        self.stats.tokenize_s += perf_counter() - read
+        return input_ids, attention_mask
+
+    def spread(self, values: NDArray[np.int64], *, fill: int) -> Tensor:
+        """Values of the samples (n,) at their places in the batch (B,)."""
+        spread = np.full(len(self._task.rows), fill, np.int64)
+        spread[self._places] = values
+        return torch.from_numpy(spread)
+
+    def spread_keys(self) -> list[str]:
+        """B keys."""
+        keys = [""] * len(self._task.rows)
+        for place, key in zip(self._places.tolist(), self._samples.keys, strict=True):
+            keys[place] = key
+        return keys
+
+    def count(self, valid: NDArray[np.bool_], attention_mask: NDArray[np.int64]) -> None:
+        """Account for rows and padding."""
+        self.stats.rows, self.stats.masked = int(valid.sum()), int((~valid).sum())
+        self.stats.tokens = int(attention_mask[valid].sum())
+        self.stats.token_places = int(valid.sum()) * self._task.bucket.length
+
+    def _caption(self, i: int) -> str:
+        try:
+            return self._samples.caption(i)
+        except BadSample as error:
+            self._mask(i, error)
+            return ""
+
+    def _mask(self, i: int, error: BadSample) -> None:
+        if not self.usable[i]:
+            return  # image and caption both bad: one line for the row
+        self.usable[i] = False
+        row, task = int(self._task.rows[self._places[i]]), self._task
+        shard, key = self._samples.shard(i), self._samples.keys[i]
+        self.masked.append(LedgerEntry(task.epoch, task.step, row, shard, key, error.reason.value, error.detail))

@@ -1,0 +1,260 @@
+"""Executes a plan: the batches of one rank, made ahead by worker threads, in the plan's order.
+
+What a batch holds depends on the plan alone; workers change only who makes it and when.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from mmdata.batch import Batch
+from mmdata.config import Config, DataConfig, load_config, parse
+from mmdata.errors import ConfigError
+from mmdata.loader.assemble import Made, Task, worker_threads
+from mmdata.loader.ledger import Ledger, LedgerEntry
+from mmdata.loader.planning import build_plan
+from mmdata.loader.stats import Stats
+from mmdata.loader.worker import Worker
+from mmdata.plan import Plan, rank_slice
+from mmdata.shards import Index
+from mmdata.transform.pixels import PixelTransform
+from mmdata.transform.text import Tokenizer
+
+
+class Loader:
+    """The batches of one rank, epoch after epoch.
+
+    Iterating gives the rest of the current epoch; when it is exhausted the next epoch begins, also without
+    `set_epoch`. A batch may be kept; its memory is used again once it is gone.
+
+    Args:
+        plan: of the global batches.
+        worker: makes batches.
+        rank: 0 … world_size-1.
+        world_size: processes that share each global batch; must divide the global batch size.
+        num_workers: threads; 0 makes batches in the caller's thread.
+        prefetch: batches made ahead by each worker.
+        max_bad_share: of the rows seen; the run ends when more could not be used.
+
+    Attributes:
+        plan, index: as given.
+        ledger: the newest entries of the rows that were masked on this rank.
+        masked: how many were, by reason.
+        stats: sums over the batches yielded.
+
+    Raises:
+        ValueError: world_size does not divide the global batch size.
+
+    Example:
+        loader = Loader.from_config("configs/scenes.yaml")
+        for batch in loader:
+            step(batch)
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        worker: Worker,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        num_workers: int = 2,
+        prefetch: int = 2,
+        max_bad_share: float = 0.05,
+    ) -> None:
+        rank_slice(plan.global_batch_size, rank, world_size)  # raises if they do not fit
+        self.plan = plan
+        self.index = worker.index
+        self.stats = Stats()
+        self._ledger = Ledger(max_bad_share)
+        self._worker = worker
+        self._rank, self._world_size = rank, world_size
+        self._num_workers, self._prefetch = num_workers, prefetch
+        self._epoch = 0
+        self._yielded = 0  # of the current epoch
+        self._resume = False  # the next iteration goes on at _yielded
+        self._current: object = None  # the iteration whose position it is
+        self._stay = False  # … and in this epoch, even where nothing is left of it
+
+    @classmethod
+    def from_config(
+        cls, config: str | os.PathLike[str] | dict[str, Any] | DataConfig, *, rank: int = 0, world_size: int = 1
+    ) -> Loader:
+        """Build a loader from settings.
+
+        Args:
+            config: a YAML file or a dictionary with the section `data`, or that section.
+            rank: 0 … world_size-1.
+            world_size: processes that share each global batch.
+
+        Raises:
+            ConfigError: a setting is unknown, missing or out of range, or there is no such tokenizer.
+            DataError: the shards have no index, or are not those that were indexed.
+        """
+        data = data_config(config)
+        index = Index.open(data.shards)
+        tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
+        transform = PixelTransform(data.transform, crop_scale=data.crop_scale, seed=data.seed)
+        return cls(
+            build_plan(data, index, tokenizer),
+            Worker(index, tokenizer, transform, hashes=data.hashes),
+            rank=rank,
+            world_size=world_size,
+            num_workers=data.num_workers,
+            prefetch=data.prefetch,
+            max_bad_share=data.max_bad_share,
+        )
+
+    def __len__(self) -> int:
+        """Steps of an epoch, exact, the same on every rank."""
+        return len(self.plan)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch on this rank."""
+        return self.plan.global_batch_size // self._world_size
+
+    @property
+    def ledger(self) -> list[LedgerEntry]:
+        """The newest 10,000 rows that were masked on this rank, each with its reason; `write_ledger` keeps all."""
+        return list(self._ledger.entries)
+
+    @property
+    def masked(self) -> Counter[str]:
+        """Rows that this loader has masked, by reason, exact."""
+        return self._ledger.masked
+
+    def write_ledger(self, path: str | os.PathLike[str]) -> None:
+        """Append each row that is masked from here on to a file, one JSON object a line, before its batch is yielded.
+
+        Call it once the loader is where it shall begin: what the file says of later batches, left by a run that was
+        killed, is cut off, so that each masked row is there once.
+        """
+        self._ledger.write_to(Path(path), epoch=self._epoch, step=self._yielded)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin with an epoch; the current one is left where it is.
+
+        Of an epoch that `load_state_dict` has put at its end nothing is left: it is not given again.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch must be 0 or more: got {epoch}")
+        if self._resume and epoch == self._epoch:
+            self._stay = True
+        elif epoch != self._epoch or self._yielded == len(self):
+            self._epoch, self._yielded, self._resume, self._stay = epoch, 0, False, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is, counted in batches yielded, and the plan it belongs to; JSON, under 1 KB.
+
+        The rows seen and masked are this rank's; whoever loads the state judges by them whether too many are bad.
+        """
+        place = {"epoch": self._epoch, "step": self._yielded}
+        rows = {"rows_seen": self._ledger.rows_seen, "rows_masked": self._ledger.rows_masked}
+        return {**place, **rows, "plan": self.plan.identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the last batch that was yielded when the state was taken.
+
+        The number of ranks and workers may be another.
+
+        Raises:
+            ConfigError: the state belongs to another plan; what differs is named. Or a number in it is missing, or
+                is none that `state_dict` gives.
+        """
+        identity = self.plan.identity()
+        saved = state.get("plan", {})
+        if changed := [key for key in identity if saved.get(key) != identity[key]]:
+            listed = ", ".join(f"{key} was {saved.get(key)!r} and is {identity[key]!r}" for key in changed)
+            raise ConfigError(
+                f"this loader state belongs to another plan: {listed}; resume with the settings and shards "
+                "it was saved with, or start anew"
+            )
+        epoch, step = _count(state, "epoch"), _count(state, "step", at_most=len(self))
+        seen = _count(state, "rows_seen")
+        self._ledger.restore(rows_seen=seen, rows_masked=_count(state, "rows_masked", at_most=seen))
+        self._epoch, self._yielded = epoch, step
+        self._resume, self._stay = True, False
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of the current epoch, from where `load_state_dict` put it, or from its start.
+
+        Raises:
+            RuntimeError: another iteration has begun; the loader has one position, and it is that one's.
+        """
+        self._current = current = object()
+        # A loop that counts to len never asks for the end of the epoch.
+        if self._yielded == len(self) and not self._stay:
+            self._epoch, self._yielded = self._epoch + 1, 0
+        elif not self._resume:
+            self._yielded = 0
+        self._resume = self._stay = False
+        for made in self._make_ahead(self._tasks(self._epoch, self._yielded)):
+            self.stats.add(made.stats)
+            self._ledger.add(made.masked, made.stats.rows + len(made.masked))
+            self._yielded += 1
+            yield made.batch
+            if self._current is not current:
+                raise RuntimeError(
+                    "a newer iteration over this loader has begun and moved its position; "
+                    "go on with that one, or iterate at once over two loaders"
+                )
+        self._ledger.check()
+        self._epoch, self._yielded = self._epoch + 1, 0
+
+    def _tasks(self, epoch: int, start: int) -> Iterator[Task]:
+        for step in self.plan.steps(epoch, start=start, rank=self._rank, world_size=self._world_size):
+            yield Task(epoch, step.number, step.bucket, step.rows)
+
+    def _make_ahead(self, tasks: Iterator[Task]) -> Iterator[Made]:
+        """Batches in the order of the tasks; at most num_workers × prefetch are ready or being made."""
+        if self._num_workers == 0:
+            for task in tasks:
+                yield self._timed(partial(self._worker.make, task))
+            return
+        pool = worker_threads(self._num_workers)
+        ahead: deque[Future[Made]] = deque()
+        try:
+            for task in tasks:
+                ahead.append(pool.submit(self._worker.make, task))
+                if len(ahead) == self._num_workers * self._prefetch:
+                    yield self._timed(ahead.popleft().result)
+            while ahead:
+                yield self._timed(ahead.popleft().result)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _timed(self, wait: Callable[[], Made]) -> Made:
+        started = perf_counter()
+        made = wait()
+        self.stats.wait_s += perf_counter() - started
+        return made
+
+
+def _count(state: dict[str, Any], name: str, *, at_most: int | None = None) -> int:
+    value = state.get(name)
+    if type(value) is not int or value < 0 or (at_most is not None and value > at_most):
+        most = "" if at_most is None else f", at most {at_most}"
+        raise ConfigError(
+            f"loader state: '{name}' must be a whole number from 0 on{most}: got {value!r}; "
+            "give the dictionary that state_dict() returned, or start anew"
+        )
+    return value
+
+
+def data_config(config: str | os.PathLike[str] | dict[str, Any] | DataConfig) -> DataConfig:
+    """The section `data` of a YAML file or a dictionary, or that section itself."""
+    if isinstance(config, DataConfig):
+        return config
+    if not isinstance(config, dict):
+        return load_config(config).data
+    if "data" in config:
+        return parse(Config, config, origin="config").data
+    return parse(DataConfig, config, origin="config section data")

@@ -1,0 +1,111 @@
+"""What a worker does: one call makes one rank's part of one step, its members read by offset from mapped shards."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.errors import BadSample, Reason
+from mmdata.loader.assemble import Assembler, EncodedImage, Made, Task
+from mmdata.plan import choose_captions
+from mmdata.shards import FORMATS, Index, ShardStore, captions_of
+from mmdata.shards.columns import hash64
+from mmdata.transform.pixels import PixelTransform
+from mmdata.transform.text import Tokenizer
+
+COLUMNS = [
+    "image_offset",
+    "image_bytes",
+    "image_format",
+    "orientation",
+    "caption_offset",
+    "caption_bytes",
+    "caption_format",
+    "label",
+    "image_hash",
+]
+
+
+class Worker:
+    """Makes batches of an index's rows. One worker serves many threads at once.
+
+    Args:
+        index: of the shards.
+        tokenizer: for the captions.
+        transform: for the pixels.
+        hashes: add image_hash and caption_hash to the batches.
+    """
+
+    def __init__(self, index: Index, tokenizer: Tokenizer, transform: PixelTransform, *, hashes: bool = False) -> None:
+        self.index = index
+        self.store = ShardStore(index)
+        self._assembler = Assembler(tokenizer, transform, hashes=hashes)
+        self._has_labels = index.manifest.has_labels
+
+    def make(self, task: Task) -> Made:
+        """Make a batch.
+
+        Raises:
+            DataError: a shard is not the one that was indexed.
+        """
+        rows = task.rows[task.rows >= 0]
+        return self._assembler.make(
+            task, IndexSamples(self.index, self.store, rows, task.epoch), labels=self._has_labels
+        )
+
+
+class IndexSamples:
+    """The samples of n rows of an index, read when they are asked for.
+
+    Args:
+        index: of the shards.
+        store: reads its members.
+        rows: int64 (n,).
+        epoch: decides which of its captions each row has.
+    """
+
+    def __init__(self, index: Index, store: ShardStore, rows: NDArray[np.int64], epoch: int) -> None:
+        self._index = index
+        self._store = store
+        self._rows = rows
+        self._shards, _ = index.locate(rows)
+        self._columns = index.take(rows, COLUMNS)
+        self._hash_offsets, self._hashes = index.take_lists(rows, "caption_hash")
+        self._chosen = choose_captions(rows, np.diff(self._hash_offsets), epoch)  # (n,) positions among the captions
+        self.keys = index.keys(rows)
+
+    def shard(self, i: int) -> str:
+        """Name of the shard, for messages."""
+        return self._index.manifest.entry(int(self._shards[i])).name
+
+    def image(self, i: int) -> EncodedImage:
+        """The image; its random numbers are the row's."""
+        image_format = FORMATS[self._columns["image_format"][i]]
+        orientation = int(self._columns["orientation"][i])
+        return EncodedImage(self._read(i, "image"), image_format, orientation, int(self._rows[i]))
+
+    def caption(self, i: int) -> str:
+        """The caption chosen for this epoch; raises BadSample."""
+        captions = captions_of(self._read(i, "caption"), int(self._columns["caption_format"][i]))
+        indexed = self._hashes[self._hash_offsets[i] : self._hash_offsets[i + 1]]
+        chosen = int(self._chosen[i])
+        # Its length decided the row's bucket: another caption may not fit.
+        if len(captions) != len(indexed) or hash64(captions[chosen].encode()) != indexed[chosen]:
+            raise BadSample(Reason.FILE_CHANGED, "caption is not the one indexed; `mmdata verify` tells what changed")
+        return captions[chosen]
+
+    def labels(self) -> NDArray[np.int64]:
+        """int64 (n,), -1 where a row has none."""
+        return self._columns["label"]
+
+    def image_hashes(self) -> NDArray[np.int64]:
+        """int64 (n,)."""
+        return self._columns["image_hash"]
+
+    def caption_hashes(self) -> NDArray[np.int64]:
+        """Of the chosen captions, int64 (n,)."""
+        return self._hashes[self._hash_offsets[:-1] + self._chosen]
+
+    def _read(self, i: int, kind: str) -> memoryview:
+        offset, size = int(self._columns[f"{kind}_offset"][i]), int(self._columns[f"{kind}_bytes"][i])
+        return self._store.read(int(self._shards[i]), offset, size)

@@ -1,0 +1,114 @@
+"""Compositional test sets: pairs of images and captions that differ in one thing, as batches for an evaluation.
+
+A set is a JSONL file, one pair a line, image paths relative to its folder (the form of Winoground); nothing outside
+that folder is read:
+
+    {"type": "colour", "image_0": "a.png", "image_1": "b.png", "caption_0": "a red …", "caption_1": "a blue …"}
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mmdata.batch import Batch
+from mmdata.config import DataConfig
+from mmdata.errors import BadSample, DataError
+from mmdata.files import read_inside
+from mmdata.shards import clean_caption, probe
+from mmdata.shards.samples import MAX_IMAGE_BYTES
+from mmdata.transform.image import decode
+from mmdata.transform.pixels import PixelTransform
+from mmdata.transform.text import Tokenizer
+
+
+class Pair(BaseModel):
+    """Two images and their captions; caption_0 is true of image_0 and false of image_1, and the other way round."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: str
+    image_0: str
+    image_1: str
+    caption_0: str
+    caption_1: str
+
+
+def read_pairs(path: str | os.PathLike[str]) -> list[Pair]:
+    """Read a set.
+
+    Raises:
+        DataError: no such file, an empty one, or a line that is not a pair (its number is named).
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise DataError(f"pairs '{file}': no such file; expected JSONL, one pair a line (see mmdata.pairs)")
+    pairs: list[Pair] = []
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                pairs.append(Pair.model_validate_json(line))
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(map(str, first["loc"])) or "line"
+                raise DataError(f"pairs '{file}', line {number}: {where}: {first['msg']}") from error
+    if not pairs:
+        raise DataError(f"pairs '{file}': the file is empty")
+    return pairs
+
+
+def load_pairs(
+    path: str | os.PathLike[str], data: DataConfig, *, batch_size: int = 64
+) -> Iterator[tuple[Batch, list[str]]]:
+    """Batches of a set, in its order.
+
+    Args:
+        path: the JSONL file.
+        data: tokenizer, max_length and image size; images get the eval transform at `image_size`, whatever their shape.
+        batch_size: pairs a batch.
+
+    Yields:
+        A batch of 2P rows, row 2i (image_0, caption_0) and 2i + 1 (image_1, caption_1) of pair i, all valid; and the P
+        types.
+
+    Raises:
+        DataError: an image or caption cannot be used; a test set is never silently made smaller.
+    """
+    pairs = read_pairs(path)
+    tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
+    for start in range(0, len(pairs), batch_size):
+        part = pairs[start : start + batch_size]
+        yield _batch(Path(path), start, part, data.image_size, tokenizer), [pair.type for pair in part]
+
+
+def _batch(path: Path, start: int, pairs: list[Pair], image_size: int, tokenizer: Tokenizer) -> Batch:
+    transform, root = PixelTransform("eval"), os.path.realpath(path.parent)
+    pixel_values = torch.zeros(2 * len(pairs), 3, image_size, image_size, dtype=torch.uint8)
+    captions: list[str] = []
+    for i, pair in enumerate(pairs):
+        for side, (name, caption) in enumerate(((pair.image_0, pair.caption_0), (pair.image_1, pair.caption_1))):
+            row = 2 * i + side
+            try:
+                encoded = read_inside(root, name, max_bytes=MAX_IMAGE_BYTES)
+                info = probe(encoded)
+                image = decode(encoded, format=info.format, orientation=info.orientation)
+                transform(image, pixel_values[row], row=row, epoch=0)
+                captions.append(clean_caption(caption))
+            except (BadSample, OSError) as error:
+                raise DataError(f"pairs '{path}', line {start + i + 1}, side {side}: {error}") from error
+    lengths = tokenizer.count(captions)
+    input_ids, attention_mask = tokenizer.encode(captions, min(max(lengths), tokenizer.max_length))
+    rows = np.arange(2 * start, 2 * start + len(captions))
+    return Batch(
+        pixel_values=pixel_values,
+        input_ids=torch.from_numpy(input_ids),
+        attention_mask=torch.from_numpy(attention_mask),
+        valid=torch.ones(len(captions), dtype=torch.bool),
+        rows=torch.from_numpy(rows),
+        keys=[f"{row // 2}_{row % 2}" for row in rows.tolist()],
+    )

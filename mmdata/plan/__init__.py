@@ -1,0 +1,24 @@
+"""Which rows make which batch: decided from the index, before a byte of a shard is read."""
+
+from mmdata.plan.buckets import Bucket, BucketPolicy, LengthAspectPolicy, Shapes, choose_lengths
+from mmdata.plan.plan import Plan, Step, rank_slice
+from mmdata.plan.rows import CaptionTokens, IndexRows, Rows, choose_captions
+from mmdata.plan.summary import BucketCount, PlanSummary, summarize
+
+__all__ = [
+    "Bucket",
+    "BucketCount",
+    "BucketPolicy",
+    "CaptionTokens",
+    "IndexRows",
+    "LengthAspectPolicy",
+    "Plan",
+    "PlanSummary",
+    "Rows",
+    "Shapes",
+    "Step",
+    "choose_captions",
+    "choose_lengths",
+    "rank_slice",
+    "summarize",
+]

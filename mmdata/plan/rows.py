@@ -1,0 +1,191 @@
+"""What a plan knows of the rows: which caption each has in an epoch, its length, and the shape of the image."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.plan.buckets import BucketPolicy, Shapes
+from mmdata.seeding import mix
+from mmdata.shards.histogram import aspect_ratio, unpack_cells
+from mmdata.shards.index import Index
+from mmdata.shards.manifest import Manifest
+
+COUNT_ROWS = 2**20
+"""Rows whose shapes are looked at together when a corpus is counted."""
+
+
+class Rows(Protocol):
+    """The rows of a corpus, as a plan sees them."""
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """First row of each shard, and the number of rows: int64 (num_shards + 1,)."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal rows with equal captions and lengths."""
+        ...
+
+    def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
+        """Shapes of n rows in an epoch."""
+        ...
+
+    def bucket_counts(self, policy: BucketPolicy, epoch: int) -> NDArray[np.int64]:
+        """How many rows of each shard a policy puts into each of its K buckets: int64 (num_shards, K).
+
+        Must agree with `policy.assign` of the shapes of those rows; `count_buckets` does it the long way.
+        """
+        ...
+
+
+CaptionTokens = tuple[NDArray[np.int64], NDArray[np.int32]]
+"""Tokens of every caption of an index: offsets (rows + 1,) and counts, special ones included, untruncated."""
+
+
+class IndexRows:
+    """The rows of an index.
+
+    Args:
+        index: of the shards.
+        lengths: "index": the caption lengths that the index holds; or those of another tokenizer, counted by the
+            caller; None where the policy does not ask for lengths, which then are all 1.
+        limit: use only the first `limit` rows.
+    """
+
+    def __init__(
+        self, index: Index, *, lengths: Literal["index"] | CaptionTokens | None, limit: int | None = None
+    ) -> None:
+        self._index = index
+        self._lengths: Literal["index"] | CaptionTokens | None = lengths
+        self._limited = limit is not None and limit < len(index)
+        self.starts = index.starts if limit is None else np.minimum(index.starts, limit)
+        counted = hashlib.sha256(lengths[1].tobytes()).hexdigest()[:16] if isinstance(lengths, tuple) else str(lengths)
+        self.fingerprint = f"{index.fingerprint[:16]}-{counted}-{self.starts[-1]}"
+
+    def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
+        """Shapes of n rows in an epoch; sizes are those displayed, EXIF orientation applied."""
+        columns = self._index.take(rows, ["height", "width", "orientation"])
+        turned = columns["orientation"] >= 5
+        height = np.where(turned, columns["width"], columns["height"]).astype(np.int64)
+        width = np.where(turned, columns["height"], columns["width"]).astype(np.int64)
+        if self._lengths is None:
+            return Shapes(np.ones(len(rows), np.int64), height, width)
+        if self._lengths == "index":
+            offsets, counts = self._index.take_lists(rows, "caption_tokens")
+            begins, num_captions = offsets[:-1], np.diff(offsets)
+        else:
+            offsets, counts = self._lengths
+            begins, num_captions = offsets[rows], offsets[rows + 1] - offsets[rows]
+        chosen = choose_captions(rows, num_captions, epoch)
+        return Shapes(counts[begins + chosen].astype(np.int64), height, width)
+
+    def bucket_counts(self, policy: BucketPolicy, epoch: int) -> NDArray[np.int64]:
+        """Rows of each shard by bucket, int64 (num_shards, K).
+
+        From the manifest where it knows them: every row has one caption, and the policy looks at no more than the cells
+        of the manifest's histograms. Else from the shape of every row.
+        """
+        manifest = self._index.manifest
+        known = manifest.captions == manifest.rows and not isinstance(self._lengths, tuple) and not self._limited
+        if known and getattr(policy, "uses_cells", False):
+            return count_cells(manifest, policy, lengths=self._lengths is not None)
+        return count_buckets(self, policy, epoch)
+
+
+def count_cells(manifest: Manifest, policy: BucketPolicy, *, lengths: bool) -> NDArray[np.int64]:
+    """`Rows.bucket_counts` from the histograms of a manifest whose rows have one caption each.
+
+    Args:
+        manifest: of the shards.
+        policy: one with `uses_cells`.
+        lengths: False: all captions count as one token long.
+    """
+    num_buckets = len(policy.buckets)
+    parts = [np.empty((0, num_buckets), np.int64)]
+    for offsets, cells, captions in manifest.cells():
+        shard = np.repeat(np.arange(len(offsets) - 1, dtype=np.int32), np.diff(offsets))
+        # a policy is asked once for each cell that occurs: they are few, whatever the number of shards
+        occurring = np.flatnonzero(np.bincount(cells))
+        bucket_of_cell = np.zeros(int(occurring[-1]) + 1 if len(occurring) else 0, np.int32)
+        bucket_of_cell[occurring] = assign_buckets(policy, _shapes_of_cells(occurring, lengths=lengths), occurring)
+        places = shard * np.int32(num_buckets) + bucket_of_cell[cells]
+        counts = np.bincount(places, captions, minlength=(len(offsets) - 1) * num_buckets)
+        parts.append(counts.reshape(-1, num_buckets).astype(np.int64))  # exact: float64 counts to 2^53
+    return np.concatenate(parts)
+
+
+def _shapes_of_cells(cells: NDArray[np.int64], *, lengths: bool) -> Shapes:
+    """A shape that stands for each cell: its aspect bin is the cell's."""
+    tokens, bins = unpack_cells(cells)
+    length = tokens.astype(np.int64) if lengths else np.ones(len(cells), np.int64)
+    height = np.full(len(cells), 4096, np.int64)
+    return Shapes(length, height, np.round(height * aspect_ratio(bins)).astype(np.int64))
+
+
+def assign_buckets(policy: BucketPolicy, shapes: Shapes, rows: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+    """The bucket of each row, checked; in the smallest integers that hold it, which sort fastest.
+
+    Raises:
+        ValueError: the policy has no bucket for a row, or no answer for each.
+    """
+    buckets = len(policy.buckets)
+    bucket_of = np.asarray(policy.assign(shapes))
+    name = type(policy).__name__
+    if bucket_of.shape != rows.shape or not np.issubdtype(bucket_of.dtype, np.integer):
+        raise ValueError(
+            f"bucket policy {name}: assign() gave {bucket_of.dtype} {bucket_of.shape} "
+            f"for {len(rows)} rows, not one integer each"
+        )
+    outside = (bucket_of < 0) | (bucket_of >= buckets)
+    if outside.any():
+        first = int(outside.argmax())
+        raise ValueError(
+            f"bucket policy {name}: row {rows[first]} got bucket {bucket_of[first]}; "
+            f"every row needs one of 0 … {buckets - 1}"
+        )
+    return bucket_of.astype(np.min_scalar_type(buckets))
+
+
+def count_buckets(rows: Rows, policy: BucketPolicy, epoch: int) -> NDArray[np.int64]:
+    """`Rows.bucket_counts` from the shape of every row."""
+    num_buckets = len(policy.buckets)
+    counts = np.zeros((len(rows.starts) - 1, num_buckets), np.int64)
+    for first, last in _spans(rows.starts):
+        numbers = np.arange(rows.starts[first], rows.starts[last])
+        bucket_of = assign_buckets(policy, rows.shapes(numbers, epoch), numbers)
+        shard = np.repeat(np.arange(last - first), np.diff(rows.starts[first : last + 1]))
+        cells = np.bincount(shard * num_buckets + bucket_of, minlength=(last - first) * num_buckets)
+        counts[first:last] = cells.reshape(-1, num_buckets)
+    return counts
+
+
+def _spans(starts: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Runs of shards with about COUNT_ROWS rows together."""
+    first = 0
+    while first < len(starts) - 1:
+        last = int(np.searchsorted(starts, starts[first] + COUNT_ROWS, side="right"))
+        last = min(max(last - 1, first + 1), len(starts) - 1)
+        yield first, last
+        first = last
+
+
+def choose_captions(rows: NDArray[np.int64], num_captions: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+    """Which of its captions each row has in an epoch.
+
+    A row goes through all its captions in turn, epoch by epoch, from a starting point that differs from row to row.
+
+    Args:
+        rows: int64 (n,).
+        num_captions: int64 (n,), at least 1 each.
+        epoch: from 0.
+
+    Returns:
+        Positions, int64 (n,).
+    """
+    return ((mix(rows) % num_captions.astype(np.uint64)).astype(np.int64) + epoch) % num_captions

@@ -1,0 +1,131 @@
+"""Batches of rows of about the same length: what is padded is known before a row is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch.utils.data import Sampler
+
+from mmdata.plan.buckets import choose_lengths
+from mmdata.samplers.planned import Ints, PlannedBatchSampler, digest, whole_numbers
+from mmdata.seeding import Purpose, permutation
+
+LENGTH_STEPS = 1024
+"""Lengths that are told apart when bounds are chosen: the choice costs the square of their number."""
+
+
+class BucketBatchSampler(PlannedBatchSampler):
+    """Batches of rows of about the same length.
+
+    A row belongs to the smallest bound that holds its length (the largest, if none does); each global batch has one
+    bound, the same on every rank (`step_bounds`). Rows that do not fill a batch of their bound move to the next one.
+    Only the last batch of an epoch may have fewer rows.
+
+    Args:
+        lengths: of each row of the dataset, (rows,), whole numbers: tokens, characters, audio samples, …
+        batch_size: rows of a batch, per rank.
+        bounds: rising lengths; or how many to choose, at most, so that the least is padded.
+        drop_last: leave out the last batch where it is not full.
+        shuffle: rows and batches come in a new order each epoch; else always as given, short ones first.
+        seed: of the order; the same on every rank.
+        rank: 0 … world_size-1.
+        world_size: processes that share each global batch.
+        sampler: a DistributedSampler, to take rank and world size from.
+
+    Raises:
+        ValueError: an argument is out of range, or rank and world size contradict `sampler`.
+
+    Example:
+        sampler = BucketBatchSampler([len(ids) for ids in texts], batch_size=64)
+        loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=pad)
+    """
+
+    def __init__(
+        self,
+        lengths: ArrayLike,
+        batch_size: int,
+        *,
+        bounds: int | Sequence[int] = 8,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        sampler: Sampler[Any] | None = None,
+    ) -> None:
+        self._lengths = whole_numbers("lengths", lengths)
+        if self._lengths.min() < 0:
+            row = int(self._lengths.argmin())
+            raise ValueError(f"lengths must be 0 or more: row {row} has {self._lengths[row]}")
+        covered = getattr(sampler, "dataset", getattr(sampler, "data_source", None))
+        if covered is not None and len(covered) != len(self._lengths):
+            raise ValueError(
+                f"lengths has {len(self._lengths)} entries and the dataset {len(covered)} rows; give one length a row"
+            )
+        chosen = _choose_bounds(self._lengths, bounds) if isinstance(bounds, int) else list(bounds)
+        if not chosen or chosen != sorted(set(chosen)):
+            raise ValueError(f"bounds must rise, or be how many to choose: got {bounds}")
+        self.bounds = tuple(int(bound) for bound in chosen)
+        self.shuffle, self.seed = shuffle, seed
+        super().__init__(
+            len(self._lengths),
+            batch_size,
+            batch_size=batch_size,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+            sampler=sampler,
+        )
+
+    def step_bounds(self, epoch: int) -> list[int]:
+        """The bound of each step of an epoch: what to pad to where every rank and step must have a planned shape."""
+        return [self.bounds[bucket] for bucket, _ in self._global_batches(epoch)]
+
+    def _batches(self, epoch: int, start: int) -> Iterator[list[int]]:
+        for _, rows in self._global_batches(epoch)[start:]:
+            yield self._share(rows)
+
+    def _global_batches(self, epoch: int) -> list[tuple[int, Ints]]:
+        """(bucket, rows) of each step; the one that is not full, if any, is the last."""
+        rows = self._order(len(self._lengths), epoch, Purpose.ROW_ORDER)
+        bucket_of = self._buckets(rows)
+        batches: list[tuple[int, Ints]] = []
+        rest = rows[:0]
+        for bucket in range(len(self.bounds)):
+            queue = np.concatenate([rest, rows[bucket_of == bucket]])
+            full = len(queue) // self._global_rows * self._global_rows
+            batches += [(bucket, batch) for batch in queue[:full].reshape(-1, self._global_rows)]
+            rest = queue[full:]
+        batches = [batches[i] for i in self._order(len(batches), epoch, Purpose.BATCH_ORDER)]
+        if len(rest) and not self.drop_last:
+            batches.append((int(self._buckets(rest).max()), rest))
+        return batches
+
+    def _buckets(self, rows: Ints) -> Ints:
+        """The smallest bound that holds each row, or the largest: positions in `bounds`, (n,)."""
+        return np.minimum(np.searchsorted(self.bounds, self._lengths[rows]), len(self.bounds) - 1)
+
+    def _order(self, count: int, epoch: int, purpose: Purpose) -> Ints:
+        return permutation(count, seed=self.seed, epoch=epoch, purpose=purpose) if self.shuffle else np.arange(count)
+
+    def _identity(self) -> dict[str, str | int | bool]:
+        return {
+            "lengths": digest(self._lengths),
+            "bounds": digest(np.asarray(self.bounds, np.int64)),
+            "global_batch_size": self._global_rows,
+            "drop_last": self.drop_last,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+        }
+
+
+def _choose_bounds(lengths: Ints, count: int) -> list[int]:
+    """At most `count` bounds that leave the least padding, of lengths in at most LENGTH_STEPS steps."""
+    if count < 1:
+        return []
+    longest = int(lengths.max())
+    width = max(1, -(-longest // LENGTH_STEPS))
+    return [min(step * width, longest) for step in choose_lengths(np.bincount(-(-lengths // width)), count)]

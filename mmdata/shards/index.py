@@ -1,0 +1,179 @@
+"""Random access to the rows of many shards. Columns are mapped shard by shard, when first asked for."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmdata.errors import ConfigError
+from mmdata.shards.columns import FIXED, LISTS, Columns
+from mmdata.shards.manifest import Manifest
+from mmdata.shards.ragged import offsets_of, spans
+
+MAX_OPEN = 1024
+"""Shards whose columns stay mapped; a mapping holds no file descriptor, but the system bounds their number."""
+
+Array = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
+
+
+class Index:
+    """The rows of a folder of shards, numbered 0 … len−1 in manifest order. Safe to share between threads.
+
+    Attributes:
+        folder: where the manifest lies.
+        manifest: the list of shards.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._open: OrderedDict[int, Columns] = OrderedDict()
+        self._hashed: set[int] = set()
+        self._lock = Lock()
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Index:
+        """Open the index of a folder; reads manifest.json, nothing else.
+
+        Raises:
+            DataError: no manifest, a damaged one, or one of another schema.
+            ConfigError: a URL.
+        """
+        path = local_folder(folder)
+        return cls(path, Manifest.read(path))
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    @cached_property
+    def starts(self) -> Rows:
+        """The first row of each shard, and `len(index)`: int64 (num_shards + 1,); reads the manifest's pages."""
+        return offsets_of(self.manifest.shard_rows)
+
+    @property
+    def fingerprint(self) -> str:
+        """The manifest's root hash: equal for equal rows in equal order, tokenizer included."""
+        return self.manifest.root
+
+    def shard_path(self, shard: int) -> Path:
+        """Path of the tar."""
+        return self.folder / self.manifest.location / self.manifest.entry(shard).name
+
+    def shard(self, shard: int) -> Columns:
+        """One shard's columns, mapped; hashed against the manifest the first time.
+
+        Raises:
+            DataError: the index file is missing or not the one that the manifest names.
+        """
+        with self._lock:
+            if columns := self._open.get(shard):
+                self._open.move_to_end(shard)
+                return columns
+        columns = Columns.open(self.folder, self.manifest.entry(shard), check_hash=shard not in self._hashed)
+        with self._lock:
+            self._hashed.add(shard)
+            self._open[shard] = columns
+            if len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
+        return columns
+
+    def locate(self, rows: Rows) -> tuple[Rows, Rows]:
+        """Shard numbers (n,) and rows within those shards (n,).
+
+        Raises:
+            IndexError: a row outside 0 … len−1.
+        """
+        rows = np.asarray(rows, np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
+            raise IndexError(f"rows {rows.min()} to {rows.max()} asked of an index of {len(self)}")
+        shards = np.searchsorted(self.starts, rows, side="right") - 1
+        return shards, rows - self.starts[shards]
+
+    def take(self, rows: Rows, names: Sequence[str]) -> dict[str, Array]:
+        """Values of some rows, in the order asked: name -> (n,); names are those of `columns.FIXED`."""
+        _check_names(names, FIXED)
+        shards, local = self.locate(rows)
+        result: dict[str, Array] = {name: np.empty(len(local), FIXED[name]) for name in names}
+        for shard, places in _by_shard(shards):
+            fixed, rows_here = self.shard(shard).fixed, local[places]
+            for name, values in result.items():
+                values[places] = fixed[name][rows_here]
+        return result
+
+    def take_lists(self, rows: Rows, name: str) -> tuple[Rows, Array]:
+        """Lists of some rows, in the order asked: offsets (n + 1,) and values; names are those of `columns.LISTS`."""
+        _check_names([name], LISTS)
+        shards, local = self.locate(rows)
+        lengths = np.zeros(len(local), np.int64)
+        parts: list[Array] = [np.empty(0, LISTS[name])]
+        order: list[Rows] = [np.empty(0, np.int64)]
+        for shard, places in _by_shard(shards):
+            offsets, values = self.shard(shard).lists[name]
+            begins = offsets[local[places]]
+            lengths[places] = offsets[local[places] + 1] - begins
+            parts.append(values[spans(begins, lengths[places])])
+            order.append(places)
+        result_offsets, places = offsets_of(lengths), np.concatenate(order)
+        result = np.empty(result_offsets[-1], LISTS[name])
+        result[spans(result_offsets[places], lengths[places])] = np.concatenate(parts)
+        return result_offsets, result
+
+    def keys(self, rows: Rows) -> list[str]:
+        """Keys of some rows, in the order asked."""
+        shards, local = self.locate(rows)
+        result = [""] * len(local)
+        for shard, places in _by_shard(shards):
+            keys = self.shard(shard).keys
+            for place, row in zip(places.tolist(), local[places].tolist(), strict=True):
+                result[place] = keys[row].as_py()
+        return result
+
+    def column(self, name: str) -> Array:
+        """A whole column (len,), copied: 1 to 8 bytes a row."""
+        _check_names([name], FIXED)
+        parts = [self.shard(shard).fixed[name] for shard in range(self.manifest.num_shards)]
+        return np.concatenate([np.empty(0, FIXED[name]), *parts])
+
+    def lists(self, name: str) -> tuple[Rows, Array]:
+        """A whole list column, copied: offsets (len + 1,) and values."""
+        _check_names([name], LISTS)
+        parts = [self.shard(shard).lists[name] for shard in range(self.manifest.num_shards)]
+        lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(offsets) for offsets, _ in parts)])
+        values = np.concatenate([np.empty(0, LISTS[name]), *(values for _, values in parts)])
+        return offsets_of(lengths), values
+
+
+def local_folder(folder: str | os.PathLike[str]) -> Path:
+    """The folder as a path.
+
+    Raises:
+        ConfigError: a URL or a command, which only a stream takes.
+    """
+    name = os.fspath(folder)
+    if "://" in name or name.startswith("pipe:"):
+        raise ConfigError(f"'{name}': only local folders have an index that can be opened; copy the shards here first")
+    return Path(name)
+
+
+def _check_names(names: Sequence[str], known: dict[str, Any]) -> None:
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"no column {unknown}; there are {list(known)}")
+
+
+def _by_shard(shards: Rows) -> Iterator[tuple[int, Rows]]:
+    """(shard, places in `shards` where it stands), each shard once."""
+    if not len(shards):
+        return
+    order = np.argsort(shards, kind="stable")
+    cuts = np.flatnonzero(np.diff(shards[order])) + 1
+    for places in np.split(order, cuts):
+        yield int(shards[places[0]]), places

@@ -1,0 +1,238 @@
+"""The manifest: which shards there are, and what each must be. Written last: a folder with a manifest is whole.
+
+It has two levels. `manifest.json` is small and says what the corpus is as a whole; it names the pages
+(`mmdata.shards.pages`), which hold an entry for each shard and are read when first asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+
+from mmdata.atomic import write_whole
+from mmdata.errors import DataError
+from mmdata.shards.histogram import Histogram, unpack_cells
+from mmdata.shards.pages import PAGE_SHARDS, REMAKE, Page, PageColumns, ShardEntry, page_name
+from mmdata.shards.ragged import offsets_of, spans
+
+MANIFEST_NAME = "manifest.json"
+SCHEMA_VERSION = 2
+
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class _Top:
+    """What manifest.json holds, its root hash apart; the attributes are those of `Manifest`."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    rows: NonNegativeInt
+    bytes: NonNegativeInt
+    num_shards: NonNegativeInt
+    captions: NonNegativeInt
+    lengths: list[tuple[NonNegativeInt, NonNegativeInt]]
+    has_labels: bool
+    pages: list[Page]
+    tokenizer: str | None = None
+    location: str = "."
+    accounts: dict[str, Any] | None = None
+    schema: int = SCHEMA_VERSION
+
+    def content(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {**{item.name: getattr(self, item.name) for item in fields(_Top)}, "pages": [*map(asdict, self.pages)]}
+
+    @cached_property
+    def root(self) -> str:
+        """Hash of what decides a plan: all but location and accounts. Moving the folder does not change it."""
+        content = self.content()
+        del content["location"], content["accounts"]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Manifest(_Top):
+    """The list of shards, in row order: `for entry in manifest`. Safe to share between threads.
+
+    Attributes:
+        rows, bytes: of all shards.
+        num_shards: how many there are.
+        captions: of all rows.
+        lengths: (tokens, captions) for each length that occurs, rising; all are of 0 tokens where no tokenizer counted.
+        has_labels: whether any row has a label.
+        pages: files with the entries of the shards, in row order; each is read once, when first asked for.
+        tokenizer: fingerprint of the tokenizer that counted the captions; None when none did.
+        location: folder of the tars, relative to the manifest; "." beside it.
+        accounts: how the rows came about (rows in, written, quarantined, …), for people and checks.
+        schema: version of the format on disk.
+        folder: where the manifest lies.
+    """
+
+    folder: Path = field(default=Path(), compare=False)
+    _opened: dict[int, PageColumns] = field(init=False, default_factory=dict, compare=False, repr=False)
+    _lock: Any = field(init=False, default_factory=Lock, compare=False, repr=False)
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> Manifest:
+        """The manifest of `folder`; reads manifest.json and no page.
+
+        Raises:
+            DataError: there is none, it is damaged, was edited, or is of another schema.
+        """
+        path = Path(folder) / MANIFEST_NAME
+        try:
+            content = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            if not Path(folder).is_dir():
+                raise DataError(f"folder '{folder}': no such folder") from None
+            raise DataError(
+                f"folder '{folder}': no {MANIFEST_NAME}; `mmdata index {folder}` makes one for WebDataset tars"
+            ) from None
+        except ValueError as error:
+            raise DataError(f"'{path}': not JSON: {error}; {REMAKE}") from error
+        if not isinstance(content, dict):
+            raise DataError(f"'{path}': expected an object, got {type(content).__name__}; {REMAKE}")
+        top = _checked(content, path)
+        return cls(**{item.name: getattr(top, item.name) for item in fields(_Top)}, folder=Path(folder))
+
+    @cached_property
+    def shard_rows(self) -> Ints:
+        """Rows of each shard, int64 (num_shards,); reads all pages."""
+        return np.concatenate([np.empty(0, np.int64), *(page.numbers["rows"] for page in self._all_pages())])
+
+    def entry(self, shard: int) -> ShardEntry:
+        """The entry of one shard; reads its page.
+
+        Raises:
+            DataError: the page is missing or damaged, or a name in the entry leads elsewhere.
+            IndexError: `shard` is not one of 0 … num_shards−1.
+        """
+        if not 0 <= shard < self.num_shards:
+            raise IndexError(f"shard {shard} asked of a manifest of {self.num_shards}")
+        number, place = divmod(shard, PAGE_SHARDS)
+        return self._page(number).entry(place)
+
+    def __iter__(self) -> Iterator[ShardEntry]:
+        for page in self._all_pages():
+            yield from (page.entry(place) for place in range(len(page.offsets) - 1))
+
+    def histogram(self, shards: Ints) -> Histogram:
+        """Captions of some shards by length and aspect ratio; reads the pages of these shards.
+
+        Args:
+            shards: int64 (n,), in any order; a shard may stand there more than once.
+
+        Raises:
+            DataError: a page is missing or damaged.
+            IndexError: a shard is not one of 0 … num_shards−1.
+        """
+        shards = np.asarray(shards, np.int64)
+        if shards.size and not 0 <= shards.min() <= shards.max() < self.num_shards:
+            raise IndexError(f"shards {shards.min()} to {shards.max()} asked of a manifest of {self.num_shards}")
+        numbers, places = np.divmod(shards, PAGE_SHARDS)
+        order = np.argsort(numbers, kind="stable")
+        by_page = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(order) else []
+        sizes = np.zeros(len(shards), np.int64)
+        for here in by_page:
+            sizes[here] = np.diff(self._page(int(numbers[here[0]])).offsets)[places[here]]
+        begins = offsets_of(sizes)
+        result = Histogram(np.empty(begins[-1], np.int64), *(np.empty(begins[-1], np.int32) for _ in range(3)))
+        for here in by_page:  # page by page, so that what is made in between stays in the processor's cache
+            page = self._page(int(numbers[here[0]]))
+            source = spans(page.offsets[places[here]], sizes[here])
+            target = spans(begins[here], sizes[here])
+            result.shard[target] = np.repeat(here, sizes[here])
+            result.tokens[target], result.aspect_bin[target] = unpack_cells(page.cells[source])
+            result.captions[target] = page.counts[source]
+        return result
+
+    def cells(self) -> Iterator[tuple[Int32s, Int32s, Int32s]]:
+        """The histograms of all shards, some consecutive shards at a time, as they lie on disk: nothing is copied.
+
+        Yields:
+            offsets (n + 1,), cells and how many captions each has: shard i of the n has those of offsets[i] to
+            offsets[i + 1]. `unpack_cells` says what a cell is.
+        """
+        for page in self._all_pages():
+            yield page.offsets, page.cells, page.counts
+
+    def token_histogram(self) -> Ints:
+        """Captions by length, from manifest.json alone: entry i counts those of i tokens."""
+        lengths = np.array(self.lengths, np.int64).reshape(-1, 2)
+        histogram = np.zeros(lengths[-1, 0] + 1 if len(lengths) else 0, np.int64)
+        histogram[lengths[:, 0]] = lengths[:, 1]
+        return histogram
+
+    def moved(self, location: str) -> Manifest:
+        """Publish that the tars lie elsewhere: manifest.json is replaced, whole or not at all."""
+        manifest = replace(self, location=location)
+        write_whole(self.folder / MANIFEST_NAME, manifest.to_json())
+        return manifest
+
+    def to_json(self) -> bytes:
+        """The content of manifest.json: the same manifest gives the same bytes."""
+        content = {**self.content(), "root": self.root}
+        pages = ",\n".join("  " + json.dumps(page, sort_keys=True) for page in content["pages"])
+        lines = [f" {json.dumps(name)}: {json.dumps(value, sort_keys=True)}" for name, value in content.items()]
+        lines[list(content).index("pages")] = f' "pages": [\n{pages}\n ]' if pages else ' "pages": []'
+        return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+    def _page(self, number: int) -> PageColumns:
+        with self._lock:
+            if number not in self._opened:
+                self._opened[number] = PageColumns.open(self.folder, self.pages[number])
+            return self._opened[number]
+
+    def _all_pages(self) -> Iterator[PageColumns]:
+        return map(self._page, range(len(self.pages)))
+
+
+def _checked(content: dict[str, Any], path: Path) -> _Top:
+    schema = content.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA_VERSION:
+        raise DataError(
+            f"'{path}': schema {schema}, and this mmdata reads up to {SCHEMA_VERSION}; "
+            "upgrade with `pip install -U mmdata`"
+        )
+    if isinstance(schema, int) and schema < SCHEMA_VERSION:
+        raise DataError(
+            f"'{path}': schema {schema}, of an earlier mmdata, and this one reads {SCHEMA_VERSION}; "
+            f"remove it and run `mmdata index {path.parent}`"
+        )
+    root = content.pop("root", None)
+    try:
+        top = _ADAPTER.validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"'{path}': '{place}': {first['msg']}; {REMAKE}") from error
+    if "://" in top.location or top.location.startswith("pipe:"):
+        raise DataError(f"'{path}': location '{top.location}' is not a folder; commands and URLs are never followed")
+    if root != top.root:
+        raise DataError(f"'{path}': content does not match its root hash: edited or damaged; {REMAKE}")
+    for number, page in enumerate(top.pages):
+        if page.file != page_name(number):
+            raise DataError(f"'{path}': page {number} is '{page.file}', and must be '{page_name(number)}'; {REMAKE}")
+    full = [PAGE_SHARDS] * (top.num_shards // PAGE_SHARDS)
+    rest = top.num_shards % PAGE_SHARDS
+    if [page.shards for page in top.pages] != full + [rest] * bool(rest):
+        raise DataError(f"'{path}': its pages do not list {top.num_shards} shards, {PAGE_SHARDS} a page; {REMAKE}")
+    if sum(page.rows for page in top.pages) != top.rows:
+        raise DataError(f"'{path}': its pages do not list {top.rows} rows; {REMAKE}")
+    return top
+
+
+_ADAPTER = TypeAdapter(_Top)

@@ -1,0 +1,183 @@
+"""Pages of the manifest: entries of up to 1,024 shards in one mapped Arrow IPC file. Equal entries give equal bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import ConfigDict, NonNegativeInt
+
+from mmdata.errors import DataError
+from mmdata.shards.ragged import offsets_of
+
+PAGE_SHARDS = 1024
+PAGE_PATTERN = re.compile(r"manifest-\d{5,}\.arrow")
+REMAKE = "remove manifest.json and run `mmdata index`, or fetch the folder again"
+_PLAIN_NAME = re.compile(r"[^/\\\0:]+")
+
+_NUMBERS = ("bytes", "rows", "captions", "labels")
+_TEXTS = ("name", "sha256", "index", "index_sha256")
+_CELLS = ("cells", "counts")
+_SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.string(), nullable=False) for name in _TEXTS),
+        *(pa.field(name, pa.int64(), nullable=False) for name in _NUMBERS),
+        *(pa.field(name, pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False) for name in _CELLS),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard.
+
+    Attributes:
+        name: file name of the tar, in the manifest's `location`.
+        bytes, sha256: of the tar.
+        rows: samples in the index.
+        index, index_sha256: file name (beside the manifest) and hash of the shard's columns.
+        captions: of all rows; a row has one or more.
+        labels: rows that have a label.
+        cells: int32 (n,), the cells (`mmdata.shards.histogram`) that captions of this shard lie in, ascending.
+        counts: int32 (n,), captions in each; they add up to `captions`.
+
+    Two entries are equal when all but the histogram is: the index's hash decides it.
+    """
+
+    name: str
+    bytes: int
+    sha256: str
+    rows: int
+    index: str
+    index_sha256: str
+    captions: int
+    labels: int
+    cells: npt.NDArray[np.int32] = field(compare=False, repr=False)
+    counts: npt.NDArray[np.int32] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What manifest.json says of a page: file name and hash, and how many shards and rows it lists."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    file: str
+    sha256: str
+    shards: NonNegativeInt
+    rows: NonNegativeInt
+
+
+def page_name(number: int) -> str:
+    """File name of a page: 3 -> "manifest-00003.arrow"."""
+    return f"manifest-{number:05d}.arrow"
+
+
+def check_plain_name(name: str, where: str) -> None:
+    """Raise DataError where a shard's name could lead out of its folder, or is no file's."""
+    if not _PLAIN_NAME.fullmatch(name) or name.startswith("."):
+        raise DataError(f"{where}: '{name}' is not a plain file name; commands and paths are never followed")
+
+
+def encode_page(entries: Sequence[ShardEntry]) -> bytes:
+    """The file of a page."""
+    assert len(entries) <= PAGE_SHARDS, len(entries)
+    arrays: list[Any] = [pa.array([getattr(entry, name) for entry in entries], pa.string()) for name in _TEXTS]
+    arrays += [pa.array([getattr(entry, name) for entry in entries], pa.int64()) for name in _NUMBERS]
+    offsets = offsets_of(np.array([len(entry.cells) for entry in entries], np.int64)).astype(np.int32)
+    for name in _CELLS:
+        values = np.concatenate([np.empty(0, np.int32), *(getattr(entry, name) for entry in entries)])
+        arrays.append(pa.ListArray.from_arrays(offsets, values, type=_SCHEMA.field(name).type))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, _SCHEMA) as writer:
+        writer.write_batch(pa.record_batch(arrays, schema=_SCHEMA))
+    return sink.getvalue().to_pybytes()
+
+
+@dataclass(frozen=True)
+class PageColumns:
+    """The entries of n shards, as views of the mapped file.
+
+    Attributes:
+        numbers: name -> int64 (n,): bytes, rows, captions, labels.
+        offsets: int32 (n + 1,); shard i has cells[offsets[i]:offsets[i + 1]], and counts likewise.
+        cells, counts: int32.
+        path: of the page, for messages.
+    """
+
+    numbers: dict[str, npt.NDArray[np.int64]]
+    offsets: npt.NDArray[np.int32]
+    cells: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.int32]
+    path: Path
+    _texts: dict[str, pa.StringArray]
+
+    @classmethod
+    def open(cls, folder: Path, page: Page) -> PageColumns:
+        """Map a page and check it against manifest.json, hash included.
+
+        Raises:
+            DataError: missing, or not the file that manifest.json names.
+        """
+        path = folder / page.file
+        try:
+            with pa.memory_map(str(path)) as source:  # the mapping outlives the descriptor
+                buffer = source.read_buffer()
+        except FileNotFoundError:
+            raise DataError(f"manifest page '{path}': no such file, and manifest.json names it; {REMAKE}") from None
+        if hashlib.sha256(buffer).hexdigest() != page.sha256:
+            raise DataError(f"manifest page '{path}': SHA-256 differs from manifest.json's; {REMAKE}")
+        try:
+            batch = pa.ipc.open_file(buffer).get_batch(0)
+            batch.validate(full=True)
+        except (pa.ArrowException, ValueError) as error:
+            raise DataError(f"manifest page '{path}': not a page: {error}; {REMAKE}") from error
+        if batch.schema != _SCHEMA:
+            raise DataError(
+                f"manifest page '{path}': expected {_SCHEMA.names}, got {batch.schema.names}, or of other types; "
+                f"{REMAKE}"
+            )
+        return cls._of_batch(batch, page, path)
+
+    @classmethod
+    def _of_batch(cls, batch: Any, page: Page, path: Path) -> PageColumns:
+        cells, counts = (batch.column(name) for name in _CELLS)
+        columns = cls(
+            numbers={name: batch.column(name).to_numpy() for name in _NUMBERS},
+            offsets=cells.offsets.to_numpy(),
+            cells=cells.values.to_numpy(),
+            counts=counts.values.to_numpy(),
+            path=path,
+            _texts={name: batch.column(name) for name in _TEXTS},
+        )
+        numbers, ends = columns.numbers, offsets_of(columns.counts)[columns.offsets]
+        whole = (
+            (batch.num_rows, int(numbers["rows"].sum())) == (page.shards, page.rows)
+            and all((values >= 0).all() for values in (*numbers.values(), columns.cells))
+            and (columns.counts > 0).all()
+            and np.array_equal(columns.offsets, counts.offsets.to_numpy())
+            and np.array_equal(np.diff(ends), numbers["captions"])
+        )
+        if not whole:
+            raise DataError(f"manifest page '{path}': its numbers contradict each other or manifest.json; {REMAKE}")
+        return columns
+
+    def entry(self, i: int) -> ShardEntry:
+        """The entry of shard i of this page.
+
+        Raises:
+            DataError: a name in it leads elsewhere.
+        """
+        values: dict[str, Any] = {name: texts[i].as_py() for name, texts in self._texts.items()}
+        values |= {name: int(numbers[i]) for name, numbers in self.numbers.items()}
+        for name in ("name", "index"):
+            check_plain_name(values[name], f"manifest page '{self.path}'")
+        span = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
+        return ShardEntry(**values, cells=self.cells[span], counts=self.counts[span])

@@ -1,0 +1,161 @@
+"""What an image is, from its header. Formats are told by magic bytes, never by name; no pixel is decoded."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+from dataclasses import dataclass
+
+from PIL import Image, ImageFile, UnidentifiedImageError, features
+from PIL.AvifImagePlugin import AvifImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from mmdata.errors import BadSample, Reason
+
+# The plugin classes, not Image.open: their limits are ours (`Limits`), and no other format can be reached.
+_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
+    "JPEG": JpegImageFile,
+    "PNG": PngImageFile,
+    "WEBP": WebPImageFile,
+    "GIF": GifImageFile,
+    "BMP": BmpImageFile,
+    "TIFF": TiffImageFile,
+    "AVIF": AvifImageFile,
+}
+
+FORMATS: tuple[str, ...] = tuple(_PLUGINS)
+"""Names as Pillow has them; the index column image_format is a position in this tuple, so it may only grow."""
+
+EXTENSIONS: dict[str, str] = {
+    "JPEG": ".jpg",
+    "PNG": ".png",
+    "WEBP": ".webp",
+    "GIF": ".gif",
+    "BMP": ".bmp",
+    "TIFF": ".tif",
+    "AVIF": ".avif",
+}
+
+_ORIENTATION_TAG = 0x0112
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """What the header says.
+
+    Attributes:
+        format: one of `FORMATS`.
+        height, width: pixels as stored, before orientation.
+        orientation: EXIF orientation still to be applied on load, 1 to 8; 1 is upright.
+    """
+
+    format: str
+    height: int
+    width: int
+    orientation: int = 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which images are refused from their header alone.
+
+    Attributes:
+        min_side: shorter side in pixels, at least.
+        max_aspect: longer side over shorter side, at most.
+        max_pixels: height × width, at most; the default is where Pillow refuses to decode.
+    """
+
+    min_side: int = 2
+    max_aspect: float = 20.0
+    max_pixels: int = 178_956_970
+
+
+DEFAULT_LIMITS = Limits()
+NO_LIMITS = Limits(min_side=1, max_aspect=math.inf, max_pixels=2**62)
+
+
+def sniff(data: bytes | memoryview) -> str | None:
+    """The format that the first bytes announce, or None; at least 32 bytes are wanted."""
+    head = bytes(data[:32])
+    if head.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "WEBP"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    if head.startswith(b"BM") and head[6:10] == b"\0\0\0\0":
+        return "BMP"
+    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        return "TIFF"
+    if head[4:8] == b"ftyp" and head[8:12] in (b"avif", b"avis"):
+        return "AVIF"
+    return None
+
+
+def probe(data: bytes | memoryview, *, limits: Limits = DEFAULT_LIMITS) -> ImageInfo:
+    """Read an image's header.
+
+    Raises:
+        BadSample: empty_file, not_an_image, unsupported_format, corrupt_image, image_too_small, image_too_large or
+            extreme_aspect.
+    """
+    if not data:
+        raise BadSample(Reason.EMPTY_FILE, "image of 0 bytes")
+    name = sniff(data)
+    if name is None:
+        raise _unknown(bytes(data[:64]))
+    if name == "AVIF" and not features.check("avif"):
+        raise BadSample(Reason.UNSUPPORTED_FORMAT, "AVIF, and this Pillow has no AVIF codec")
+    try:
+        with _PLUGINS[name](io.BytesIO(data)) as image:
+            width, height = image.size
+            orientation = _orientation(image)
+    # Plugins let parsing errors of any of these kinds escape on damaged headers; pixels and text bombs end here too.
+    except (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, EOFError, struct.error) as error:
+        raise BadSample(Reason.CORRUPT_IMAGE, f"{name} header does not parse: {error}") from error
+    except (OverflowError, MemoryError, RuntimeError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise BadSample(Reason.CORRUPT_IMAGE, f"{name} header cannot be: {error}") from error
+    _check(height, width, limits)
+    return ImageInfo(name, height, width, orientation)
+
+
+def _check(height: int, width: int, limits: Limits) -> None:
+    shorter, longer = sorted((height, width))
+    size = f"{width}×{height} pixels"
+    if shorter < limits.min_side:
+        raise BadSample(Reason.IMAGE_TOO_SMALL, f"{size}: shorter side under {limits.min_side}")
+    if height * width > limits.max_pixels:
+        raise BadSample(Reason.IMAGE_TOO_LARGE, f"{size}: more than {limits.max_pixels} in all")
+    if longer > limits.max_aspect * shorter:
+        raise BadSample(Reason.EXTREME_ASPECT, f"{size}: sides differ more than {limits.max_aspect:g} to 1")
+
+
+def _orientation(image: ImageFile.ImageFile) -> int:
+    if isinstance(image, TiffImageFile):
+        return 1  # Pillow turns TIFF upright while loading, and reports the size after that
+    try:
+        if isinstance(image, PngImageFile):
+            # getexif() would decode all pixels in search of a chunk behind them.
+            exif = Image.Exif()
+            exif.load(image.info.get("exif", b""))
+        else:
+            exif = image.getexif()
+        value = exif.get(_ORIENTATION_TAG, 1)
+    except Exception:  # corrupt EXIF is no reason to lose the picture
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _unknown(head: bytes) -> BadSample:
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith((b"<svg", b"<?xml", b"%pdf", b"simple  =", b"%!ps")) or head[4:8] == b"ftyp":
+        return BadSample(Reason.UNSUPPORTED_FORMAT, f"starts with {head[:16]!r}")
+    return BadSample(Reason.NOT_AN_IMAGE, f"starts with {head[:16]!r}")

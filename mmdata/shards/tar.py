@@ -1,0 +1,264 @@
+"""Tar, strictly. No member is lost in silence: what other readers skip or end on is an error with its offset here.
+
+Why not `tarfile` for reading: it ends without an error on a damaged header and on a file without end blocks.
+Source of the formats: POSIX.1-2017 "pax", and "Basic Tar Format" in the manual of GNU tar.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, NoReturn
+
+from mmdata.errors import DataError
+
+BLOCK = 512
+END = bytes(2 * BLOCK)
+"""The two zero blocks that end a tar."""
+
+_MAX_EXTENDED = 1 << 20  # bytes of a long name or of pax records; a name needs a few hundred
+_ASCII = bytes(range(128))
+_OCTAL = re.compile(rb" *([0-7]+)[ \0]*")
+_PAX_RECORD = re.compile(rb"([0-9]{1,7}) ")
+_META = re.compile(r"__[^/]*__($|/)")
+_EXTENDED = (b"L", b"K", b"x", b"g")  # GNU long name, GNU long link, pax, global pax
+_REFUSED = {
+    b"1": "a hard link",
+    b"2": "a symbolic link",
+    b"3": "a character device",
+    b"4": "a block device",
+    b"6": "a FIFO",
+    b"S": "a sparse file",
+    b"M": "a continued file of a multi-volume tar",
+}
+
+
+@dataclass(frozen=True)
+class Member:
+    """A regular file of a tar.
+
+    Attributes:
+        name: as it stands in the tar; bytes that are not UTF-8 become "\\xNN".
+        offset, size: of the payload, in bytes.
+        start: offset of the first header block that belongs to it.
+    """
+
+    name: str
+    offset: int
+    size: int
+    start: int
+
+
+def header(name: str, size: int) -> bytes:
+    """The ustar header of a file, the same for the same arguments: no clock, no user, mode 0644.
+
+    Raises:
+        ValueError: a name that ustar cannot hold (over 100 bytes without a "/" to split at), or 8 GiB and more.
+    """
+    info = tarfile.TarInfo(name)
+    info.size = size
+    info.mode = 0o644
+    return info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict")
+
+
+def padding(size: int) -> bytes:
+    """Zeros that fill a payload of `size` bytes up to a whole block."""
+    return bytes(-size % BLOCK)
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Key and lower-case extension of a member as webdataset splits them; None for one that belongs to no sample.
+
+    `split_name("a.b/0001.seg.PNG") == ("a.b/0001", "seg.png")`; `__meta__` members and names without an extension
+    belong to no sample.
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, _, extension = base.partition(".")
+    if not stem or not extension or _META.match(name):
+        return None
+    return folder + slash + stem, extension.lower()
+
+
+def read_members(file: BinaryIO, *, name: str) -> Iterator[Member]:
+    """The regular files of a tar, in order; directories are passed over. Payloads are not read.
+
+    Args:
+        file: seekable, positioned anywhere; the caller may move it between members.
+        name: the shard, for messages.
+
+    Raises:
+        DataError: anything but a whole, plain tar: a cut, a damaged header, missing end blocks, data behind them, a
+            link, device or sparse file, a size that is negative, overridden or larger than the file, a member twice.
+            Names the offset, and where the last good sample ends.
+    """
+    yield from _Reader(file, name).members()
+
+
+class _Reader:
+    """One pass over a tar's headers."""
+
+    def __init__(self, file: BinaryIO, shard: str) -> None:
+        self._file = file
+        self._shard = shard
+        self._size = file.seek(0, os.SEEK_END)
+        self._sample: tuple[str, int] = ("", 0)  # key of the sample that is being read, and where it starts
+
+    def members(self) -> Iterator[Member]:
+        if self._read(0, 2) == b"\x1f\x8b":
+            raise DataError(f"shard '{self._shard}': gzip-compressed, which has no random access; `gunzip` it first")
+        seen: dict[str, int] = {}
+        position = 0
+        while True:
+            member, position = self._member(position)
+            if member is None:
+                break
+            if member.name in seen:
+                self._fail(member.start, f"member '{member.name}' stands already at byte {seen[member.name]}")
+            seen[member.name] = member.start
+            yield member
+        self._check_end(position)
+
+    def _member(self, start: int) -> tuple[Member | None, int]:
+        """The next regular file, None at the end blocks; and where it ends, padding included, or where they start."""
+        position = start
+        names: dict[bytes, str] = {}  # kind of extended header -> the name it gave
+        while (block := self._block(position)).strip(b"\0"):
+            kind, size = self._checked(block, position)
+            payload = position + BLOCK
+            following = payload + size + -size % BLOCK
+            if kind in _EXTENDED:
+                self._extend(names, kind, (position, payload, size))
+                position = following
+                continue
+            name = self._name(block, names, position)
+            split = split_name(name)
+            if split and split[0] != self._sample[0]:
+                self._sample = (split[0], start)
+            self._check_whole(payload, size, position)
+            if kind != b"5" and not (kind == b"\0" and name.endswith("/")):
+                self._check_regular(kind, name, position)
+                return Member(name, payload, size, start), following
+            if size:
+                self._fail(position, f"directory '{name}' with a payload of {size} bytes")
+            start, position, names = following, following, {}
+        if names:
+            self._fail(start, "an extended header with no member behind it")
+        return None, position
+
+    def _check_whole(self, payload: int, size: int, position: int) -> None:
+        if payload + size + -size % BLOCK > self._size:
+            self._fail(position, f"a member of {size} bytes, and the file ends after {self._size - payload}: cut")
+
+    def _check_regular(self, kind: bytes, name: str, position: int) -> None:
+        if kind not in (b"0", b"\0", b"7"):
+            what = _REFUSED.get(kind, f"of unknown type {kind!r}")
+            self._fail(position, f"member '{name}' is {what}; shards hold regular files only")
+
+    def _extend(self, names: dict[bytes, str], kind: bytes, place: tuple[int, int, int]) -> None:
+        """Take in a header that speaks of the next member (long name, pax) or of all that follow (global pax)."""
+        position, payload, size = place
+        self._check_whole(payload, size, position)
+        if size > _MAX_EXTENDED:
+            self._fail(position, f"an extended header of {size} bytes")
+        if kind in names:
+            self._fail(position, "two extended headers of one kind for one member")
+        data = self._read(payload, size)
+        if kind == b"L":
+            names[kind] = self._text(data.removesuffix(b"\0"), position)
+        elif kind == b"K":
+            names[kind] = ""  # a long link target: only a link has one, and links are refused
+        else:
+            path = self._pax_path(data, position)
+            if kind == b"x":
+                names[kind] = path
+            elif path:
+                self._fail(position, "a global pax header that names a member")
+
+    def _name(self, block: bytes, names: dict[bytes, str], position: int) -> str:
+        given = {name for kind, name in names.items() if kind in (b"L", b"x") and name}
+        if len(given) > 1:
+            self._fail(position, f"two names for one member: {sorted(given)}")
+        if given:
+            return given.pop()
+        name = self._text(block[:100].split(b"\0")[0], position)
+        # GNU headers keep times where POSIX keeps the front part of a long name.
+        prefix = block[345:500].split(b"\0")[0] if block[257:263] == b"ustar\0" else b""
+        return f"{self._text(prefix, position)}/{name}" if prefix else name
+
+    def _checked(self, block: bytes, position: int) -> tuple[bytes, int]:
+        """Type and size of a header block whose checksum holds."""
+        field = _OCTAL.fullmatch(block[148:156])
+        rest = block[:148] + b" " * 8 + block[156:]
+        signed = sum(rest) - 256 * len(rest.translate(None, _ASCII))  # old tars summed signed bytes
+        sums = (sum(rest), signed)
+        if field is None or int(field[1], 8) not in sums:
+            self._fail(position, "header checksum does not match: damaged, or not a tar")
+        if block[257:265] not in (b"ustar\x0000", b"ustar  \0", bytes(8)):
+            self._fail(position, f"not a tar header: magic {block[257:265]!r}")
+        return block[156:157], self._payload_size(block[124:136], position)
+
+    def _payload_size(self, field: bytes, position: int) -> int:
+        if octal := _OCTAL.fullmatch(field):
+            return int(octal[1], 8)
+        if field[0] == 0xFF:
+            self._fail(position, "a negative size")
+        if field[0] != 0x80:
+            self._fail(position, f"size field {field!r} is no number")
+        return int.from_bytes(field[1:], "big")  # larger than the file, and refused there, if it is a lie
+
+    def _pax_path(self, data: bytes, position: int) -> str:
+        """The "path" of pax records ("LENGTH KEY=VALUE\\n", LENGTH counting itself), "" where there is none."""
+        path, at = "", 0
+        while at < len(data):
+            length = _PAX_RECORD.match(data, at)
+            record = data[length.end() : at + int(length[1])] if length else b""
+            key, equals, value = record.partition(b"=")
+            if not length or not equals or not value.endswith(b"\n") or at + int(length[1]) > len(data):
+                self._fail(position, "pax records do not parse")
+            at += int(length[1])
+            if key == b"size":
+                self._fail(position, f"a pax record that overrides the size: {value[:-1]!r}")
+            if key.startswith(b"GNU.sparse") or key == b"SCHILY.realsize":
+                self._fail(position, "a sparse file (pax)")
+            if key == b"path":
+                path = self._text(value[:-1], position)
+        return path
+
+    def _text(self, data: bytes, position: int) -> str:
+        if not data or b"\0" in data:
+            self._fail(position, f"a name that is empty or holds a NUL: {data[:40]!r}")
+        return data.decode("utf-8", "backslashreplace")
+
+    def _check_end(self, position: int) -> None:
+        """Two zero blocks, then zeros only: a tar may be filled up to any record size."""
+        if self._read(position, len(END)) != END:
+            self._fail(position, "a lone zero block where two must end the tar: cut or damaged")
+        at = position
+        while chunk := self._read(at, 1 << 20):
+            if tail := chunk.lstrip(b"\0"):
+                at += len(chunk) - len(tail)
+                self._fail(
+                    at, "data behind the end blocks, which other readers never see: concatenated tars, or damage"
+                )
+            at += len(chunk)
+
+    def _block(self, position: int) -> bytes:
+        block = self._read(position, BLOCK)
+        if not block:
+            self._fail(position, "the file ends without end blocks: cut")
+        if len(block) < BLOCK:
+            self._fail(position, f"the file ends after {len(block)} bytes of a header: cut")
+        return block
+
+    def _read(self, position: int, size: int) -> bytes:
+        self._file.seek(position)
+        return self._file.read(size)
+
+    def _fail(self, position: int, what: str) -> NoReturn:
+        raise DataError(
+            f"shard '{self._shard}', byte {position}: {what}; the last sample that is surely good ends at byte "
+            f"{self._sample[1]}: fetch or convert the shard again, or cut the file there and append 1,024 zero bytes"
+        )

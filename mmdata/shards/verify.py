@@ -1,0 +1,167 @@
+"""Compares shards, index and manifest with one another. Nothing is trusted: every byte is hashed, every header read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmdata.errors import DataError
+from mmdata.shards.build import QUARANTINE_NAME, Progress, Scan, file_sha256, scan_shard, steps
+from mmdata.shards.columns import FIXED, Columns, encode
+from mmdata.shards.histogram import unpack_cells
+from mmdata.shards.index import Index
+from mmdata.shards.manifest import MANIFEST_NAME, Manifest
+from mmdata.shards.pages import ShardEntry
+from mmdata.shards.probe import NO_LIMITS
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is not as it must be, and in which shard (or manifest.json)."""
+
+    shard: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{'' if self.shard == MANIFEST_NAME else 'shard '}'{self.shard}': {self.detail}"
+
+
+def verify(folder: str | os.PathLike[str], progress: Progress | None = None) -> list[Problem]:
+    """Check every shard of a folder: size, hash, strict tar, and each column of its index against the tar's content.
+
+    Samples of a tar that its index leaves out must be in `quarantine.jsonl`. Pixels are not decoded. Token lengths
+    are checked against the manifest's histogram, not counted anew; the manifest's pages are hashed.
+
+    Raises:
+        DataError: the manifest itself, or a page of it, is missing or damaged.
+        ConfigError: `folder` is a URL.
+    """
+    index = Index.open(folder)
+    excused = _quarantined(index.folder)
+    total = index.manifest.bytes
+    problems = [Problem(MANIFEST_NAME, detail) for detail in _wrong_sums(index.manifest)]
+    done = 0
+    for number, entry in enumerate(index.manifest):
+        step = steps(progress, done, total)
+        found = _problems(index, number, excused.get(entry.name, set()), step)
+        problems += [Problem(entry.name, detail) for detail in found]
+        done += entry.bytes
+        step(entry.bytes)
+    return problems
+
+
+def _wrong_sums(manifest: Manifest) -> Iterator[str]:
+    """What manifest.json says of the whole against its pages; rows are compared when a page is opened."""
+    totals = dict.fromkeys(("bytes", "captions", "labels"), 0)
+    lengths: Counter[int] = Counter()
+    for entry in manifest:
+        for name in totals:
+            totals[name] += getattr(entry, name)
+        tokens, _ = unpack_cells(entry.cells)
+        for length, captions in zip(tokens.tolist(), entry.counts.tolist(), strict=True):
+            lengths[length] += captions
+    if manifest.lengths != sorted(lengths.items()):
+        yield "its lengths of captions are not those of its shards"
+    for name in ("bytes", "captions"):
+        if getattr(manifest, name) != totals[name]:
+            yield f"{getattr(manifest, name)} {name}, and its shards have {totals[name]}"
+    if manifest.has_labels != (totals["labels"] > 0):
+        yield f"has_labels is {manifest.has_labels}, and {totals['labels']} rows of its shards have a label"
+
+
+def _problems(index: Index, shard: int, excused: set[str], step: Callable[[int], None]) -> Iterator[str]:
+    entry, path = index.manifest.entry(shard), index.shard_path(shard)
+    if not path.is_file():
+        yield f"no such file: '{path}'"
+        return
+    if (size := path.stat().st_size) != entry.bytes:
+        yield f"{size} bytes, and the manifest says {entry.bytes}"
+    elif file_sha256(path) != entry.sha256:
+        yield "its SHA-256 is not the manifest's: the content changed"
+    columns = None
+    try:
+        columns = index.shard(shard)
+    except DataError as error:
+        yield str(error)
+    try:
+        scan = scan_shard(path, limits=NO_LIMITS, step=step)
+    except DataError as error:
+        yield str(error).removeprefix(f"shard '{entry.name}', ").removeprefix(f"shard '{entry.name}': ")
+        return
+    if columns is not None:
+        yield from _compare(entry, columns, scan, excused)
+
+
+def _compare(entry: ShardEntry, columns: Columns, scan: Scan, excused: set[str]) -> Iterator[str]:
+    """What the index says against what the tar holds."""
+    keys: list[str] = columns.keys.to_pylist()
+    indexed = set(keys)
+    samples = [row.key for row in scan.rows] + [line["key"] for line in scan.quarantined]
+    if lost := [key for key in samples if key not in indexed and key not in excused]:
+        yield f"{len(lost)} samples are neither in the index nor in {QUARANTINE_NAME}; the first is '{lost[0]}'"
+    rows = [row for row in scan.rows if row.key in indexed]
+    if [row.key for row in rows] != keys:
+        gone = sorted(indexed - {row.key for row in rows})
+        yield (
+            f"the index names samples that the tar does not hold or cannot use: {gone[:3]}"
+            if gone
+            else ("the samples of the index stand in another order in the tar")
+        )
+        return
+    expected = Columns.parse(encode(rows).data, len(rows), entry.index)
+    for name in FIXED:
+        yield from _difference(name, columns.fixed[name] != expected.fixed[name], keys)
+    offsets, hashes = columns.lists["caption_hash"]
+    true_offsets, true_hashes = expected.lists["caption_hash"]
+    if np.array_equal(offsets, true_offsets):
+        owners = np.repeat(np.arange(len(keys)), np.diff(offsets))
+        yield from _difference("caption_hash", np.isin(np.arange(len(keys)), owners[hashes != true_hashes]), keys)
+    else:
+        yield from _difference("caption_hash", np.diff(offsets) != np.diff(true_offsets), keys)
+    token_offsets, _ = columns.lists["caption_tokens"]
+    if token_offsets[-1] and not np.array_equal(token_offsets, true_offsets):
+        yield from _difference("caption_tokens", np.diff(token_offsets) != np.diff(true_offsets), keys)
+        return
+    lists = {**expected.lists, "caption_tokens": columns.lists["caption_tokens"]}
+    yield from _compare_entry(entry, replace(expected, lists=lists))
+
+
+def _compare_entry(entry: ShardEntry, columns: Columns) -> Iterator[str]:
+    """What the manifest counts against the columns that the shard should have."""
+    for name, listed, found in (
+        ("captions", entry.captions, columns.num_captions),
+        ("labels", entry.labels, columns.num_labels),
+    ):
+        if listed != found:
+            yield f"the manifest lists {listed} {name}, and there are {found}"
+    cells, counts = columns.histogram()
+    if not (np.array_equal(cells, entry.cells) and np.array_equal(counts, entry.counts)):
+        yield "the manifest's histogram is not that of the images' aspect ratios and of index column 'caption_tokens'"
+
+
+def _difference(name: str, differs: npt.NDArray[np.bool_], keys: list[str]) -> Iterator[str]:
+    if differs.any():
+        first = keys[int(np.argmax(differs))]
+        yield f"index column '{name}' differs from the tar in {int(differs.sum())} rows; the first is sample '{first}'"
+
+
+def _quarantined(folder: Path) -> dict[str, set[str]]:
+    """Keys in the quarantine list, by shard; lines that are not of a shard's sample are convert's, and excuse none."""
+    excused: dict[str, set[str]] = {}
+    path = folder / QUARANTINE_NAME
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        try:
+            line: Any = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and isinstance(line.get("shard"), str) and isinstance(line.get("key"), str):
+            excused.setdefault(line["shard"], set()).add(line["key"])
+    return excused

@@ -1,0 +1,292 @@
+"""Writes samples as shards with their index. The same samples give the same bytes; a failure publishes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from mmdata.atomic import lock, sync_folder
+from mmdata.errors import BadSample, DataError, Reason
+from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT, clean_caption
+from mmdata.shards.columns import CountTokens, Encoded, Place, Row, encode, hash64
+from mmdata.shards.manifest import MANIFEST_NAME, Manifest
+from mmdata.shards.manifest_writer import ManifestWriter
+from mmdata.shards.pages import PAGE_PATTERN, ShardEntry
+from mmdata.shards.probe import EXTENSIONS, ImageInfo
+from mmdata.shards.tar import BLOCK, END, header, padding, split_name
+
+STAGING_NAME = ".mmdata-staging"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample, ready to be written.
+
+    Attributes:
+        key: its name in the shard; no dot in its last part, unique in its shard.
+        image: the file's bytes, written as they are.
+        info: what `probe` says of them.
+        captions: at least one, each as `clean_caption` returns it.
+        label: class number from 0; None where there is none.
+        extra: further JSON of the sample; may not hold "captions" or "label".
+    """
+
+    key: str
+    image: bytes
+    info: ImageInfo
+    captions: list[str]
+    label: int | None = None
+    extra: dict[str, Any] | None = None
+
+
+class ShardWriter:
+    """Writes `000000.tar`, `000001.tar`, … with `000000.index.arrow` beside each, and at last the manifest.
+
+    A context manager: an exception inside `with` publishes nothing. Everything is staged in a hidden subfolder
+    and renamed in `close`; what a killed run left behind is cleared by the next one.
+
+    Args:
+        folder: where to; made when missing. It may hold other files, but no shard, index or manifest.
+        shard_rows: samples in a shard, at most.
+        shard_bytes: bytes of a shard, at most, unless a single sample is larger.
+        count_tokens: fills the column caption_tokens; None leaves it empty.
+        tokenizer: fingerprint of that tokenizer, kept in the manifest.
+
+    Raises:
+        DataError: the folder holds shards, or another writer is at work in it.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        shard_rows: int = 10_000,
+        shard_bytes: int = 1_000_000_000,
+        count_tokens: CountTokens | None = None,
+        tokenizer: str | None = None,
+    ) -> None:
+        if shard_rows < 1 or shard_bytes < 1:
+            raise ValueError(f"shard_rows and shard_bytes must be positive: got {shard_rows}, {shard_bytes}")
+        self._folder = Path(folder)
+        self._limits = (shard_rows, shard_bytes)
+        self._count_tokens = count_tokens
+        self._tokenizer = tokenizer
+        self._num_shards = 0  # finished ones
+        self._shard: _OpenShard | None = None
+        self._staging = self._folder / STAGING_NAME
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._held = ExitStack()
+        self._held.enter_context(lock(self._folder))
+        try:
+            _clear_killed_run(self._folder)
+            _refuse_shards(self._folder)
+            self._staging.mkdir()
+            self._manifest = ManifestWriter(self._staging)
+        except BaseException:
+            self._held.close()
+            raise
+
+    def write(self, sample: Sample) -> None:
+        """Add a sample to the current shard, or to a new one when that is full.
+
+        Raises:
+            BadSample: a caption that is empty or not text, or too much JSON.
+            ValueError: a key that is not unique or would not be read back, a caption that is not clean.
+            OSError: the disk is full or broken.
+        """
+        members = _members(sample)
+        size = sum(BLOCK + len(data) + len(padding(len(data))) for _, data in members)
+        shard_rows, shard_bytes = self._limits
+        if self._shard and (len(self._shard.rows) >= shard_rows or self._shard.bytes + size + len(END) > shard_bytes):
+            self._finish_shard()
+        if self._shard is None:
+            self._shard = _OpenShard(self._staging / shard_names(self._num_shards)[0])
+        self._shard.add(sample, members)
+
+    def close(self, accounts: dict[str, Any] | None = None) -> Manifest:
+        """Publish all shards, the manifest last.
+
+        Args:
+            accounts: kept in the manifest: rows in, written, quarantined, …
+        """
+        try:
+            if self._shard:
+                self._finish_shard()
+            manifest = self._manifest.close(tokenizer=self._tokenizer, accounts=accounts)
+            # From here on, a killed run's files are known to be ours.
+            for name in _names(manifest):
+                os.rename(self._staging / name, self._folder / name)
+            sync_folder(self._folder)
+            os.rename(self._staging / MANIFEST_NAME, self._folder / MANIFEST_NAME)
+            sync_folder(self._folder)
+            self._staging.rmdir()
+        except BaseException:
+            self.abort()
+            raise
+        self._held.close()
+        return manifest
+
+    def abort(self) -> None:
+        """Publish nothing: remove what was staged and let the folder go."""
+        if self._shard:
+            with suppress(OSError):  # closing writes what is buffered, and a full disk refuses that again
+                self._shard.file.close()
+        if not (self._folder / MANIFEST_NAME).exists():
+            _clear_killed_run(self._folder)
+        self._held.close()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._staging.exists():  # closed or aborted inside the block
+            return
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _finish_shard(self) -> None:
+        assert self._shard is not None
+        shard, self._shard = self._shard, None
+        self._manifest.add(shard.finish(encode(shard.rows, self._count_tokens)))
+        self._num_shards += 1
+
+
+def shard_names(number: int) -> tuple[str, str]:
+    """File names of a shard's tar and index: 7 -> "000007.tar", "000007.index.arrow"."""
+    return f"{number:06d}.tar", f"{number:06d}.index.arrow"
+
+
+class _OpenShard:
+    """The tar that is being written, its hash, and its rows so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: BinaryIO = path.open("xb")
+        self.bytes = 0
+        self.rows: list[Row] = []
+        self._hash = hashlib.sha256()
+        self._keys: set[str] = set()
+
+    def add(self, sample: Sample, members: list[tuple[str, bytes]]) -> None:
+        if sample.key in self._keys:
+            raise ValueError(
+                f"sample '{sample.key}': the key is already in shard '{self.path.name}'; keys must be unique"
+            )
+        headers = [header(name, len(data)) for name, data in members]  # all of them, before a byte is written
+        self._keys.add(sample.key)
+        places: list[Place] = []
+        for head, (_, data) in zip(headers, members, strict=True):
+            places.append(Place(self.bytes + BLOCK, len(data)))
+            for piece in (head, data, padding(len(data))):
+                self._put(piece)
+        caption_format = JSON if len(members) == 3 else TXT
+        self.rows.append(
+            Row(
+                key=sample.key,
+                image=places[0],
+                caption=places[-1],
+                caption_format=caption_format,
+                info=sample.info,
+                label=-1 if sample.label is None else sample.label,
+                image_hash=hash64(sample.image),
+                captions=sample.captions,
+            )
+        )
+
+    def finish(self, encoded: Encoded) -> ShardEntry:
+        self._put(END)
+        _sync_and_close(self.file)
+        index = self.path.with_suffix(".index.arrow")
+        with index.open("xb") as file:
+            file.write(encoded.data)
+            _sync_and_close(file)
+        return encoded.entry(self.path.name, index.name, size=self.bytes, sha256=self._hash.hexdigest())
+
+    def _put(self, data: bytes) -> None:
+        self.file.write(data)
+        self._hash.update(data)
+        self.bytes += len(data)
+
+
+def _members(sample: Sample) -> list[tuple[str, bytes]]:
+    """Image, first caption, and JSON only where it says more; the last one holds the captions."""
+    _check(sample)
+    members = [
+        (sample.key + EXTENSIONS[sample.info.format], sample.image),
+        (sample.key + ".txt", sample.captions[0].encode()),
+    ]
+    extra = sample.extra or {}
+    if len(sample.captions) > 1 or sample.label is not None or extra:
+        label = {} if sample.label is None else {"label": sample.label}
+        content = {**extra, **label, "captions": sample.captions}
+        data = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(data) > MAX_CAPTION_BYTES:
+            raise BadSample(Reason.CAPTION_TOO_LONG, f"JSON member of {len(data)} bytes; at most {MAX_CAPTION_BYTES}")
+        members.append((sample.key + ".json", data))
+    return members
+
+
+def _check(sample: Sample) -> None:
+    """Refuse what would not be read back as it was given."""
+    folders = sample.key.split("/")[:-1]
+    if split_name(f"{sample.key}.jpg") != (sample.key, "jpg") or {"", ".", ".."} & set(folders) or "\0" in sample.key:
+        raise ValueError(
+            f"sample '{sample.key}': a key may not be empty, absolute, hold a dot, "
+            "climb out of its folder or be __meta__: readers would cut or skip it"
+        )
+    if not sample.captions:
+        raise ValueError(f"sample '{sample.key}': no caption")
+    for caption in sample.captions:
+        if clean_caption(caption) != caption:
+            raise ValueError(f"sample '{sample.key}': caption {caption[:40]!r} was not cleaned (clean_caption)")
+    if sample.label is not None and not 0 <= sample.label < 2**63:
+        raise ValueError(f"sample '{sample.key}': label {sample.label} is not a class number (0 or more)")
+    if reserved := {"captions", "label"} & set(sample.extra or {}):
+        raise ValueError(f"sample '{sample.key}': extra may not hold {sorted(reserved)}")
+
+
+def _sync_and_close(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
+def _names(manifest: Manifest) -> list[str]:
+    """What `close` moves, the manifest apart. Known from manifest.json alone: the pages may have been moved already."""
+    shards = [name for number in range(manifest.num_shards) for name in shard_names(number)]
+    return shards + [page.file for page in manifest.pages]
+
+
+def _clear_killed_run(folder: Path) -> None:
+    """Remove the staging folder, and shards that its manifest names: a kill between the renames left those."""
+    staging = folder / STAGING_NAME
+    if not staging.exists():
+        return
+    if (staging / MANIFEST_NAME).exists():
+        for name in _names(Manifest.read(staging)):
+            (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(staging)
+
+
+def _refuse_shards(folder: Path) -> None:
+    taken = sorted(
+        p.name
+        for p in folder.iterdir()
+        if p.name.endswith((".tar", ".index.arrow")) or p.name == MANIFEST_NAME or PAGE_PATTERN.fullmatch(p.name)
+    )
+    if taken:
+        raise DataError(
+            f"folder '{folder}': already holds '{taken[0]}' ({len(taken)} such files); choose an empty folder"
+        )

@@ -1,0 +1,122 @@
+"""The samples of a shard in the order of the tar: the same rows that `mmdata index` would find, and their bytes.
+
+The tar is read by the strict reader (`mmdata.shards.tar`), because Python's ends in silence on a cut between members
+and on a damaged header; webdataset groups its members into samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from webdataset.tariterators import group_by_keys
+
+from mmdata.errors import BadSample, DataError
+from mmdata.shards import ImageInfo, Limits, Member, read_members
+from mmdata.shards.samples import MAX_IMAGE_BYTES, Group, describe
+from mmdata.shards.tar import split_name
+from mmdata.streaming.forward import ForwardFile, open_shard
+from mmdata.streaming.source import display_name
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class StreamSample:
+    """A sample as it came, its image not yet decoded.
+
+    Attributes:
+        label: -1 where there is none.
+        image_hash: as in an index; names the sample in every pass, whatever the order.
+    """
+
+    shard: str
+    key: str
+    image: bytes
+    info: ImageInfo
+    captions: list[str]
+    label: int
+    image_hash: int
+
+
+class Dropped(NamedTuple):
+    """A sample that cannot be used."""
+
+    shard: str
+    key: str
+    error: BadSample
+
+
+class _Payload(NamedTuple):
+    member: Member
+    data: bytes  # empty for a member that is too large to be an image
+
+
+def read_shard(shard: str) -> Iterator[StreamSample | Dropped]:
+    """The samples of a shard.
+
+    Raises:
+        DataError: the shard cannot be read, is cut, or is not a plain tar (see `read_members`); or a key comes back
+            later. Samples before that place have been yielded.
+    """
+    name = display_name(shard)
+    starts: dict[str, int] = {}
+    with open_shard(shard) as file:
+        for group, payloads in _groups(file, name):
+            if group.key in starts:
+                raise DataError(
+                    f"shard '{name}': sample '{group.key}' starts at byte {starts[group.key]} and comes back at byte "
+                    f"{group.start}; pack the tar again, sorted by name"
+                )
+            starts[group.key] = group.start
+            yield _sample(name, group, payloads)
+
+
+def _groups(file: ForwardFile, name: str) -> Iterator[tuple[Group, dict[int, bytes]]]:
+    """Members by sample, and their payloads by offset."""
+    grouped = cast(Iterable[dict[str, Any]], group_by_keys(_members(file, name), keys=_split_name))
+    try:
+        for entries in grouped:
+            found = {extension: entry for extension, entry in entries.items() if isinstance(entry, _Payload)}
+            members = {extension: entry.member for extension, entry in found.items()}
+            start = min(member.start for member in members.values())
+            yield Group(entries["__key__"], start, members), {e.member.offset: e.data for e in found.values()}
+    except DataError:
+        raise
+    except ValueError as error:  # extensions that differ only in case
+        raise DataError(f"shard '{name}': {error.args[0]}; remove one") from error
+
+
+def _members(file: ForwardFile, name: str) -> Iterator[dict[str, Any]]:
+    """Members as webdataset's readers hand them on."""
+    for member in read_members(cast(BinaryIO, file), name=name):
+        split = split_name(member.name)
+        # An extension such as "__bad__" would steer webdataset's grouping.
+        if split is None or split[1].startswith("__"):
+            continue
+        data = b""
+        if member.size <= MAX_IMAGE_BYTES:
+            file.seek(member.offset)
+            data = file.read(member.size)
+            if len(data) < member.size:
+                raise DataError(
+                    f"shard '{name}', byte {member.start}: member '{member.name}' has {member.size} bytes, and the "
+                    f"stream ends after {len(data)} of them: cut; fetch or convert the shard again"
+                )
+        yield {"fname": member.name, "data": _Payload(member, data), "__url__": name}
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    split = split_name(name)
+    assert split is not None  # `_members` passes over the others
+    return split
+
+
+def _sample(shard: str, group: Group, payloads: dict[int, bytes]) -> StreamSample | Dropped:
+    try:
+        row = describe(group, lambda member: payloads[member.offset], limits=LIMITS)
+    except BadSample as error:
+        return Dropped(shard, group.key, error)
+    image = payloads[row.image.offset]
+    return StreamSample(shard, row.key, image, row.info, row.captions, row.label, row.image_hash)

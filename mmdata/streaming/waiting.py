@@ -1,0 +1,60 @@
+"""Samples of a stream on their way to a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.loader.assemble import EncodedImage
+from mmdata.shards.columns import hash64
+from mmdata.streaming.samples import StreamSample
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A sample with its caption of this epoch, on its way to a batch.
+
+    Attributes:
+        row: the pass's number for it, unique over all ranks.
+        tokens: of the caption, untruncated.
+    """
+
+    row: int
+    sample: StreamSample
+    caption: str
+    tokens: int
+
+
+class WaitingSamples:
+    """Samples that were waiting, as an `Assembler` takes them."""
+
+    def __init__(self, waiting: list[Waiting]) -> None:
+        self._waiting = waiting
+        self.keys = [one.sample.key for one in waiting]
+
+    def shard(self, i: int) -> str:
+        """Name of the shard."""
+        return self._waiting[i].sample.shard
+
+    def image(self, i: int) -> EncodedImage:
+        """The image; its random numbers are those of its bytes, so they do not change with the order of a pass."""
+        sample = self._waiting[i].sample
+        return EncodedImage(sample.image, sample.info.format, sample.info.orientation, sample.image_hash % 2**63)
+
+    def caption(self, i: int) -> str:
+        """The caption chosen for this epoch."""
+        return self._waiting[i].caption
+
+    def labels(self) -> NDArray[np.int64]:
+        """int64 (n,), -1 where a sample has none."""
+        return np.asarray([one.sample.label for one in self._waiting], np.int64)
+
+    def image_hashes(self) -> NDArray[np.int64]:
+        """int64 (n,)."""
+        return np.asarray([one.sample.image_hash for one in self._waiting], np.int64)
+
+    def caption_hashes(self) -> NDArray[np.int64]:
+        """int64 (n,)."""
+        return np.asarray([hash64(one.caption.encode()) for one in self._waiting], np.int64)

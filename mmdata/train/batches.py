@@ -1,0 +1,47 @@
+"""What the loop needs of a loader, and how long it makes a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from mmdata.batch import Batch
+from mmdata.config import TrainConfig
+from mmdata.errors import ConfigError
+
+
+class Batches(Protocol):
+    """What the loop needs of a loader; `mmdata.Loader` is one."""
+
+    def __len__(self) -> int:
+        """Batches of the epoch that is set, for this rank; the same number on all ranks."""
+        ...
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of the epoch, from where the state says."""
+        ...
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands, as plain data: counts the batches yielded."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where `state_dict` was taken."""
+        ...
+
+
+def count_steps(batches: Batches, config: TrainConfig) -> int:
+    """Updates of the whole run, exact; leaves `batches` at another epoch."""
+    if config.steps is not None:
+        return config.steps
+    if config.epochs is None:
+        raise ConfigError("train.epochs or train.steps is required: how long to train")
+    total = 0
+    for epoch in range(config.epochs):
+        batches.set_epoch(epoch)
+        total += len(batches)
+    return total

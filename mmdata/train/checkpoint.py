@@ -1,0 +1,165 @@
+"""Checkpoints: all that a run needs to go on as if nothing had happened.
+
+A checkpoint is one file, whole or absent, whatever the moment of a kill; loading one runs no code from it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, BinaryIO, cast
+
+import torch
+from torch import nn
+
+from mmdata.atomic import write_whole
+from mmdata.errors import ConfigError, DataError
+
+FORMAT = 1
+LATEST = "latest"
+
+# Settings that may differ between the run that wrote a checkpoint and the run that resumes it: they change where
+# things lie, who does the work and what is told about it, never which numbers come out (micro_batch_size: up to
+# rounding). A moved corpus is still the same corpus: the loader compares its manifest.
+MAY_CHANGE = frozenset(
+    {
+        "data.shards",
+        "data.val_shards",
+        "data.num_workers",
+        "data.prefetch",
+        "data.max_bad_share",
+        "train.output",
+        "train.micro_batch_size",
+        "train.log_every_steps",
+        "train.checkpoint_every_steps",
+        "train.keep_checkpoints",
+        "train.evaluate_every_epochs",
+        "train.device",
+        "train.tensorboard",
+        "model.gradient_checkpointing",
+    }
+)
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any], *, keep: int) -> Path:
+    """Write `step-XXXXXXXX.pt`, point `latest` at it, and delete all but the newest `keep`.
+
+    Args:
+        folder: made if missing.
+        state: plain containers, numbers, strings and tensors; "step" names the file.
+        keep: checkpoints to keep, this one included.
+
+    Raises:
+        OSError: the disk is full or read-only; the checkpoint before it is untouched.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    step = int(state["step"])
+    path = folder / _name(step)
+    for part in folder.glob(".step-*.part"):  # of a run that was killed while writing: as large as a checkpoint
+        part.unlink()
+    write_whole(path, lambda file: _write(state, file))
+    write_whole(folder / LATEST, f"{path.name}\n".encode())
+    known = sorted(folder.glob("step-*.pt"))
+    # What lies ahead of this step was written by a run that has since been resumed from further back.
+    ahead = [other for other in known if other.name > path.name]
+    for old in [*ahead, *[other for other in known if other.name <= path.name][:-keep]]:
+        old.unlink()
+    return path
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint that `latest` points at, or None where there is none.
+
+    Raises:
+        DataError: the file it names is missing.
+    """
+    pointer = folder / LATEST
+    if not pointer.is_file():
+        return None
+    path = folder / pointer.read_text().strip()
+    if not path.is_file():
+        others = ", ".join(sorted(p.name for p in folder.glob("step-*.pt"))) or "none"
+        raise DataError(f"{pointer}: points at '{path.name}', which is missing; write one of these into it: {others}")
+    return path
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint's tensors onto the CPU; nothing but tensors and plain containers is accepted.
+
+    Raises:
+        DataError: no such file, cut, damaged, of a newer format, or not a checkpoint of ours.
+    """
+    if not path.is_file():
+        raise DataError(f"checkpoint '{path}': no such file")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(
+            f"checkpoint '{path}': cannot be read ({reason}); to use an older one, write its name into "
+            f"'{path.parent / LATEST}'"
+        ) from error
+    if not isinstance(state, dict) or "format" not in state or "model" not in state:
+        raise DataError(f"checkpoint '{path}': not written by mmdata train")
+    content = cast("dict[str, Any]", state)
+    if content["format"] > FORMAT:
+        raise DataError(f"checkpoint '{path}': format {content['format']} is newer than {FORMAT}; update mmdata")
+    return content
+
+
+def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> None:
+    """Put a checkpoint's weights into a model.
+
+    Raises:
+        ConfigError: they do not fit, as when the tokenizer has another number of entries than it had.
+    """
+    try:
+        model.load_state_dict(state["model"])
+    except RuntimeError as error:
+        difference = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
+        raise ConfigError(
+            f"checkpoint '{origin}': its weights do not fit the model ({difference}); "
+            "restore the tokenizer and the section model it was made with"
+        ) from error
+
+
+def check_same_settings(saved: dict[str, Any], current: dict[str, Any], *, origin: str) -> None:
+    """Refuse to resume under settings that would change what is computed.
+
+    Args:
+        saved: settings in the checkpoint, nested by section.
+        current: settings of this run.
+        origin: the checkpoint, for the message.
+
+    Raises:
+        ConfigError: names each key that differs, with both values.
+    """
+    before, now = _flat(saved), _flat(current)
+    changed = sorted(k for k in before.keys() | now.keys() if k not in MAY_CHANGE and before.get(k) != now.get(k))
+    if changed:
+        listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed)
+        raise ConfigError(
+            f"cannot resume from {origin}: {listed}. Restore the values, or give another train.output to start anew"
+        )
+
+
+def _write(state: dict[str, Any], file: BinaryIO) -> None:
+    try:
+        torch.save({"format": FORMAT, **state}, file)
+    except RuntimeError as error:
+        # On a full disk torch's writer says "unexpected pos 64 vs 0" in place of the system's error.
+        raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+
+
+def _name(step: int) -> str:
+    return f"step-{step:010d}.pt"
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flat(cast("dict[str, Any]", value), f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+    return flat

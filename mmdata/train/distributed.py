@@ -1,0 +1,130 @@
+"""Ranks: joining them, and the few collectives the losses need. With one process every function is the identity."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mmdata.errors import ConfigError
+
+TIMEOUT = timedelta(minutes=10)
+"""A collective that waits longer for another rank is an error."""
+
+
+def is_initialized() -> bool:
+    """Whether a process group exists."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    """This process's rank; 0 without a process group."""
+    return dist.get_rank() if is_initialized() else 0
+
+
+def world_size() -> int:
+    """Number of ranks; 1 without a process group."""
+    return dist.get_world_size() if is_initialized() else 1
+
+
+def init(device: str = "auto") -> torch.device:
+    """Join the ranks that torchrun started (nccl on GPUs, gloo on CPUs); alone, only choose the device.
+
+    Args:
+        device: "auto" (a GPU where there is one), "cpu" or "cuda".
+
+    Returns:
+        The device of this rank.
+
+    Raises:
+        ConfigError: "cuda" where torch sees no GPU, or fewer GPUs than ranks on this host.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device '{device}': expected auto, cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda': torch sees no GPU; use device 'cpu', or check the driver with nvidia-smi")
+    use_cuda = device != "cpu" and torch.cuda.is_available()
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if use_cuda and local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"local rank {local_rank}: this host has {torch.cuda.device_count()} GPU(s); "
+            "give torchrun --nproc-per-node that many at most"
+        )
+    place = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+    if use_cuda:
+        torch.cuda.set_device(place)
+    if "WORLD_SIZE" in os.environ and "RANK" in os.environ and not is_initialized():
+        dist.init_process_group("nccl" if use_cuda else "gloo", timeout=TIMEOUT)
+    return place
+
+
+def finish() -> None:
+    """Leave the process group, where there is one."""
+    if is_initialized():
+        dist.destroy_process_group()
+
+
+def wrap(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model itself alone; under DDP with more ranks.
+
+    Buffers are constants here (pixel mean and deviation), so they are not broadcast at each forward.
+    """
+    if world_size() == 1:
+        return model
+    device_ids = [device.index] if device.type == "cuda" else None
+    # torch 2.15 renamed the setting and warns of the old name
+    renamed = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+    constant: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **constant)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside DDP and torch.compile."""
+    inner: Any = model
+    while True:
+        if isinstance(inner, DistributedDataParallel):
+            inner = inner.module
+        elif hasattr(inner, "_orig_mod"):
+            inner = inner._orig_mod
+        else:
+            return inner
+
+
+def all_reduce_sum(value: Tensor) -> Tensor:
+    """The sum over ranks, without gradient."""
+    total = value.detach().clone()
+    if world_size() > 1:
+        dist.all_reduce(total)
+    return total
+
+
+def gather(rows: Tensor) -> Tensor:
+    """All ranks' rows in rank order: (B, ...) to (W*B, ...). No gradient. B must be equal on all ranks."""
+    if world_size() == 1:
+        return rows
+    everything = rows.new_empty((world_size() * rows.shape[0], *rows.shape[1:]))
+    dist.all_gather_into_tensor(everything, rows.detach().contiguous())
+    return everything
+
+
+def gather_with_grad(rows: Tensor) -> Tensor:
+    """As `gather`; backward sums over ranks what each of them wants of these rows (a reduce-scatter)."""
+    return rows if world_size() == 1 else _Gather.apply(rows)  # type: ignore[no-any-return]
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gather(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        own = grad.new_empty((grad.shape[0] // world_size(), *grad.shape[1:]))
+        dist.reduce_scatter_tensor(own, grad.contiguous())
+        return own

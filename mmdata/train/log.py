@@ -1,0 +1,138 @@
+"""What a run says: metrics.jsonl always, plain lines, a progress bar on a terminal, TensorBoard when asked.
+
+metrics.jsonl holds each step at most once, whatever was killed and resumed. A lost terminal never stops a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from mmdata.atomic import write_whole
+
+METRICS = "metrics.jsonl"
+
+
+class RunLog:
+    """Writes what rank 0 has to say; on other ranks (`speaks` False) every method does nothing.
+
+    Args:
+        folder: the run's folder.
+        step: updates already made; lines of later steps, left by a killed run, are removed.
+        total_steps: updates of the whole run.
+        tensorboard: also write scalars into folder/tensorboard.
+        speaks: False on all ranks but the first.
+
+    Raises:
+        ImportError: TensorBoard is asked for and not installed.
+    """
+
+    def __init__(self, folder: Path, *, step: int, total_steps: int, tensorboard: bool, speaks: bool) -> None:
+        self._speaks = speaks
+        self._progress: Progress | None = None
+        self._writer: Any = None
+        if not speaks:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        truncate_metrics(folder / METRICS, step)
+        self._metrics = (folder / METRICS).open("a", encoding="utf-8")
+        if tensorboard:
+            self._writer = _summary_writer(folder / "tensorboard", step)
+        self._console = Console(highlight=False, markup=False, soft_wrap=True)
+        if self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._progress = Progress(*columns, console=self._console, transient=True)
+            self._task: TaskID = self._progress.add_task("training", total=total_steps, completed=step)
+            self._progress.start()
+
+    def advance(self, step: int) -> None:
+        """Move the bar to `step` updates made."""
+        if self._progress is not None:
+            with contextlib.suppress(OSError):
+                self._progress.update(self._task, completed=step)
+
+    def record(self, kind: str, values: Mapping[str, float | int | None]) -> None:
+        """Append one line to metrics.jsonl: {"kind": "train" | "evaluation", "step": …, "epoch": …, …}."""
+        if not self._speaks:
+            return
+        # JSON has no infinity and no NaN; under fp16 a skipped update has such a norm.
+        values = {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
+        self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
+        self._metrics.flush()
+        if self._writer is not None:
+            for name, value in values.items():
+                if name not in ("step", "epoch") and value is not None:
+                    self._writer.add_scalar(f"{kind}/{name}", value, values["step"])
+        self.say(f"{'' if kind == 'train' else kind + ': '}{format_values(values)}")
+
+    def say(self, line: str) -> None:
+        """One line to the terminal or the log file; a terminal that is gone is no error."""
+        if self._speaks:
+            with contextlib.suppress(OSError):
+                self._console.print(line)
+                sys.stdout.flush()
+
+    def close(self) -> None:
+        """Stop the bar and close the files."""
+        if not self._speaks:
+            return
+        if self._progress is not None:
+            with contextlib.suppress(OSError):
+                self._progress.stop()
+        if self._writer is not None:
+            self._writer.close()
+        self._metrics.close()
+
+
+def format_values(values: Mapping[str, float | int | None]) -> str:
+    """Values for a person: shares as percentages, the rest with four digits.
+
+    Example:
+        {"step": 20, "loss": 1.23456, "data_wait_share": 0.031} gives "step 20 · loss 1.235 · data wait 3.1%".
+    """
+    parts: list[str] = []
+    for name, value in values.items():
+        words = name.replace("_per_s", "/s").replace("_", " ")
+        if value is None:
+            continue
+        if name.endswith("_share"):
+            parts.append(f"{words.removesuffix(' share')} {100 * value:.1f}%")
+        else:
+            parts.append(f"{words} {value if isinstance(value, int) else format(value, '.4g')}")
+    return " · ".join(parts)
+
+
+def evaluated_steps(path: Path) -> tuple[int, ...]:
+    """The steps of which metrics.jsonl holds an evaluation."""
+    return tuple(line["step"] for line in _read_whole_lines(path) if line["kind"] == "evaluation")
+
+
+def truncate_metrics(path: Path, step: int) -> None:
+    """Keep the lines of steps up to `step`; a line cut by a kill goes too."""
+    if path.is_file():
+        kept = [json.dumps(line) + "\n" for line in _read_whole_lines(path) if line["step"] <= step]
+        write_whole(path, "".join(kept).encode())
+
+
+def _read_whole_lines(path: Path) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            lines.append(json.loads(line))
+    return lines
+
+
+def _summary_writer(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError("train.tensorboard needs TensorBoard: pip install 'mmdata[tensorboard]'") from error
+    return SummaryWriter(str(folder), purge_step=step + 1)

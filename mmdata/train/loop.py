@@ -1,0 +1,298 @@
+"""The training loop: any iterable of batches, any number of ranks, stopped and resumed at any step.
+
+A run that was killed and resumed makes the same updates as one that was not: bit for bit on one CPU thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from signal import Signals
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mmdata.atomic import write_whole
+from mmdata.batch import Batch, to_device
+from mmdata.config import TrainConfig
+from mmdata.errors import ConfigError
+from mmdata.train import checkpoint, distributed, losses, miners
+from mmdata.train.batches import Batches, count_steps
+from mmdata.train.finite import TrainingError, Update
+from mmdata.train.log import METRICS, RunLog, evaluated_steps
+from mmdata.train.meter import Meter
+from mmdata.train.randomness import rng_state, seed_rank, set_rng_state
+from mmdata.train.schedule import learning_rate, make_optimizer, set_learning_rate
+from mmdata.train.step import train_step
+from mmdata.train.stopping import StopSignals
+
+CHECKPOINTS = "checkpoints"
+EVALUATION = "evaluation.json"
+SKIPS_IN_A_ROW = 50  # a scaler that has halved itself so often will not find a finite gradient
+COUNTERS = ("step", "epoch", "epoch_step", "total_steps", "skipped_updates", "grad_norm")
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+
+
+class Trainer:
+    """One rank's side of a run.
+
+    Args:
+        model: a `DualEncoder`, or anything with the same forward, on the device to train on.
+        batches: this rank's batches.
+        config: how to train.
+        output: the run's folder, shared by all ranks: checkpoints/, metrics.jsonl, evaluation.json. A run found
+            there is resumed.
+        settings: all settings of the run as plain data; kept in checkpoints, compared on resume.
+        evaluate: called with the model in eval mode, on every rank, after each `evaluate_every_epochs` epochs and at
+            the end; returns named numbers.
+
+    Raises:
+        ConfigError: neither epochs nor steps given; the run in `output` had other settings, or another length.
+        DataError: a damaged checkpoint.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        config: TrainConfig,
+        *,
+        output: Path,
+        settings: dict[str, Any] | None = None,
+        evaluate: Evaluate | None = None,
+    ) -> None:
+        self.model = model
+        self.batches = batches
+        self.config = config
+        self.output = output
+        self.settings = settings or {"train": config.model_dump(mode="json")}
+        self.evaluate = evaluate
+        self.device = next(model.parameters()).device
+        # Ranks agree over CPU tensors: a collective on the GPU would make the host wait for the step.
+        several = distributed.world_size() > 1
+        group = dist.new_group(backend="gloo", timeout=distributed.TIMEOUT) if several else None
+        self.group = cast("dist.ProcessGroup | None", group)
+        self.optimizer = make_optimizer(model, config)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+        self.meter = Meter(self.group)
+        self.total_steps = count_steps(batches, config)
+        self.epoch = self.epoch_step = self.step = 0
+        self.skipped_updates = self._skips_in_a_row = 0
+        self.grad_norm = math.nan
+        self._unchecked: Update | None = None
+        batches.set_epoch(0)
+        seed_rank(config.seed, distributed.rank())
+        where = self._resume()
+        self.log = RunLog(
+            output,
+            step=self.step,
+            total_steps=self.total_steps,
+            tensorboard=config.tensorboard,
+            speaks=distributed.rank() == 0,
+        )
+        self.log.say(where)
+        if config.warmup_steps >= self.total_steps:
+            self.log.say(f"train.warmup_steps is {config.warmup_steps}: the learning rate will not reach its peak")
+        self.parallel = distributed.wrap(model, self.device)
+
+    def run(self) -> int:
+        """Train to the end, or until a signal.
+
+        Returns:
+            0, or 128 + the number of the signal that stopped the run, a checkpoint having been written.
+
+        Raises:
+            TrainingError: a loss or gradient that is not finite, or batches that do not keep to their `len`.
+        """
+        with StopSignals(self.group) as stop, contextlib.closing(self.log):
+            stopped = self._evaluate_if_due(stop)  # the run before this one may have ended just before it
+            while not stopped and self.step < self.total_steps:
+                stopped = self._run_epoch(stop) or self._evaluate_if_due(stop)
+            if stopped:
+                self.log.say(
+                    f"stopped by {Signals(stopped).name} after step {self.step} of {self.total_steps}; "
+                    f"checkpoint in {self.output / CHECKPOINTS}; the same command resumes"
+                )
+                return 128 + stopped
+            self.log.say(f"finished after step {self.step}; checkpoint in {self.output / CHECKPOINTS}")
+        return 0
+
+    def _run_epoch(self, stop: StopSignals) -> int:
+        """The rest of this epoch; returns the signal that stopped it, or 0."""
+        length = len(self.batches)
+        for batch in self.meter.waited_for(iter(self.batches)):
+            if self.epoch_step == length:
+                raise TrainingError(f"epoch {self.epoch}: more than len(batches) = {length} batches came")
+            self._update(batch)
+            if self.epoch_step < length:
+                stopped = self._save_if_due(stop)
+                if stopped or self.step == self.total_steps:
+                    return stopped
+        if self.epoch_step < length:
+            raise TrainingError(f"epoch {self.epoch}: {self.epoch_step} of len(batches) = {length} batches came")
+        self.epoch, self.epoch_step = self.epoch + 1, 0
+        self.batches.set_epoch(self.epoch)
+        return self._save_if_due(stop)
+
+    def _update(self, batch: Batch) -> None:
+        """One optimizer update from one global batch."""
+        rate = learning_rate(
+            self.step, peak=self.config.lr, warmup_steps=self.config.warmup_steps, total_steps=self.total_steps
+        )
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.zero_grad(set_to_none=True)
+        output = train_step(
+            self.parallel,
+            to_device(batch, self.device),
+            loss_at(self.step, self.config),
+            micro_batch_size=self.config.micro_batch_size,
+            autocast_dtype=AUTOCAST[self.config.precision],
+            scaler=self.scaler,
+        )
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip_norm or math.inf)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self._check()
+        self._unchecked = Update(self.step, batch, output.loss, norm)
+        self.step += 1
+        self.epoch_step += 1
+        self.log.advance(self.step)
+        if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
+            self._log(rate, output.output.logit_scale)
+
+    def _check(self) -> None:
+        """Look at the loss and the gradient of the last update, one update late: a look waits for the device.
+
+        The norm is that of all ranks' mean gradient, so where one rank's rows are at fault all ranks stop.
+        """
+        update, self._unchecked = self._unchecked, None
+        if update is None:
+            return
+        loss, self.grad_norm = float(update.loss), float(update.grad_norm)
+        if math.isfinite(loss):
+            self.meter.add_loss(loss)
+        if math.isfinite(loss) and math.isfinite(self.grad_norm):
+            self._skips_in_a_row = 0
+        elif self.scaler.is_enabled() and self._skips_in_a_row < SKIPS_IN_A_ROW:
+            self._skips_in_a_row += 1  # the scaler has left this update out and lowered its scale
+            self.skipped_updates += 1
+        else:
+            raise TrainingError(update.explain(self.output))
+
+    def _log(self, rate: float, logit_scale: Tensor) -> None:
+        self._check()
+        measured = self.meter.read()
+        values = {"step": self.step, "epoch": self.epoch, "loss": measured.pop("loss"), "lr": rate}
+        values |= {"grad_norm": self.grad_norm, **measured, "logit_scale": float(logit_scale)}
+        if self.scaler.is_enabled():
+            values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.skipped_updates}
+        self.log.record("train", values)
+
+    def _evaluation_due(self) -> bool:
+        every = self.config.evaluate_every_epochs
+        epoch_done = self.epoch_step == 0 and self.epoch > 0 and every > 0 and self.epoch % every == 0
+        return self.evaluate is not None and (epoch_done or self.step == self.total_steps)
+
+    def _evaluate_if_due(self, stop: StopSignals) -> int:
+        """Evaluate between two epochs, a checkpoint having been written; returns the signal that came, or 0."""
+        if self.evaluate is None or not self._evaluation_due() or self._evaluated_step == self.step:
+            return 0
+        with self.meter.paused():
+            random_state = rng_state(self.device)
+            self.model.eval()
+            values = {"step": self.step, "epoch": self.epoch, **self.evaluate(self.model)}
+            self.model.train()
+            set_rng_state(random_state, self.device)
+            if distributed.rank() == 0:
+                write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
+            self.log.record("evaluation", values)  # last: a resumed run takes it as proof
+            self._evaluated_step = self.step
+        return stop.agreed()
+
+    def _save_if_due(self, stop: StopSignals) -> int:
+        """Write a checkpoint where one is due; returns the signal that any rank has got, or 0."""
+        stopped = stop.agreed()
+        at_end = self.step == self.total_steps
+        if stopped or at_end or self.step % self.config.checkpoint_every_steps == 0 or self._evaluation_due():
+            with self.meter.paused():
+                self._check()
+                self._save()
+        return stopped
+
+    def _save(self) -> None:
+        ranks: list[Any] = [None] * distributed.world_size()
+        mine = rng_state(self.device)
+        if self.group is None:
+            ranks = [mine]
+        else:
+            dist.all_gather_object(ranks, mine, group=self.group)
+        state = {
+            **{name: getattr(self, name) for name in COUNTERS},
+            "settings": self.settings,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "batches": self.batches.state_dict(),
+            "meter": self.meter.state_dict(),
+            "rng": ranks,
+        }
+        failed: list[Exception | None] = [None]
+        if distributed.rank() == 0:
+            try:
+                checkpoint.save_checkpoint(self.output / CHECKPOINTS, state, keep=self.config.keep_checkpoints)
+            except (OSError, RuntimeError) as error:
+                failed = [error]
+        if self.group is not None:  # no rank leaves, and gets the others stopped, before it is written
+            dist.broadcast_object_list(failed, src=0, group=self.group)
+        if failed[0] is not None:
+            raise failed[0]
+
+    def _resume(self) -> str:
+        """Go on from the newest checkpoint in `output`, where there is one; returns a line that says so."""
+        path = checkpoint.latest_checkpoint(self.output / CHECKPOINTS)
+        evaluated = evaluated_steps(self.output / METRICS)
+        found = (path and path.name, evaluated)
+        if self.group is not None:
+            all_found: list[Any] = [None] * distributed.world_size()
+            dist.all_gather_object(all_found, found, group=self.group)
+            if len(set(all_found)) > 1:
+                raise ConfigError(
+                    f"train.output '{self.output}': the ranks see different files there; share the folder"
+                )
+        if path is None:
+            self._evaluated_step = None
+            return f"starting: {self.total_steps} steps"
+        state = checkpoint.load_checkpoint(path)
+        checkpoint.check_same_settings(state["settings"], self.settings, origin=str(path))
+        if state["total_steps"] != self.total_steps:
+            raise ConfigError(
+                f"cannot resume from {path}: the run had {state['total_steps']} steps, now it has {self.total_steps}; "
+                "restore the data, or give another train.output to start anew"
+            )
+        for name in COUNTERS:
+            setattr(self, name, state[name])
+        checkpoint.load_weights(self.model, state, origin=str(path))
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.batches.load_state_dict(state["batches"])
+        self.meter.load_state_dict(state["meter"])
+        self._evaluated_step = self.step if self.step in evaluated else None
+        if len(state["rng"]) == distributed.world_size():
+            set_rng_state(state["rng"][distributed.rank()], self.device)
+        return f"resuming from {path}: step {self.step} of {self.total_steps}"
+
+
+def loss_at(step: int, config: TrainConfig) -> losses.ContrastiveLoss:
+    """The loss and miner that a configuration names, for the update after `step` updates."""
+    miner = None
+    if config.miner is not None and step >= config.miner.after_steps:
+        miner = miners.TopK(config.miner.k)
+    return losses.ContrastiveLoss(config.loss, miner=miner, mask_same=config.mask_false_negatives)

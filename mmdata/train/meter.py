@@ -1,0 +1,87 @@
+"""Numbers of a log line, over all ranks, since the last line: loss, speed, time spent waiting for data, padding."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mmdata.batch import Batch
+
+
+class Meter:
+    """Sums between two log lines. The losses' sum lives in the checkpoint, so that a resumed curve has no seam."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group  # ranks to sum over, over CPU tensors
+        self._steps = 0
+        self._loss_sum = 0.0
+        self._restart()
+
+    def waited_for(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches; the time until each one came is counted as waiting for data."""
+        while True:
+            before_s = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self._wait_s += time.perf_counter() - before_s
+            self._samples += int(batch["valid"].sum())
+            self._tokens += batch["attention_mask"].numel()
+            self._useful_tokens += int(batch["attention_mask"][batch["valid"]].sum())
+            yield batch
+
+    def add_loss(self, loss: float) -> None:
+        """Count one update."""
+        self._steps += 1
+        self._loss_sum += loss
+
+    def read(self) -> dict[str, float | None]:
+        """Values since the last call. A collective: all ranks must call.
+
+        Returns:
+            loss: mean over the updates, None if all were skipped; samples_per_s: valid rows over all ranks;
+            data_wait_share: of time, mean over ranks; padding_share: of tokens that mean nothing.
+        """
+        elapsed_s = time.perf_counter() - self._start_s
+        sums = torch.tensor(
+            [self._wait_s / elapsed_s, self._samples / elapsed_s, self._tokens, self._useful_tokens, 1.0],
+            dtype=torch.float64,
+        )
+        if self._group is not None:
+            dist.all_reduce(sums, group=self._group)
+        wait, samples_per_s, tokens, useful_tokens, ranks = sums.tolist()
+        loss = self._loss_sum / self._steps if self._steps else None
+        self._steps, self._loss_sum = 0, 0.0
+        self._restart()
+        return {
+            "loss": loss,
+            "samples_per_s": samples_per_s,
+            "data_wait_share": wait / ranks,
+            "padding_share": 1.0 - useful_tokens / max(1.0, tokens),
+        }
+
+    @contextlib.contextmanager
+    def paused(self) -> Generator[None, None, None]:
+        """Time spent in here (evaluation, checkpoints) is no training time."""
+        before_s = time.perf_counter()
+        yield
+        self._start_s += time.perf_counter() - before_s
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums that a resumed run goes on with."""
+        return {"steps": self._steps, "loss_sum": self._loss_sum}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Undo of `state_dict`."""
+        self._steps, self._loss_sum = int(state["steps"]), float(state["loss_sum"])
+
+    def _restart(self) -> None:
+        self._start_s = time.perf_counter()
+        self._wait_s = 0.0
+        self._samples = self._tokens = self._useful_tokens = 0

@@ -1,0 +1,220 @@
+"""DualEncoder: an image tower and a text tower that meet in one space of L2-normalised features."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from mmdata.batch import Batch
+from mmdata.config import ModelConfig
+from mmdata.errors import ConfigError
+from mmdata.train.towers import PRESETS, ImageTower, TextTower
+
+# ln 100, rounded down; and the value just inside that a parameter beyond it is brought back to: clamp has a gradient
+# there, while at the bound itself that differs between versions of torch.
+_MAX_LOG, _INSIDE_MAX_LOG = 4.60516, 4.60515
+LOGIT_SCALE_INIT = 1 / 0.07
+PIXEL_STATS = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+class DualEncoderOutput(NamedTuple):
+    """What `DualEncoder.forward` gives; a tuple in this order.
+
+    Attributes:
+        image_features: (B, D), L2-normalised, float32 also under autocast.
+        text_features: (B, D), likewise.
+        logit_scale: scalar, exponentiated, at most 100.
+        logit_bias: scalar, or None for a model without bias.
+    """
+
+    image_features: Tensor
+    text_features: Tensor
+    logit_scale: Tensor
+    logit_bias: Tensor | None
+
+
+class DualEncoder(nn.Module):
+    """Two towers, their projections, a learned scale and, for sigmoid losses, a learned bias.
+
+    Args:
+        image_tower: (B, 3, H, W) floats to (B, width).
+        text_tower: (B, L) input_ids and attention_mask to (B, width).
+        image_projection: (B, width) to (B, D).
+        text_projection: (B, width) to (B, D).
+        logit_scale_init: multiplier at the start.
+        logit_bias_init: bias at the start; None: no bias.
+        pixel_stats: mean and standard deviation of each channel, on the scale 0 to 1.
+    """
+
+    def __init__(
+        self,
+        image_tower: nn.Module,
+        text_tower: nn.Module,
+        *,
+        image_projection: nn.Module | None = None,
+        text_projection: nn.Module | None = None,
+        logit_scale_init: float = LOGIT_SCALE_INIT,
+        logit_bias_init: float | None = None,
+        pixel_stats: tuple[tuple[float, ...], tuple[float, ...]] = PIXEL_STATS,
+    ) -> None:
+        super().__init__()
+        self.image_tower = image_tower
+        self.text_tower = text_tower
+        self.image_projection = image_projection or nn.Identity()
+        self.text_projection = text_projection or nn.Identity()
+        self.logit_scale = nn.Parameter(torch.tensor(min(math.log(logit_scale_init), _INSIDE_MAX_LOG)))
+        self.logit_bias = None if logit_bias_init is None else nn.Parameter(torch.tensor(float(logit_bias_init)))
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in pixel_stats)
+        self.register_buffer("pixel_mean", mean * 255, persistent=False)
+        self.register_buffer("pixel_std", std * 255, persistent=False)
+        self._frozen: list[nn.Module] = []
+        self.pixel_mean: Tensor
+        self.pixel_std: Tensor
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, *, vocab_size: int | None = None) -> Self:
+        """Build the towers that a configuration names.
+
+        Args:
+            config: the section `model`.
+            vocab_size: entries of the tokenizer; a built-in text tower gets as many where `config.vocab_size` is
+                not set, any other must have at least as many.
+
+        Raises:
+            ConfigError: no vocabulary size for a built-in text tower, one smaller than the tokenizer's, settings
+                that do not go together, or weights that cannot be loaded.
+        """
+        _check(config)
+        model = (
+            cls._pretrained(config, vocab_size) if config.name == "pretrained" else cls._built_in(config, vocab_size)
+        )
+        model.freeze(image=config.freeze_image, text=config.freeze_text)
+        return model
+
+    @classmethod
+    def _built_in(cls, config: ModelConfig, vocab_size: int | None) -> Self:
+        preset = PRESETS[config.name]
+        entries = config.vocab_size or vocab_size
+        if entries is None:
+            raise ConfigError("model.vocab_size: missing; set it to the tokenizer's number of entries")
+        _check_vocabulary(entries, vocab_size, "model.vocab_size")
+        checkpointing = config.gradient_checkpointing
+        image = ImageTower(preset, dropout=config.dropout, gradient_checkpointing=checkpointing)
+        text = TextTower(preset, entries, dropout=config.dropout, gradient_checkpointing=checkpointing)
+        dim = config.embed_dim or preset.embed_dim
+        return cls(
+            image,
+            text,
+            image_projection=_projection(image.width, dim),
+            text_projection=_projection(text.width, dim),
+            logit_scale_init=config.logit_scale_init or LOGIT_SCALE_INIT,
+            logit_bias_init=config.logit_bias_init,
+        )
+
+    @classmethod
+    def _pretrained(cls, config: ModelConfig, vocab_size: int | None) -> Self:
+        # Imported here: transformers takes seconds to import, and the built-in towers do not need it.
+        from mmdata.train.pretrained import load_clip, load_pair
+
+        if config.clip is not None:
+            towers = load_clip(config.clip, gradient_checkpointing=config.gradient_checkpointing)
+        else:
+            assert config.vision is not None, "checked before"
+            assert config.text is not None, "checked before"
+            towers = load_pair(config.vision, config.text, gradient_checkpointing=config.gradient_checkpointing)
+        _check_vocabulary(towers.vocab_size, vocab_size, "the text tower's vocabulary")
+        dim = config.embed_dim or 512
+        bias = towers.logit_bias if config.logit_bias_init is None else config.logit_bias_init
+        return cls(
+            towers.image,
+            towers.text,
+            image_projection=None if towers.projected else _projection(towers.image_width, dim),
+            text_projection=None if towers.projected else _projection(towers.text_width, dim),
+            logit_scale_init=config.logit_scale_init or towers.logit_scale or LOGIT_SCALE_INIT,
+            logit_bias_init=bias,
+            pixel_stats=towers.pixel_stats,
+        )
+
+    def freeze(self, *, image: bool = False, text: bool = False) -> None:
+        """Keep a tower as it is: no gradients, and eval mode (no dropout) also while the rest trains.
+
+        The projection above a tower is trained on, unless it is part of the tower (CLIP, SigLIP).
+
+        Source: Zhai et al. 2022, LiT (arXiv:2111.07991).
+        """
+        self._frozen = [tower for tower, chosen in ((self.image_tower, image), (self.text_tower, text)) if chosen]
+        for tower in self._frozen:
+            tower.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode, but for frozen towers."""
+        super().train(mode)
+        for tower in self._frozen:
+            tower.eval()
+        return self
+
+    def forward(self, batch: Batch) -> DualEncoderOutput:
+        """Features of a batch; rows that are not valid get finite features too."""
+        return DualEncoderOutput(
+            self.encode_image(batch["pixel_values"]),
+            self.encode_text(batch["input_ids"], batch["attention_mask"]),
+            self.logit_scale.clamp(max=_MAX_LOG).exp(),
+            None if self.logit_bias is None else self.logit_bias * 1.0,
+        )
+
+    def encode_image(self, pixel_values: Tensor) -> Tensor:
+        """(B, 3, H, W) to L2-normalised (B, D): uint8 in RGB is normalised here, floats are taken as they are."""
+        if pixel_values.dtype == torch.uint8:
+            pixel_values = (pixel_values.to(self.pixel_mean.dtype) - self.pixel_mean) / self.pixel_std
+        return _normalize(self.image_projection(self.image_tower(pixel_values)))
+
+    def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, L) token numbers and mask to L2-normalised (B, D)."""
+        return _normalize(self.text_projection(self.text_tower(input_ids, attention_mask)))
+
+    @torch.no_grad()
+    def clamp_logit_scale_(self) -> None:
+        """Bring the scale parameter back to at most 100 after an optimizer step; `train_step` does it.
+
+        Without it a step beyond the bound would leave the parameter where it has no gradient.
+        """
+        self.logit_scale.clamp_(max=_INSIDE_MAX_LOG)
+
+
+def _normalize(features: Tensor) -> Tensor:
+    if features.dtype in (torch.float16, torch.bfloat16):
+        features = features.float()
+    return F.normalize(features, dim=-1)
+
+
+def _projection(width: int, dim: int) -> nn.Linear:
+    layer = nn.Linear(width, dim, bias=False)
+    nn.init.normal_(layer.weight, std=width**-0.5)
+    return layer
+
+
+def _check(config: ModelConfig) -> None:
+    pair = (config.vision, config.text)
+    if config.name != "pretrained":
+        if config.clip is not None or pair != (None, None):
+            raise ConfigError(f"model.name '{config.name}' is built in: clip, vision and text need name 'pretrained'")
+        return
+    if (config.clip is None) == (pair == (None, None)) or (config.clip is None and None in pair):
+        raise ConfigError("model.name 'pretrained': give either model.clip, or both model.vision and model.text")
+    if config.clip is not None and config.embed_dim is not None:
+        raise ConfigError("model.embed_dim: the model in model.clip brings its own; leave it out")
+    if config.vocab_size is not None or config.dropout:
+        raise ConfigError("model.vocab_size and model.dropout are for built-in towers; leave them out")
+
+
+def _check_vocabulary(entries: int, tokenizer: int | None, name: str) -> None:
+    if tokenizer is not None and entries < tokenizer:
+        raise ConfigError(
+            f"{name} has {entries} entries, the tokenizer {tokenizer}: use the tokenizer that belongs to the model"
+        )

@@ -1,0 +1,70 @@
+"""Signals that stop a run: they are noted, and acted upon between two steps, by all ranks at the same one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+
+import torch
+import torch.distributed as dist
+from typing_extensions import Self
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SHOW_CURSOR = b"\x1b[?25h"
+
+
+class StopSignals:
+    """Notes SIGTERM, SIGINT and SIGHUP (a lost terminal) while entered; a second SIGINT kills the process at once.
+
+    Signals that were ignored before (nohup) stay ignored.
+
+    Example:
+        with StopSignals() as stop:
+            for batch in batches:
+                ...
+                if stop.agreed():  # on every rank, each step
+                    break
+
+    Args:
+        group: ranks that must agree; a gloo group, since a GPU would be waited for. None: this process alone.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self.received = 0
+        """Number of the first signal noted in this process; 0: none."""
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self  # Python lets only the main thread set handlers
+        for number in SIGNALS:
+            # What nohup, or a shell for a job in the background, has set to be ignored stays so.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def agreed(self) -> int:
+        """The signal that any rank has noted, or 0; every rank gets the same answer. A collective: all must call."""
+        if self._group is None:
+            return self.received
+        shared = torch.tensor([self.received])
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)
+        return int(shared)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or number
+        if number == signal.SIGINT:
+            # The system's own handler also works where Python cannot run one: within a long kernel or a collective.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            if sys.stderr.isatty():
+                os.write(sys.stderr.fileno(), SHOW_CURSOR)

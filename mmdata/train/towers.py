@@ -1,0 +1,242 @@
+"""Built-in towers: a vision and a text transformer in three sizes. They take any image and text shape a bucket has.
+
+Positions are fixed sines and cosines (two-dimensional for images), so no table bounds the height, width or length.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSize:
+    """Width, number of blocks and of attention heads."""
+
+    width: int
+    depth: int
+    heads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A pair of towers.
+
+    Attributes:
+        image: the vision transformer.
+        text: the text transformer.
+        embed_dim: features D of the common space.
+        patch_size: side of a patch in pixels; image sides must be multiples of it.
+        stem: channels of the stride-2 convolutions before the transformer; empty: one linear map a patch.
+        text_stem: tokens that a convolution before the text transformer looks at; 0: none.
+    """
+
+    image: TransformerSize
+    text: TransformerSize
+    embed_dim: int
+    patch_size: int
+    stem: tuple[int, ...] = ()
+    text_stem: int = 0
+
+
+PRESETS = {
+    "tiny": Preset(
+        image=TransformerSize(width=128, depth=2, heads=4),
+        text=TransformerSize(width=128, depth=2, heads=4),
+        embed_dim=128,
+        patch_size=8,
+        stem=(16, 32, 64),
+        text_stem=5,
+    ),
+    "small": Preset(
+        image=TransformerSize(width=384, depth=6, heads=6),
+        text=TransformerSize(width=384, depth=6, heads=6),
+        embed_dim=256,
+        patch_size=16,
+        stem=(24, 48, 96, 192),
+    ),
+    "vit_b_16": Preset(
+        image=TransformerSize(width=768, depth=12, heads=12),
+        text=TransformerSize(width=512, depth=12, heads=8),
+        embed_dim=512,
+        patch_size=16,
+    ),
+}
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, one matrix for queries, keys and values."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        batch, tokens, width = x.shape
+        qkv = self.qkv(x).view(batch, tokens, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, T, width / heads) each
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        return self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))  # (B, T, width)
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, dropout)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))  # (B, T, width)
+
+
+class Transformer(nn.Module):
+    """Blocks and a final norm."""
+
+    def __init__(self, size: TransformerSize, dropout: float, gradient_checkpointing: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(size.width, size.heads, dropout) for _ in range(size.depth))
+        self.norm = nn.LayerNorm(size.width)
+        self.gradient_checkpointing = gradient_checkpointing
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                # The two maps that write to the residual stream start smaller, so that its variance does not
+                # grow with depth (Radford et al. 2019, section 2.3).
+                writes = name.endswith(("attention.out.weight", "mlp.2.weight"))
+                nn.init.normal_(parameter, std=size.width**-0.5 * ((2 * size.depth) ** -0.5 if writes else 1.0))
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for block in self.blocks:
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x = cast(Tensor, checkpoint(block, x, mask, use_reentrant=False))
+            else:
+                x = block(x, mask)
+        return self.norm(x)  # (B, T, width)
+
+
+class ChannelNorm(nn.GroupNorm):
+    """Normalises each image by itself: a micro-batch gives what the whole batch gives, unlike batch norm."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(1, channels)
+
+
+class ImageTower(nn.Module):
+    """Vision transformer; the mean over patches is the image.
+
+    A convolutional stem trains faster and steadier than one linear patch map (Xiao et al. 2021, arXiv:2106.14881).
+
+    Attributes:
+        width: features of the output.
+        patch_size: sides of images must be multiples of it.
+    """
+
+    def __init__(self, preset: Preset, *, dropout: float = 0.0, gradient_checkpointing: bool = False) -> None:
+        super().__init__()
+        self.width = preset.image.width
+        self.patch_size = preset.patch_size
+        layers: list[nn.Module] = []
+        channels = 3
+        for out in preset.stem:
+            layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), ChannelNorm(out), nn.ReLU()]
+            channels = out
+        rest = preset.patch_size // 2 ** len(preset.stem)
+        self.patches = nn.Sequential(*layers, nn.Conv2d(channels, self.width, rest, stride=rest))
+        self.transformer = Transformer(preset.image, dropout, gradient_checkpointing)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """(B, 3, H, W) normalised floats to (B, width).
+
+        Raises:
+            ValueError: H or W is not a multiple of the patch size.
+        """
+        height, width = pixel_values.shape[-2:]
+        if height % self.patch_size or width % self.patch_size:
+            raise ValueError(
+                f"images of {height} x {width} pixels: sides must be multiples of the patch size {self.patch_size}; "
+                "set data.image_size or data.image_buckets"
+            )
+        # Channels last, so that the tokens lie one after another without a copy.
+        grid = self.patches(pixel_values.contiguous(memory_format=torch.channels_last))  # (B, width, H / p, W / p)
+        x = grid.flatten(2).transpose(1, 2).contiguous()  # (B, T, width)
+        x = x + positions_2d(grid.shape[2], grid.shape[3], self.width, like=x)
+        return self.transformer(x).mean(1)  # (B, width)
+
+
+class TextTower(nn.Module):
+    """Text transformer, bidirectional; the mean over tokens is the text.
+
+    A convolution over neighbouring tokens ties an adjective to its noun from the first steps on; two blocks of
+    attention alone need many more samples to find out that word order matters (measured: docs/benchmarks.md).
+
+    Attributes:
+        width: features of the output.
+    """
+
+    def __init__(
+        self, preset: Preset, vocab_size: int, *, dropout: float = 0.0, gradient_checkpointing: bool = False
+    ) -> None:
+        super().__init__()
+        self.width = preset.text.width
+        self.tokens = nn.Embedding(vocab_size, self.width)
+        nn.init.normal_(self.tokens.weight)
+        kernel = preset.text_stem
+        self.stem = nn.Conv1d(self.width, self.width, kernel, padding=kernel // 2) if kernel else None
+        self.transformer = Transformer(preset.text, dropout, gradient_checkpointing)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, L) token numbers and mask to (B, width)."""
+        first = torch.arange(input_ids.shape[1], device=input_ids.device) == 0  # (L,)
+        mask = attention_mask.bool() | first  # (B, L); attention over no token at all would be 0 / 0
+        x = self.tokens(input_ids)  # (B, L, width)
+        if self.stem is not None:
+            # padding is zeros to the convolution: a text's features do not depend on its bucket
+            x = x + F.gelu(self.stem((x * mask[..., None]).transpose(1, 2)).transpose(1, 2))
+        x = x + positions_1d(input_ids.shape[1], self.width, like=x)
+        x = self.transformer(x, mask[:, None, None, :])
+        return masked_mean(x, mask)  # (B, width)
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of x (B, T, D) over the tokens where mask (B, T) is set: (B, D)."""
+    weights = mask[..., None].to(x.dtype)  # (B, T, 1)
+    return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def positions_1d(length: int, width: int, *, like: Tensor) -> Tensor:
+    """Sines and cosines of `length` positions, (length, width); dtype and device of `like`.
+
+    Source: Vaswani et al. 2017, section 3.5.
+    """
+    half = width // 2
+    frequencies = torch.exp(torch.arange(half, device=like.device) * (-math.log(10_000.0) / half))
+    angles = torch.arange(length, device=like.device)[:, None] * frequencies  # (length, half)
+    return torch.cat([angles.sin(), angles.cos()], dim=1).to(like.dtype)
+
+
+def positions_2d(height: int, width: int, channels: int, *, like: Tensor) -> Tensor:
+    """Half of the channels tell the row, half the column: (height * width, channels).
+
+    Source: Beyer et al. 2022 (arXiv:2205.01580).
+    """
+    rows = positions_1d(height, channels // 2, like=like)  # (height, channels / 2)
+    columns = positions_1d(width, channels // 2, like=like)  # (width, channels / 2)
+    grid = [rows[:, None].expand(-1, width, -1), columns[None].expand(height, -1, -1)]
+    return torch.cat(grid, dim=-1).flatten(0, 1)

@@ -1,0 +1,196 @@
+"""Images: bytes to uint8 RGB tensors, and crops resized in uint8.
+
+Decoding is strict: a picture that is cut short is a `BadSample`, never one filled up with grey.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import NamedTuple
+
+import simplejpeg
+import torch
+from PIL import Image, ImageCms, UnidentifiedImageError
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from mmdata.errors import BadSample, Reason
+from mmdata.shards.probe import DEFAULT_LIMITS
+
+BACKGROUND = (255, 255, 255)
+"""Colour under transparent pixels."""
+
+
+class Box(NamedTuple):
+    """A rectangle of pixels, from the top left corner."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def decode(data: bytes | memoryview, *, format: str, orientation: int = 1) -> Tensor:
+    """Decode an encoded image.
+
+    JPEG goes through libjpeg-turbo, the rest and CMYK through Pillow. Transparency is composited on
+    white, 16-bit samples are scaled to 8, CMYK is converted through its ICC profile where it has one, and of an
+    animation the first frame is taken.
+
+    Args:
+        data: the whole file.
+        format: its format by magic bytes, as `mmdata.shards.probe` names it.
+        orientation: EXIF orientation 1 to 8, applied to the result.
+
+    Returns:
+        uint8 (3, H, W), RGB; H and W as displayed. Often a view with the channels last in memory.
+
+    Raises:
+        BadSample: truncated, corrupt or too large to decode safely.
+    """
+    try:
+        image = _decode_jpeg(data) if format == "JPEG" else _decode_pillow(data, format)
+    except Image.DecompressionBombError as error:
+        raise BadSample(Reason.IMAGE_TOO_LARGE, str(error)) from error
+    except UnidentifiedImageError as error:  # its words hold an address in memory
+        raise BadSample(Reason.CORRUPT_IMAGE, f"{format} does not decode: damaged header") from error
+    except (RuntimeError, OSError, ValueError, SyntaxError, EOFError) as error:
+        raise BadSample(Reason.CORRUPT_IMAGE, f"{format} does not decode: {error}") from error
+    return orient(image, orientation)
+
+
+def _decode_jpeg(data: bytes | memoryview) -> Tensor:
+    header = simplejpeg.decode_jpeg_header(data)
+    height, width, colours = int(header[0]), int(header[1]), header[2]
+    if height * width > DEFAULT_LIMITS.max_pixels:  # where Pillow refuses the other formats
+        detail = f"{width}×{height} pixels: more than {DEFAULT_LIMITS.max_pixels} in all"
+        raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
+    if colours in ("CMYK", "YCCK"):
+        return _decode_pillow(data, "JPEG")
+
+    # Accurate DCT and upsampling: bit for bit what Pillow and torchvision give, which use the same library.
+    def decoded(*, strict: bool) -> Tensor:
+        pixels = simplejpeg.decode_jpeg(data, "RGB", fastdct=False, fastupsample=False, strict=strict)
+        return torch.from_numpy(pixels).permute(2, 0, 1)
+
+    try:
+        return decoded(strict=True)
+    except ValueError as warning:
+        # Bytes left over before the end marker (FF D9) are odd, but all pixels are there. Any other warning means that
+        # pixels are missing, or may be: a lenient decoding does not tell what else it met behind the first.
+        if not str(warning).endswith("extraneous bytes before marker 0xd9"):
+            raise
+        return decoded(strict=False)
+
+
+def _decode_pillow(data: bytes | memoryview, format: str) -> Tensor:
+    # Only this format: Pillow would otherwise try all it knows, one of which hands the data to Ghostscript.
+    with Image.open(io.BytesIO(data), formats=[format]) as image:
+        image.load()
+        rgb = to_rgb(image)
+    flat = torch.frombuffer(bytearray(rgb.tobytes()), dtype=torch.uint8)
+    return flat.view(rgb.height, rgb.width, 3).permute(2, 0, 1)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """A loaded Pillow image of any mode as 8-bit RGB on `BACKGROUND`."""
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode == "CMYK":
+        return _cmyk_to_rgb(image)
+    if image.mode.startswith("I"):  # 16 bits a sample: scaled, where Pillow's own conversion would clip
+        return image.convert("I").point(lambda value: value / 257 + 0.5).convert("L").convert("RGB")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        backdrop = Image.new("RGBA", rgba.size, (*BACKGROUND, 255))
+        return Image.alpha_composite(backdrop, rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
+    profile = image.info.get("icc_profile")
+    if profile:
+        try:
+            source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+            converted = ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
+            if converted is not None:
+                return converted
+        except (ImageCms.PyCMSError, OSError):
+            pass  # a broken profile: the plain conversion is what viewers show then
+    return image.convert("RGB")
+
+
+def orient(image: Tensor, orientation: int) -> Tensor:
+    """Apply an EXIF orientation (1 to 8) to a (3, H, W) image; 5 to 8 exchange height and width."""
+    if orientation >= 5:
+        image = image.transpose(1, 2)
+    flips = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation)
+    return image.flip(flips) if flips else image
+
+
+def oriented_size(height: int, width: int, orientation: int) -> tuple[int, int]:
+    """(height, width) as displayed, from the stored ones and the EXIF orientation."""
+    return (width, height) if orientation >= 5 else (height, width)
+
+
+def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Box:
+    """The largest centred box of the target's aspect ratio.
+
+    Args:
+        size: (height, width) of the image.
+        shape: (height, width) of the target.
+
+    Example:
+        eval_crop((480, 640), (224, 224)) == Box(0, 80, 480, 480)
+    """
+    height, width = size
+    scale = min(height / shape[0], width / shape[1])
+    box_height = min(height, max(1, round(shape[0] * scale)))
+    box_width = min(width, max(1, round(shape[1] * scale)))
+    return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
+
+
+def train_crop(
+    size: tuple[int, int], shape: tuple[int, int], uniforms: list[float], *, scale: tuple[float, float]
+) -> Box:
+    """A random box, of random area and of about the target's aspect ratio.
+
+    Args:
+        size: (height, width) of the image.
+        shape: (height, width) of the target.
+        uniforms: numbers in [0, 1), four for each try; when no try fits, the box is the largest centred one whose
+            aspect ratio lies in the allowed range.
+        scale: share of the image's area that the box covers (min, max).
+
+    Source: torchvision's RandomResizedCrop; the ratio varies by 3/4 to 4/3 around the target's own, not around 1.
+    """
+    height, width = size
+    aspect = shape[1] / shape[0]
+    for attempt in range(0, len(uniforms), 4):
+        u_area, u_ratio, u_top, u_left = uniforms[attempt : attempt + 4]
+        area = height * width * (scale[0] + u_area * (scale[1] - scale[0]))
+        ratio = aspect * math.exp((2 * u_ratio - 1) * math.log(4 / 3))
+        box_height, box_width = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+        if 0 < box_height <= height and 0 < box_width <= width:
+            top, left = int(u_top * (height - box_height + 1)), int(u_left * (width - box_width + 1))
+            return Box(top, left, box_height, box_width)
+    box_height = min(height, max(1, round(width / (aspect * 3 / 4))))
+    box_width = min(width, max(1, round(height * (aspect * 4 / 3))))
+    return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
+
+
+def resize_crop(image: Tensor, box: Box, out: Tensor) -> None:
+    """Resize a box of an image into `out`: bicubic with antialias, in uint8.
+
+    Args:
+        image: uint8 (3, H, W).
+        box: within the image.
+        out: uint8 (3, h, w), overwritten.
+    """
+    region = image[None, :, box.top : box.top + box.height, box.left : box.left + box.width]
+    shape = (int(out.shape[1]), int(out.shape[2]))
+    if (box.height, box.width) == shape:
+        out.copy_(region[0])
+    else:
+        out.copy_(interpolate(region, shape, mode="bicubic", antialias=True)[0])

@@ -1,0 +1,144 @@
+"""Captions to token ids, a batch at a time, with any fast Hugging Face tokenizer.
+
+Counting and encoding agree: a caption that counts n tokens is encoded into min(n, max_length) of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from mmdata.errors import ConfigError
+
+logger = logging.getLogger("mmdata")
+
+
+class Tokenizer:
+    """A fast tokenizer, safe to use from many threads at once.
+
+    Attributes:
+        fingerprint: 16 hexadecimal digits; equal for tokenizers that give equal ids.
+        max_length: captions are truncated to this many tokens, special ones included.
+        vocab_size: ids are below this.
+        pad_id: what fills a row after its tokens.
+
+    Raises:
+        ConfigError: max_length leaves no room for a caption's own tokens.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, max_length: int, pad_id: int) -> None:
+        # Truncation is state of a backend, so counting and encoding each have their own.
+        self._counter = tokenizers.Tokenizer.from_str(backend.to_str())
+        self._counter.no_truncation()
+        self._counter.no_padding()
+        self.fingerprint = hashlib.sha256(self._counter.to_str().encode()).hexdigest()[:16]
+        special = int(self._counter.num_special_tokens_to_add(False))
+        if max_length <= special:
+            raise ConfigError(
+                f"max_length {max_length}: {special} special tokens alone are that long; set data.max_length"
+            )
+        self._encoder = tokenizers.Tokenizer.from_str(self._counter.to_str())
+        self._encoder.enable_truncation(max_length)
+        self.max_length = max_length
+        self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
+        self.pad_id = pad_id
+
+    @classmethod
+    def load(cls, name: str | os.PathLike[str], *, max_length: int = 77) -> Tokenizer:
+        """Load a tokenizer as `AutoTokenizer.from_pretrained` does.
+
+        Args:
+            name: a folder, or a name on the Hugging Face hub.
+            max_length: in tokens, special ones included.
+
+        Raises:
+            ConfigError: there is none, or it has no fast (Rust) version.
+        """
+        # transformers takes a second to import, and convert needs it only for this.
+        from transformers import AutoTokenizer
+
+        if not Path(name).exists():
+            logger.warning("tokenizer '%s': no such folder here; asking the Hugging Face hub", name)
+        try:
+            tokenizer: Any = AutoTokenizer.from_pretrained(str(name))
+        except Exception as error:  # a broken folder raises whatever its first surprise is, KeyError among them
+            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ConfigError(
+                f"tokenizer '{name}': cannot be loaded ({first_line}); give a folder that "
+                "AutoTokenizer.from_pretrained loads, or make one with `mmdata convert --train-tokenizer 8192`"
+            ) from error
+        if not tokenizer.is_fast:
+            raise ConfigError(f"tokenizer '{name}': has no fast version; mmdata needs one with a tokenizer.json")
+        pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+        return cls(tokenizer.backend_tokenizer, max_length=max_length, pad_id=int(pad_id))
+
+    def count(self, captions: Sequence[str]) -> list[int]:
+        """Tokens of each caption, special ones included, untruncated."""
+        return [len(encoding) for encoding in self._counter.encode_batch_fast(list(captions))]
+
+    def encode(self, captions: Sequence[str], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Encode captions into rows of one length.
+
+        Args:
+            captions: B strings.
+            length: L; every caption must fit, after truncation to `max_length`.
+
+        Returns:
+            input_ids int64 (B, L), padded at the end, and attention_mask int64 (B, L).
+        """
+        input_ids = np.full((len(captions), length), self.pad_id, np.int64)
+        attention_mask = np.zeros((len(captions), length), np.int64)
+        for row, encoding in enumerate(self._encoder.encode_batch_fast(list(captions))):
+            ids = encoding.ids
+            assert len(ids) <= length, f"{len(ids)} tokens in a bucket of {length}"
+            input_ids[row, : len(ids)] = ids
+            attention_mask[row, : len(ids)] = 1
+        return input_ids, attention_mask
+
+
+def train_tokenizer(
+    captions: Iterable[str], folder: str | os.PathLike[str], *, vocab_size: int = 8192, max_length: int = 77
+) -> None:
+    """Train a byte-level BPE on captions and save it as a folder that `AutoTokenizer.from_pretrained` loads.
+
+    Text is lower-cased and NFC-normalised, as CLIP's is; every string can be encoded.
+
+    Args:
+        captions: the corpus, read once.
+        folder: made if missing.
+        vocab_size: entries at most, the 256 bytes and three special tokens included.
+        max_length: written into the folder as the model's text length, in tokens.
+    """
+    if vocab_size < 300:
+        raise ConfigError(f"a byte-level vocabulary needs at least 300 entries: got {vocab_size}")
+    from transformers import PreTrainedTokenizerFast
+
+    special = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>"}
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special.values()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(captions, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="<start> $A <end>",
+        special_tokens=[(token, backend.token_to_id(token)) for token in ("<start>", "<end>")],
+    )
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=max_length, **special).save_pretrained(
+        str(folder)
+    )
