@@ -1,0 +1,83 @@
+"""Assets that several test folders share; all are made here, nothing is downloaded."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+# A test run in the background, or under nohup, is started with these ignored, and so are the programs it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def make_photo(height: int, width: int, *, seed: int = 0, format: str = "JPEG", mode: str = "RGB") -> bytes:
+    """A smooth random picture, so that JPEG keeps it and resizing it is meaningful."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
+    buffer = io.BytesIO()
+    coarse.convert(mode).save(buffer, format, **({"quality": 92} if format == "JPEG" else {}))
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def photo():
+    """`photo(height, width, seed=0, format="JPEG", mode="RGB") -> bytes`."""
+    return make_photo
+
+
+WORDS = [
+    "a",
+    "red",
+    "blue",
+    "green",
+    "small",
+    "large",
+    "round",
+    "dog",
+    "cat",
+    "tree",
+    "on",
+    "under",
+    "the",
+    "sunny",
+    "two",
+]
+
+
+def make_raw_corpus(folder: Path, count: int = 40, *, seed: int = 0) -> Path:
+    """`images/NNNN.{jpg,png,webp}` of several shapes + `captions.jsonl` (image, captions: 1 to 3 of 3 to 40 words)."""
+    rng = np.random.default_rng(seed)
+    (folder / "images").mkdir(parents=True)
+    shapes, formats = [(48, 48), (40, 64), (64, 40)], ["JPEG", "PNG", "WEBP"]
+    with (folder / "captions.jsonl").open("w") as table:
+        for i in range(count):
+            kind = formats[i % 3]
+            name = f"images/{i:04d}.{ {'JPEG': 'jpg', 'PNG': 'png', 'WEBP': 'webp'}[kind] }"
+            (folder / name).write_bytes(make_photo(*shapes[int(rng.integers(3))], seed=seed * 10_000 + i, format=kind))
+            lengths = rng.integers(3, 41, size=rng.integers(1, 4))
+            captions = [f"picture {i} " + " ".join(rng.choice(WORDS, size=int(n))) for n in lengths]
+            table.write(json.dumps({"image": name, "captions": captions}) + "\n")
+    return folder
+
+
+@pytest.fixture
+def raw_corpus(tmp_path: Path) -> Path:
+    """A raw corpus of 40 images with one to three captions each."""
+    return make_raw_corpus(tmp_path / "raw")
+
+
+@pytest.fixture(scope="session")
+def make_corpus():
+    """`make_corpus(folder, count=40, seed=0) -> folder`, as `raw_corpus`."""
+    return make_raw_corpus

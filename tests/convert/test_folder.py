@@ -1,0 +1,139 @@
+"""Folders of images with captions beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmdata.convert import ConvertConfig, convert
+from mmdata.convert.examine import read_fields
+from mmdata.convert.folder import FolderSource
+from mmdata.errors import BadSample, ConfigError, DataError
+
+
+def write(root: Path, photo: Any, **captions: str) -> None:
+    for seed, (name, caption) in enumerate(captions.items()):
+        (root / f"{name}.jpg").write_bytes(photo(20, 30, seed=seed))
+        (root / f"{name}.txt").write_text(caption)
+
+
+def captions(root: Path) -> list[tuple[str, list[str] | str]]:
+    """What each row of a folder says: its captions, or the reason it has none."""
+    found: list[tuple[str, list[str] | str]] = []
+    source = FolderSource(root, ConvertConfig())
+    for row in source.rows():
+        try:
+            if row.fault:
+                raise BadSample(*row.fault)
+            found.append((row.image, read_fields(row, source.root).captions))
+        except BadSample as bad:
+            found.append((row.image, str(bad.reason)))
+    assert len(found) == source.rows_at_most
+    return found
+
+
+def test_folder_is_walked_in_name_order(tmp_path: Path, photo: Any) -> None:
+    for folder in ("z", "b", "b/inner"):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder, photo, x=folder)
+    write(tmp_path, photo, m="m", c="c")
+    assert captions(tmp_path) == [
+        ("c.jpg", ["c"]),
+        ("m.jpg", ["m"]),
+        ("b/x.jpg", ["b"]),
+        ("b/inner/x.jpg", ["b/inner"]),
+        ("z/x.jpg", ["z"]),
+    ]
+
+
+def test_captions_come_from_json_txt_or_caption(corpus: Path) -> None:
+    (corpus / "a.json").write_text('{"captions": ["one", "two"], "caption": "unread"}')
+    (corpus / "a.txt").write_text("unread")
+    (corpus / "b.TXT").write_text("\ufefffrom text\n")
+    (corpus / "b.json").write_text('{"caption": "unread"}')
+    (corpus / "c.caption").write_text("from caption")
+    assert captions(corpus) == [("a.jpg", ["one", "two"]), ("b.jpg", ["from text"]), ("c.jpg", ["from caption"])]
+
+
+def test_json_with_one_caption_and_a_label(corpus: Path, tmp_path: Path, make: Any) -> None:
+    for label, name in enumerate("abc"):
+        content = {"caption": f"photo {name}", "label": label, "licence": "CC0", "other": 1}
+        (corpus / f"{name}.json").write_text(json.dumps(content))
+    report = make(corpus, keep=["licence", "path"])
+    assert report.accounts["written"] == 3
+    assert (
+        b'{"captions":["photo b"],"label":1,"licence":"CC0","path":"b.jpg"}'
+        in (tmp_path / "out/000000.tar").read_bytes()
+    )
+
+
+def test_what_lacks_its_half_is_a_row_with_a_reason(corpus: Path) -> None:
+    (corpus / "a.txt").write_text("photo a")
+    (corpus / "b.txt").write_bytes(b"caf\xe9")
+    (corpus / "gone.txt").write_text("no image")
+    (corpus / "c.json").write_text("{")
+    (corpus / "drawing.svg").write_text("<svg/>")
+    assert captions(corpus) == [
+        ("a.jpg", ["photo a"]),
+        ("b.jpg", "bad_caption"),
+        ("c.jpg", "bad_caption"),
+        ("drawing.svg", "missing_caption"),
+        ("gone.txt", "missing_image"),
+    ]
+
+
+def test_files_that_are_neither_are_counted(corpus: Path) -> None:
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (corpus / name).write_text("x")
+    for name in ("LICENCE", ".DS_Store", "._a.jpg", "notes.md"):
+        (corpus / name).write_text("x")
+    (corpus / ".git").mkdir()
+    (corpus / ".git/a.jpg").write_text("x")
+    source = FolderSource(corpus, ConvertConfig())
+    assert source.rows_at_most == 3
+    assert source.describe()["ignored_files"] == 4
+
+
+def test_image_without_usual_extension_counts_with_a_caption(corpus: Path, photo: Any) -> None:
+    for name in ("a.txt", "b.txt", "c.txt", "d.txt", "v1.2.txt"):
+        (corpus / name).write_text("x")
+    (corpus / "d.bin").write_bytes(photo(20, 30))
+    (corpus / "v1.2.jpg").write_bytes(photo(20, 30))
+    assert [path for path, _ in captions(corpus)] == ["a.jpg", "b.jpg", "c.jpg", "d.bin", "v1.2.jpg"]
+
+
+def test_links_to_folders_are_not_followed(corpus: Path) -> None:
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (corpus / name).write_text("x")
+    (corpus / "loop").symlink_to(corpus)
+    assert captions(corpus)[3:] == [("loop", "not_a_file")]
+
+
+def test_name_that_is_not_utf8_is_accepted_and_reported(corpus: Path, tmp_path: Path, photo: Any, make: Any) -> None:
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (corpus / name).write_text(f"photo {name}")
+    raw = os.fsencode(corpus) + b"/caf\xe9"
+    Path(os.fsdecode(raw + b".jpg")).write_bytes(photo(20, 30, seed=8))
+    Path(os.fsdecode(raw + b"2.jpg")).write_bytes(b"no image")
+    for end in (b".txt", b"2.txt"):
+        Path(os.fsdecode(raw + end)).write_text("coffee")
+    assert make(corpus).accounts["written"] == 4
+    line = json.loads((tmp_path / "out/quarantine.jsonl").read_bytes())
+    assert line["path"] == "caf\udce92.jpg"
+    assert line["reason"] == "not_an_image"
+
+
+def test_folder_without_images_is_an_error(tmp_path: Path, make: Any) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/captions.csv").write_text("image,caption\n")
+    with pytest.raises(DataError, match=r"no images in it; the corpus is empty; it has tables \(captions.csv\): name"):
+        make(tmp_path / "raw")
+
+
+def test_output_inside_the_source_is_an_error(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lies inside the source .*; choose a folder beside it"):
+        convert(corpus, corpus / "shards")

@@ -1,0 +1,213 @@
+"""What is published is whole, is ours, and is the same however often a run was cut short."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmdata.atomic import lock
+from mmdata.convert import ConvertConfig, convert
+from mmdata.errors import DataError
+from mmdata.shards import Manifest
+from mmdata.shards.manifest_writer import write_manifest
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def table(corpus: Path) -> Path:
+    path = corpus / "t.csv"
+    path.write_text("image,caption\na.jpg,photo a\nb.jpg,photo b\nc.jpg,photo c\n")
+    return path
+
+
+def test_killed_anywhere_and_repeated_is_as_undisturbed(raw_corpus: Path, tmp_path: Path) -> None:
+    rows = (raw_corpus / "captions.jsonl").read_text().splitlines(keepends=True)
+    (raw_corpus / "few.jsonl").write_text("".join(rows[:3]))
+    script = Path(__file__).with_name("killed.py")
+    done = subprocess.run(
+        [sys.executable, script, raw_corpus / "few.jsonl", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["wrong"] == []
+    assert report["fresh"] > 20, report  # places where it was killed
+    assert report["overwrite"] > report["fresh"]
+    assert report["full"] == 9
+    assert "manifest.json" not in report["after full"]
+
+
+def test_same_conversion_again_does_nothing(table: Path, tmp_path: Path) -> None:
+    assert not convert(table, tmp_path / "out").was_complete
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.name != ".mmdata.lock"}
+    report = convert(table, tmp_path / "out", ConvertConfig(max_bad_share=0.5))
+    assert report.was_complete
+    assert report.accounts["written"] == 3
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_same_corpus_elsewhere_gives_the_same_bytes(table: Path, tmp_path: Path) -> None:
+    convert(table, tmp_path / "out", ConvertConfig(train_tokenizer=300))
+    os.rename(table.parent, tmp_path / "moved")
+    convert(tmp_path / "moved/t.csv", tmp_path / "out2", ConvertConfig(train_tokenizer=300))
+    assert content(tmp_path / "out") == content(tmp_path / "out2")
+
+
+def test_other_settings_are_an_error_that_names_them(table: Path, tmp_path: Path) -> None:
+    convert(table, tmp_path / "out")
+    with pytest.raises(DataError, match=r"another conversion \(settings.min_side: was 2, is 9\); .* --overwrite"):
+        convert(table, tmp_path / "out", ConvertConfig(min_side=9))
+
+
+def test_other_input_is_an_error_that_names_it(table: Path, tmp_path: Path) -> None:
+    convert(table, tmp_path / "out")
+    table.write_text(table.read_text() + "a.jpg,again\n")
+    with pytest.raises(DataError, match=r"conversion \(source.files.t.csv: was .\w+., is .\w+.\); .*--overwrite"):
+        convert(table, tmp_path / "out")
+
+
+def test_missing_shard_is_an_error_that_names_it(table: Path, tmp_path: Path) -> None:
+    convert(table, tmp_path / "out")
+    (tmp_path / "out/000000.tar").unlink()
+    with pytest.raises(DataError, match=r"another conversion \('000000.tar' is missing\); .* --overwrite"):
+        convert(table, tmp_path / "out")
+
+
+def test_overwrite_replaces_every_file(table: Path, tmp_path: Path) -> None:
+    convert(table, tmp_path / "out", ConvertConfig(shard_rows=1, train_tokenizer=300))
+    convert(table, tmp_path / "out", ConvertConfig(), overwrite=True)
+    convert(table, tmp_path / "fresh", ConvertConfig())
+    assert content(tmp_path / "out") == content(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_foreign_files_are_an_error_and_stay(table: Path, tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.tex").write_text("ten years")
+    with pytest.raises(DataError, match=r"holds 1 file\(s\) that are not a conversion's \(thesis.tex\); nothing is"):
+        convert(table, tmp_path / "out", overwrite=overwrite)
+    assert content(tmp_path / "out") == {"thesis.tex": b"ten years"}
+
+
+def test_foreign_file_beside_a_conversion_is_an_error(table: Path, tmp_path: Path) -> None:
+    convert(table, tmp_path / "out")
+    (tmp_path / "out/000009.tar").write_bytes(b"")
+    with pytest.raises(DataError, match=r"holds 1 file\(s\) that are not a conversion's \(000009.tar\)"):
+        convert(table, tmp_path / "out", overwrite=True)
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "000000.tar", "manifest.json"])
+def test_foreign_file_is_refused_before_a_killed_run_is_finished(table: Path, tmp_path: Path, name: str) -> None:
+    convert(table, tmp_path / "done")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".mmdata.lock").touch()
+    os.rename(tmp_path / "done", tmp_path / "out" / ".mmdata-convert")  # completed, nothing moved yet
+    if name == "manifest.json":
+        write_manifest(tmp_path / "out", [])
+    else:
+        (tmp_path / "out" / name).write_text("ten years")
+    before = content(tmp_path / "out")
+    with pytest.raises(
+        DataError, match=rf"holds 1 file\(s\) that are not a conversion's \({name}\); nothing is deleted"
+    ):
+        convert(table, tmp_path / "out")
+    assert content(tmp_path / "out") == before
+
+
+def test_manifest_of_another_program_is_foreign(table: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    write_manifest(tmp_path / "out", [])
+    with pytest.raises(DataError, match=r"not a conversion's \(manifest.json\)"):
+        convert(table, tmp_path / "out", overwrite=True)
+
+
+def test_second_writer_is_an_error(table: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with lock(tmp_path / "out"), pytest.raises(DataError, match="another process is writing here"):
+        convert(table, tmp_path / "out")
+
+
+def test_output_that_cannot_be_written_is_an_error_before_reading(corpus: Path) -> None:
+    (corpus / "t.parquet").write_bytes(b"not read")
+    with pytest.raises(DataError, match=r"output '.*/a.jpg/out': cannot be written \(Not a directory\); choose"):
+        convert(corpus / "t.parquet", corpus / "a.jpg/out")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_read_only_output_is_an_error_before_reading(corpus: Path, tmp_path: Path) -> None:
+    (corpus / "t.parquet").write_bytes(b"not read")
+    (tmp_path / "out").mkdir(mode=0o500)
+    with pytest.raises(DataError, match=r"cannot be written \(Permission denied\)"):
+        convert(corpus / "t.parquet", tmp_path / "out")
+
+
+def test_missing_source_is_an_error_and_makes_no_output(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"source '.*/gone': no such file or folder"):
+        convert(tmp_path / "gone", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_many_bad_rows_publish_nothing_and_tell_why(table: Path, tmp_path: Path) -> None:
+    table.write_text(table.read_text() + "gone.jpg,x\n" + "b.jpg,\n" + "b.jpg,\n")
+    with pytest.raises(
+        DataError,
+        match=r"3 of 6 rows are unusable, over max_bad_share=0.05; nothing is published. 2 empty_caption "
+        r"\(first: t.csv, line 6: .*\); 1 missing_image \(first: t.csv, line 5: 'gone.jpg': .*quarantine.jsonl",
+    ):
+        convert(table, tmp_path / "out")
+    ledger = tmp_path / "out/.mmdata-convert/quarantine.jsonl"
+    assert [json.loads(line)["row"] for line in ledger.read_text().splitlines()] == [3, 4, 5]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {".mmdata.lock", ".mmdata-convert"}
+    report = convert(table, tmp_path / "out", ConvertConfig(max_bad_share=0.5))
+    assert report.accounts["quarantined"] == 3
+
+
+def test_long_run_that_is_lost_ends_early(table: Path, tmp_path: Path) -> None:
+    table.write_text("image,caption\n" + "gone.jpg,x\n" * 5000)
+    with pytest.raises(DataError, match=r"1000 of at most 5002 rows are unusable, over max_bad_share=0.1;"):
+        convert(table, tmp_path / "out", ConvertConfig(max_bad_share=0.1))
+
+
+def test_corpus_without_a_usable_row_is_an_error(table: Path, tmp_path: Path) -> None:
+    table.write_text("image,caption\ngone.jpg,x\n")
+    with pytest.raises(DataError, match=r"none of 1 rows could be written; nothing is published. 1 missing_image"):
+        convert(table, tmp_path / "out", ConvertConfig(max_bad_share=1.0))
+
+
+def test_accounts_are_in_the_manifest(table: Path, tmp_path: Path) -> None:
+    table.write_text(table.read_text() + "a.jpg,again\nb.jpg,\n")
+    convert(table, tmp_path / "out", ConvertConfig(max_bad_share=0.2))
+    accounts: dict[str, Any] = Manifest.read(tmp_path / "out").accounts or {}
+    run = accounts.pop("run")
+    assert accounts == {
+        "rows": 5,
+        "written": 3,
+        "duplicate": 1,
+        "filtered": 0,
+        "quarantined": 1,
+        "reasons": {"duplicate_image": 1, "empty_caption": 1},
+    }
+    assert run["source"]["image"] == "image"
+    assert run["settings"]["shard_rows"] == 10_000
+    assert str(tmp_path) not in json.dumps(run)
+
+
+def test_image_whose_row_could_not_be_written_is_no_duplicate(corpus: Path, tmp_path: Path) -> None:
+    rows = [{"image": "a.jpg", "caption": ["x" * 60_000] * 20}, {"image": "a.jpg", "caption": "short"}]
+    (corpus / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = convert(corpus / "t.jsonl", tmp_path / "out", ConvertConfig(max_bad_share=0.5))
+    assert report.accounts["reasons"] == {"caption_too_long": 1}
+    assert "JSON member of 1200074 bytes; at most 1048576" in (tmp_path / "out/quarantine.jsonl").read_text()
+    assert report.manifest.rows == report.accounts["written"] == 1

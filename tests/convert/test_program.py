@@ -1,0 +1,126 @@
+"""The program `mmdata convert`: flags, messages, signals. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmdata.cli import shipped
+from mmdata.convert import ConvertConfig, convert
+from mmdata.errors import DataError
+from mmdata.shards import Index
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def start(*arguments: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, shipped("tools", "convert.py"), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def long_table(tmp_path: Path, photo: Any) -> Path:
+    """Three thousand rows on a large photo: a conversion of several seconds on any machine."""
+    (tmp_path / "long").mkdir()
+    (tmp_path / "long/big.jpg").write_bytes(photo(900, 1200))
+    table = tmp_path / "long/t.csv"
+    table.write_text("image,caption\n" + "".join(f"big.jpg,photo {i}\n" for i in range(3000)))
+    return table
+
+
+def wait_for_shards(out: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 90
+    while not list(out.glob(".mmdata-convert/.mmdata-staging/*.tar")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "message"),
+    [
+        (signal.SIGTERM, 143, "terminated; nothing was published, run the same command again\n"),
+        (signal.SIGINT, 130, "interrupted\n"),
+        (signal.SIGKILL, -9, ""),
+    ],
+)
+def test_signal_ends_the_run_and_publishes_nothing(
+    long_table: Path, tmp_path: Path, number: int, status: int, message: str
+) -> None:
+    out = tmp_path / "out"
+    flags = ["--keep-duplicates", "--workers", 2, "--shard-rows", 500]
+    process = start(long_table, out, *flags)
+    wait_for_shards(out, process)
+    with pytest.raises(DataError, match="another process is writing here"):
+        convert(long_table, out)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout, stderr) == (status, "", message)
+    left = {path.name for path in out.iterdir()}
+    assert left <= {".mmdata.lock", ".mmdata-convert"}
+    # The same folder can be used at once, for this conversion or for another.
+    small = long_table.with_name("small.csv")
+    small.write_text("image,caption\nbig.jpg,photo\n")
+    convert(small, out)
+    convert(small, tmp_path / "undisturbed")
+    assert content(out) == content(tmp_path / "undisturbed")
+
+
+def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus: Path, tmp_path: Path) -> None:
+    table = raw_corpus / "captions.jsonl"
+    table.write_text(table.read_text() + '{"image": "gone.jpg", "captions": ["x"]}\n')
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("table: captions.jsonl\nshard_rows: 7\ntrain_tokenizer: 400\n")
+    process = start(raw_corpus, tmp_path / "out", "--recipe", recipe, "--shard-rows", 9, "--keep", "path")
+    stdout, stderr = process.communicate(timeout=90)
+    assert (process.returncode, stderr) == (0, "")  # no progress bar where there is no terminal
+    assert [line.split() for line in stdout.splitlines()[:7]] == [
+        ["rows", "count"],
+        ["in", "41"],
+        ["written", "40"],
+        ["duplicate", "0"],
+        ["filtered", "0"],
+        ["quarantined", "1"],
+        ["missing_image", "1"],
+    ]
+    assert stdout.splitlines()[7:] == [
+        "columns: image = image, captions = captions",
+        f"5 shards in {tmp_path}/out; 1 left out, each with its reason in {tmp_path}/out/quarantine.jsonl",
+    ]
+    config = ConvertConfig(shard_rows=9, train_tokenizer=400, keep=("path",))
+    convert(table, tmp_path / "out2", config)
+    assert content(tmp_path / "out") == content(tmp_path / "out2")
+    small = raw_corpus / "small.jsonl"
+    small.write_text(table.read_text().splitlines()[0])
+    assert start(small, tmp_path / "small").communicate(timeout=90)[0].endswith(f"\n1 shards in {tmp_path}/small\n")
+    index = Index.open(tmp_path / "out")
+    assert len(index) == 40
+    assert index.lists("caption_tokens")[1].min() > 3
+    assert (tmp_path / "out/tokenizer/tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--image-column", "img"], "error: table '{table}': no column 'img' (image); there are: image, captions\n"),
+        (["--recipe", "nowhere"], "error: recipe 'nowhere': no such file, and datasets/ has only: "),
+    ],
+)
+def test_program_error_is_one_line(raw_corpus: Path, tmp_path: Path, flags: list[str], message: str) -> None:
+    table = raw_corpus / "captions.jsonl"
+    process = start(table, tmp_path / "out", *flags)
+    stdout, stderr = process.communicate(timeout=90)
+    assert (process.returncode, stdout) == (2, "")
+    assert stderr.startswith(message.format(table=table))
+    assert stderr.count("\n") == 1

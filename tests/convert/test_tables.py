@@ -1,0 +1,265 @@
+"""What tables may hold, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mmdata.errors import ConfigError, DataError
+from mmdata.shards import Index, ShardStore, captions_of
+
+
+def captions(out: Path) -> list[list[str]]:
+    index = Index.open(out)
+    store = ShardStore(index)
+    columns = index.take(
+        list(range(len(index))),  # type: ignore[arg-type]
+        ["caption_offset", "caption_bytes", "caption_format"],
+    )
+    return [
+        captions_of(store.read(0, int(offset), int(size)), int(kind))
+        for offset, size, kind in zip(*columns.values(), strict=True)
+    ]
+
+
+def bad(out: Path) -> list[tuple[str, str, str]]:
+    lines = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
+    return [(line["place"], line["reason"], line["detail"]) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason", "detail"),
+    [
+        ({"image": "gone.jpg", "caption": "x"}, "missing_image", "'gone.jpg': No such file or directory"),
+        ({"image": None, "caption": "x"}, "missing_image", "the image's path is null"),
+        ({"image": "", "caption": "x"}, "missing_image", "no usable path: ''"),
+        ({"image": 7, "caption": "x"}, "missing_image", "the image's path is int, not a string"),
+        ({"image": "https://a.b/c.jpg", "caption": "x"}, "missing_image", "is a URL"),
+        ({"image": "a.jpg"}, "missing_caption", "the row has no caption"),
+        ({"image": "a.jpg", "caption": None}, "missing_caption", "the row has no caption"),
+        ({"image": "a.jpg", "caption": []}, "missing_caption", "the row has no caption"),
+        ({"image": "a.jpg", "caption": ""}, "empty_caption", "empty"),
+        ({"image": "a.jpg", "caption": " \t\x00\u200e"}, "empty_caption", "empty"),
+        ({"image": "a.jpg", "caption": "ab\ud800"}, "bad_caption", "a lone surrogate at byte 2 of the caption"),
+        ({"image": "a.jpg", "caption": 5}, "bad_caption", "caption is int, not a string"),
+        ({"image": "a.jpg", "caption": {"en": "x"}}, "bad_caption", "caption is dict, not a string"),
+        ({"image": "a.jpg", "caption": ["good", 5]}, "bad_caption", "caption is int, not a string"),
+        ({"image": "a.jpg", "caption": "x" * 10_000_000}, "caption_too_long", "10000000 characters"),
+        ({"image": "a.jpg", "caption": "x", "label": -5}, "broken_row", "label -5 is neither"),
+        ({"image": "a.jpg", "caption": "x", "label": 1.5}, "broken_row", "label 1.5 is neither"),
+    ],
+)
+def test_row_is_quarantined_with_its_reason(outcome: Any, row: dict[str, Any], reason: str, detail: str) -> None:
+    got = outcome(row)
+    assert got[0] == reason
+    assert detail in got[1]
+
+
+def test_captions_are_cleaned(outcome: Any, tmp_path: Path) -> None:
+    row = {"image": "d.jpg", "caption": "\ufeffa\x00 \u202edog\u202c\x07"}
+    (tmp_path / "corpus/d.jpg").write_bytes((tmp_path / "corpus/a.jpg").read_bytes())
+    assert outcome(row, keep_duplicates=True) == ("", "")
+    assert captions(tmp_path / "out")[3] == ["a dog"]
+
+
+def test_all_captions_of_a_list_are_kept(outcome: Any, tmp_path: Path) -> None:
+    row = {"image": "a.jpg", "caption": ["one", "", None, "two"]}
+    assert outcome(row, keep_duplicates=True) == ("", "")
+    assert captions(tmp_path / "out")[3] == ["one", "two"]
+
+
+def test_several_caption_columns_are_joined(corpus: Path, tmp_path: Path, make: Any) -> None:
+    table = corpus / "t.csv"
+    table.write_text("image,short,long\na.jpg,s a,l a\nb.jpg,s b,\n")
+    make(table, caption_columns=["short", "long"])
+    assert captions(tmp_path / "out") == [["s a", "l a"], ["s b"]]
+
+
+def test_csv_reads_quoted_newlines_and_a_byte_order_mark(corpus: Path, tmp_path: Path, make: Any) -> None:
+    table = corpus / "t.csv"
+    table.write_bytes(b'\xef\xbb\xbfimage,caption\r\na.jpg,"two\nlines, ""quoted"""\r\n\r\nb.jpg,plain\r\n')
+    report = make(table)
+    assert report.accounts["rows"] == 2
+    assert captions(tmp_path / "out") == [['two\nlines, "quoted"'], ["plain"]]
+
+
+def test_csv_rows_that_break_cost_one_row_each(corpus: Path, tmp_path: Path, make: Any) -> None:
+    table = corpus / "t.csv"
+    table.write_bytes(
+        b'image,caption\na.jpg,x\nb.jpg\nb.jpg,x,y\nb.jpg,"x"y\nb.jpg,\xc3\xa9\xff\nb.jpg,n\x00ul\nc.jpg,last\n'
+    )
+    make(table)
+    assert bad(tmp_path / "out") == [
+        ("t.csv, line 3", "broken_row", "1 fields where the header has 2"),
+        ("t.csv, line 4", "broken_row", "3 fields where the header has 2"),
+        ("t.csv, line 5", "broken_row", "',' expected after '\"'"),
+        ("t.csv, line 6", "bad_caption", "invalid UTF-8 (0xff) at byte 2 of the caption"),
+    ]
+    assert captions(tmp_path / "out") == [["x"], ["nul"], ["last"]]
+
+
+def test_csv_with_an_unclosed_quote_is_an_error(corpus: Path, make: Any) -> None:
+    table = corpus / "t.csv"
+    table.write_text('image,caption\na.jpg,"never closed\nb.jpg,x\nc.jpg,y\n')
+    with pytest.raises(DataError, match=r"t.csv', line 2: a quotation mark opened there is not closed .* --no-quotes"):
+        make(table)
+
+
+def test_csv_without_quoting_takes_quotes_as_text(corpus: Path, tmp_path: Path, make: Any) -> None:
+    table = corpus / "t.tsv"
+    table.write_text('image\tcaption\na.jpg\t"never closed\nb.jpg\t5" disk\n')
+    make(table, quotes=False)
+    assert captions(tmp_path / "out") == [['"never closed'], ['5" disk']]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf16_table_is_an_error(corpus: Path, make: Any, encoding: str) -> None:
+    table = corpus / "t.csv"
+    table.write_bytes("image,caption\na.jpg,x\n".encode(encoding))
+    with pytest.raises(DataError, match=r"t.csv': looks like UTF-16; .* iconv -f UTF-16 -t UTF-8 't.csv'"):
+        make(table)
+
+
+def test_table_without_header_is_an_error(corpus: Path, make: Any) -> None:
+    table = corpus / "t.csv"
+    table.write_text("a.jpg,photo a\nb.jpg,photo b\n")
+    with pytest.raises(ConfigError, match=r"no image column of a usual name .* there are: a.jpg, photo a; .* header"):
+        make(table)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"image_column": "img"}, r"no column 'img' \(image\); there are: image, caption"),
+        ({"caption_columns": ["alt"]}, r"no column 'alt' \(caption\); there are: image, caption"),
+        ({"label_column": "kind"}, r"no column 'kind' \(label\); there are: image, caption"),
+        ({"keep": ["licence"]}, r"no column 'licence' \(keep\); there are: image, caption"),
+    ],
+)
+def test_unknown_column_is_an_error_that_names_those_there(
+    corpus: Path, make: Any, settings: dict[str, Any], message: str
+) -> None:
+    table = corpus / "t.csv"
+    table.write_text("image,caption\na.jpg,x\n")
+    with pytest.raises(ConfigError, match=message):
+        make(table, **settings)
+
+
+def test_same_column_twice_is_an_error(corpus: Path, make: Any) -> None:
+    table = corpus / "t.csv"
+    table.write_text("image,caption,caption\na.jpg,x,y\n")
+    with pytest.raises(DataError, match=r"columns \['caption'\] are there twice"):
+        make(table)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+def test_table_without_rows_is_an_error(corpus: Path, make: Any, name: str) -> None:
+    table = corpus / name
+    if name == "t.parquet":
+        pq.write_table(pa.table({"image": pa.array([], pa.string()), "caption": pa.array([], pa.string())}), table)
+    else:
+        table.write_text("image,caption\n" if name == "t.csv" else "\n")
+    with pytest.raises(DataError, match=f"{name}': no rows; the corpus is empty"):
+        make(table)
+
+
+def test_jsonl_lines_that_break_cost_one_row_each(corpus: Path, tmp_path: Path, make: Any) -> None:
+    table = corpus / "t.jsonl"
+    good = b'{"image": "a.jpg", "caption": "x"}\n'
+    lines = [b'{"image": "b.jpg", \n', b"[1]\n", b'{"image": NaN}\n', b'{"image": "b", "image": "c"}\n', b"[" * 9999]
+    table.write_bytes(good + b"".join(lines) + b'\n\n{"image": "b.jpg", "caption": "a\xff"}\n')
+    make(table)
+    places_and_reasons = [(place, reason) for place, reason, _ in bad(tmp_path / "out")]
+    assert places_and_reasons == [(f"t.jsonl, line {n}", "broken_row") for n in range(2, 7)] + [
+        ("t.jsonl, line 8", "bad_caption")
+    ]
+    details = [detail for *_, detail in bad(tmp_path / "out")]
+    assert details[1] == "a JSON object is expected, got list"
+    assert details[2] == "not JSON: NaN is not JSON"
+    assert details[3] == "not JSON: key 'image' is there twice"
+
+
+def test_parquet_reads_text_lists_and_bad_utf8(corpus: Path, tmp_path: Path, make: Any) -> None:
+    table = corpus / "t.parquet"
+    raw = pa.array([b"a.jpg", b"b.jpg", b"\xff.jpg", None], pa.binary()).cast(pa.binary())
+    content = {
+        "image": pa.Array.from_buffers(pa.string(), 4, raw.buffers()),
+        "captions": pa.array([["one", "two"], ["three"], ["x"], ["y"]], pa.list_(pa.string())),
+        "label": pa.array([1.0, None, 0.0, 0.0]),
+        "unread": pa.array([None] * 4, pa.null()),
+    }
+    pq.write_table(pa.table(content), table)
+    make(table)
+    assert captions(tmp_path / "out") == [["one", "two"], ["three"]]
+    assert Index.open(tmp_path / "out").column("label").tolist() == [1, -1]
+    assert [(place, reason) for place, reason, _ in bad(tmp_path / "out")] == [
+        ("t.parquet, row 3", "missing_image"),
+        ("t.parquet, row 4", "missing_image"),
+    ]
+
+
+def test_truncated_parquet_is_an_error(corpus: Path, make: Any) -> None:
+    table = corpus / "t.parquet"
+    pq.write_table(pa.table({"image": ["a.jpg"] * 999, "caption": ["x"] * 999}), table)
+    table.write_bytes(table.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"t.parquet': not a whole Parquet file"):
+        make(table)
+
+
+def test_parquet_damaged_inside_is_an_error_with_its_place(corpus: Path, make: Any) -> None:
+    table = corpus / "t.parquet"
+    pq.write_table(pa.table({"image": [f"{i}.jpg" for i in range(3000)], "caption": ["x"] * 3000}), table)
+    data = bytearray(table.read_bytes())
+    data[200:260] = b"\xff" * 60
+    table.write_bytes(data)
+    with pytest.raises(DataError, match=r"t.parquet', after row \d+: not readable as Parquet"):
+        make(table)
+
+
+def test_several_tables_are_read_in_name_order(corpus: Path, tmp_path: Path, make: Any) -> None:
+    (corpus / "part-1.csv").write_text("image,caption\nb.jpg,second\n")
+    (corpus / "part-0.csv").write_text("caption,image\nfirst,a.jpg\n")
+    make(corpus, table="part-*.csv")
+    assert captions(tmp_path / "out") == [["first"], ["second"]]
+
+
+def test_tables_of_different_columns_are_an_error(corpus: Path, make: Any) -> None:
+    (corpus / "part-0.csv").write_text("image,caption\na.jpg,first\n")
+    (corpus / "part-1.csv").write_text("image,text\nb.jpg,second\n")
+    with pytest.raises(DataError, match=r"part-0.csv' and '.*part-1.csv' differ in their columns: .*'text'"):
+        make(corpus, table="part-*.csv")
+
+
+def test_class_names_are_numbered_in_order_of_appearance(corpus: Path, tmp_path: Path, make: Any) -> None:
+    (corpus / "t.csv").write_text("image,caption,class\na.jpg,x,dog\nb.jpg,y,cat\nc.jpg,z,dog\n")
+    report = make(corpus / "t.csv")
+    assert report.accounts["classes"] == ["dog", "cat"]
+    assert Index.open(tmp_path / "out").column("label").tolist() == [0, 1, 0]
+
+
+def test_class_name_among_numbers_is_quarantined(corpus: Path, tmp_path: Path, make: Any) -> None:
+    (corpus / "t.csv").write_text("image,caption,class\na.jpg,x,3\nb.jpg,y,cat\nc.jpg,z,-1\n")
+    make(corpus / "t.csv")
+    assert bad(tmp_path / "out") == [
+        ("t.csv, line 3", "broken_row", "label 'cat' is not a number, as those before it are")
+    ]
+    assert Index.open(tmp_path / "out").column("label").tolist() == [3, -1]
+
+
+def test_kept_columns_go_into_the_json(corpus: Path, tmp_path: Path, make: Any) -> None:
+    row = {"image": "a.jpg", "caption": "x", "licence": {"name": "CC0"}, "unasked": 1}
+    (corpus / "t.jsonl").write_text(json.dumps(row) + "\n")
+    make(corpus / "t.jsonl", keep=["path", "licence"])
+    tar = (tmp_path / "out/000000.tar").read_bytes()
+    assert b'{"captions":["x"],"licence":{"name":"CC0"},"path":"a.jpg"}' in tar
+
+
+def test_unknown_kind_of_table_is_an_error(corpus: Path, make: Any) -> None:
+    (corpus / "t.xlsx").write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"unknown kind '.xlsx'; known: .csv .tsv .jsonl .parquet"):
+        make(corpus / "t.xlsx")

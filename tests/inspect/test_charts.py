@@ -1,0 +1,80 @@
+"""Charts are sound SVG, show what they are given, and escape every text."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from mmdata.inspect.charts import Mark, Series, compact, histogram, line_chart, share_bars, ticks
+
+
+def bars(svg: str) -> list[ElementTree.Element]:
+    return [node for node in ElementTree.fromstring(svg).iter("rect") if "bar" in node.attrib["class"]]
+
+
+def test_histogram_draws_a_bar_for_each_count_and_tints_buckets():
+    marks = [Mark(2.5, "2"), Mark(4.5, "4")]
+    svg = histogram([0.5, 1.5, 2.5, 3.5, 4.5], [5, 10, 0, 1], marks=marks, x_ticks=[], x_label="tokens", y_label="n")
+    drawn = bars(svg)
+    assert [bar.attrib["class"] for bar in drawn] == ["bar tint0", "bar tint0", "bar tint1"]
+    heights = [float(bar.attrib["height"]) for bar in drawn]
+    assert heights[1] == pytest.approx(2 * heights[0], abs=0.2)
+    assert [bar[0].text for bar in drawn] == ["0.5: 5", "1.5: 10", "3.5: 1"]
+    assert re.findall(r'class="marklabel middle"[^>]*>(\d)<', svg) == ["2", "4"]
+
+
+def test_histogram_of_nothing_is_still_a_chart():
+    svg = histogram([0, 1], [0], marks=[], x_ticks=[], x_label="x", y_label="y")
+    assert bars(svg) == []
+
+
+def test_line_chart_breaks_where_a_value_is_missing():
+    svg = line_chart({"loss": Series(range(5), [1, 2, np.nan, 4, 5])}, x_label="step", y_label="loss")
+    lines = [node.attrib["points"].split() for node in ElementTree.fromstring(svg).iter("polyline")]
+    assert [len(points) for points in lines] == [2, 2]
+
+
+def test_line_chart_thins_long_series():
+    svg = line_chart({"loss": Series(range(100_000), np.arange(100_000))}, x_label="step", y_label="loss")
+    (line,) = ElementTree.fromstring(svg).iter("polyline")
+    assert 500 <= len(line.attrib["points"].split()) <= 600
+
+
+def test_line_chart_of_one_point_and_of_equal_values():
+    for y in ([2.0], [0.0]):
+        ElementTree.fromstring(line_chart({"x": Series([10], y)}, x_label="step", y_label="loss"))
+
+
+def test_share_bars_are_as_long_as_their_shares():
+    widths = [float(bar.attrib["width"]) for bar in bars(share_bars({"a": 0.25, "b": 0.75}))]
+    assert widths == [160.0, 480.0]
+
+
+def test_charts_escape_names():
+    name = "<b>&\"'"
+    svg = line_chart({name: Series([0, 1], [0, 1]), "other": Series([0], [1])}, x_label=name, y_label=name)
+    assert "<b>" not in svg
+    assert "&lt;b&gt;&amp;&#34;&#39;" in svg
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count", "expected"),
+    [
+        (0, 100, 4, [0, 25, 50, 75, 100]),
+        (0.1, 0.9, 4, [0.2, 0.4, 0.6, 0.8]),
+        (0, 0.07, 4, [0, 0.02, 0.04, 0.06]),
+        (3, 3, 4, [3]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, count: int, expected: list[float]):
+    assert ticks(low, high, count=count) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(950, "950"), (1500, "1.5k"), (2e6, "2M"), (3.2e9, "3.2G"), (0.25, "0.25")]
+)
+def test_compact(value: float, text: str):
+    assert compact(value) == text

@@ -1,0 +1,177 @@
+"""The report is one file that asks nothing of any network, shows what there is, and trusts nothing in data."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import subprocess
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mmdata.config import DataConfig
+from mmdata.errors import DataError
+from mmdata.inspect.corpus import samples
+from mmdata.inspect.report import write_report
+from mmdata.inspect.runs import read_evaluation, read_metrics
+from mmdata.shards import Index
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Elements(HTMLParser):
+    """Counts tags, and keeps every attribute that could make a browser load something."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.loads: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+
+
+@pytest.fixture(scope="module")
+def page(data: dict[str, Any], run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out") / "new" / "report.html"
+    write_report(out, shards=Path(data["shards"]), data=DataConfig(**data), run=run_folder)
+    return out
+
+
+def cells(text: str, first: str) -> list[str]:
+    """The cells of the table row that begins with `first`."""
+    row = re.search(rf"<tr><td>{re.escape(first)}</td>(.*?)</tr>", text)
+    assert row, f"no row '{first}'"
+    return [html.unescape(cell) for cell in re.findall(r"<td>(.*?)</td>", row[1])]
+
+
+def test_report_has_every_section_filled(page: Path):
+    text = page.read_text()
+    titles = ["Samples", "Shapes", "Padding", "Training", "Evaluation", "Accounts", "Left out", "Settings"]
+    assert re.findall(r"<h2>(.*?)</h2>", text) == titles
+    assert 'class="missing"' not in text
+    assert text.count('<article class="card">') == 22
+    assert cells(text, "text → image") == ["51.0%", "55.0%", "60.0%"]
+    assert cells(text, "colour") == ["16", "81.2%", "70.0%", "65.0%", "60.0%"]
+    assert cells(text, "written") == ["22"]
+    assert cells(text, "corrupt_image") == ["1"]
+    assert cells(text, "max_length") == ["32"]
+
+
+def test_report_loads_nothing(page: Path):
+    found = Elements(page.read_text())
+    assert found.tags["script"] == found.tags["link"] == found.tags["iframe"] == 0
+    assert found.loads
+    assert all(load.startswith(("data:image/webp;base64,", "#")) for load in found.loads)
+    assert "url(" not in page.read_text()
+    assert "@import" not in page.read_text()
+    assert "default-src 'none'" in page.read_text()
+
+
+def test_report_escapes_captions_and_paths(page: Path):
+    text = page.read_text()
+    found = Elements(text)
+    assert found.handlers == []
+    assert found.tags["img"] == 22  # the thumbnails, and none from data
+    assert "&lt;script&gt;document.title=&#39;owned&#39;&lt;/script&gt;" in text
+
+
+def test_report_is_small_and_the_same_each_time(data: dict[str, Any], run_folder: Path, page: Path, tmp_path: Path):
+    write_report(tmp_path / "again.html", shards=Path(data["shards"]), data=DataConfig(**data), run=run_folder)
+    assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
+    assert page.stat().st_size < 300_000
+
+
+def test_report_without_config_or_run_says_how_to_get_them(data: dict[str, Any], tmp_path: Path):
+    write_report(tmp_path / "r.html", shards=Path(data["shards"]))
+    missing = re.findall(r'<div class="missing">(.*?)</div>', (tmp_path / "r.html").read_text())
+    assert [re.sub(r"(?s)[:;.].*", "", line) for line in missing] == [
+        "Give the report a --config to see its buckets, and what its plan pads",
+        "No run was given",
+        "No run was given",
+        "Give the report a --config to see its buckets, and what its plan pads",
+    ]
+
+
+def test_report_shows_an_image_that_does_not_decode_as_such(data: dict[str, Any], tmp_path: Path):
+    folder = tmp_path / "shards"
+    shutil.copytree(data["shards"], folder)
+    index = Index.open(folder)
+    place = index.take([3], ["image_offset", "image_bytes"])
+    with index.shard_path(0).open("r+b") as tar:
+        tar.seek(int(place["image_offset"][0]) + 20)
+        tar.write(b"\0" * (int(place["image_bytes"][0]) - 20))
+    card = samples(Index.open(folder)).cards[3]
+    assert (card.key, card.picture) == ("0003", "")
+    assert card.problem.startswith("corrupt_image: JPEG does not decode")
+
+
+def test_report_lists_rows_masked_in_training(data: dict[str, Any], run_folder: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    shutil.copytree(run_folder, run)
+    (run / "ledger-rank0.jsonl").write_text('{"epoch": 0, "key": "0003", "reason": "corrupt_image", "detail": "cut"}\n')
+    write_report(tmp_path / "r.html", shards=Path(data["shards"]), run=run)
+    text = (tmp_path / "r.html").read_text()
+    assert "1 rows could not be loaded." in text
+    (run / "ledger-rank0.jsonl").write_text("[1\n")
+    with pytest.raises(DataError, match=r"ledger-rank0\.jsonl', line 1: not a JSON object"):
+        write_report(tmp_path / "r.html", shards=Path(data["shards"]), run=run)
+
+
+def test_read_metrics_forgives_a_cut_last_line_only(run_folder: Path, tmp_path: Path):
+    assert [line["step"] for line in read_metrics(run_folder)] == [*range(10, 100, 10), 30, 60]
+    assert read_metrics(tmp_path) == []
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl', line 2: not JSON: .*; delete the line to go on"):
+        read_metrics(tmp_path)
+    (tmp_path / "evaluation.json").write_text("{")
+    with pytest.raises(DataError, match=r"evaluation\.json': not JSON: .*; make it again with `mmdata evaluate`"):
+        read_evaluation(tmp_path)
+
+
+def test_command_finds_config_and_shards_in_the_run(
+    data: dict[str, Any], run_folder: Path, tmp_path: Path, command: Any
+):
+    run = tmp_path / "run"
+    shutil.copytree(run_folder, run)
+    (run / "config.yaml").write_text(yaml.safe_dump({"data": data}))
+    status, output, errors = command("report", "--run", str(run), "--out", str(tmp_path / "r.html"))
+    assert (status, errors) == (0, "")
+    assert re.fullmatch(r".*r\.html: \d+ kB; open it in a browser\n", output)
+    assert 'class="missing"' not in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "error: say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`\n"),
+        (["x", "--run", "no/run"], "error: run 'no/run': no such folder; `mmdata train` makes it\n"),
+        (["no/shards"], "error: folder 'no/shards': no such folder"),
+    ],
+)
+def test_command_explains_what_is_missing(arguments: list[str], message: str, command: Any):
+    status, _, errors = command("report", *arguments)
+    assert status == 2
+    assert errors.startswith(message)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
+def test_report_opens_in_a_browser_without_running_anything_from_data(page: Path, tmp_path: Path):
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+    command += ["--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    title = re.search(r"<title>(.*?)</title>", done.stdout)
+    assert title
+    assert title[1] == "shards"  # a script in a caption would have set it to "owned"
+    assert done.stdout.count("<h2>") == 8
+    assert "Content Security Policy" not in done.stderr  # the page's own policy had nothing to forbid

@@ -1,0 +1,47 @@
+"""Shards, settings and a tiny CLIP for the loops of others; all made here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmdata.shards import ImageInfo, Sample, ShardWriter
+from mmdata.transform.text import Tokenizer, train_tokenizer
+
+ROWS = 22  # with batches of 8: two full steps and one with two masked rows
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory, photo: Any) -> dict[str, Any]:
+    """The section `data` of settings on two shards with 22 rows."""
+    folder = tmp_path_factory.mktemp("shards")
+    rng = np.random.default_rng(0)
+    captions = [" ".join(rng.choice(["a", "red", "blue", "dog", "cat"], size=2 + 3 * (i % 3))) for i in range(ROWS)]
+    train_tokenizer(captions, folder / "tokenizer", vocab_size=300, max_length=32)
+    tokenizer = Tokenizer.load(folder / "tokenizer", max_length=32)
+    with ShardWriter(folder, shard_rows=12, count_tokens=tokenizer.count, tokenizer=tokenizer.fingerprint) as writer:
+        for i, caption in enumerate(captions):
+            writer.write(Sample(f"{i:04d}", photo(40, 40, seed=i), ImageInfo("JPEG", 40, 40, 1), [caption]))
+    return {
+        "shards": str(folder),
+        "tokenizer": str(folder / "tokenizer"),
+        "global_batch_size": 8,
+        "image_size": 32,
+        "max_length": 32,
+        "num_text_buckets": 2,
+    }
+
+
+@pytest.fixture
+def clip() -> Any:
+    """A CLIPModel of 60,000 parameters for images of 32 × 32 and texts of 32 tokens."""
+    from transformers import CLIPConfig, CLIPModel
+
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = small | {"vocab_size": 300, "max_position_embeddings": 32, "eos_token_id": 2, "bos_token_id": 1}
+    vision = small | {"image_size": 32, "patch_size": 16}
+    torch.manual_seed(0)
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))

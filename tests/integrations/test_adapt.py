@@ -1,0 +1,75 @@
+"""What every foreign loop needs, on literal batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mmdata.batch import Batch
+from mmdata.config import DataConfig, evaluation_data
+from mmdata.errors import ConfigError
+from mmdata.integrations.adapt import SameEpoch, normalized, valid_inputs
+from mmdata.loader import Loader
+
+
+def batch(valid: list[bool]) -> Batch:
+    return {
+        "pixel_values": torch.arange(len(valid) * 3, dtype=torch.uint8).view(-1, 3, 1, 1),
+        "input_ids": torch.arange(len(valid)).view(-1, 1),
+        "attention_mask": torch.ones(len(valid), 1, dtype=torch.int64),
+        "labels": torch.arange(len(valid)),
+        "valid": torch.tensor(valid),
+        "rows": torch.arange(len(valid)),
+        "keys": [str(i) for i in range(len(valid))],
+    }
+
+
+@pytest.mark.parametrize(
+    ("valid", "kept"),
+    [([True, True, True], [0, 1, 2]), ([False, True, True], [1, 2]), ([False, False, False], [0])],
+)
+def test_valid_inputs_keeps_valid_rows_and_never_none(valid: list[bool], kept: list[int]):
+    given = batch(valid)
+    inputs = valid_inputs(given)
+    assert set(inputs) == {"pixel_values", "input_ids", "attention_mask", "labels"}
+    assert inputs["labels"].tolist() == inputs["input_ids"].flatten().tolist() == kept
+    assert inputs["pixel_values"].shape == (len(kept), 3, 1, 1)
+    assert given["valid"].tolist() == valid  # the batch itself is left as it was
+
+
+def test_clip_loss_of_a_single_row_is_nothing(clip: Any):
+    inputs = {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.ones(1, 2, dtype=torch.int64)}
+    loss = clip(**inputs, pixel_values=torch.zeros(1, 3, 32, 32), return_loss=True).loss
+    loss.backward()
+    assert loss.item() == 0
+    assert all(p.grad is None or not p.grad.any() for p in clip.parameters())
+
+
+def test_normalized_agrees_with_transformers():
+    from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+
+    pixels = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    mean, std = torch.tensor(OPENAI_CLIP_MEAN).view(3, 1, 1), torch.tensor(OPENAI_CLIP_STD).view(3, 1, 1)
+    torch.testing.assert_close(normalized(pixels), (pixels / 255 - mean) / std)
+    half = normalized(pixels, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    torch.testing.assert_close(half, pixels / 127.5 - 1)
+    assert normalized(half) is half
+
+
+def test_same_epoch_repeats_itself(data: dict[str, Any]):
+    loader = SameEpoch(Loader.from_config(data))
+    first, second = ([made["rows"].tolist() for made in loader] for _ in range(2))
+    assert first == second
+    assert len(loader) == len(first) == 3
+
+
+def test_evaluation_data_changes_what_an_evaluation_needs(data: dict[str, Any]):
+    given = DataConfig(**data, val_shards="val")
+    found = evaluation_data(given)
+    assert (found.shards, found.transform, found.shuffle) == ("val", "eval", False)
+    assert found.model_copy(update={"shards": given.shards, "transform": "train", "shuffle": True}) == given
+    assert evaluation_data(given, hashes=True) == found.model_copy(update={"hashes": True})
+    with pytest.raises(ConfigError, match=r"data\.val_shards is not set: there is nothing to evaluate on"):
+        evaluation_data(DataConfig(**data))

@@ -1,0 +1,72 @@
+"""The examples run as a user would run them, and resume."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def model(data: dict[str, Any], clip: Any, tmp_path: Path) -> str:
+    """A folder with a tiny CLIP and its tokenizer, as a hub's repository has them."""
+    clip.save_pretrained(tmp_path / "model")
+    for file in Path(data["tokenizer"]).iterdir():
+        shutil.copy(file, tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """`example("plain_torch", …)` runs an example in an empty folder."""
+
+    def run(name: str, *arguments: str) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+
+    return run
+
+
+def test_plain_torch_trains_and_resumes(
+    data: dict[str, Any], model: str, example: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    example("plain_torch", data["shards"], model, "--steps", "4", "--batch-size", "8")
+    assert re.search(r"^step 4 · loss \d+\.\d+ · padding \d+\.\d%$", capsys.readouterr().out, re.MULTILINE)
+    state = torch.load(tmp_path / "runs" / "plain_torch.pt", weights_only=True)
+    assert (state["loader"]["epoch"], state["loader"]["step"], state["step"]) == (1, 1, 4)  # 3 steps an epoch
+    example("plain_torch", data["shards"], model, "--steps", "6", "--batch-size", "8")
+    state = torch.load(tmp_path / "runs" / "plain_torch.pt", weights_only=True)
+    assert (state["loader"]["epoch"], state["loader"]["step"], state["step"]) == (1, 3, 6)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("lightning") is None, reason="lightning is not installed: pip install 'mmdata[lightning]'"
+)
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_trains_and_resumes(data: dict[str, Any], model: str, example: Any, tmp_path: Path):
+    for epochs in (1, 2):
+        example("lightning_finetune", data["shards"], model, "--epochs", str(epochs), "--batch-size", "8")
+        state = torch.load(tmp_path / "runs" / "lightning" / "last.ckpt", weights_only=False)
+        assert state["global_step"] == 3 * epochs
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None,
+    reason="accelerate is not installed: pip install 'mmdata[huggingface]'",
+)
+def test_huggingface_trains_and_resumes(data: dict[str, Any], model: str, example: Any, tmp_path: Path):
+    for epochs in (1, 2):
+        example("huggingface_trainer", data["shards"], model, "--epochs", str(epochs), "--batch-size", "8")
+        assert (tmp_path / "runs" / "huggingface" / f"checkpoint-{3 * epochs}").is_dir()
+    assert (tmp_path / "runs" / "huggingface" / "model" / "model.safetensors").is_file()

@@ -1,0 +1,73 @@
+"""Run under torchrun by test_two_ranks.py: what each rank's model gets in Lightning and in the Hugging Face Trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as lightning
+import torch
+from torch import Tensor
+from transformers import CLIPModel, TrainingArguments
+
+from mmdata.integrations.adapt import normalized, valid_inputs
+from mmdata.integrations.huggingface import LoaderTrainer
+from mmdata.integrations.lightning import LoaderDataModule
+
+RANK = int(os.environ["RANK"])
+
+
+class Contrast(lightning.LightningModule):
+    """Keeps the rows it saw."""
+
+    def __init__(self, clip: Any) -> None:
+        super().__init__()
+        self.clip = clip
+        self.seen: list[list[int]] = []
+
+    def training_step(self, batch: Any, _: int) -> Tensor:
+        self.seen.append(batch["rows"].tolist())
+        inputs = valid_inputs(batch)
+        return self.clip(**inputs | {"pixel_values": normalized(inputs["pixel_values"])}, return_loss=True).loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Watched(LoaderTrainer):
+    """Keeps a fingerprint of each row it saw: the sum of its pixels."""
+
+    seen: list[list[float]]
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *positional: Any, **others: Any) -> Any:
+        self.seen.append(inputs["pixel_values"].double().sum(dim=(1, 2, 3)).tolist())
+        return super().compute_loss(model, inputs, *positional, **others)
+
+
+def main(data: dict[str, Any], model: str, out: Path) -> None:
+    """Two epochs in each, and a file with what this rank saw."""
+    module = Contrast(CLIPModel.from_pretrained(model))
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    lightning.Trainer(accelerator="cpu", strategy="ddp", devices=2, max_epochs=2, **quiet).fit(
+        module, datamodule=LoaderDataModule(data)
+    )
+    arguments = TrainingArguments(
+        str(out), num_train_epochs=2, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no"
+    )
+    trainer = Watched(data, model=CLIPModel.from_pretrained(model), args=arguments)
+    trainer.seen = []
+    trainer.train()
+    seen = {"lightning": module.seen, "huggingface": trainer.seen}
+    (out / f"rank{RANK}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

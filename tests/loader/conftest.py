@@ -1,0 +1,131 @@
+"""A small corpus in shards, loaders over it, and the comparison of batches."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmdata import Batch, Index, Loader
+from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.transform.text import Tokenizer, train_tokenizer
+
+WORDS = ["a", "red", "blue", "green", "small", "large", "dog", "cat", "tree", "on", "under", "near", "the", "street"]
+SHAPES = [(48, 48), (40, 64), (64, 40)]
+FORMATS = ["JPEG", "PNG", "WEBP"]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """`samples` in the shards of `folder` / shards, of at most 17 rows; the tokenizer lies beside them."""
+
+    folder: Path
+    samples: list[Sample]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """A section `data` for it: several text lengths, three image shapes, random crops, two workers."""
+        return {
+            "shards": str(self.folder / "shards"),
+            "tokenizer": str(self.folder / "tokenizer"),
+            "global_batch_size": 8,
+            "image_buckets": [[32, 32], [24, 40], [40, 24]],
+            "max_length": 32,
+            "num_text_buckets": 3,
+            "crop_scale": [0.3, 0.9],
+            "seed": 5,
+        }
+
+    @property
+    def index(self) -> Index:
+        return Index.open(self.folder / "shards")
+
+    def loader(self, *, rank: int = 0, world_size: int = 1, **changes: Any) -> Loader:
+        """A loader with some settings changed."""
+        return Loader.from_config({**self.settings, **changes}, rank=rank, world_size=world_size)
+
+    def copy(self, folder: Path) -> Corpus:
+        """The same corpus in another folder, to be damaged."""
+        shutil.copytree(self.folder, folder)
+        return Corpus(folder, self.samples)
+
+    def overwrite(self, row: int, kind: str, data: bytes) -> None:
+        """Put bytes at the beginning of a row's member (kind: image or caption); its size stays."""
+        shards, _ = self.index.locate(np.array([row]))
+        columns = self.index.take(np.array([row]), [f"{kind}_offset", f"{kind}_bytes"])
+        assert len(data) <= columns[f"{kind}_bytes"][0]
+        with self.index.shard_path(int(shards[0])).open("r+b") as file:
+            file.seek(int(columns[f"{kind}_offset"][0]))
+            file.write(data)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory, photo: Callable[..., bytes]) -> Corpus:
+    """50 rows in shards of 17, 17 and 16: three formats and shapes, EXIF orientations, 1 to 3 captions, some labels."""
+    folder = tmp_path_factory.mktemp("loader") / "corpus"
+    rng = np.random.default_rng(0)
+    samples: list[Sample] = []
+    for row in range(50):
+        image = photo(*SHAPES[int(rng.integers(3))], seed=row, format=FORMATS[row % 3])
+        if row % 9 == 0:
+            image = turned(image, 6)
+        lengths = rng.integers(3, 41, rng.integers(1, 4))
+        captions = [f"picture {row} " + " ".join(rng.choice(WORDS, int(length))) for length in lengths]
+        samples.append(Sample(f"{row:05d}", image, probe(image), captions, label=row if row % 7 == 0 else None))
+    train_tokenizer([caption for s in samples for caption in s.captions], folder / "tokenizer", vocab_size=400)
+    write(folder / "shards", samples, Tokenizer.load(folder / "tokenizer"))
+    return Corpus(folder, samples)
+
+
+def turned(image: bytes, orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    opened = Image.open(io.BytesIO(image))
+    opened.save(buffer, opened.format, exif=exif)
+    return buffer.getvalue()
+
+
+def write(folder: Path, samples: list[Sample], tokenizer: Tokenizer) -> None:
+    with ShardWriter(folder, shard_rows=17, count_tokens=tokenizer.count, tokenizer=tokenizer.fingerprint) as writer:
+        for sample in samples:
+            writer.write(sample)
+
+
+@pytest.fixture(scope="session")
+def same() -> Callable[[Batch, Batch], bool]:
+    """`same(a, b)`: two batches are equal in every entry, bit for bit."""
+
+    def equal(a: Any, b: Any) -> bool:
+        if isinstance(a, Tensor):
+            return a.dtype == b.dtype and torch.equal(a, b)
+        return a == b
+
+    def compare(a: Batch, b: Batch) -> bool:
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def join() -> Callable[[list[Batch]], Batch]:
+    """`join(batches)`: the batches of all ranks as one."""
+
+    def concatenate(batches: list[Batch]) -> Batch:
+        joined: Any = {}
+        for key, value in batches[0].items():
+            parts: list[Any] = [batch[key] for batch in batches]
+            joined[key] = torch.cat(parts) if isinstance(value, Tensor) else list(chain(*parts))
+        return joined
+
+    return concatenate

@@ -1,0 +1,265 @@
+"""Rows that cannot be used are masked with a reason, and nothing else changes; shards that changed are errors."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+
+from mmdata import Batch, Index
+from mmdata.errors import DataError
+from mmdata.loader.ledger import Ledger, LedgerEntry
+from mmdata.shards import verify
+from mmdata.transform.image import orient
+from mmdata.transform.pixels import PixelTransform
+from mmdata.transform.text import train_tokenizer
+
+from .conftest import Corpus
+
+ZEROS = bytes(400)
+HTML = b"<html><body>404 Not Found</body></html>" * 8
+
+
+@pytest.fixture
+def damaged(corpus: Corpus, tmp_path: Path) -> Corpus:
+    return corpus.copy(tmp_path / "corpus")
+
+
+def first_row(corpus: Corpus, choose: Callable[[int], bool]) -> int:
+    return next(row for row in range(50) if choose(row))
+
+
+def compare(damaged: Corpus, corpus: Corpus, bad: set[int], **settings: int) -> list[LedgerEntry]:
+    """Load both; all rows but the bad ones must be equal bit for bit. The ledger of the damaged one."""
+    loader = damaged.loader(max_bad_share=0.5, **settings)
+    for batch, clean in zip(loader, corpus.loader(**settings), strict=True):
+        assert torch.equal(batch["rows"], clean["rows"])
+        is_bad = torch.tensor([int(row) in bad for row in batch["rows"]])
+        assert torch.equal(batch["valid"], clean["valid"] & ~is_bad)
+        for key in ("pixel_values", "input_ids", "attention_mask", "labels"):
+            assert batch[key].shape == clean[key].shape
+            assert torch.equal(batch[key][~is_bad], clean[key][~is_bad])
+        assert (batch["pixel_values"][is_bad] == 0).all()
+        assert (batch["attention_mask"][:, 0] == 1).all()
+    assert loader.stats.rows == 50 - len(bad)
+    assert loader.stats.masked == 6 + len(bad)
+    return loader.ledger
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("data", [ZEROS, HTML, b"\xff\xd8\xff\xd9"])
+def test_loader_masks_an_image_that_does_not_decode(corpus: Corpus, damaged: Corpus, data: bytes, num_workers: int):
+    for row in (3, 22):
+        damaged.overwrite(row, "image", data)
+    entries = compare(damaged, corpus, {3, 22}, num_workers=num_workers)
+    assert sorted((entry.row, entry.key, entry.shard) for entry in entries) == [
+        (3, "00003", "000000.tar"),
+        (22, "00022", "000001.tar"),
+    ]
+    assert {entry.reason for entry in entries} == {"corrupt_image"}
+    assert all("does not decode: " in entry.detail for entry in entries)
+
+
+def test_loader_ledger_names_epoch_and_step(corpus: Corpus, damaged: Corpus):
+    damaged.overwrite(3, "image", ZEROS)
+    loader = damaged.loader(max_bad_share=0.5)
+    steps = [
+        [step for step, batch in enumerate(loader) if 3 in batch["rows"]],
+        [step for step, batch in enumerate(loader) if 3 in batch["rows"]],
+    ]
+    assert [(entry.epoch, [entry.step]) for entry in loader.ledger] == [(0, steps[0]), (1, steps[1])]
+
+
+def test_loader_masks_a_row_once_however_much_of_it_is_bad(corpus: Corpus, damaged: Corpus):
+    damaged.overwrite(3, "image", ZEROS)
+    damaged.overwrite(3, "caption", b"\xff")
+    assert [entry.row for entry in compare(damaged, corpus, {3})] == [3]
+
+
+def test_loader_masks_a_caption_that_is_not_the_one_indexed(corpus: Corpus, damaged: Corpus):
+    one = first_row(corpus, lambda row: len(corpus.samples[row].captions) == 1)
+    longest = max(
+        (row for row in range(50) if len(corpus.samples[row].captions) == 1),
+        key=lambda row: len(corpus.samples[row].captions[0]),
+    )
+    damaged.overwrite(one, "caption", b"\xc3\x28")
+    # A byte a token: far more tokens than the bucket holds, which was chosen by what the index says.
+    text = corpus.samples[longest].captions[0].encode()
+    damaged.overwrite(longest, "caption", b"!?" * (len(text) // 2))
+    entries = {entry.row: entry for entry in compare(damaged, corpus, {one, longest})}
+    assert (entries[one].reason, entries[one].detail) == ("bad_caption", "not UTF-8 at byte 0")
+    assert entries[longest].reason == "file_changed"
+    assert entries[longest].detail == "caption is not the one indexed; `mmdata verify` tells what changed"
+
+
+def test_loader_masks_a_row_that_has_fewer_captions_than_indexed(corpus: Corpus, damaged: Corpus):
+    three = first_row(corpus, lambda row: len(corpus.samples[row].captions) == 3)
+    size = int(damaged.index.take(np.array([three]), ["caption_bytes"])["caption_bytes"][0])
+    damaged.overwrite(three, "caption", b'{"captions":["one left"]'.ljust(size - 1) + b"}")
+    for epoch in range(3):
+        loader = damaged.loader(max_bad_share=0.5)
+        loader.set_epoch(epoch)
+        list(loader)
+        assert [(entry.row, entry.reason) for entry in loader.ledger] == [(three, "file_changed")]
+
+
+def test_loader_that_must_count_lengths_refuses_a_changed_caption(damaged: Corpus, corpus: Corpus):
+    three = first_row(corpus, lambda row: len(corpus.samples[row].captions) == 3)
+    size = int(damaged.index.take(np.array([three]), ["caption_bytes"])["caption_bytes"][0])
+    damaged.overwrite(three, "caption", b'{"captions":["one left"]'.ljust(size - 1) + b"}")
+    # Another tokenizer than the index was made with: all captions are read and counted, and decide the plan.
+    train_tokenizer([c for s in corpus.samples for c in s.captions], damaged.folder / "other", vocab_size=350)
+    with pytest.raises(DataError, match=r"sample '\d+': the caption is not the one that was indexed; `mmdata verify`"):
+        damaged.loader(tokenizer=str(damaged.folder / "other"))
+
+
+def test_loader_masks_a_row_whose_transform_fails(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "picky_transform.py").write_text(
+        "def picky(image, shape, generator):\n"
+        "    if image.shape[1] == image.shape[2]:\n"
+        "        raise RuntimeError('no squares')\n"
+        "    return image[:, : shape[0], : shape[1]]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    loader = corpus.loader(transform="picky_transform:picky", max_bad_share=0.9)
+    squares = {row for row, sample in enumerate(corpus.samples) if sample.info.height == sample.info.width}
+    masked = {int(row) for batch in loader for row in batch["rows"][~batch["valid"]] if row >= 0}
+    assert masked == squares == {entry.row for entry in loader.ledger}
+    assert {(entry.reason, entry.detail) for entry in loader.ledger} == {
+        ("transform_failed", "RuntimeError: no squares")
+    }
+
+
+def test_loader_logs_each_reason_once(damaged: Corpus, caplog: pytest.LogCaptureFixture):
+    for row in (3, 5, 22):
+        damaged.overwrite(row, "image", ZEROS)
+    list(damaged.loader(max_bad_share=0.5))
+    (message,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert message.startswith("shard '00000")
+    assert "corrupt_image (" in message
+    assert message.endswith("; left out, as all like it will be: `.ledger` lists them")
+
+
+def test_loader_ends_when_too_many_rows_are_bad(damaged: Corpus):
+    for row in (3, 5, 22):
+        damaged.overwrite(row, "image", ZEROS)
+    with pytest.raises(
+        DataError,
+        match=r"^3 of 50 rows could not be used \(corrupt_image 3\), more than max_bad_share 5\.0%; the first: "
+        r"shard '00000\d\.tar', sample '000\d\d': .*`mmdata verify` checks the shards; data\.max_bad_share sets",
+    ):
+        list(damaged.loader(max_bad_share=0.05))
+    assert len(list(damaged.loader(max_bad_share=0.06))) == 7
+
+
+def entry(reason: str) -> LedgerEntry:
+    return LedgerEntry(0, 0, 0, "s.tar", "k", reason, "d")
+
+
+def test_ledger_judges_after_a_thousand_rows():
+    ledger = Ledger(0.05)
+    ledger.add([entry("a")] * 60, 999)
+    with pytest.raises(DataError, match=r"^60 of 1000 rows could not be used \(a 60\), more than max_bad_share 5\.0%"):
+        ledger.add([], 1)
+
+
+def test_ledger_lists_reasons_by_number():
+    ledger = Ledger(0.0)
+    ledger.add([entry("a"), entry("b"), entry("b")], 10)
+    with pytest.raises(DataError, match=r"^3 of 10 rows could not be used \(b 2, a 1\), more than max_bad_share 0\.0%"):
+        ledger.check()
+
+
+def test_ledger_a_share_of_one_accepts_all():
+    ledger = Ledger(1.0)
+    ledger.add([entry("a")] * 2000, 2000)
+    ledger.check()
+
+
+# Shards that are not those that were indexed
+
+
+def broken_loader_message(corpus: Corpus, num_workers: int) -> str:
+    """What an epoch ends with; it ends within seconds, and no thread stays."""
+    result: list[BaseException] = []
+
+    def load() -> None:
+        try:
+            list(corpus.loader(num_workers=num_workers))
+        except DataError as error:
+            result.append(error)
+
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), "the loader hangs"
+    assert [t.name for t in threading.enumerate() if t.name.startswith("mmdata")] == []
+    return str(result[0]) if result else ""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loader_names_a_shard_that_is_gone(damaged: Corpus, num_workers: int):
+    path = damaged.index.shard_path(1)
+    path.unlink()
+    assert broken_loader_message(damaged, num_workers).startswith(
+        f"shard '{path}': no such file, and the manifest names it; the shard changed since it was indexed"
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loader_names_a_shard_that_was_replaced(damaged: Corpus, num_workers: int):
+    path = damaged.index.shard_path(1)
+    size = path.stat().st_size
+    shutil.copy(damaged.index.shard_path(2), path)
+    assert path.stat().st_size != size
+    message = broken_loader_message(damaged, num_workers)
+    assert message.startswith(f"shard '{path}': {path.stat().st_size} bytes, and its index was made of {size}; ")
+
+
+def test_loader_names_an_index_file_that_was_changed(damaged: Corpus):
+    folder = damaged.folder / "shards"
+    path = folder / damaged.index.manifest.entry(1).index
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(DataError, match=str(path.name)):
+        list(damaged.loader())
+
+
+def test_verify_finds_what_the_loader_cannot_see(damaged: Corpus):
+    # Loading checks sizes and captions; the hash of a whole shard is the business of verify.
+    row = 4
+    image = damaged.samples[row].image
+    damaged.overwrite(row, "image", image[:-3] + bytes([image[-3] ^ 1]))
+    assert len(verify(damaged.folder / "shards")) > 0
+
+
+# The shards are anyone's
+
+
+def test_shards_are_read_back_by_webdataset(corpus: Corpus):
+    index: Index = corpus.index
+    paths = [str(index.shard_path(shard)) for shard in range(index.manifest.num_shards)]
+    found = list(webdataset.WebDataset(paths, shardshuffle=False, empty_check=False))
+    assert [sample["__key__"] for sample in found] == [sample.key for sample in corpus.samples]
+    extensions = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
+    for theirs, ours in zip(found, corpus.samples, strict=True):
+        assert theirs[extensions[ours.info.format]] == ours.image
+        assert theirs["txt"].decode() == ours.captions[0]
+
+
+def test_batch_of_the_loader_holds_the_image_that_webdataset_gives(corpus: Corpus):
+    shard = corpus.index.shard_path(0)
+    theirs = next(iter(webdataset.WebDataset(str(shard), shardshuffle=False, empty_check=False).decode("torchrgb8")))
+    loader = corpus.loader(transform="eval", shuffle=False, image_buckets=None, image_size=48, text_buckets=[32])
+    batch: Batch = next(iter(loader))
+    (image,) = [value for key, value in theirs.items() if key in ("jpg", "png", "webp")]
+    # webdataset leaves the EXIF orientation alone, which is 6 here.
+    expected = torch.empty(3, 48, 48, dtype=torch.uint8)
+    PixelTransform("eval")(orient(image, 6), expected, row=0, epoch=0)
+    assert batch["keys"][0] == theirs["__key__"]
+    assert (batch["pixel_values"][0].int() - expected.int()).abs().max() <= 3  # two builds of libjpeg-turbo

@@ -1,0 +1,478 @@
+"""The loader: every row once, the same global batches however many ranks and workers, resumed anywhere."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from mmdata import Batch, Loader
+from mmdata.config import DataConfig
+from mmdata.errors import ConfigError, DataError
+from mmdata.plan import choose_captions
+from mmdata.shards import ShardWriter
+from mmdata.transform.image import decode
+from mmdata.transform.pixels import PixelTransform
+
+from .conftest import Corpus
+
+Same = Callable[[Batch, Batch], bool]
+Join = Callable[[list[Batch]], Batch]
+
+
+def valid_rows(batches: list[Batch]) -> list[int]:
+    return [row for batch in batches for row in batch["rows"][batch["valid"]].tolist()]
+
+
+def workers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("mmdata")]
+
+
+# What a batch holds
+
+
+def test_loader_gives_every_row_once_an_epoch(corpus: Corpus):
+    loader = corpus.loader()
+    for epoch in range(3):
+        batches = list(loader)
+        assert len(batches) == len(loader) == 7
+        assert sorted(valid_rows(batches)) == list(range(50))
+        assert valid_rows(batches) != list(range(50))
+        assert loader.ledger == []
+        assert loader.stats.rows == 50 * (epoch + 1)
+        assert loader.stats.masked == 6 * (epoch + 1)
+
+
+def test_loader_batch_has_the_shapes_and_types_of_the_contract(corpus: Corpus):
+    loader = corpus.loader(hashes=True)
+    for batch in loader:
+        length, height, width = batch["input_ids"].shape[1], *batch["pixel_values"].shape[2:]
+        assert (length, height, width) in loader.plan.policy.buckets
+        assert {key: (value.dtype, tuple(value.shape)) for key, value in batch.items() if key != "keys"} == {
+            "pixel_values": (torch.uint8, (8, 3, height, width)),
+            "input_ids": (torch.int64, (8, length)),
+            "attention_mask": (torch.int64, (8, length)),
+            "labels": (torch.int64, (8,)),
+            "image_hash": (torch.int64, (8,)),
+            "caption_hash": (torch.int64, (8,)),
+            "valid": (torch.bool, (8,)),
+            "rows": (torch.int64, (8,)),
+        }
+        assert len(batch["keys"]) == 8
+
+
+def test_loader_rows_are_those_of_the_corpus(corpus: Corpus):
+    tokenizer = AutoTokenizer.from_pretrained(corpus.folder / "tokenizer")
+    transform = PixelTransform("train", crop_scale=(0.3, 0.9), seed=5)
+    counts = np.array([len(sample.captions) for sample in corpus.samples])
+    loader = corpus.loader()
+    for epoch in range(2):
+        chosen = choose_captions(np.arange(50), counts, epoch)
+        for batch in loader:
+            for place in batch["valid"].nonzero().flatten().tolist():
+                row = int(batch["rows"][place])
+                sample = corpus.samples[row]
+                assert batch["keys"][place] == sample.key
+                assert batch["labels"][place] == (-1 if sample.label is None else sample.label)
+                ids = tokenizer(sample.captions[chosen[row]], truncation=True, max_length=32)["input_ids"]
+                assert batch["input_ids"][place][batch["attention_mask"][place].bool()].tolist() == ids
+                pixels = torch.empty_like(batch["pixel_values"][place])
+                image = decode(sample.image, format=sample.info.format, orientation=sample.info.orientation)
+                transform(image, pixels, row=row, epoch=epoch)
+                assert torch.equal(batch["pixel_values"][place], pixels)
+
+
+def test_loader_masked_rows_are_empty_but_harmless(corpus: Corpus):
+    for batch in corpus.loader(hashes=True):
+        masked = ~batch["valid"]
+        assert (batch["rows"][masked] == -1).all()
+        assert (batch["labels"][masked] == -1).all()
+        assert (batch["pixel_values"][masked] == 0).all()
+        # Attention over nothing at all would be NaN.
+        assert (batch["attention_mask"][masked].sum(1) == 1).all()
+        assert [key for key, valid in zip(batch["keys"], batch["valid"], strict=True) if not valid] == [""] * int(
+            masked.sum()
+        )
+
+
+def test_loader_equal_hashes_are_equal_images_and_captions(corpus: Corpus, tmp_path: Path):
+    twice = [corpus.samples[0], corpus.samples[1]]
+    with ShardWriter(tmp_path / "s") as writer:
+        for key, image, caption in [("a", 0, 0), ("b", 0, 1), ("c", 1, 0), ("d", 1, 1)]:
+            writer.write(replace(twice[image], key=key, captions=[twice[caption].captions[0]], label=None))
+    (batch,) = corpus.loader(shards=str(tmp_path / "s"), hashes=True, shuffle=False, image_buckets=None, image_size=8)
+    order = {key: place for place, key in enumerate(batch["keys"])}
+    places = [order[key] for key in "abcd"]
+    image_hash, caption_hash = batch["image_hash"][places], batch["caption_hash"][places]
+    assert [image_hash[0] == image_hash[1], image_hash[2] == image_hash[3]] == [True, True]
+    assert [caption_hash[0] == caption_hash[2], caption_hash[1] == caption_hash[3]] == [True, True]
+    assert image_hash[0] != image_hash[2]
+    assert caption_hash[0] != caption_hash[1]
+    assert "labels" not in batch
+
+
+def test_loader_without_hashes_has_none(corpus: Corpus):
+    batch = next(iter(corpus.loader()))
+    assert "image_hash" not in batch
+    assert "caption_hash" not in batch
+
+
+def test_loader_padding_is_what_the_buckets_leave(corpus: Corpus):
+    loader = corpus.loader()
+    batches = list(loader)
+    tokens = sum(int(batch["attention_mask"][batch["valid"]].sum()) for batch in batches)
+    places = sum(int(batch["valid"].sum()) * batch["input_ids"].shape[1] for batch in batches)
+    assert loader.stats.padding_share == pytest.approx(1 - tokens / places)
+    assert len({batch["input_ids"].shape[1] for batch in batches}) > 1
+
+
+def test_loader_limit_takes_the_first_rows(corpus: Corpus):
+    assert sorted(valid_rows(list(corpus.loader(limit=19)))) == list(range(19))
+
+
+def test_loader_in_order_gives_the_order_of_the_index(corpus: Corpus):
+    loader = corpus.loader(shuffle=False, transform="eval", image_buckets=None, image_size=16, text_buckets=[32])
+    assert valid_rows(list(loader)) == list(range(50))
+
+
+def test_loader_lengths_that_the_index_lacks_are_counted(
+    corpus: Corpus, tmp_path: Path, same: Same, caplog: pytest.LogCaptureFixture
+):
+    with ShardWriter(tmp_path / "s", shard_rows=17) as writer:
+        for sample in corpus.samples:
+            writer.write(sample)
+    batches = list(corpus.loader(shards=str(tmp_path / "s")))
+    assert all(same(a, b) for a, b in zip(batches, corpus.loader(), strict=True))
+    assert "caption lengths are not in the index for this tokenizer and are counted now" in caplog.text
+
+
+# World sizes and workers
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (8, 1)])
+def test_loader_global_batches_are_the_same_for_all(
+    corpus: Corpus, same: Same, join: Join, world_size: int, num_workers: int
+):
+    single = corpus.loader(num_workers=2, hashes=True)
+    ranks = [
+        corpus.loader(rank=rank, world_size=world_size, num_workers=num_workers, hashes=True)
+        for rank in range(world_size)
+    ]
+    assert {len(rank) for rank in ranks} == {len(single)}
+    assert {rank.batch_size for rank in ranks} == {8 // world_size}
+    for _ in range(2):
+        for whole, *parts in zip(single, *ranks, strict=True):
+            assert same(whole, join(parts))
+
+
+def test_loader_rank_with_nothing_but_masked_rows_keeps_step(corpus: Corpus):
+    # 50 rows in batches of 48: two rows for the last batch of 16 ranks.
+    batches = [list(corpus.loader(rank=rank, world_size=16, global_batch_size=48, num_workers=0)) for rank in range(16)]
+    assert {len(rank) for rank in batches} == {2}
+    assert sorted(int(rank[1]["valid"].sum()) for rank in batches) == [0] * 14 + [1, 1]
+    assert len({rank[1]["pixel_values"].shape for rank in batches}) == 1
+    assert len({rank[1]["input_ids"].shape for rank in batches}) == 1
+    assert sorted(valid_rows([batch for rank in batches for batch in rank])) == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "message"),
+    [
+        (0, 3, r"global_batch_size 8 is not a multiple of world_size 3; 6 is"),
+        (2, 2, r"rank must be in 0 … 1 \(world_size 2\): got 2"),
+    ],
+)
+def test_loader_refuses_ranks_that_do_not_fit(corpus: Corpus, rank: int, world_size: int, message: str):
+    with pytest.raises(ValueError, match=message):
+        corpus.loader(rank=rank, world_size=world_size)
+
+
+# State
+
+
+def test_loader_resumes_at_every_step_with_other_ranks_and_workers(corpus: Corpus, same: Same, join: Join):
+    loader = corpus.loader()
+    loader.set_epoch(1)
+    states, whole = [loader.state_dict()], []
+    for batch in loader:
+        whole.append(batch)
+        states.append(loader.state_dict())
+    resumed = [
+        [corpus.loader(num_workers=0)],
+        [corpus.loader(rank=rank, world_size=2, num_workers=1) for rank in range(2)],
+    ]
+    for step, state in enumerate(states[:-1]):
+        assert (state["epoch"], state["step"]) == (1, step)
+        for ranks in resumed:
+            for rank in ranks:
+                rank.load_state_dict(json.loads(json.dumps(state)))
+            rest = [join(list(parts)) for parts in zip(*ranks, strict=True)]
+            assert len(rest) == len(whole) - step
+            assert all(same(a, b) for a, b in zip(rest, whole[step:], strict=True))
+            assert ranks[0].state_dict()["epoch"] == 2
+
+
+def test_loader_state_of_a_whole_epoch_goes_on_with_the_next(corpus: Corpus, same: Same):
+    loader = corpus.loader()
+    iterator = iter(loader)
+    for _ in range(len(loader)):  # a loop that counts its steps never sees the end of the iterator
+        batch = next(iterator)
+    assert batch["valid"].sum() == 2
+    resumed = corpus.loader()
+    resumed.load_state_dict(loader.state_dict())
+    next_epoch = corpus.loader()
+    next_epoch.set_epoch(1)
+    expected = list(next_epoch)
+    assert all(same(a, b) for a, b in zip(resumed, expected, strict=True))
+    assert all(same(a, b) for a, b in zip(loader, expected, strict=True))
+
+
+def test_loader_state_of_a_whole_epoch_does_not_give_it_again(corpus: Corpus, same: Same):
+    loader = corpus.loader()
+    iterator = iter(loader)
+    for _ in range(len(loader)):
+        next(iterator)
+    resumed, expected = corpus.loader(), corpus.loader()
+    resumed.load_state_dict(loader.state_dict())
+    for epoch in (0, 1):  # as trainers do, from the epoch in the state on
+        resumed.set_epoch(epoch)
+        expected.set_epoch(1)
+        batches = list(resumed)
+        assert len(batches) == (0, len(loader))[epoch]
+        assert all(same(a, b) for a, b in zip(batches, expected, strict=False))
+    resumed.load_state_dict(loader.state_dict())
+    resumed.set_epoch(0)
+    resumed.set_epoch(1)
+    resumed.set_epoch(0)  # asked for anew
+    assert len(list(resumed)) == len(loader)
+
+
+def test_loader_state_is_small_json(corpus: Corpus):
+    loader = corpus.loader()
+    next(iter(loader))
+    state = loader.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    assert len(json.dumps(state)) < 1024
+
+
+def test_loader_state_counts_what_was_yielded_not_what_was_made_ahead(corpus: Corpus):
+    loader = corpus.loader(num_workers=3, prefetch=2)
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    assert loader.state_dict()["step"] == 2
+
+
+def test_loader_resumed_may_be_told_its_epoch(corpus: Corpus, same: Same):
+    loader = corpus.loader()
+    whole = list(loader)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 0, "step": 4})
+    loader.set_epoch(0)  # as trainers do before each epoch
+    assert all(same(a, b) for a, b in zip(loader, whole[4:], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"seed": 6},
+            r"belongs to another plan: seed was 5 and is 6; resume with the settings and shards it was saved",
+        ),
+        ({"global_batch_size": 16}, r"another plan: global_batch_size was 8 and is 16; resume"),
+        ({"shuffle": False}, r"another plan: shuffle was True and is False; resume"),
+        ({"num_text_buckets": 2}, r"another plan: policy was '\w+' and is '\w+'; resume"),
+        ({"image_buckets": [[32, 32]]}, r"another plan: policy was '\w+' and is '\w+'; resume"),
+        ({"limit": 40}, r"another plan: rows was '.*-50' and is '.*-40'; resume"),
+        ({"seed": 6, "limit": 40}, r"another plan: rows was .* and is .*, seed was 5 and is 6; resume"),
+    ],
+)
+def test_loader_refuses_the_state_of_another_plan(corpus: Corpus, changes: dict[str, Any], message: str):
+    state = corpus.loader().state_dict()
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(**changes).load_state_dict(state)
+
+
+def test_loader_refuses_the_state_of_other_shards(corpus: Corpus, tmp_path: Path):
+    with ShardWriter(tmp_path / "s", shard_rows=17) as writer:
+        for sample in corpus.samples[::-1]:
+            writer.write(sample)
+    with pytest.raises(ConfigError, match=r"another plan: rows was '.*' and is '.*'; resume"):
+        corpus.loader(shards=str(tmp_path / "s")).load_state_dict(corpus.loader().state_dict())
+
+
+def test_loader_refuses_what_is_no_state_of_its_own(corpus: Corpus):
+    with pytest.raises(ConfigError, match=r"belongs to another plan: rows was None and is "):
+        corpus.loader().load_state_dict({"samples_seen": 3})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"step": 8},
+            r"'step' must be a whole number from 0 on, at most 7: got 8; give the dictionary that state_dict",
+        ),
+        ({"step": -1}, r"'step' must be a whole number from 0 on, at most 7: got -1"),
+        ({"step": None}, r"'step' must be .*: got None"),
+        ({"step": True}, r"'step' must be .*: got True"),
+        ({"epoch": "1"}, r"'epoch' must be a whole number from 0 on: got '1'; give"),
+        ({"rows_seen": 2.0}, r"'rows_seen' must be a whole number from 0 on: got 2\.0; give"),
+        ({"rows_seen": 3, "rows_masked": 4}, r"'rows_masked' must be a whole number from 0 on, at most 3: got 4; give"),
+    ],
+)
+def test_loader_names_the_number_of_a_state_that_cannot_be(corpus: Corpus, change: dict[str, Any], message: str):
+    loader = corpus.loader()
+    before = loader.state_dict()
+    with pytest.raises(ConfigError, match=f"^loader state: {message}"):
+        loader.load_state_dict({**before, "epoch": 3, **change})
+    assert loader.state_dict()["epoch"] == 0
+
+
+# Epochs and iterators
+
+
+def test_loader_iterated_twice_at_once_stops_the_older_iteration(corpus: Corpus, same: Same):
+    loader, whole = corpus.loader(), list(corpus.loader())
+    older = iter(loader)
+    next(older)
+    newer = iter(loader)
+    assert same(next(newer), whole[0])
+    with pytest.raises(RuntimeError, match=r"^a newer iteration over this loader has begun and moved its position; go"):
+        next(older)
+    assert loader.state_dict()["step"] == 1
+    assert all(same(a, b) for a, b in zip(newer, whole[1:], strict=True))
+
+
+def test_loader_advances_by_itself_and_set_epoch_goes_anywhere(corpus: Corpus, same: Same):
+    loader = corpus.loader()
+    first, second = list(loader), list(loader)
+    assert not same(first[0], second[0])
+    loader.set_epoch(0)
+    assert all(same(a, b) for a, b in zip(loader, first, strict=True))
+    assert all(same(a, b) for a, b in zip(loader, second, strict=True))
+    with pytest.raises(ValueError, match="epoch must be 0 or more: got -1"):
+        loader.set_epoch(-1)
+
+
+def test_loader_left_in_the_middle_begins_anew(corpus: Corpus, same: Same):
+    loader = corpus.loader()
+    whole = list(loader)
+    loader.set_epoch(0)
+    for batch in loader:
+        assert same(batch, whole[0])
+        break
+    assert all(same(a, b) for a, b in zip(loader, whole, strict=True))
+
+
+def test_loader_left_in_the_middle_leaves_no_threads(corpus: Corpus):
+    loader = corpus.loader(num_workers=3)
+    for _ in loader:
+        assert len(workers()) > 0
+        break
+    assert workers() == []
+    list(loader)
+    assert workers() == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loader_leaves_torchs_threads_to_the_caller(corpus: Corpus, num_workers: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        list(corpus.loader(num_workers=num_workers))
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loader_clocks_run(corpus: Corpus, num_workers: int):
+    loader = corpus.loader(num_workers=num_workers)
+    list(loader)
+    stats = loader.stats
+    assert min(stats.read_s, stats.decode_s, stats.transform_s, stats.tokenize_s, stats.wait_s) > 0
+    if num_workers == 0:  # the caller waits for all of it
+        assert stats.wait_s >= stats.read_s + stats.decode_s + stats.transform_s + stats.tokenize_s
+
+
+# Memory
+
+
+def test_loader_batches_may_be_kept(corpus: Corpus):
+    loader = corpus.loader()
+    kept, copies = [], []
+    for _ in range(3):
+        for batch in loader:
+            kept.append(batch)
+            copies.append(batch["pixel_values"].clone())
+    for batch, copy in zip(kept, copies, strict=True):
+        assert torch.equal(batch["pixel_values"], copy)
+
+
+def test_loader_a_row_of_a_batch_may_be_kept_alone(corpus: Corpus):
+    loader = corpus.loader()
+    kept: list[Any] = []
+    copies: list[Any] = []
+    for _ in range(3):
+        for batch in loader:
+            kept += [batch["pixel_values"][3], batch["pixel_values"].numpy()[1, :, 2:5]]
+            copies += [kept[-2].clone(), kept[-1].copy()]
+            del batch
+    for view, copy in zip(kept, copies, strict=True):
+        assert np.array_equal(view, copy)
+
+
+def test_loader_memory_of_dropped_batches_is_used_again(corpus: Corpus):
+    loader = corpus.loader(num_workers=1, prefetch=2)
+    places = set()
+    for _ in range(4):
+        for batch in loader:
+            places.add(batch["pixel_values"].data_ptr())
+            del batch
+    assert len(places) <= 6  # of 28 batches: those in the making and in use, and smaller ones that were replaced
+
+
+# Settings
+
+
+def test_loader_takes_a_file_a_dictionary_a_section_or_settings(corpus: Corpus, tmp_path: Path, same: Same):
+    path = tmp_path / "c.yaml"
+    path.write_text(json.dumps({"data": corpus.settings}))
+    kinds: list[Any] = [path, str(path), {"data": corpus.settings}, corpus.settings, DataConfig(**corpus.settings)]
+    batches = [next(iter(Loader.from_config(kind))) for kind in kinds]
+    assert all(same(batch, batches[0]) for batch in batches)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"num_worker": 3},
+            ConfigError,
+            r"config section data: unknown key 'num_worker'; did you mean 'num_workers'\?",
+        ),
+        ({"tokenizer": "/none"}, ConfigError, r"tokenizer '/none': cannot be loaded \("),
+        ({"transform": "trian"}, ConfigError, r"transform 'trian': expected train, eval, or 'module:callable'"),
+        ({"shards": "/none"}, DataError, r"folder '/none': no such folder"),
+        ({"shards": "/"}, DataError, r"folder '/': no manifest\.json; `mmdata index /` makes one"),
+        ({"shards": "https://host/x"}, ConfigError, r"'https://host/x': only local folders have an index"),
+    ],
+)
+def test_loader_refuses_settings(corpus: Corpus, changes: dict[str, Any], error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        corpus.loader(**changes)
+
+
+def test_loader_of_an_empty_index_is_refused(corpus: Corpus, tmp_path: Path):
+    with ShardWriter(tmp_path / "s"):
+        pass
+    with pytest.raises(DataError, match=r"shards '.*/s': no rows in the index; see quarantine\.jsonl there"):
+        corpus.loader(shards=str(tmp_path / "s"))

@@ -1,0 +1,47 @@
+"""Rows without shards: a plan needs no more than their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mmdata.plan import BucketPolicy, Shapes
+from mmdata.plan.rows import count_buckets
+
+
+class FakeRows:
+    """Rows of shards of given sizes; caption e of a row, in epoch e, is `lengths[e % len(lengths)]` tokens long."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *lengths: Sequence[int],
+        height: Sequence[int] | None = None,
+        width: Sequence[int] | None = None,
+    ) -> None:
+        self.starts = np.cumsum([0, *sizes]).astype(np.int64)
+        self.count = int(self.starts[-1])
+        self.lengths = [np.asarray(values, np.int64) for values in lengths or [np.ones(self.count)]]
+        self.height = np.full(self.count, 64) if height is None else np.asarray(height)
+        self.width = np.full(self.count, 64) if width is None else np.asarray(width)
+        self.fingerprint = f"{sizes}"
+        self.asked: list[NDArray[np.int64]] = []
+
+    def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
+        self.asked.append(rows)
+        return Shapes(self.lengths[epoch % len(self.lengths)][rows], self.height[rows], self.width[rows])
+
+    def bucket_counts(self, policy: BucketPolicy, epoch: int) -> NDArray[np.int64]:
+        asked = len(self.asked)
+        counts = count_buckets(self, policy, epoch)
+        del self.asked[asked:]  # what is asked for the rows of windows is what tests look at
+        return counts
+
+
+@pytest.fixture(scope="session")
+def fake_rows():
+    """`fake_rows([4, 0, 3], lengths, …, height=None, width=None)`: 7 rows in three shards."""
+    return FakeRows

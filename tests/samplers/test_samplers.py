@@ -1,0 +1,230 @@
+"""Epochs, state and arguments of the batch samplers, and torch's DataLoader around them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+
+import mmdata
+from mmdata.errors import ConfigError
+from mmdata.samplers import BucketBatchSampler, TwoStreamBatchSampler
+
+LENGTHS = [3, 9, 1, 4, 9, 2, 6, 5, 3, 5]
+
+
+def bucket(**settings: Any) -> BucketBatchSampler:
+    return BucketBatchSampler(**{"lengths": LENGTHS, "batch_size": 4, "bounds": [4, 9]} | settings)
+
+
+def two_stream(**settings: Any) -> TwoStreamBatchSampler:
+    given = {"primary_indices": range(10), "secondary_indices": [20, 21, 22], "batch_size": 6}
+    return TwoStreamBatchSampler(**given | {"secondary_batch_size": 2} | settings)
+
+
+BOTH = pytest.mark.parametrize("make", [bucket, two_stream])
+
+
+def test_bucket_without_shuffle_keeps_the_order_within_each_bound():
+    sampler = bucket(shuffle=False)
+    assert list(sampler) == [[0, 2, 3, 5], [8, 1, 4, 6], [7, 9]]
+    assert sampler.step_bounds(0) == [4, 9, 9]
+
+
+def test_bucket_row_longer_than_all_bounds_goes_to_the_last():
+    sampler = bucket(bounds=[2, 4], batch_size=2, shuffle=False)
+    assert list(sampler) == [[2, 5], [0, 1], [3, 4], [6, 7], [8, 9]]
+
+
+def test_bucket_last_batch_has_the_bound_of_its_longest_row():
+    assert bucket(lengths=[1, 2, 3, 3, 3], bounds=[2, 4, 8]).step_bounds(0) == [4, 4]
+
+
+def test_two_stream_without_shuffle_cycles_over_epochs():
+    sampler = two_stream(shuffle=False, secondary_indices=[20, 21, 22, 23])
+    assert list(sampler) == [[0, 1, 2, 3, 20, 21], [4, 5, 6, 7, 22, 23], [8, 9, 20, 21]]
+    assert list(sampler) == [[0, 1, 2, 3, 22, 23], [4, 5, 6, 7, 20, 21], [8, 9, 22, 23]]
+
+
+def test_last_batch_that_does_not_divide_repeats_rows_at_its_end():
+    ranks = [bucket(lengths=[1] * 10, batch_size=2, rank=rank, world_size=4, shuffle=False) for rank in range(4)]
+    assert [list(sampler)[-1] for sampler in ranks] == [[8], [9], [8], [9]]
+    assert [sampler.repeated for sampler in ranks] == [2] * 4
+
+
+@BOTH
+def test_epochs_differ_and_advance_by_themselves(make: Any):
+    sampler = make()
+    epochs = [list(sampler) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    again = make()
+    for epoch in (2, 0, 1):
+        again.set_epoch(epoch)
+        assert list(again) == epochs[epoch]
+    assert list(make(seed=1)) != epochs[0]
+
+
+@BOTH
+def test_loop_that_counts_to_len_advances_the_epoch(make: Any):
+    sampler, other = make(), make()
+    iterator = iter(sampler)
+    first = [next(iterator) for _ in range(len(sampler))]
+    assert [first, list(sampler)] == [list(other), list(other)]
+
+
+@BOTH
+def test_broken_off_epoch_begins_anew(make: Any):
+    sampler = make()
+    next(iter(sampler))
+    assert list(sampler) == list(make())
+
+
+@BOTH
+def test_iteration_that_began_before_set_epoch_does_not_move_the_place(make: Any):
+    sampler = make()
+    old = iter(sampler)
+    next(old)
+    sampler.set_epoch(3)
+    list(old)
+    assert (sampler.state_dict()["epoch"], sampler.state_dict()["step"]) == (3, 0)
+
+
+@BOTH
+def test_state_is_small_json_and_of_a_loops_own_place_too(make: Any):
+    sampler = make()
+    iterator = iter(sampler)
+    next(iterator)
+    next(iterator)
+    state = sampler.state_dict()
+    assert len(json.dumps(state)) < 1024
+    assert state == make().state_at(0, 2)
+    resumed = make()
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    resumed.set_epoch(0)  # as trainers do
+    assert list(resumed) == list(iterator)
+
+
+@BOTH
+def test_state_of_a_finished_epoch_goes_on_with_the_next_unless_that_epoch_is_asked_for(make: Any):
+    whole = make()
+    epochs = [list(whole) for _ in range(2)]
+    resumed = make()
+    resumed.load_state_dict(whole.state_at(0, len(whole)))
+    assert list(resumed) == epochs[1]
+    resumed.load_state_dict(whole.state_at(0, len(whole)))
+    resumed.set_epoch(0)
+    assert list(resumed) == []
+    assert list(resumed) == epochs[1]
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "changed"),
+    [
+        (bucket(), bucket(lengths=[*LENGTHS[:-1], 6]), "lengths was '"),
+        (bucket(), bucket(bounds=[5, 9]), "bounds was '"),
+        (bucket(), bucket(batch_size=2), "global_batch_size was 4 and is 2"),
+        (bucket(), bucket(rank=0, world_size=2), "global_batch_size was 4 and is 8"),
+        (bucket(), bucket(drop_last=True), "drop_last was False and is True"),
+        (bucket(), bucket(shuffle=False), "shuffle was True and is False"),
+        (bucket(), bucket(seed=7), "seed was 0 and is 7"),
+        (two_stream(), two_stream(primary_indices=range(11)), "primary_indices was '"),
+        (two_stream(), two_stream(secondary_indices=[20]), "secondary_indices was '"),
+        (two_stream(), two_stream(secondary_batch_size=3), "global_secondary_batch_size was 2 and is 3"),
+        (bucket(), two_stream(), "primary_indices was None and is '"),
+    ],
+)
+def test_state_of_other_batches_is_refused_with_what_changed(saved: Any, loaded: Any, changed: str):
+    with pytest.raises(ConfigError, match=f"belongs to other batches: .*{re.escape(changed)}.*or start anew"):
+        loaded.load_state_dict(saved.state_dict())
+
+
+@pytest.mark.parametrize(("name", "value"), [("step", 4), ("step", None), ("epoch", -1), ("epoch", True)])
+def test_state_with_a_wrong_number_is_refused(name: str, value: Any):
+    message = rf"'{name}' must be a whole number from 0 to \d+: got {value}; give the dictionary that state_dict\(\)"
+    with pytest.raises(ConfigError, match=message):
+        bucket().load_state_dict(bucket().state_dict() | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lengths": []}, "lengths is empty: a batch needs rows"),
+        ({"lengths": [1.5, 2.0]}, r"lengths must be a list of whole numbers: got list, float64 of shape \(2,\)"),
+        ({"lengths": DistributedSampler(range(4), 2, 0)}, "lengths must be a list of whole numbers: got Distributed"),
+        ({"lengths": [3, -1]}, "lengths must be 0 or more: row 1 has -1"),
+        ({"bounds": [9, 4]}, r"bounds must rise, or be how many to choose: got \[9, 4\]"),
+        ({"bounds": 0}, "bounds must rise, or be how many to choose: got 0"),
+        ({"batch_size": 0}, "batch_size should be a positive integer value"),
+        ({"drop_last": True, "batch_size": 11}, "leaves no batch: 10 rows are fewer than the 11 of a global batch"),
+        ({"rank": 1}, "rank and world_size go together: got rank=1, world_size=None"),
+        ({"rank": 2, "world_size": 2}, r"rank must be in 0 … 1 \(world_size 2\): got 2"),
+        ({"sampler": RandomSampler(LENGTHS)}, "got RandomSampler, whose rows and order would not be used"),
+        ({"sampler": DistributedSampler(range(9), 2, 0)}, "lengths has 10 entries and the dataset 9 rows"),
+        (
+            {"sampler": DistributedSampler(LENGTHS, 2, 1), "rank": 0, "world_size": 2},
+            "rank=0, world_size=2 were given, but the DistributedSampler is of rank 1 of 2; leave them out",
+        ),
+    ],
+)
+def test_bucket_wrong_argument_is_named(settings: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        bucket(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"primary_indices": []}, "primary_indices is empty: a batch needs rows"),
+        ({"secondary_indices": []}, "secondary_indices is empty: a batch needs rows"),
+        ({"secondary_batch_size": 0}, r"must be 1 … batch_size-1, to leave room for primary rows: got 0 of 6"),
+        ({"secondary_batch_size": 6}, r"must be 1 … batch_size-1, to leave room for primary rows: got 6 of 6"),
+        ({"secondary_indices": np.ones((2, 2), int)}, r"got ndarray, int64 of shape \(2, 2\)"),
+    ],
+)
+def test_two_stream_wrong_argument_is_named(settings: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        two_stream(**settings)
+
+
+@BOTH
+def test_set_epoch_refuses_negative(make: Any):
+    with pytest.raises(ValueError, match="epoch must be 0 or more: got -1"):
+        make().set_epoch(-1)
+
+
+def test_rank_comes_from_a_distributed_sampler():
+    sampler = bucket(batch_size=2, sampler=DistributedSampler(LENGTHS, num_replicas=2, rank=1))
+    assert (sampler.rank, sampler.world_size) == (1, 2)
+    assert list(sampler) == list(bucket(batch_size=2, rank=1, world_size=2))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_dataloader_gives_the_batches_epoch_after_epoch(num_workers: int):
+    sampler = bucket(lengths=torch.tensor(LENGTHS))
+    loader = DataLoader(list(range(10)), batch_sampler=sampler, num_workers=num_workers)
+    assert len(loader) == 3
+    wanted = bucket()
+    for _ in range(2):
+        assert [batch.tolist() for batch in loader] == list(wanted)
+
+
+@BOTH
+def test_copies_have_places_of_their_own(make: Any):
+    sampler = make()
+    next(iter(sampler))
+    for other in (copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
+        assert other.state_dict() == sampler.state_dict()
+        other.set_epoch(5)
+        assert sampler.state_dict()["epoch"] == 0
+
+
+def test_names_are_public():
+    assert mmdata.BucketBatchSampler is BucketBatchSampler
+    assert mmdata.TwoStreamBatchSampler is TwoStreamBatchSampler

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mmdata.errors import BadSample, Reason
+from mmdata.shards import EXTENSIONS, FORMATS, ImageInfo, Limits, probe
+
+
+def encoded(format: str, *, size: tuple[int, int] = (30, 20), orientation: int | None = None) -> bytes:
+    buffer = io.BytesIO()
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[0x0112] = orientation
+    Image.new("RGB", size, "red").save(buffer, format, exif=exif)
+    return buffer.getvalue()
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width: int, height: int, extra: bytes = b"") -> bytes:
+    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + extra + png_chunk(b"IDAT", zlib.compress(b"")) + png_chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_is_probed_by_its_magic(format):
+    assert probe(encoded(format)) == ImageInfo(format, 20, 30, 1)
+    assert probe(memoryview(encoded(format))) == ImageInfo(format, 20, 30, 1)
+    assert set(EXTENSIONS) == set(FORMATS)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "AVIF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_recorded_and_not_applied(format, orientation):
+    assert probe(encoded(format, orientation=orientation)) == ImageInfo(format, 20, 30, orientation)
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 77])
+def test_an_orientation_out_of_range_is_upright(orientation):
+    assert probe(encoded("JPEG", orientation=orientation)).orientation == 1
+
+
+def test_a_tiff_has_the_shape_that_pillow_decodes():
+    data = encoded("TIFF", orientation=6)
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        assert (image.height, image.width) == (30, 20)
+    assert probe(data) == ImageInfo("TIFF", 30, 20, 1)
+
+
+def test_corrupt_exif_is_no_reason_to_lose_a_picture():
+    data = encoded("JPEG", orientation=6)
+    at = data.index(b"Exif\0\0")
+    assert probe(data[: at + 6] + b"\xff" * 8 + data[at + 14 :]) == ImageInfo("JPEG", 20, 30, 1)
+
+
+def test_trailing_bytes_are_accepted():
+    assert probe(encoded("JPEG") + b"trailing").height == 20
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "detail"),
+    [
+        (b"", Reason.EMPTY_FILE, "image of 0 bytes"),
+        (b"<!DOCTYPE html><html>", Reason.NOT_AN_IMAGE, "starts with b'<!DOCTYPE html><'"),
+        (b"BMW is a car maker", Reason.NOT_AN_IMAGE, "starts with"),
+        (b"<?xml version='1.0'?><svg/>", Reason.UNSUPPORTED_FORMAT, "starts with"),
+        (b" \n<svg xmlns=''>", Reason.UNSUPPORTED_FORMAT, "starts with"),
+        (b"%PDF-1.7", Reason.UNSUPPORTED_FORMAT, "starts with"),
+        (b"SIMPLE  =     T", Reason.UNSUPPORTED_FORMAT, "starts with"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", Reason.UNSUPPORTED_FORMAT, "starts with"),
+        (b"\xff\xd8\xff\xe0", Reason.CORRUPT_IMAGE, "JPEG header does not parse"),
+        (encoded("PNG")[:20], Reason.CORRUPT_IMAGE, "PNG header"),
+        (encoded("WEBP")[:24], Reason.CORRUPT_IMAGE, "WEBP header"),
+        (encoded("AVIF")[:40], Reason.CORRUPT_IMAGE, "AVIF header"),
+        (encoded("PNG", size=(1, 1)), Reason.IMAGE_TOO_SMALL, "1×1 pixels: shorter side under 2"),
+        (png(2**20, 2**20), Reason.IMAGE_TOO_LARGE, "1048576×1048576 pixels: more than 178956970 in all"),
+        (encoded("PNG", size=(41, 2)), Reason.EXTREME_ASPECT, "41×2 pixels: sides differ more than 20 to 1"),
+        (
+            png(9, 9, png_chunk(b"zTXt", b"bomb\0\0" + zlib.compress(bytes(2**26)))),
+            Reason.CORRUPT_IMAGE,
+            "PNG header does not parse: Decompressed data too large",
+        ),
+    ],
+)
+def test_images_that_cannot_be_used_have_a_reason(data, reason, detail):
+    with pytest.raises(BadSample, match=detail) as caught:
+        probe(data)
+    assert caught.value.reason is reason
+
+
+def test_limits_are_the_callers():
+    assert probe(encoded("PNG", size=(41, 1)), limits=Limits(min_side=1, max_aspect=50)).width == 41
+    with pytest.raises(BadSample, match="more than 599 in all"):
+        probe(encoded("PNG"), limits=Limits(max_pixels=599))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+@pytest.mark.parametrize("format", FORMATS)
+def test_damaged_headers_give_a_reason_and_nothing_else(format):
+    whole = encoded(format, orientation=3)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.integers(0, len(whole)), st.integers(0, len(whole) - 1), st.binary(max_size=8))
+    def damaged(cut: int, at: int, patch: bytes) -> None:
+        data = (whole[:at] + patch + whole[at + len(patch) :])[:cut]
+        with contextlib.suppress(BadSample):
+            assert probe(data).format in FORMATS
+
+    damaged()

@@ -1,0 +1,110 @@
+"""Shards, plain and compressed, and a server on loopback that serves them."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.transform.text import Tokenizer, train_tokenizer
+
+NUM_SAMPLES = 38
+
+
+def captions_of_sample(i: int) -> list[str]:
+    """One to three captions, of 2 to 40 words."""
+    return [f"picture {i} of" + " a red dog" * ((7 * i + 5 * j) % 13) for j in range(1 + i % 3)]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory) -> str:
+    """A tokenizer's folder."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    captions = [caption for i in range(NUM_SAMPLES) for caption in captions_of_sample(i)]
+    train_tokenizer(captions, folder, vocab_size=300, max_length=48)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory, photo, tokenizer) -> Path:
+    """Four indexed shards of ten, ten, ten and eight samples; three formats, three shapes, labels on every fourth."""
+    folder = tmp_path_factory.mktemp("corpus") / "shards"
+    counter = Tokenizer.load(tokenizer, max_length=48)
+    with ShardWriter(folder, shard_rows=10, count_tokens=counter.count, tokenizer=counter.fingerprint) as writer:
+        for i in range(NUM_SAMPLES):
+            height, width = ((24, 24), (20, 32), (32, 20))[i % 3]
+            image = photo(height, width, seed=i, format=("JPEG", "PNG", "WEBP")[i % 3])
+            label = i if i % 4 == 0 else None
+            writer.write(Sample(f"{i:04d}", image, probe(image), captions_of_sample(i), label))
+    return folder
+
+
+@pytest.fixture
+def config(tokenizer):
+    """`config(**changes) -> dict`: a section data without `shards`."""
+
+    def make(**changes: object) -> dict[str, object]:
+        settings = {
+            "tokenizer": tokenizer,
+            "global_batch_size": 4,
+            "image_size": 16,
+            "max_length": 48,
+            "num_text_buckets": 3,
+            "transform": "eval",
+            "hashes": True,
+        }
+        return settings | changes
+
+    return make
+
+
+def make_tar(members: list[tuple[str, bytes]]) -> bytes:
+    """A tar by Python's own writer."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def tar():
+    """`tar([(name, data), …]) -> bytes`."""
+    return make_tar
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def serve():
+    """`serve(folder) -> "http://…"`: a real server; files whose name starts with "cut" end after half their bytes."""
+    servers: list[ThreadingHTTPServer] = []
+
+    class Handler(_Handler):
+        def copyfile(self, source, outputfile) -> None:
+            data = source.read()
+            cut = Path(self.path).name.startswith("cut")
+            outputfile.write(data[: len(data) // 2] if cut else data)
+            self.close_connection = True
+
+    def start(folder: Path) -> str:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,143 @@
+"""The buffer: every sample once, shapes that hold their captions, memory that is bounded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from mmdata.config import DataConfig
+from mmdata.shards import ImageInfo
+from mmdata.streaming import compose
+from mmdata.streaming.compose import Composer, Pass, StreamTask
+from mmdata.streaming.samples import StreamSample
+from mmdata.transform.text import Tokenizer
+
+BATCH = 8
+
+
+def make_samples(count: int, seed: int = 0) -> list[StreamSample]:
+    """Samples of random shapes and caption lengths; the image is never looked at."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for i in range(count):
+        info = ImageInfo("JPEG", *map(int, rng.integers(20, 60, 2)), orientation=int(rng.integers(1, 9)))
+        caption = "a red dog " * int(rng.integers(1, 30))
+        samples.append(
+            StreamSample("x.tar", str(i), bytes(10), info, [caption], -1, int(rng.integers(-(2**62), 2**62)))
+        )
+    return samples
+
+
+@pytest.fixture
+def make_composer(tokenizer, monkeypatch):
+    """`make_composer(**changes)`: a composer whose buffer is as small as the buckets allow."""
+    monkeypatch.setattr(compose, "BUFFER_ROWS", 1)
+    monkeypatch.setattr(compose, "CHUNK_ROWS", 16)
+    loaded = Tokenizer.load(tokenizer, max_length=48)
+
+    def make(**changes: object) -> Composer:
+        settings = {
+            "shards": "x.tar",
+            "tokenizer": tokenizer,
+            "global_batch_size": BATCH,
+            "image_buckets": [(16, 16), (16, 24)],
+            "max_length": 48,
+            "num_text_buckets": 3,
+        }
+        return Composer(DataConfig(**(settings | changes)), loaded, rank=0, world_size=1)  # type: ignore[arg-type]
+
+    return make
+
+
+def keys(tasks: list[StreamTask]) -> list[list[str]]:
+    return [task.samples.keys for task in tasks]
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 97, 500])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("text_buckets", ["auto", [12, 24, 48]])
+def test_pass_has_every_sample_once_and_one_batch_that_is_not_full(make_composer, count, shuffle, text_buckets):
+    composer = make_composer(shuffle=shuffle, text_buckets=text_buckets)
+    samples = make_samples(count)
+    tasks = list(Pass(composer, epoch=0).tasks(samples))
+    assert sorted(chain(*keys(tasks))) == sorted(sample.key for sample in samples)
+    assert [task.task.step for task in tasks] == list(range(math.ceil(count / BATCH)))
+    assert all((task.task.rows >= 0).all() for task in tasks[:-1])
+    rows = np.concatenate([task.task.rows for task in tasks])
+    assert sorted(rows[rows >= 0]) == list(range(count))
+
+
+@pytest.mark.parametrize("text_buckets", ["auto", [12, 24, 48]])
+def test_pass_gives_each_caption_a_bucket_that_holds_it(make_composer, text_buckets):
+    composer = make_composer(text_buckets=text_buckets)
+    tasks = list(Pass(composer, epoch=0).tasks(make_samples(500)))
+    for task in tasks:
+        captions = [task.samples.caption(i) for i in range(len(task.samples.keys))]
+        assert max(min(n, 48) for n in composer.tokenizer.count(captions)) <= task.task.bucket.length
+    assert len({task.task.bucket for task in tasks}) == 6
+
+
+def test_pass_depends_on_samples_settings_and_epoch_alone(make_composer):
+    samples = make_samples(300)
+    first = keys(list(Pass(make_composer(seed=3), epoch=5).tasks(samples)))
+    assert keys(list(Pass(make_composer(seed=3), epoch=5).tasks(samples))) == first
+    assert keys(list(Pass(make_composer(seed=3), epoch=6).tasks(samples))) != first
+    assert keys(list(Pass(make_composer(seed=4), epoch=5).tasks(samples))) != first
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_pass_never_holds_more_than_its_buffer(make_composer, shuffle):
+    composer = make_composer(shuffle=shuffle)
+    came = 0
+
+    def counted() -> Iterator[StreamSample]:
+        nonlocal came
+        for sample in make_samples(600):
+            came += 1
+            yield sample
+
+    handed_out, held = 0, []
+    for task in Pass(composer, epoch=0).tasks(counted()):
+        held.append(came - handed_out)
+        handed_out += len(task.samples.keys)
+    assert composer.buffer_rows == 2 * 6 * BATCH
+    assert max(held) <= composer.buffer_rows + compose.CHUNK_ROWS
+
+
+def test_pass_begins_when_the_buffer_is_full_of_bytes(make_composer, monkeypatch):
+    monkeypatch.setattr(compose, "BUFFER_BYTES", 10 * 40)  # 40 samples
+    came = 0
+
+    def counted() -> Iterator[StreamSample]:
+        nonlocal came
+        for sample in make_samples(600):
+            came += 1
+            yield sample
+
+    composer = make_composer()
+    composer.buffer_rows = 1000
+    first = next(Pass(composer, epoch=0).tasks(counted()))
+    assert len(first.samples.keys) == BATCH
+    assert 40 <= came <= 40 + compose.CHUNK_ROWS
+
+
+def test_composer_keeps_its_text_lengths_for_later_passes_and_longer_captions(make_composer):
+    composer = make_composer()
+    short = [s for s in make_samples(200) if len(s.captions[0]) < 80]
+    list(Pass(composer, epoch=0).tasks(short))
+    assert composer.policy is not None
+    buckets = composer.policy.buckets
+    assert max(bucket.length for bucket in buckets) == 48
+    tasks = list(Pass(composer, epoch=1).tasks(make_samples(200, seed=1)))
+    assert {task.task.bucket for task in tasks} <= set(buckets)
+
+
+def test_pass_adds_labels_from_the_first_sample_on_that_has_one(make_composer):
+    samples = make_samples(24)
+    labelled = [StreamSample(**{**vars(s), "label": 5 if i == 12 else -1}) for i, s in enumerate(samples)]
+    composer = make_composer(shuffle=False, text_buckets=[48], image_buckets=None)
+    assert [task.labels for task in Pass(composer, epoch=0).tasks(labelled)] == [False, True, True]

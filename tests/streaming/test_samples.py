@@ -1,0 +1,198 @@
+"""What a stream makes of shards: the same samples as webdataset, errors for damage, a ledger for bad samples."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+import webdataset
+
+import mmdata
+from mmdata.errors import DataError, Reason
+from mmdata.shards import Index
+from mmdata.streaming.samples import Dropped, StreamSample, read_shard
+from mmdata.streaming.source import display_name
+
+
+@pytest.fixture
+def members(photo) -> list[tuple[str, bytes]]:
+    """Three samples of two members each."""
+    captions = ["a dog", "a red cat", "two trees"]
+    return [
+        member
+        for i, caption in enumerate(captions)
+        for member in ((f"a/{i}.jpg", photo(24, 24, seed=i)), (f"a/{i}.txt", caption.encode()))
+    ]
+
+
+def write(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    return str(path)
+
+
+def test_read_shard_finds_what_webdataset_finds(shards):
+    for name in ("000000.tar", "000003.tar"):
+        path = str(shards / name)
+        oracle = list(webdataset.WebDataset(path, shardshuffle=False))
+        found = list(read_shard(path))
+        assert all(isinstance(sample, StreamSample) for sample in found)
+        assert [sample.key for sample in found] == [sample["__key__"] for sample in oracle]
+        for sample, expected in zip(found, oracle, strict=True):
+            assert sample.image in expected.values()
+            assert sample.captions[0] == expected["txt"].decode()
+
+
+def test_read_shard_finds_what_the_index_has(shards):
+    index = Index.open(shards)
+    found = [sample for i in range(4) for sample in read_shard(str(index.shard_path(i)))]
+    assert [sample.key for sample in found] == index.keys(range(len(index)))
+    assert [sample.image_hash for sample in found] == index.column("image_hash").tolist()
+    assert [sample.label for sample in found] == index.column("label").tolist()
+    assert [sample.info.height for sample in found] == index.column("height").tolist()
+
+
+def test_read_shard_passes_over_members_of_no_sample(tmp_path, tar, members):
+    extra = [("README", b"x"), ("__meta__/a.json", b"{}"), ("a/2.__bad__", b"1"), ("a/2.__key__", b"1")]
+    path = write(tmp_path / "x.tar", tar([*members, *extra]))
+    assert [sample.key for sample in read_shard(path)] == ["a/0", "a/1", "a/2"]
+
+
+def cuts(data: bytes) -> dict[str, bytes]:
+    """Ways in which a tar of the members above may be damaged; each is silent for Python's reader or ends early."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        starts = [member.offset for member in archive.getmembers()]
+    flipped = bytearray(data)
+    flipped[starts[4] + 3] ^= 1
+    return {
+        "in a member": data[: starts[4] + 700],
+        "in a header": data[: starts[4] + 100],
+        "between members": data[: starts[3]],
+        "between samples": data[: starts[4]],
+        "one end block": data[: data.rindex(b"two trees") + 512 + 3],
+        "flipped bit": bytes(flipped),
+        "concatenated": data + data,
+    }
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("in a member", "has .* bytes, and the stream ends after 188 of them: cut"),
+        ("in a header", "the file ends after 100 bytes of a header: cut"),
+        ("between members", "the file ends without end blocks: cut"),
+        ("between samples", "the file ends without end blocks: cut"),
+        ("one end block", "cut"),
+        ("flipped bit", "header checksum does not match"),
+        ("concatenated", "data behind the end blocks"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_stream_of_a_damaged_tar_is_an_error_that_names_the_shard(
+    tmp_path, tar, members, config, damage, message, packed
+):
+    damaged = cuts(tar(members))[damage]
+    path = write(tmp_path / "x.tar", gzip.compress(damaged) if packed else damaged)
+    with pytest.raises(DataError, match=rf"shard '{path}', byte \d+: .*{message}"):
+        list(mmdata.stream(path, config()))
+
+
+def test_stream_of_a_cut_gzip_is_an_error_that_names_the_shard(tmp_path, tar, members, config):
+    whole = gzip.compress(tar(members))
+    for cut in (len(whole) // 2, len(whole) - 4):
+        path = write(tmp_path / "x.tar.gz", whole[:cut])
+        with pytest.raises(DataError, match=rf"shard '{path}', byte \d+: cannot be read \(EOFError"):
+            list(mmdata.stream(path, config()))
+
+
+def test_stream_of_a_key_that_comes_back_is_an_error(tmp_path, tar, members, config):
+    path = write(tmp_path / "x.tar", tar([*members, ("a/0.json", b"{}")]))
+    with pytest.raises(
+        DataError, match=r"sample 'a/0' starts at byte 0 and comes back at byte \d+; pack the tar again"
+    ):
+        list(mmdata.stream(path, config()))
+
+
+def test_stream_of_an_extension_twice_is_an_error(tmp_path, tar, members, config):
+    path = write(tmp_path / "x.tar", tar([*members, ("a/2.TXT", b"no")]))
+    with pytest.raises(DataError, match=r"shard '.*x\.tar': .*a/2\.TXT.*duplicate.*; remove one"):
+        list(mmdata.stream(path, config()))
+
+
+def test_stream_of_something_else_is_an_error(tmp_path, config):
+    path = write(tmp_path / "x.tar", b"<html>404</html>" * 100)
+    with pytest.raises(DataError, match="header checksum does not match: damaged, or not a tar"):
+        list(mmdata.stream(path, config()))
+
+
+def test_stream_of_zstd_without_a_codec_says_what_to_install(tmp_path, config, monkeypatch):
+    monkeypatch.delitem(__import__("fsspec").compression.compr, "zstd", raising=False)
+    path = write(tmp_path / "x.tar.zst", b"\x28\xb5\x2f\xfd" + bytes(100))
+    with pytest.raises(DataError, match="zstd-compressed, and fsspec has no codec for it: `pip install zstandard`"):
+        list(mmdata.stream(path, config()))
+
+
+def test_stream_accepts_an_empty_shard_but_not_only_empty_ones(tmp_path, tar, members, config):
+    empty = write(tmp_path / "empty.tar", bytes(1024))
+    path = write(tmp_path / "x.tar", tar(members))
+    keys = [key for batch in mmdata.stream([empty, path], config()) for key in batch["keys"]]
+    assert sorted(filter(None, keys)) == ["a/0", "a/1", "a/2"]
+    with pytest.raises(DataError, match=r"no sample in any of 1 shards; the first is '.*empty\.tar'"):
+        list(mmdata.stream(empty, config()))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_stream_counts_bad_samples_and_keeps_the_others(tmp_path, tar, members, photo, config, num_workers):
+    bad = [
+        ("b/0.jpg", photo(24, 24)),  # no caption
+        ("b/1.txt", b"no image"),
+        ("b/2.jpg", b"<html>"),
+        ("b/2.txt", b"not an image"),
+        ("b/3.jpg", photo(24, 24)),
+        ("b/3.json", json.dumps({"caption": 7}).encode()),
+        ("b/4.jpg", photo(24, 24)[:-300]),  # its header is good
+        ("b/4.txt", b"cut photo"),
+    ]
+    path = write(tmp_path / "x.tar", tar([*members, *bad]))
+    stream = mmdata.stream(path, config(max_bad_share=0.7, num_workers=num_workers))
+    batches = list(stream)
+    valid = {key for batch in batches for key, ok in zip(batch["keys"], batch["valid"].tolist(), strict=True) if ok}
+    assert valid == {"a/0", "a/1", "a/2"}
+    assert all(entry.shard == path and entry.epoch == 0 for entry in stream.ledger)
+    (cut_row,) = [row for b in batches for row, key in zip(b["rows"].tolist(), b["keys"], strict=True) if key == "b/4"]
+    assert {(entry.key, entry.reason, entry.row) for entry in stream.ledger} == {
+        ("b/0", Reason.MISSING_CAPTION.value, -1),
+        ("b/1", Reason.MISSING_IMAGE.value, -1),
+        ("b/2", Reason.NOT_AN_IMAGE.value, -1),
+        ("b/3", Reason.BAD_CAPTION.value, -1),
+        ("b/4", Reason.CORRUPT_IMAGE.value, cut_row),
+    }
+    assert (stream.stats.rows, stream.stats.masked) == (3, 5)
+
+
+def test_stream_ends_when_too_many_samples_are_bad(tmp_path, tar, members, config):
+    path = write(tmp_path / "x.tar", tar([*members, ("b.txt", b"no image")]))
+    with pytest.raises(
+        DataError, match=r"1 of 4 rows could not be used \(missing_image 1\), more than max_bad_share 5"
+    ):
+        list(mmdata.stream(path, config()))
+    path = write(tmp_path / "y.tar", tar([("b.txt", b"no image")]))
+    with pytest.raises(DataError, match="1 of 1 rows could not be used"):
+        list(mmdata.stream(path, config()))
+
+
+def test_read_shard_gives_bad_samples_their_place(tmp_path, tar, members):
+    path = write(tmp_path / "x.tar", tar([("0.txt", b"no image"), *members]))
+    found = list(read_shard(path))
+    assert isinstance(found[0], Dropped)
+    assert (found[0].key, found[0].error.reason) == ("0", Reason.MISSING_IMAGE)
+    assert len(found) == 4
+
+
+def test_display_name_keeps_secrets_out_of_messages():
+    assert display_name("https://user:pw@host:8080/a/x.tar?signature=s") == "https://host:8080/a/x.tar"
+    assert display_name("s3://bucket/x.tar") == "s3://bucket/x.tar"
+    assert display_name("/data/what?/x.tar") == "/data/what?/x.tar"

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import BinaryIO
+
+import pytest
+
+from mmdata.atomic import lock, write_whole
+from mmdata.errors import DataError
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "a"
+    write_whole(path, b"old")
+    write_whole(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_writer_that_fails_leaves_the_old_file_and_no_part(tmp_path):
+    path = tmp_path / "a"
+    write_whole(path, lambda file: file.write(b"old"))
+
+    def failing(file: BinaryIO) -> None:
+        file.write(b"ne")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left on device"):
+        write_whole(path, failing)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_failing_sync_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    write_whole(path, b"old")
+
+    def failing(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_lock_is_held_against_other_processes_and_freed_with_them(tmp_path):
+    program = f"""
+import sys
+from pathlib import Path
+from mmdata.atomic import lock
+with lock(Path({str(tmp_path)!r})):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(DataError, match="another process is writing here"), lock(tmp_path):
+            pass
+        other.kill()
+        other.wait()
+        with lock(tmp_path):
+            pass

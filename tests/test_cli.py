@@ -1,0 +1,155 @@
+"""The command: which programs there are, and how their mistakes end."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmdata import cli
+from mmdata.errors import ConfigError, DataError
+
+ROOT = Path(__file__).parents[1]
+
+
+def mmdata(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mmdata", *arguments],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_cli_commands_are_the_files_of_tools():
+    assert cli.commands() == sorted(path.stem for path in (ROOT / "tools").glob("*.py"))
+    assert {"convert", "index", "plan", "report", "train", "verify"} <= set(cli.commands())
+
+
+def test_cli_help_lists_the_commands():
+    done = mmdata("--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: mmdata COMMAND ...\n")
+    listed = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert [name for name, _ in listed] == cli.commands()
+    assert ["plan", "Dry run of a plan: steps, shapes and padding of an epoch. No image is read."] in listed
+
+
+def test_cli_without_a_command_is_an_error():
+    done = mmdata()
+    assert done.returncode == 2
+    assert done.stdout.startswith("usage: mmdata COMMAND ...\n")
+
+
+def test_cli_unknown_command_names_those_there_are():
+    done = mmdata("trian")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: no command 'trian'; there are: {', '.join(cli.commands())}\n"
+
+
+def test_cli_version_is_the_packages():
+    done = mmdata("--version")
+    assert done.returncode == 0
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", done.stdout)
+
+
+@pytest.mark.parametrize("command", cli.commands())
+def test_cli_every_program_parses_its_help(command: str, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["mmdata", command, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: mmdata {command} ")
+
+
+def test_cli_command_and_program_say_the_same(tmp_path: Path):
+    command = mmdata("verify", "none", cwd=tmp_path)
+    program = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "verify.py"), "none"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (command.returncode, command.stderr) == (program.returncode, program.stderr)
+    assert command.returncode == 2
+    assert command.stderr == "error: folder 'none': no such folder\n"
+
+
+def test_cli_mistake_in_a_config_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    (tmp_path / "c.yaml").write_text("data: {shard: x, tokenizer: t, global_batch_size: 8}")
+    monkeypatch.setattr(sys, "argv", ["mmdata", "plan", str(tmp_path / "c.yaml")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/c.yaml: 'data.shards' is required and missing; "
+        "unknown key 'data.shard'; did you mean 'data.shards'?\n"
+    )
+
+
+def test_cli_pipe_that_closes_ends_quietly():
+    done = subprocess.run(
+        f"{sys.executable} -c 'from mmdata import cli; cli.run(lambda: [print(i) for i in range(100000)] and 0)'"
+        " | head -n 1",
+        shell=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConfigError("no such key"), DataError("no such shard"), ValueError("no"), OSError("disk"), ImportError("none")],
+)
+def test_run_turns_an_expected_error_into_one_line(error: Exception, capsys: pytest.CaptureFixture[str]):
+    def program() -> int:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        cli.run(program)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_run_shows_where_an_error_was_raised_when_asked(monkeypatch: pytest.MonkeyPatch):
+    def program() -> int:
+        raise DataError("no such shard")
+
+    monkeypatch.setenv("MMDATA_TRACEBACK", "1")
+    with pytest.raises(DataError, match="no such shard"):
+        cli.run(program)
+
+
+def test_run_an_interruption_has_its_own_exit_code(capsys: pytest.CaptureFixture[str]):
+    def program() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        cli.run(program)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1), (3, 3)])
+def test_run_passes_the_exit_code_on(returned: int | None, code: int):
+    with pytest.raises(SystemExit) as ended:
+        cli.run(lambda: returned)
+    assert ended.value.code == code
+
+
+def test_run_an_error_of_our_own_is_a_traceback():
+    def program() -> int:
+        raise AssertionError("a mistake in mmdata")
+
+    with pytest.raises(AssertionError, match="a mistake in mmdata"):
+        cli.run(program)
+
+
+def test_shipped_finds_the_files_of_the_checkout():
+    assert cli.shipped("tools", "verify.py").samefile(ROOT / "tools" / "verify.py")

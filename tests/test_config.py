@@ -1,0 +1,229 @@
+"""Settings: what is accepted, and what each mistake is told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmdata.config import Config, DataConfig, load_config, parse, read_yaml
+from mmdata.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = sorted((ROOT / "configs").rglob("*.y*ml"))
+
+DATA = {"shards": "shards", "tokenizer": "tokenizer", "global_batch_size": 8}
+
+
+@pytest.fixture
+def file(tmp_path: Path):
+    """`file(text) -> Path`: a YAML file."""
+
+    def write(text: str | bytes) -> Path:
+        path = tmp_path / "c.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+# What is shipped
+
+
+def test_config_some_are_shipped():
+    assert SHIPPED
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_config_shipped_file_is_valid(path: Path):
+    assert isinstance(load_config(path), Config)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_config_shipped_file_begins_with_its_launch_command(path: Path):
+    first_line = path.read_text(encoding="utf-8").splitlines()[0]
+    assert re.match(r"# (mmdata|torchrun|python|make) ", first_line)
+    assert path.stem in first_line  # configs/NAME.yaml, or a program of that name
+
+
+def test_config_takes_paths_as_their_text():
+    paths = {"shards": Path("a/b"), "val_shards": Path("c"), "tokenizer": Path("d")}
+    config = parse(Config, {"data": {**DATA, **paths}, "train": {"output": Path("e")}}, origin="c")
+    assert (config.data.shards, config.data.val_shards, config.data.tokenizer) == ("a/b", "c", "d")
+    assert config.train.output == "e"
+    with pytest.raises(ConfigError, match=r"'shards': Input should be a valid string; got 3"):
+        parse(DataConfig, {**DATA, "shards": 3}, origin="c")
+
+
+def test_config_defaults_are_those_of_the_design():
+    config = parse(Config, {"data": DATA}, origin="c")
+    assert config.data.image_size == 224
+    assert config.data.max_length == 77
+    assert (config.data.text_buckets, config.data.num_text_buckets) == ("auto", 8)
+    assert (config.data.transform, config.data.shuffle, config.data.seed) == ("train", True, 0)
+    assert config.model.name == "tiny"
+    assert config.train.loss == "clip"
+
+
+# Reading
+
+
+def test_config_file_is_read_with_overrides(file):
+    path = file("data: {shards: a, tokenizer: t, global_batch_size: 8}\ntrain:\n  # lr: 1\n")
+    config = load_config(path, ["data.num_workers=4", "train.lr=1e-3", "train.miner.name=top_k", "data.shards=x=y"])
+    assert config.data.num_workers == 4
+    assert config.train.lr == 1e-3
+    assert config.train.miner is not None
+    assert config.train.miner.k == 64
+    assert config.data.shards == "x=y"
+
+
+def test_config_override_value_is_yaml(file):
+    path = file("data: {}")
+    overrides = ["data.image_buckets=[[2, 3], [4, 5]]", "data.limit=null", "data.shuffle=false"]
+    assert read_yaml(path, overrides) == {"data": {"image_buckets": [[2, 3], [4, 5]], "limit": None, "shuffle": False}}
+
+
+def test_config_yaml_anchors_and_merges_are_read(file):
+    path = file("data: &d {seed: 1, limit: 2}\ntrain:\n  <<: *d\n  seed: 3\n")
+    assert read_yaml(path) == {"data": {"seed": 1, "limit": 2}, "train": {"seed": 3, "limit": 2}}
+
+
+def test_config_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"config '.*/none\.yaml': no such file; shipped with mmdata: .*scenes\.yaml"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_config_shipped_with_mmdata_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    known = load_config("configs/scenes.yaml")
+    monkeypatch.chdir(tmp_path)  # as with an installed copy, outside any checkout
+    assert load_config("scenes") == load_config("scenes.yaml") == load_config("configs/scenes.yaml") == known
+    (tmp_path / "scenes.yaml").write_text("data: {shards: mine, tokenizer: t, global_batch_size: 8}")
+    assert load_config("scenes.yaml").data.shards == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: [", r"config '.*c\.yaml': not valid YAML: "),
+        (b"\xff\xfe\x00", r"config '.*c\.yaml': not valid YAML: 'utf-8' codec can't decode byte 0xff in position 0"),
+        (
+            "data: !!python/object/apply:os.system [ls]",
+            r"not valid YAML: could not determine a constructor for the tag",
+        ),
+        ("data: {seed: 1, seed: 2}", r"not valid YAML: key 'seed' stands twice\s+in .*line 1, column 17"),
+        ("data: {}\ntrain: {}\ndata: {}", r"not valid YAML: key 'data' stands twice\s+in .*line 3, column 1"),
+        ("", r"expected sections data, model, train; got NoneType"),
+        ("- data", r"expected sections data, model, train; got list"),
+    ],
+)
+def test_config_file_that_is_not_a_mapping_is_refused(file, text: str | bytes, message: str):
+    with pytest.raises(ConfigError, match=message):
+        read_yaml(file(text))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.seed", r"override 'data\.seed': expected section\.key=value, as in data\.num_workers=4"),
+        ("=3", r"override '=3': expected section\.key=value"),
+        ("data..seed=3", r"override 'data\.\.seed=3': expected section\.key=value"),
+        ("data.seed.x=3", r"override 'data\.seed\.x=3': 'seed' is a value, not a section"),
+        ("data.seed=[1", r"override 'data\.seed=\[1': value is not valid YAML: "),
+    ],
+)
+def test_config_override_that_is_none_is_refused(file, override: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        read_yaml(file("data: {seed: 1}"), [override])
+
+
+# Validation
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "c.yaml: 'data' is required and missing"),
+        (
+            {"data": {"shards": "x"}},
+            "c.yaml: 'data.tokenizer' is required and missing; 'data.global_batch_size' is required and missing",
+        ),
+        ({"dat": {}}, "c.yaml: 'data' is required and missing; unknown key 'dat'; did you mean 'data'?"),
+        (
+            {"data": {**DATA, "num_worker": 1}},
+            "c.yaml: unknown key 'data.num_worker'; did you mean 'data.num_workers'?",
+        ),
+        (
+            {"data": DATA, "train": {"miner": {"name": "top_k", "kk": 3}}},
+            "c.yaml: unknown key 'train.miner.kk'; did you mean 'train.miner.k'?",
+        ),
+        ({"data": DATA, "models": {}}, "c.yaml: unknown key 'models'; did you mean 'model'?"),
+    ],
+)
+def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: str):
+    with pytest.raises(ConfigError) as caught:
+        parse(Config, content, origin="c.yaml")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("num_workers", "many", "'data.num_workers': Input should be a valid integer; got 'many'"),
+        ("num_workers", True, "'data.num_workers': Input should be a valid integer; got True"),
+        ("seed", True, "'data.seed': Input should be a valid integer; got True"),
+        ("image_buckets", [[8, True]], "'data.image_buckets.0.1': Input should be a valid integer; got True"),
+        ("num_workers", -1, "'data.num_workers': Input should be greater than or equal to 0; got -1"),
+        ("global_batch_size", 0, "'data.global_batch_size': Input should be greater than or equal to 1; got 0"),
+        ("global_batch_size", 8.5, "'data.global_batch_size': Input should be a valid integer; got 8.5"),
+        ("global_batch_size", 8.0, "'data.global_batch_size': Input should be a valid integer; got 8.0"),
+        ("global_batch_size", "8", "'data.global_batch_size': Input should be a valid integer; got '8'"),
+        ("shuffle", "maybe", "'data.shuffle': Input should be a valid boolean"),
+        ("max_bad_share", 1.5, "'data.max_bad_share': Input should be less than or equal to 1; got 1.5"),
+        ("crop_scale", [0.9, 0.5], "'data': crop_scale must be (min, max) with 0 < min <= max: got (0.9, 0.5)"),
+        ("crop_scale", [0, 0.5], "'data': crop_scale must be (min, max) with 0 < min <= max: got (0.0, 0.5)"),
+        ("image_buckets", [], "'data.image_buckets': List should have at least 1 item"),
+        ("image_buckets", [[224]], "'data.image_buckets.0.1' is required and missing"),
+        ("image_buckets", [[8, 9], [8, 9]], "'data': image_buckets must differ from each other: got [[8, 9], [8, 9]]"),
+        ("text_buckets", [], "'data.text_buckets': List should have at least 1 item"),
+        ("text_buckets", [30, 20, 77], "'data': text_buckets must rise: got [30, 20, 77]"),
+        ("text_buckets", [20, 20, 77], "'data': text_buckets must rise: got [20, 20, 77]"),
+        ("text_buckets", [20, 30], "'data': the last of text_buckets must be max_length (77): got 30"),
+        ("text_buckets", "autos", "'data.text_buckets': Input should be 'auto'; got 'autos'"),
+    ],
+)
+def test_config_wrong_value_is_told_what_is_expected(key: str, value: object, message: str):
+    with pytest.raises(ConfigError) as caught:
+        parse(Config, {"data": {**DATA, key: value}}, origin="c.yaml")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("c.yaml: ")
+    assert "'shards'" not in str(caught.value)  # the value at fault, not the whole section
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("lr", float("inf"), "'train.lr': Input should be a finite number; got inf"),
+        ("weight_decay", float("nan"), "'train.weight_decay': Input should be a finite number; got nan"),
+        ("grad_clip_norm", ".inf", "'train.grad_clip_norm': Input should be a valid number"),
+        ("betas", [0.9, 1.0], "'train.betas.1': Input should be less than 1; got 1.0"),
+        ("warmup_steps", False, "'train.warmup_steps': Input should be a valid integer; got False"),
+    ],
+)
+def test_config_wrong_number_of_training_is_refused(key: str, value: object, message: str):
+    with pytest.raises(ConfigError) as caught:
+        parse(Config, {"data": DATA, "train": {key: value}}, origin="c.yaml")
+    assert str(caught.value).startswith(f"c.yaml: {message}")
+
+
+def test_config_epochs_and_steps_exclude_each_other():
+    with pytest.raises(ConfigError, match=r"^c: 'train': epochs \(1\) and steps \(2\) exclude each other: give one$"):
+        parse(Config, {"data": DATA, "train": {"epochs": 1, "steps": 2}}, origin="c")
+
+
+def test_config_cannot_be_changed_later():
+    config = parse(DataConfig, DATA, origin="c")
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3  # type: ignore[misc]

@@ -1,0 +1,206 @@
+"""The layers of the library: who may import whom. Imports are read with ast, also those inside functions."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import mmdata
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "mmdata"
+
+TOP = ["atomic", "batch", "cli", "config", "errors", "files", "seeding"]
+DATA_HALF = [*TOP, "shards", "plan", "transform", "loader", "samplers", "streaming", "pairs", "convert"]
+
+MAY_IMPORT: dict[str, list[str]] = {
+    **dict.fromkeys(TOP, TOP),
+    "shards": TOP,
+    "plan": [*TOP, "shards"],
+    "transform": [*TOP, "shards"],
+    "loader": [*TOP, "shards", "plan", "transform"],
+    "samplers": [*TOP, "plan"],
+    "streaming": [*TOP, "shards", "plan", "transform", "loader"],
+    "pairs": [*TOP, "shards", "plan", "transform", "loader"],
+    "convert": [*TOP, "shards", "transform"],
+    "train": ["atomic", "batch", "config", "errors"],
+    "inspect": [*DATA_HALF, "train"],
+    "integrations": [*DATA_HALF, "train", "inspect"],
+    "__main__": ["cli"],
+}
+"""Parts of mmdata and the other parts that each may import."""
+
+BANNED: dict[str, list[str]] = {
+    **{part: ["torch.distributed"] for part in DATA_HALF},
+    "shards": ["torch", "torchvision", "transformers"],
+    "plan": ["torch", "torchvision", "transformers", "PIL"],
+    "train": ["pyarrow", "webdataset", "simplejpeg", "tokenizers", "PIL"],
+}
+"""Third-party modules that a part must do without."""
+
+FACADE = "__init__"
+"""mmdata/__init__.py names things of every layer, and imports none of them before it is asked."""
+
+
+class Import(NamedTuple):
+    """One imported module: `part` is the part of mmdata that imports it."""
+
+    part: str
+    module: str
+    where: str
+
+
+def imports_of(package: Path) -> Iterator[Import]:
+    """Every import statement in a package, relative ones resolved."""
+    for path in sorted(package.rglob("*.py")):
+        inside = path.relative_to(package).with_suffix("").parts
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for module in _modules(node, (package.name, *inside)):
+                yield Import(inside[0], module, f"{path.relative_to(package.parent)}:{node.lineno}")
+
+
+def _modules(node: ast.AST, importer: tuple[str, ...]) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = ".".join([*importer[: -node.level], node.module or ""]).strip(".") if node.level else str(node.module)
+        return [f"{base}.{alias.name}" for alias in node.names]
+    return []
+
+
+def crossings(package: Path) -> list[str]:
+    """Imports that cross a layer, each with its place."""
+    found: list[str] = []
+    for part, module, where in imports_of(package):
+        if part == FACADE:
+            continue
+        if part not in MAY_IMPORT:
+            found.append(f"{where}: mmdata.{part} belongs to no layer")
+            continue
+        top, _, rest = module.partition(".")
+        if top == "mmdata":
+            imported = rest.partition(".")[0]
+            if imported != part and imported not in MAY_IMPORT[part]:
+                found.append(f"{where}: mmdata.{part} imports mmdata.{imported or FACADE}")
+        elif top in ("tools", "datasets", "tests"):
+            found.append(f"{where}: the library imports {module}")
+        found += [
+            f"{where}: mmdata.{part} imports {module}"
+            for banned in BANNED.get(part, [])
+            if module == banned or module.startswith(banned + ".")
+        ]
+    return found
+
+
+def test_layers_no_import_crosses_one():
+    assert crossings(PACKAGE) == []
+
+
+def test_layers_facade_imports_nothing_of_the_library_when_loaded():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    guarded = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    loaded = [name for node in tree.body if node not in guarded for name in _modules(node, ("mmdata", "__init__"))]
+    assert loaded
+    assert [name for name in loaded if name.startswith("mmdata")] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "message"),
+    [
+        ("shards/tar.py", "import mmdata.plan", "mmdata.shards imports mmdata.plan"),
+        ("plan/plan.py", "def f():\n    from torch import Tensor", "mmdata.plan imports torch.Tensor"),
+        ("plan/rows.py", "from mmdata import loader", "mmdata.plan imports mmdata.loader"),
+        ("transform/text.py", "from ..convert import convert", "mmdata.transform imports mmdata.convert"),
+        ("loader/worker.py", "from mmdata.train import losses", "mmdata.loader imports mmdata.train"),
+        ("loader/loader.py", "import torch.distributed as d", "mmdata.loader imports torch.distributed"),
+        ("convert/rows.py", "from torch import distributed", "mmdata.convert imports torch.distributed"),
+        ("train/loop.py", "from mmdata.loader import Loader", "mmdata.train imports mmdata.loader"),
+        ("train/loop.py", "if True:\n    from PIL import Image", "mmdata.train imports PIL.Image"),
+        ("config.py", "import mmdata.shards.tar", "mmdata.config imports mmdata.shards"),
+        ("batch.py", "from datasets import scenes", "the library imports datasets.scenes"),
+        ("pairs.py", "import mmdata.inspect", "mmdata.pairs imports mmdata.inspect"),
+        ("handlers.py", "import os", "mmdata.handlers belongs to no layer"),
+    ],
+)
+def test_layers_check_finds_a_planted_crossing(tmp_path: Path, file: str, line: str, message: str):
+    planted = tmp_path / "mmdata" / file
+    planted.parent.mkdir(parents=True)
+    original = PACKAGE / file
+    planted.write_text((original.read_text() if original.exists() else "") + f"\n{line}\n")
+    found = crossings(tmp_path / "mmdata")
+    assert len(found) == 1
+    assert found[0].startswith(f"mmdata/{file}:")
+    assert found[0].endswith(message)
+
+
+def test_layers_datasets_folder_is_not_a_package():
+    # It would shadow the Hugging Face package of that name.
+    assert list((ROOT / "datasets").rglob("__init__.py")) == []
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in an interpreter of its own, in the root of the checkout."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+
+
+BLOCK = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked}:
+            raise ModuleNotFoundError(f"{{name}} is blocked", name=name)
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def test_layers_train_imports_without_the_libraries_of_the_data_half():
+    # The GPU half runs where only torch and transformers are installed: on ready batches of any origin.
+    blocked = ["webdataset", "pyarrow", "simplejpeg", "tokenizers", "PIL", "torchvision"]
+    code = BLOCK.format(blocked=blocked) + (
+        "import mmdata.train, mmdata.train.loop, mmdata.train.evaluate, mmdata.train.checkpoint\n"
+        "from mmdata.train import DualEncoder, losses, miners\n"
+        "from mmdata.config import ModelConfig\n"
+        "DualEncoder.from_config(ModelConfig(name='tiny', vocab_size=300))\n"
+    )
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_layers_plan_is_imported_without_torch_and_images():
+    done = run_python(
+        "import mmdata.plan, sys; print(sorted({'torch', 'torchvision', 'transformers'} & set(sys.modules)))"
+    )
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+def test_layers_library_loads_names_when_asked_and_its_index_without_torch():
+    code = """
+    import sys, mmdata
+    assert not {'torch', 'numpy', 'pyarrow', 'PIL'} & set(sys.modules)
+    assert mmdata.Index.__module__ == 'mmdata.shards.index'
+    assert 'torch' not in sys.modules
+    try:
+        mmdata.Lodaer
+    except AttributeError as error:
+        print(error)
+    """
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("module 'mmdata' has no attribute 'Lodaer'; it has Batch, BucketBatchSampler, ")
+
+
+def test_layers_every_public_name_exists_and_they_are_sorted():
+    assert mmdata.__all__ == sorted(mmdata.__all__)
+    for name in mmdata.__all__:
+        assert getattr(mmdata, name).__name__ == name

@@ -1,0 +1,160 @@
+"""Compositional test sets as batches."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoTokenizer
+
+from mmdata.config import DataConfig
+from mmdata.errors import DataError
+from mmdata.pairs import load_pairs, read_pairs
+from mmdata.transform.image import Box, decode, resize_crop
+from mmdata.transform.text import train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs") / "tokenizer"
+    train_tokenizer(["a red circle left of a blue square"] * 5, folder, vocab_size=320)
+    return folder
+
+
+@pytest.fixture
+def data(tokenizer: Path) -> DataConfig:
+    return DataConfig(
+        shards="unused", tokenizer=str(tokenizer), global_batch_size=1, image_size=24, max_length=40, transform="train"
+    )
+
+
+@pytest.fixture
+def pairs(tmp_path: Path, photo: Callable[..., bytes]) -> Path:
+    """Five pairs of images of 30 × 40 pixels, the first lying on its side."""
+    lines = []
+    for i in range(5):
+        for side in (0, 1):
+            (tmp_path / f"{i}_{side}.jpg").write_bytes(photo(30, 40, seed=10 * i + side))
+        lines.append(pair(i, type=f"type {i % 2}", caption_0=f"a red {i}", caption_1=f"a blue {'very ' * i} {i}"))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.open(io.BytesIO(photo(30, 40, seed=0))).save(tmp_path / "0_0.jpg", exif=exif, quality=95)
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path / "pairs.jsonl"
+
+
+def pair(i: int, **changes: Any) -> dict[str, Any]:
+    known = {"type": "t", "image_0": f"{i}_0.jpg", "image_1": f"{i}_1.jpg", "caption_0": "a", "caption_1": "b"}
+    return {**known, **changes}
+
+
+def test_pairs_batches_hold_both_sides_in_turn(pairs: Path, data: DataConfig, tokenizer: Path):
+    batches = list(load_pairs(pairs, data, batch_size=2))
+    assert [types for _, types in batches] == [["type 0", "type 1"], ["type 0", "type 1"], ["type 0"]]
+    assert torch.cat([batch["rows"] for batch, _ in batches]).tolist() == list(range(10))
+    assert [key for batch, _ in batches for key in batch["keys"]] == [
+        f"{i}_{side}" for i in range(5) for side in (0, 1)
+    ]
+    theirs = AutoTokenizer.from_pretrained(tokenizer)
+    for batch, types in batches:
+        count = 2 * len(types)
+        assert batch["valid"].tolist() == [True] * count
+        assert tuple(batch["pixel_values"].shape) == (count, 3, 24, 24)
+        for place in range(count):
+            i, side = divmod(int(batch["rows"][place]), 2)
+            caption = f"a blue {'very ' * i} {i}" if side else f"a red {i}"
+            ids = batch["input_ids"][place][batch["attention_mask"][place].bool()]
+            assert ids.tolist() == theirs(caption)["input_ids"]
+            expected = torch.empty(3, 24, 24, dtype=torch.uint8)
+            encoded = (pairs.parent / f"{i}_{side}.jpg").read_bytes()
+            turned = (i, side) == (0, 0)
+            image = decode(encoded, format="JPEG", orientation=6 if turned else 1)
+            # The eval transform, whatever the settings say.
+            resize_crop(image, Box(5, 0, 30, 30) if turned else Box(0, 5, 30, 30), expected)
+            assert torch.equal(batch["pixel_values"][place], expected)
+
+
+def test_pairs_text_is_as_long_as_the_longest_caption(pairs: Path, data: DataConfig):
+    for batch, _ in load_pairs(pairs, data, batch_size=2):
+        assert batch["attention_mask"].sum(1).max() == batch["input_ids"].shape[1]
+    short = data.model_copy(update={"max_length": 5})
+    ((batch, _),) = load_pairs(pairs, short)
+    assert batch["input_ids"].shape == (10, 5)
+
+
+def test_pairs_are_the_same_every_time(pairs: Path, data: DataConfig):
+    (first, _), (second, _) = next(load_pairs(pairs, data)), next(load_pairs(pairs, data))
+    assert torch.equal(first["pixel_values"], second["pixel_values"])
+
+
+def write(path: Path, *lines: Any) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def without(line: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"line 2: line: Invalid JSON: "),
+        ("", r"line 2: line: Invalid JSON: "),
+        ("[]", r"line 2: line: Input should be an object"),
+        (without(pair(0), "caption_1"), r"line 2: caption_1: Field required"),
+        (pair(0, caption_1=3), r"line 2: caption_1: Input should be a valid string"),
+        (pair(0, captoin="x"), r"line 2: captoin: Extra inputs are not permitted"),
+    ],
+)
+def test_pairs_line_that_is_no_pair_is_named(tmp_path: Path, line: Any, message: str):
+    with pytest.raises(DataError, match=r"^pairs '.*p\.jsonl', " + message):
+        read_pairs(write(tmp_path / "p.jsonl", pair(0), line))
+
+
+def test_pairs_missing_or_empty_file_is_named(tmp_path: Path):
+    with pytest.raises(DataError, match=r"^pairs '.*none\.jsonl': no such file; expected JSONL, one pair a line"):
+        read_pairs(tmp_path / "none.jsonl")
+    with pytest.raises(DataError, match=r"^pairs '.*p\.jsonl': the file is empty$"):
+        read_pairs(write(tmp_path / "p.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_1": "none.jpg"}, r"side 1: missing_image: 'none\.jpg': No such file or directory"),
+        ({"image_0": "../pairs.jsonl"}, r"side 0: outside_root: '\.\./pairs\.jsonl' leads out of the corpus's folder"),
+        ({"image_0": "/dev/zero"}, r"side 0: outside_root: '/dev/zero' leads out of the corpus's folder"),
+        ({"image_0": "fifo"}, r"side 0: not_a_file: FIFO 'fifo' is not read"),
+        ({"image_0": "pairs.jsonl"}, r"side 0: not_an_image: starts with b'\{\"type\"'?"),
+        ({"image_0": "cut.jpg"}, r"side 0: corrupt_image: JPEG does not decode: "),
+        ({"caption_1": " "}, r"side 1: empty_caption: "),
+    ],
+)
+def test_pairs_that_cannot_be_used_end_the_evaluation(
+    pairs: Path, data: DataConfig, changes: dict[str, str], message: str
+):
+    whole = (pairs.parent / "1_0.jpg").read_bytes()
+    (pairs.parent / "cut.jpg").write_bytes(whole[:-40])
+    os.mkfifo(pairs.parent / "fifo")
+    lines = [pair(0), pair(1), pair(2, **changes)]
+    path = write(pairs.parent / "p.jsonl", *lines)
+    with pytest.raises(DataError, match=r"^pairs '.*p\.jsonl', line 3, " + message):
+        list(load_pairs(path, data, batch_size=2))
+
+
+def test_pairs_batches_before_a_bad_one_are_given(pairs: Path, data: DataConfig):
+    path = write(pairs.parent / "p.jsonl", pair(0), pair(1, image_0="none.jpg"))
+    batches = load_pairs(path, data, batch_size=1)
+    batch, _ = next(batches)
+    np.testing.assert_array_equal(batch["rows"], [0, 1])
+    with pytest.raises(DataError, match="line 2, side 0"):
+        next(batches)

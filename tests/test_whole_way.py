@@ -1,0 +1,99 @@
+"""The whole way by the commands a user types: raw corpus, shards, training; one rank and two, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+MMDATA = [sys.executable, "-m", "mmdata"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "mmdata"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def run(*command: object) -> str:
+    """Run a command to its end; its standard output."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., Path]) -> Path:
+    """Settings of a run over 120 converted and verified images: two epochs of ten steps, logged and saved at each."""
+    folder = tmp_path_factory.mktemp("whole-way")
+    raw, shards = make_corpus(folder / "raw", 120), folder / "shards"
+    run(*MMDATA, "convert", raw / "captions.jsonl", shards, "--train-tokenizer", 400, "--shard-rows", 32)
+    assert "ok" in run(*MMDATA, "verify", shards)
+    settings = {
+        "data": {
+            "shards": str(shards),
+            "tokenizer": str(shards / "tokenizer"),
+            "global_batch_size": 12,
+            "image_buckets": [[32, 32], [24, 40]],
+            "num_text_buckets": 3,
+            "num_workers": 1,
+        },
+        "train": {
+            "epochs": 2,
+            "warmup_steps": 2,
+            "miner": {"name": "top_k", "k": 4, "after_steps": 3},
+            "mask_false_negatives": True,
+            "log_every_steps": 1,
+            "checkpoint_every_steps": 1,
+        },
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def losses(output: Path) -> list[tuple[int, float]]:
+    """(step, loss) of each update that was logged."""
+    lines: list[dict[str, Any]] = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def whole(config: Path) -> list[tuple[int, float]]:
+    """Losses of an undisturbed run of one process."""
+    output = config.with_name("whole")
+    run(*MMDATA, "train", config, f"train.output={output}")
+    return losses(output)
+
+
+def test_train_two_gloo_ranks_have_the_losses_of_one_process(config: Path, whole: list[tuple[int, float]]):
+    output = config.with_name("two")
+    run(*TORCHRUN, "train", config, f"train.output={output}")
+    assert [step for step, _ in whole] == list(range(1, 21))
+    # One update after another carries rounding on: the first ten are held to 1e-5, as one step is.
+    assert losses(output)[:10] == [(step, pytest.approx(loss, abs=1e-5)) for step, loss in whole[:10]]
+    assert losses(output) == [(step, pytest.approx(loss, abs=1e-3)) for step, loss in whole]
+
+
+def test_train_killed_at_any_moment_resumes_with_the_batches_that_were_left(
+    config: Path, whole: list[tuple[int, float]]
+):
+    output = config.with_name("killed")
+    command = [*MMDATA, "train", str(config), f"train.output={output}"]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    pointer = output / "checkpoints" / "latest"
+    deadline = time.monotonic() + 120
+    while not (pointer.is_file() and pointer.read_text() >= "step-0000000004"):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert len(losses(output)) < 20
+    run(*command)
+    assert losses(output) == whole

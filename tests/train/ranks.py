@@ -1,0 +1,77 @@
+"""Program of one rank for test_distributed.py: gradients under real DDP, one file a case.
+
+usage: ranks.py FOLDER RANK. Three processes start; the first two also form a world of two.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from mmdata.batch import Batch
+from mmdata.config import ModelConfig
+from mmdata.train import DualEncoder, distributed, losses, miners, train_step
+
+ROWS, LENGTH, VOCABULARY = 4, 5, 30
+
+
+def make_model(dropout: float) -> DualEncoder:
+    torch.manual_seed(0)
+    config = ModelConfig(dropout=dropout, logit_bias_init=-10.0)
+    return DualEncoder.from_config(config, vocab_size=VOCABULARY).double()
+
+
+def make_batch(rank: int, valid: list[int]) -> Batch:
+    """`ROWS` rows of one rank; hashes collide within and between ranks."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    return {
+        "pixel_values": torch.randint(0, 256, (ROWS, 3, 16, 16), dtype=torch.uint8, generator=generator),
+        "input_ids": torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=generator),
+        "attention_mask": torch.ones(ROWS, LENGTH, dtype=torch.long),
+        "image_hash": torch.tensor([1, 10 * rank + 2, 10 * rank + 3, 10 * rank + 3]),
+        "caption_hash": torch.tensor([10 * rank, 10 * rank + 1, 7, 10 * rank + 4]),
+        "valid": torch.tensor(valid).bool(),
+        "rows": torch.arange(ROWS) + ROWS * rank,
+        "keys": [f"{rank}-{i}" for i in range(ROWS)],
+    }
+
+
+def loss_function(case: dict) -> losses.ContrastiveLoss:
+    miner = miners.TopK(case["top_k"]) if case.get("top_k") else None
+    return losses.ContrastiveLoss(case["loss"], miner=miner, mask_same=case.get("mask_same", False))
+
+
+def run_case(case: dict, rank: int, out: Path) -> None:
+    model = make_model(case.get("dropout", 0.0))
+    wrapped = distributed.wrap(model, torch.device("cpu"))
+    torch.manual_seed(50 + rank)
+    step = train_step(
+        wrapped,
+        make_batch(rank, case["valid"][rank]),
+        loss_function(case),
+        micro_batch_size=case.get("micro_batch_size"),
+    )
+    torch.save({"loss": step.loss, "gradients": {n: p.grad for n, p in model.named_parameters()}}, out)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+    cases = json.loads((folder / "cases.json").read_text())
+    for world_size in (3, 2):
+        if rank >= world_size:
+            break
+        rendezvous = f"file://{folder}/rendezvous{world_size}"
+        dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world_size)
+        for name, case in cases.items():
+            if len(case["valid"]) == world_size:
+                run_case(case, rank, folder / f"{name}.{rank}.pt")
+        distributed.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""A run of the loop on made-up batches, as a program that tests start, signal and kill.
+
+python small_run.py '{"output": "…", "train": {…}, "signal": "SIGKILL", "at": 7, "times": 1, "seconds_a_batch": 0,
+                      "dropout": 0.3, "largest_file": 5000}'
+
+Writes one line of rows a batch to OUTPUT/rows.jsonl. Sends itself `signal` while batch number `at` is being made,
+counted from 0 over the whole run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmdata.batch import Batch
+from mmdata.config import TrainConfig, parse
+from mmdata.train import DualEncoder, distributed
+from mmdata.train.evaluate import evaluate_retrieval
+from mmdata.train.loop import Trainer
+
+BATCH_SIZE, STEPS = 8, 4
+
+
+class SmallBatches:
+    """Four batches an epoch, each a function of epoch and step; a loader as the loop wants it."""
+
+    def __init__(self, before: Callable[[int, list[int]], None] = lambda number, rows: None) -> None:
+        self.before = before
+        self.epoch = self.step = 0
+        self.count, self.steps = STEPS, STEPS
+        self.spoil: Callable[[int, Batch], None] = lambda number, batch: None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.epoch, self.step = epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.step = state["epoch"], state["step"]
+
+    def __iter__(self) -> Iterator[Batch]:
+        rank, size = distributed.rank(), BATCH_SIZE // distributed.world_size()
+        mine = slice(rank * size, (rank + 1) * size)
+        while self.step < self.steps:
+            number = self.epoch * STEPS + self.step
+            generator = torch.Generator().manual_seed(number)
+            rows = torch.randperm(STEPS * BATCH_SIZE, generator=generator)[:BATCH_SIZE]
+            pixels = torch.randint(0, 256, (BATCH_SIZE, 3, 4, 4), generator=generator).to(torch.uint8)
+            ids = torch.randint(1, 20, (BATCH_SIZE, 5), generator=generator)
+            mask = (torch.arange(5) < torch.randint(1, 6, (BATCH_SIZE, 1), generator=generator)).long()
+            self.before(number, rows.tolist())
+            self.step += 1
+            batch = Batch(
+                pixel_values=pixels[mine],
+                input_ids=ids[mine],
+                attention_mask=mask[mine],
+                valid=torch.ones(size, dtype=torch.bool),
+                rows=rows[mine],
+                keys=[str(row) for row in rows[mine].tolist()],
+            )
+            self.spoil(number, batch)
+            yield batch
+
+
+class SmallText(nn.Module):
+    """Mean of token vectors, with dropout, so that a resumed run shows whether it draws the same numbers."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(20, 16)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        mask = attention_mask.unsqueeze(2)  # (B, L, 1)
+        return self.dropout((self.vectors(input_ids) * mask).sum(1) / mask.sum(1))
+
+
+def small_model(dropout: float = 0.3) -> DualEncoder:
+    """Some hundred parameters; the same at each call."""
+    torch.manual_seed(0)
+    image = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.LayerNorm(16))
+    text = SmallText(dropout)
+    return DualEncoder(image, text, image_projection=nn.Linear(16, 8), text_projection=nn.Linear(16, 8))
+
+
+def train_config(**changes: Any) -> TrainConfig:
+    """Three epochs of four steps, one log line a step, a checkpoint every three steps."""
+    defaults: dict[str, Any] = {"epochs": 3, "log_every_steps": 1, "checkpoint_every_steps": 3}
+    defaults |= {"warmup_steps": 2, "lr": 0.01}
+    if "steps" in changes:
+        del defaults["epochs"]
+    return parse(TrainConfig, defaults | changes, origin="test")
+
+
+def evaluate(model: nn.Module) -> dict[str, float]:
+    """Retrieval over the batches of epoch 0."""
+    return evaluate_retrieval(model, SmallBatches())
+
+
+def main() -> int:
+    """Run as told by the JSON argument."""
+    spec = json.loads(sys.argv[1])
+    output = Path(spec["output"])
+    output.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    distributed.init("cpu")
+    if "largest_file" in spec and distributed.rank() == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (spec["largest_file"], spec["largest_file"]))
+
+    def before(number: int, rows: list[int]) -> None:
+        if distributed.rank() == 0:
+            with (output / "rows.jsonl").open("a") as file:
+                file.write(json.dumps({"batch": number, "rows": rows}) + "\n")
+        time.sleep(spec.get("seconds_a_batch", 0))
+        if number == spec.get("at") and distributed.rank() == distributed.world_size() - 1:
+            for _ in range(spec.get("times", 1)):
+                os.kill(os.getpid(), getattr(signal, spec["signal"]))
+
+    config = train_config(**spec.get("train", {}))
+    model = small_model(spec.get("dropout", 0.3))
+    code = Trainer(model, SmallBatches(before), config, output=output, evaluate=evaluate).run()
+    distributed.finish()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Gradients under real DDP (gloo, real processes) against one process that holds the whole batch, in float64."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmdata.errors import ConfigError
+from mmdata.train import distributed
+
+PROGRAM = Path(__file__).with_name("ranks.py")
+_spec = importlib.util.spec_from_file_location("ranks", PROGRAM)
+assert _spec is not None
+assert _spec.loader is not None
+ranks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(ranks)
+
+ALL, NONE = [1, 1, 1, 1], [0, 0, 0, 0]
+CASES = {
+    "clip_2": {"loss": "clip", "valid": [ALL, ALL]},
+    "clip_2_unequal_hashes": {"loss": "clip", "mask_same": True, "valid": [[1, 0, 0, 0], [1, 1, 0, 1]]},
+    "clip_2_top_k_micro": {"loss": "clip", "top_k": 2, "micro_batch_size": 3, "valid": [ALL, [1, 0, 1, 1]]},
+    "siglip_2": {"loss": "siglip", "valid": [ALL, ALL]},
+    "siglip_2_unequal_top_k": {"loss": "siglip", "top_k": 2, "mask_same": True, "valid": [[0, 1, 1, 0], ALL]},
+    "siglip_2_dropout_micro": {"loss": "siglip", "dropout": 0.3, "micro_batch_size": 2, "valid": [ALL, [0, 1, 1, 1]]},
+    "clip_3": {"loss": "clip", "valid": [ALL, ALL, ALL]},
+    "clip_3_one_rank_empty": {"loss": "clip", "top_k": 3, "mask_same": True, "valid": [ALL, NONE, [0, 0, 1, 1]]},
+    "clip_3_dropout_micro": {"loss": "clip", "dropout": 0.3, "micro_batch_size": 3, "valid": [[1, 1, 0, 1], NONE, ALL]},
+    "siglip_3_one_rank_empty": {"loss": "siglip", "mask_same": True, "valid": [NONE, ALL, [1, 0, 1, 0]]},
+    "clip_3_nothing_valid": {"loss": "clip", "valid": [NONE, NONE, NONE]},
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with `<case>.<rank>.pt` of every case; three processes run them all."""
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "cases.json").write_text(json.dumps(CASES))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
+    processes = [subprocess.Popen([sys.executable, PROGRAM, folder, str(rank)], env=environment) for rank in range(3)]
+    try:
+        assert [process.wait(timeout=240) for process in processes] == [0, 0, 0]
+        yield folder
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def one_process(case: dict) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and gradients with the graphs of all ranks' (micro-)batches kept, drawing each rank's dropout."""
+    model, outputs = ranks.make_model(case.get("dropout", 0.0)), []
+    batches = [ranks.make_batch(rank, valid) for rank, valid in enumerate(case["valid"])]
+    for rank, batch in enumerate(batches):
+        torch.manual_seed(50 + rank)
+        size = case.get("micro_batch_size", ranks.ROWS)
+        for start in range(0, ranks.ROWS, size):
+            outputs.append(model({key: value[start : start + size] for key, value in batch.items()}))
+    images, texts = (torch.cat([output[i] for output in outputs]) for i in range(2))
+    keys = ("valid", "image_hash", "caption_hash")
+    whole = {key: torch.cat([batch[key] for batch in batches]) for key in keys}
+    loss = ranks.loss_function(case)(outputs[0]._replace(image_features=images, text_features=texts), whole)
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_parameters_gradient_under_ddp_is_that_of_one_process(results: Path, name: str):
+    loss, gradients = one_process(CASES[name])
+    assert {"logit_scale", "logit_bias", "image_projection.weight", "text_tower.tokens.weight"} < gradients.keys()
+    for rank in range(len(CASES[name]["valid"])):
+        found = torch.load(results / f"{name}.{rank}.pt")
+        torch.testing.assert_close(found["loss"], loss, rtol=1e-10, atol=1e-12)
+        for parameter, expected in gradients.items():
+            torch.testing.assert_close(
+                found["gradients"][parameter],
+                expected,
+                rtol=1e-10,
+                atol=1e-10,
+                msg=lambda text, parameter=parameter, rank=rank: f"rank {rank}, {parameter}: {text}",
+            )
+    if name == "clip_3_nothing_valid":
+        assert loss == 0
+        assert all((gradient == 0).all() for gradient in gradients.values())
+    else:
+        assert gradients["logit_scale"].abs() > 1e-9
+
+
+def test_alone_there_is_one_rank_and_nothing_to_wrap():
+    model, rows = torch.nn.Linear(2, 2), torch.rand(3, 2)
+    assert (distributed.rank(), distributed.world_size()) == (0, 1)
+    assert distributed.wrap(model, torch.device("cpu")) is model
+    assert distributed.gather(rows) is rows
+    assert distributed.init("cpu") == torch.device("cpu")
+    assert not distributed.is_initialized()
+
+
+def test_devices_that_are_not_there_are_errors(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match="device 'tpu': expected auto, cpu or cuda"):
+        distributed.init("tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device 'cuda': torch sees no GPU; use device 'cpu', or check the driver"):
+        distributed.init("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ConfigError, match=r"local rank 2: this host has 2 GPU\(s\); give torchrun --nproc-per-node"):
+        distributed.init("auto")

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmdata.batch import Batch
+from mmdata.config import ModelConfig
+from mmdata.errors import ConfigError
+from mmdata.train import DualEncoder, losses
+
+
+def make_model(**settings: object) -> DualEncoder:
+    torch.manual_seed(0)
+    return DualEncoder.from_config(ModelConfig.model_validate(settings), vocab_size=40).eval()
+
+
+def make_batch(height: int = 16, width: int = 16, length: int = 5, rows: int = 3) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "pixel_values": torch.randint(0, 256, (rows, 3, height, width), dtype=torch.uint8, generator=generator),
+        "input_ids": torch.randint(0, 40, (rows, length), generator=generator),
+        "attention_mask": torch.ones(rows, length, dtype=torch.long),
+        "valid": torch.ones(rows, dtype=torch.bool),
+        "rows": torch.arange(rows),
+        "keys": [""] * rows,
+    }
+
+
+@pytest.mark.parametrize(("height", "width", "length"), [(64, 64, 24), (16, 48, 5), (96, 64, 77), (8, 8, 1)])
+def test_model_takes_every_bucket_shape(height: int, width: int, length: int):
+    output = make_model()(make_batch(height, width, length))
+    for features in (output.image_features, output.text_features):
+        assert features.shape == (3, 128)
+        assert features.dtype == torch.float32
+        torch.testing.assert_close(features.norm(dim=1), torch.ones(3))
+    torch.testing.assert_close(output.logit_scale, torch.tensor(1 / 0.07))
+    assert output.logit_bias is None
+
+
+def test_sizes_are_what_they_are_named_after():
+    with torch.device("meta"):
+        model = DualEncoder.from_config(ModelConfig(name="vit_b_16"), vocab_size=49408)
+    vision = sum(p.numel() for p in model.image_tower.parameters())
+    assert vision == 85_798_656 - 198 * 768  # the usual ViT-B/16 without head, class token and position table
+    small = make_model(name="small")(make_batch(32, 64))
+    assert small.image_features.shape == small.text_features.shape == (3, 256)
+    assert make_model(embed_dim=48)(make_batch()).text_features.shape == (3, 48)
+
+
+def test_bytes_are_normalised_inside():
+    model, batch = make_model(), make_batch()
+    floats = (batch["pixel_values"].float() / 255 - 0.5) / 0.5
+    torch.testing.assert_close(model.encode_image(batch["pixel_values"]), model.encode_image(floats))
+
+
+def test_text_padding_changes_nothing():
+    model, batch = make_model(), make_batch(length=5)
+    longer = torch.cat([batch["input_ids"], torch.full((3, 7), 9)], dim=1)
+    mask = torch.cat([batch["attention_mask"], torch.zeros(3, 7, dtype=torch.long)], dim=1)
+    short = model.encode_text(batch["input_ids"], batch["attention_mask"])
+    torch.testing.assert_close(model.encode_text(longer, mask), short, rtol=1e-5, atol=1e-6)
+
+
+def test_order_of_words_and_place_of_patches_matter():
+    model, batch = make_model(), make_batch(length=4)
+    ids, pixels = batch["input_ids"], batch["pixel_values"]
+    swapped = ids[:, [1, 0, 2, 3]]
+    text_change = model.encode_text(swapped, batch["attention_mask"]) - model.encode_text(ids, batch["attention_mask"])
+    image_change = model.encode_image(pixels.roll(8, dims=3)) - model.encode_image(pixels)
+    assert text_change.norm(dim=1).min() > 1e-3
+    assert image_change.norm(dim=1).min() > 1e-3
+
+
+def test_rows_that_are_not_valid_have_finite_features_and_gradients():
+    model, batch = make_model(), make_batch()
+    batch["valid"][1] = False
+    batch["pixel_values"][1] = 0
+    batch["input_ids"][1] = 0
+    batch["attention_mask"][1] = 0  # the contract has a 1 first; a row without any must not spoil the others either
+    output = model(batch)
+    assert all(features.isfinite().all() for features in output[:2])
+    losses.ContrastiveLoss("clip")(output, batch).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_rows_do_not_see_each_other():
+    model, batch = make_model().train(), make_batch(rows=4)
+    whole = model(batch)
+    one = model({key: value[2:3] for key, value in batch.items()})  # type: ignore[index]
+    torch.testing.assert_close(whole.image_features[2:3], one.image_features)
+    torch.testing.assert_close(whole.text_features[2:3], one.text_features)
+
+
+def test_scale_is_clamped_at_100():
+    model = make_model(logit_scale_init=100.0)
+    assert 99.9 < model(make_batch()).logit_scale <= 100.0
+    with torch.no_grad():
+        model.logit_scale.fill_(20.0)
+    assert 99.9 < model(make_batch()).logit_scale <= 100.0
+    model.clamp_logit_scale_()
+    assert model.logit_scale.exp() < 100.0
+
+
+def test_scale_and_bias_start_where_the_config_says():
+    model = make_model(logit_scale_init=10.0, logit_bias_init=-10.0)
+    assert model.logit_scale.item() == pytest.approx(math.log(10.0))
+    output = model(make_batch())
+    assert output.logit_bias is not None
+    assert output.logit_bias.item() == -10.0
+
+
+def test_frozen_tower_stays_in_eval_mode_without_gradients():
+    model = make_model(freeze_text=True, dropout=0.5).train()
+    assert model.image_tower.training
+    assert not model.text_tower.training
+    frozen = {name.split(".")[0] for name, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == {"text_tower"}
+    batch = make_batch()
+    texts = [model.encode_text(batch["input_ids"], batch["attention_mask"]) for _ in range(2)]
+    assert torch.equal(texts[0], texts[1])
+
+
+def test_dropout_is_random_only_in_training():
+    model, batch = make_model(dropout=0.5), make_batch()
+
+    def images() -> Tensor:
+        return model.encode_image(batch["pixel_values"])
+
+    assert torch.equal(images(), images())
+    model.train()
+    assert not torch.equal(images(), images())
+
+
+def test_weights_survive_a_state_dict():
+    batch, model = make_batch(), make_model()
+    other = DualEncoder.from_config(ModelConfig(), vocab_size=40).eval()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(batch).image_features, model(batch).image_features)
+    assert "pixel_mean" not in model.state_dict()  # a constant of the config
+
+
+def test_vocabulary_comes_from_the_argument_or_the_config():
+    assert make_model().text_tower.tokens.weight.shape[0] == 40
+    assert make_model(vocab_size=64).text_tower.tokens.weight.shape[0] == 64
+    with pytest.raises(ConfigError, match=r"model.vocab_size: missing; set it to the tokenizer's number of entries"):
+        DualEncoder.from_config(ModelConfig())
+    with pytest.raises(ConfigError, match=r"model.vocab_size has 30 entries, the tokenizer 40: use the tokenizer that"):
+        make_model(vocab_size=30)
+
+
+def test_image_sides_must_fit_the_patches():
+    with pytest.raises(ValueError, match="images of 20 x 16 pixels: sides must be multiples of the patch size 8; set"):
+        make_model()(make_batch(20, 16))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip": "x"}, "model.name 'tiny' is built in: clip, vision and text need name 'pretrained'"),
+        ({"name": "pretrained"}, "give either model.clip, or both model.vision and model.text"),
+        ({"name": "pretrained", "clip": "x", "text": "y"}, "give either model.clip, or both"),
+        ({"name": "pretrained", "vision": "x"}, "give either model.clip, or both"),
+        (
+            {"name": "pretrained", "clip": "x", "embed_dim": 8},
+            "model.embed_dim: the model in model.clip brings",
+        ),
+        ({"name": "pretrained", "clip": "x", "dropout": 0.1}, "model.vocab_size and model.dropout are for built-in"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_errors(settings: dict[str, object], message: str):
+    with pytest.raises(ConfigError, match=message):
+        make_model(**settings)
+
+
+def test_train_needs_no_part_of_the_data_half():
+    """The GPU half imports where shards cannot be read: no webdataset, pyarrow or tokenizers."""
+    program = """
+import sys
+for name in ("webdataset", "pyarrow", "tokenizers"):
+    sys.modules[name] = None  # any import of it raises ImportError
+import mmdata.train
+from mmdata.config import ModelConfig
+mmdata.train.DualEncoder.from_config(ModelConfig(), vocab_size=9)
+data_half = ("shards", "plan", "transform", "loader", "stream", "convert")
+print([m for m in sys.modules if m.startswith(tuple(f"mmdata.{part}" for part in data_half))])
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert (run.returncode, run.stdout.strip(), run.stderr) == (0, "[]", "")

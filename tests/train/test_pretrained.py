@@ -1,0 +1,228 @@
+"""Towers of transformers, from tiny random models made here: no download."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModel
+
+from mmdata.batch import Batch
+from mmdata.config import ModelConfig
+from mmdata.errors import ConfigError
+from mmdata.train import DualEncoder, losses, train_step
+
+LAYERS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+TEXT = {**LAYERS, "vocab_size": 60, "max_position_embeddings": 12, "bos_token_id": 57, "eos_token_id": 58}
+VISION = {**LAYERS, "image_size": 16, "patch_size": 8}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "clip": {"projection_dim": 24, "text_config": TEXT, "vision_config": VISION},
+    "siglip": {"text_config": {**TEXT, "pad_token_id": 1, "projection_size": 16}, "vision_config": VISION},
+    "siglip2": {
+        "text_config": {**TEXT, "pad_token_id": 1, "projection_size": 16},
+        "vision_config": {**LAYERS, "patch_size": 8, "num_patches": 4},
+    },
+}
+
+
+def config_of(kind: str) -> dict[str, Any]:
+    return {"model_type": kind, **CONFIGS[kind]}
+
+
+def save(folder: Path, kind: str) -> Any:
+    """A random model of the library, saved as its users have it."""
+    torch.manual_seed(0)
+    model = AutoModel.from_config(AutoConfig.for_model(kind, **CONFIGS[kind])).eval()
+    with torch.no_grad():  # away from their starts, to see that they are read
+        model.logit_scale.fill_(1.5)
+        if kind != "clip":
+            model.logit_bias.fill_(-3.0)
+    model.save_pretrained(folder)
+    return model
+
+
+def make_batch(length: int = 7) -> Batch:
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.tensor([length, 4, 2])
+    ids = torch.randint(3, 50, (3, length), generator=generator)
+    mask = (torch.arange(length)[None] < lengths[:, None]).long()
+    ids = ids.where(mask.bool(), 1)
+    ids[torch.arange(3), lengths - 1] = 58  # end of text
+    return {
+        "pixel_values": torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8, generator=generator),
+        "input_ids": ids,
+        "attention_mask": mask,
+        "valid": torch.ones(3, dtype=torch.bool),
+        "rows": torch.arange(3),
+        "keys": [""] * 3,
+    }
+
+
+def build(**settings: Any) -> DualEncoder:
+    torch.manual_seed(0)
+    return DualEncoder.from_config(ModelConfig(name="pretrained", **settings)).eval()
+
+
+def library_output(model: Any, batch: Batch, encoder: DualEncoder) -> Any:
+    """What the library computes from the same pixels, texts padded as its tokenizer pads them."""
+    pixels = (batch["pixel_values"] - encoder.pixel_mean) / encoder.pixel_std
+    inputs: dict[str, Tensor] = {"input_ids": batch["input_ids"], "pixel_values": pixels}
+    if model.config.model_type == "clip":
+        inputs["attention_mask"] = batch["attention_mask"]
+    else:
+        inputs["input_ids"] = torch.nn.functional.pad(batch["input_ids"], (0, 5), value=1)
+    if model.config.model_type == "siglip2":
+        patches = pixels.unfold(2, 8, 8).unfold(3, 8, 8)  # (B, 3, 2, 2, 8, 8)
+        inputs["pixel_values"] = patches.permute(0, 2, 3, 4, 5, 1).reshape(3, 4, -1)
+        inputs["pixel_attention_mask"] = torch.ones(3, 4, dtype=torch.long)
+        inputs["spatial_shapes"] = torch.full((3, 2), 2)
+    return model(**inputs, return_loss=True)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_features_scale_and_loss_are_those_of_transformers(tmp_path: Path, kind: str):
+    model = save(tmp_path, kind)
+    encoder, batch = build(clip=str(tmp_path)), make_batch()
+    with torch.no_grad():
+        expected, output = library_output(model, batch, encoder), encoder(batch)
+    torch.testing.assert_close(output.image_features, expected.image_embeds, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output.text_features, expected.text_embeds, rtol=1e-5, atol=1e-6)
+    assert output.logit_scale.item() == pytest.approx(model.logit_scale.exp().item())
+    loss = losses.ContrastiveLoss("clip" if kind == "clip" else "siglip")(output, batch)
+    torch.testing.assert_close(loss, expected.loss, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_model_from_a_config_trains_on_every_bucket_shape(kind: str):
+    encoder = build(clip=config_of(kind), gradient_checkpointing=True).train()
+    loss_function = losses.ContrastiveLoss("clip" if kind == "clip" else "siglip")
+    for height, width, length in ((16, 16, 7), (24, 16, 12), (8, 32, 4)):
+        batch = make_batch(length)
+        batch["pixel_values"] = batch["pixel_values"].repeat(1, 1, 2, 2)[:, :, :height, :width]
+        encoder.zero_grad()
+        step = train_step(encoder, batch, loss_function, micro_batch_size=2)
+        assert step.loss.isfinite()
+        # Under DDP a parameter without a gradient is an error.
+        assert [name for name, p in encoder.named_parameters() if p.grad is None] == []
+    expected_scale, expected_bias = (1 / 0.07, None) if kind == "clip" else (10.0, -10.0)
+    assert encoder.logit_scale.exp().item() == pytest.approx(expected_scale, rel=1e-3)
+    assert (None if encoder.logit_bias is None else encoder.logit_bias.item()) == expected_bias
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_text_features_do_not_depend_on_the_bucket(kind: str):
+    encoder = build(clip=config_of(kind))
+    batch = make_batch(7)
+    ids = torch.nn.functional.pad(batch["input_ids"], (0, 3), value=30)  # whatever a tokenizer pads with
+    mask = torch.nn.functional.pad(batch["attention_mask"], (0, 3))
+    short = encoder.encode_text(batch["input_ids"], batch["attention_mask"])
+    torch.testing.assert_close(encoder.encode_text(ids, mask), short, rtol=1e-5, atol=1e-6)
+
+
+def test_clip_reads_the_last_token_of_any_tokenizer():
+    """The library looks for eos_token_id, and reads the first position where there is none."""
+    encoder, batch = build(clip=config_of("clip")), make_batch()
+    other = batch["input_ids"].clone()
+    other[other == 58] = 7
+    other[:, 1] = 8
+    changed = other.clone()
+    changed[:, 1] = 9
+    features = [encoder.encode_text(ids, batch["attention_mask"]) for ids in (other, changed)]
+    assert (features[0] - features[1]).norm(dim=1).min() > 1e-3
+
+
+PAIRS = {
+    "vit_bert": ({"model_type": "vit", **VISION}, {"model_type": "bert", **TEXT}),
+    "dinov2_distilbert": (
+        {"model_type": "dinov2", **VISION},
+        {"model_type": "distilbert", "dim": 16, "hidden_dim": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 60},
+    ),
+    "convnext_modernbert": (
+        {"model_type": "convnext", "hidden_sizes": [4, 4, 8, 8], "depths": [1, 1, 1, 1]},
+        {"model_type": "modernbert", **TEXT, "pad_token_id": 0, "cls_token_id": 57, "sep_token_id": 58},
+    ),
+    "clip_clip": (config_of("clip"), config_of("clip")),
+    "siglip2_siglip": (config_of("siglip2"), config_of("siglip")),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_any_vision_and_text_model_make_a_pair(pair: str):
+    vision, text = PAIRS[pair]
+    encoder, batch = build(vision=vision, text=text, embed_dim=20), make_batch()
+    batch["pixel_values"] = batch["pixel_values"].repeat(1, 1, 2, 3)  # (3, 3, 32, 48)
+    step = train_step(encoder.train(), batch, losses.ContrastiveLoss("clip"))
+    assert step.output.image_features.shape == step.output.text_features.shape == (3, 20)
+    unused = {name for name, p in encoder.named_parameters() if p.grad is None}
+    assert {name for name in unused if "mask_token" not in name} == set()
+
+
+def test_pair_from_folders_with_a_frozen_image_tower(tmp_path: Path):
+    vision, text = (AutoModel.from_config(AutoConfig.for_model(**config)) for config in PAIRS["vit_bert"])
+    vision.half().save_pretrained(tmp_path / "vision")
+    text.save_pretrained(tmp_path / "text")
+    (tmp_path / "vision" / "preprocessor_config.json").write_text(
+        json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]})
+    )
+    encoder = build(vision=str(tmp_path / "vision"), text=str(tmp_path / "text"), freeze_image=True).train()
+    assert {p.dtype for p in encoder.parameters()} == {torch.float32}
+    torch.testing.assert_close(encoder.pixel_mean.flatten(), torch.tensor([25.5, 51.0, 76.5]))
+    torch.testing.assert_close(encoder.pixel_std.flatten(), torch.tensor([102.0, 127.5, 153.0]))
+    weight = dict(vision.named_parameters())["embeddings.patch_embeddings.projection.weight"].float()
+    loaded = dict(encoder.image_tower.named_parameters())["model.embeddings.patch_embeddings.projection.weight"]
+    assert torch.equal(loaded, weight)
+    train_step(encoder, make_batch(), losses.ContrastiveLoss("clip"))
+    trained = {name.split(".")[0] for name, p in encoder.named_parameters() if p.grad is not None}
+    assert trained == {"text_tower", "image_projection", "text_projection", "logit_scale"}
+
+
+def test_pixels_are_normalised_as_the_model_was_trained(tmp_path: Path):
+    save(tmp_path, "clip")
+    encoder = build(clip=str(tmp_path))
+    torch.testing.assert_close(encoder.pixel_mean.flatten() / 255, torch.tensor([0.48145466, 0.4578275, 0.40821073]))
+    assert build(clip=config_of("siglip")).pixel_mean.flatten().tolist() == [127.5] * 3
+    vision, text = PAIRS["vit_bert"]
+    torch.testing.assert_close(
+        build(vision=vision, text=text).pixel_mean.flatten() / 255, torch.tensor([0.485, 0.456, 0.406])
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "/no/such/folder",
+            "model.clip: cannot load '/no/such/folder': give a folder with config.json",
+        ),
+        ({"hidden_size": 3}, "model.clip: a config needs a model_type, such as clip; got {'hidden_size': 3}"),
+        ({"model_type": "nope"}, "model.clip: cannot load .* a config with a known model_type"),
+        ({"model_type": "bert", **TEXT}, "model.clip: model_type 'bert'; expected clip, siglip, siglip2"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_clear_error(source: str | dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message) as caught:
+        build(clip=source)
+    assert len(str(caught.value)) < 500
+
+
+def test_weights_as_pickle_are_refused(tmp_path: Path):
+    model = save(tmp_path, "clip")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"model.clip: cannot load .*model.safetensors"):
+        build(clip=str(tmp_path))
+
+
+def test_tokenizer_larger_than_the_model_is_an_error():
+    with pytest.raises(ConfigError, match="the text tower's vocabulary has 60 entries, the tokenizer 61: use the"):
+        DualEncoder.from_config(ModelConfig(name="pretrained", clip=config_of("clip")), vocab_size=61)
+
+
+def test_text_longer_than_the_model_is_an_error():
+    encoder = build(clip=config_of("clip"))
+    with pytest.raises(ValueError, match=r"texts of 13 tokens: the text tower has 12 positions; set data.max_length"):
+        encoder.encode_text(torch.ones(1, 13, dtype=torch.long), torch.ones(1, 13, dtype=torch.long))

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from mmdata import Index, cli
+from mmdata.convert import ConvertConfig, convert
+
+TOOLS = Path(__file__).parents[2] / "tools"
+CLOCKS = ("samples_per_s", "data_wait_share")
+
+
+def run_tool(name: str, *words: object, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run a program of tools/ in this process, as its command would."""
+    main = runpy.run_path(str(TOOLS / f"{name}.py"))["main"]
+    monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+    with pytest.raises(SystemExit) as leaving:
+        cli.run(main)
+    assert isinstance(leaving.value.code, int)
+    return leaving.value.code
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """Numbers are added up in the same order in all runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with raw/ (24 labelled images of 3 classes, pairs.jsonl, classes.json) and shards/."""
+    folder = tmp_path_factory.mktemp("corpus")
+    raw = folder / "raw"
+    raw.mkdir()
+    lines = []
+    for i in range(24):
+        name, label = f"{i:02d}.png", i % 3
+        pixels = torch.zeros(16, 16, 3, dtype=torch.uint8)
+        pixels[:, :, label] = 80 + 7 * i
+        Image.fromarray(pixels.numpy()).save(raw / name)
+        color = ("red", "green", "blue")[label]
+        lines.append(
+            {"path": name, "caption": f"a {color} square of brightness {i}" + " again" * (i % 5), "label": label}
+        )
+    (raw / "captions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    pairs = [
+        {"type": kind, **{f"{key}_{side}": lines[i + side][column] for side in (0, 1) for key, column in COLUMNS}}
+        for i, kind in ((0, "colour"), (4, "colour"), (8, "shade"))
+    ]
+    (raw / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    (raw / "classes.json").write_text(
+        json.dumps({"classes": ["red", "green", "blue"], "templates": ["a {} square", "{}"]})
+    )
+    convert(raw / "captions.jsonl", folder / "shards", ConvertConfig(train_tokenizer=300))
+    return folder
+
+
+COLUMNS = (("image", "path"), ("caption", "caption"))
+
+
+@pytest.fixture
+def config(corpus: Path, tmp_path: Path) -> Path:
+    """Three epochs of four steps over the corpus, evaluated on itself."""
+    shards = str(corpus / "shards")
+    data: dict[str, Any] = {"shards": shards, "val_shards": shards, "tokenizer": f"{shards}/tokenizer"}
+    data |= {"global_batch_size": 6, "image_size": 16, "num_text_buckets": 2, "num_workers": 1}
+    train = {"output": str(tmp_path / "run"), "epochs": 3, "warmup_steps": 2, "log_every_steps": 1, "device": "cpu"}
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump({"data": data, "train": train}))
+    return path
+
+
+def read_metrics(output: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in CLOCKS} for line in lines]
+
+
+def kind_of(lines: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_train_stopped_by_sigterm_goes_on_with_the_same_command(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    words = [config, "train.epochs=8", "train.evaluate_every_epochs=4", "model.dropout=0.1"]
+    command = [sys.executable, str(TOOLS / "train.py"), *map(str, words)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("step 2 "):
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        said = process.stdout.read()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM after step " in said
+    assert len(read_metrics(tmp_path / "run")) < 34
+    assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
+    assert run_tool("train", *words, f"train.output={tmp_path / 'whole'}", monkeypatch=monkeypatch) == 0
+    assert read_metrics(tmp_path / "run") == read_metrics(tmp_path / "whole")
+    assert [line["step"] for line in kind_of(read_metrics(tmp_path / "run"), "evaluation")] == [16, 32]
+
+
+def test_train_writes_config_and_evaluation_that_evaluate_extends(
+    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    overrides = ("train.output=null", "train.epochs=1", "train.mask_false_negatives=true", "train.precision=bf16")
+    miner = "train.miner={name: top_k, k: 2}"
+    assert run_tool("train", config, *overrides, miner, monkeypatch=monkeypatch) == 0
+    output = tmp_path / "runs" / "small"
+    written = yaml.safe_load((output / "config.yaml").read_text())
+    assert written["train"]["miner"] == {"name": "top_k", "k": 2, "after_steps": 0}
+    assert written["data"]["global_batch_size"] == 6
+    scores = json.loads((output / "evaluation.json").read_text())
+    assert (scores["step"], scores["epoch"], scores["rows"]) == (4, 1, 24)
+    assert scores["chance_r1"] == pytest.approx(1 / 24)
+
+    raw = corpus / "raw"
+    words = ("runs/small", "--pairs", raw / "pairs.jsonl", "--classes", raw / "classes.json", "--device", "cpu")
+    capsys.readouterr()
+    assert run_tool("evaluate", *words, monkeypatch=monkeypatch) == 0
+    extended = json.loads((output / "evaluation.json").read_text())
+    assert {name: extended[name] for name in scores} == scores
+    assert extended["zero_shot_chance"] == pytest.approx(1 / 3)
+    assert extended["zero_shot_top5"] == 1.0
+    assert {kind: values["pairs"] for kind, values in extended["compositional"].items()} == {
+        "colour": 2,
+        "shade": 1,
+        "mean": 3,
+    }
+    shown = capsys.readouterr().out
+    for word in ("retrieval", "image to text", "R@10", "zero-shot", "colour", "group", "evaluation.json"):
+        assert word in shown
+
+
+def test_train_resumed_from_further_back_lists_each_masked_row_once(
+    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copytree(corpus / "shards", tmp_path / "shards")
+    index = Index.open(tmp_path / "shards")
+    with index.shard_path(0).open("r+b") as file:
+        file.seek(int(index.take(np.array([5]), ["image_offset"])["image_offset"][0]) + 33)  # behind the header
+        file.write(bytes(30))
+    words = [config, f"data.shards={tmp_path / 'shards'}", "train.checkpoint_every_steps=2", "train.keep_checkpoints=9"]
+    words += ["data.val_shards=null", "data.max_bad_share=0.5"]
+    assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
+    ledger = tmp_path / "run" / "ledger-rank0.jsonl"
+    written = ledger.read_text()
+    entries = [json.loads(line) for line in written.splitlines()]
+    assert [(entry["epoch"], entry["row"], entry["reason"]) for entry in entries] == [
+        (epoch, 5, "corrupt_image") for epoch in range(3)
+    ]
+    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-0000000002.pt\n")
+    assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
+    assert ledger.read_text() == written
+
+
+def test_train_refuses_to_resume_under_other_settings(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert run_tool("train", config, "train.epochs=1", monkeypatch=monkeypatch) == 0
+    assert run_tool("train", config, "train.epochs=1", "data.seed=5", monkeypatch=monkeypatch) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "data.seed was 0, is 5" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train.learning_rate=1"], "unknown key 'train.learning_rate'; did you mean 'train."),
+        (["train.epochs=null"], "train.epochs or train.steps is required"),
+        (["train.steps=5"], "epochs (3) and steps (5) exclude each other"),
+        (["data.shards=/nowhere"], "/nowhere"),
+        (["train.miner={name: hardest}"], "train.miner.name"),
+        (["train.precision=fp8"], "'train.precision': Input should be 'fp32', 'bf16' or 'fp16'; got 'fp8'"),
+    ],
+)
+def test_train_says_in_one_line_what_is_wrong(
+    words: list[str], expected: str, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert run_tool("train", config, *words, monkeypatch=monkeypatch) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert expected in error
+
+
+def test_evaluate_says_in_one_line_what_is_wrong(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert run_tool("train", config, "train.steps=1", "train.epochs=null", monkeypatch=monkeypatch) == 0
+    bare = tmp_path / "bare"
+    assert (
+        run_tool(
+            "train",
+            config,
+            "train.steps=1",
+            "train.epochs=null",
+            "data.val_shards=null",
+            f"train.output={bare}",
+            monkeypatch=monkeypatch,
+        )
+        == 0
+    )
+    classes, good = tmp_path / "classes.json", tmp_path / "good.json"
+    classes.write_text('{"classes": ["a"], "templates": ["a photo"]}')
+    good.write_text('{"classes": ["a"]}')
+    for words, expected in (
+        ([tmp_path / "none"], f"'{tmp_path / 'none'}': neither a checkpoint nor the folder of a run"),
+        ([tmp_path / "run", "--classes", tmp_path / "no.json"], f"classes '{tmp_path / 'no.json'}': no such file"),
+        ([tmp_path / "run", "--classes", classes], "template 'a photo' has no {} where the class name goes"),
+        ([config], f"checkpoint '{config}': cannot be read"),
+        ([bare], "nothing to evaluate on: the run has no data.val_shards; give --shards or --pairs"),
+        (
+            [bare, "--pairs", good, "--classes", good],
+            "--classes needs images with labels: the run has no data.val_shards",
+        ),
+    ):
+        capsys.readouterr()
+        assert run_tool("evaluate", *words, monkeypatch=monkeypatch) == 2
+        assert expected in capsys.readouterr().err
