@@ -38,26 +38,70 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+class SourceConfig(Settings):
+    """One dataset of a mixture: give each a weight, or each a repeat."""
+
+    shards: Location
+    """Folder with shards and a manifest."""
+    weight: Positive | None = None
+    """Share of every batch, to the row. The first dataset is passed over once an epoch, the others are cycled."""
+    repeat: Annotated[float, Field(gt=0.0)] | None = None
+    """Passes an epoch: 2 uses each row twice, 0.5 half of the rows, the other half in the next epoch."""
+
+
+class GroupsConfig(Settings):
+    """Rows that stand together in a batch: `size` rows of one group, or a row and `candidates` others of its group."""
+
+    by: Location = "label"
+    """label: the corpus's own; or a .npy file, int64 (rows,), -1 for no group (`mmdata neighbours` makes one)."""
+    size: Annotated[int, Field(strict=True, ge=2)] | None = None
+    """Rows together, each row once an epoch."""
+    candidates: Positive | None = None
+    """Each row once an epoch, followed by so many others of its group, drawn anew in each epoch."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> GroupsConfig:
+        if (self.size is None) == (self.candidates is None):
+            raise ValueError(
+                "give either size (rows of a group together) or candidates (a row and others of its group)"
+            )
+        return self
+
+
 class DataConfig(Settings):
     """What is loaded, and in which batches."""
 
-    shards: Location
-    """Folder with shards and a manifest (`mmdata convert` or `mmdata index` makes it)."""
+    shards: Location | Annotated[list[SourceConfig], Field(min_length=1)]
+    """Folder with shards and a manifest (`mmdata convert` or `mmdata index` makes it), or a mixture of several."""
     val_shards: Location | None = None
     """Shards to evaluate on, with the same tokenizer and image size."""
     tokenizer: Location
     """Folder that `AutoTokenizer.from_pretrained` loads, or a Hugging Face name."""
     global_batch_size: Positive
-    """Rows of one step over all ranks."""
+    """Rows of one step over all ranks; with `token_budget`, at most."""
+    token_budget: Positive | None = None
+    """Text tokens and image patches of one step over all ranks: batches of short texts then have more rows."""
+    batch_multiple: Positive = 8
+    """With `token_budget`, each batch has a multiple of so many rows; the number of ranks must divide it."""
     image_size: Positive = 224
     """Side of the square that images are cropped to, in pixels, unless `image_buckets` is given."""
-    image_buckets: Annotated[list[tuple[Positive, Positive]], Field(min_length=1)] | None = None
-    """Image shapes as [height, width] pairs; each row goes to the one nearest in aspect ratio."""
+    image_buckets: Literal["auto"] | Annotated[list[tuple[Positive, Positive]], Field(min_length=1)] | None = None
+    """Image shapes as [height, width] pairs; each row goes to the one nearest in aspect ratio. auto chooses
+    `num_image_buckets` of about `image_size`² pixels that crop least."""
+    num_image_buckets: Positive = 3
+    patch_size: Positive = 16
+    """Side of the model's patches, in pixels: chosen image shapes are multiples of it."""
+    image_patches: Annotated[list[Positive], Field(min_length=1)] | None = None
+    """Native resolution, in place of image shapes: each row goes to the smallest of these numbers of patches that
+    holds its image (SigLIP 2 NaFlex)."""
     max_length: Positive = 77
     """Longest text in tokens; longer captions are truncated."""
     text_buckets: Literal["auto"] | Annotated[list[Positive], Field(min_length=1)] = "auto"
     """Text length bounds in tokens; auto chooses `num_text_buckets` of them for least padding."""
     num_text_buckets: Positive = 8
+    """For each image shape; see `max_shapes`."""
+    max_shapes: Positive | None = None
+    """Shapes of batches at most, over all image shapes: text bounds are shared out where they save most padding."""
     transform: str = "train"
     """train (random resized crop), eval (resize, centre crop), or "module:callable"."""
     crop_scale: tuple[Share, Share] = (0.9, 1.0)
@@ -68,6 +112,12 @@ class DataConfig(Settings):
     """Worker threads; 0 loads in the caller's thread."""
     prefetch: Positive = 2
     """Batches made ahead by each worker."""
+    window_rows: Positive = 2**20
+    """Rows that are shuffled together; whole shards."""
+    groups: GroupsConfig | None = None
+    """Rows that stand together in a batch."""
+    unique: bool = False
+    """Rows with the same caption or image are kept in different batches; sets `hashes`, which tells of those left."""
     num_lanes: Positive = 1
     """Stripes of a batch with shards of their own: as many as nodes keeps each node to its shards."""
     hashes: bool = False

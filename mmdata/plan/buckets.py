@@ -20,13 +20,15 @@ class Bucket(NamedTuple):
 
     Attributes:
         length: text length in tokens; longer captions are truncated to the longest bucket.
-        height: of the images, in pixels.
-        width: of the images, in pixels.
+        height: of the images, in pixels; 0 where images keep their own shape.
+        width: likewise.
+        patches: of an image at most, where images keep their own shape; else 0.
     """
 
     length: int
     height: int
     width: int
+    patches: int = 0
 
 
 class Shapes(NamedTuple):
