@@ -138,6 +138,11 @@ class DataConfig(Settings):
                 )
         if self.image_buckets is not None and len(set(self.image_buckets)) != len(self.image_buckets):
             raise ValueError(f"image_buckets must differ from each other: got {[list(b) for b in self.image_buckets]}")
+        if self.image_patches is not None:
+            if sorted(set(self.image_patches)) != self.image_patches:
+                raise ValueError(f"image_patches must rise: got {self.image_patches}")
+            if self.image_buckets is not None:
+                raise ValueError("image_patches and image_buckets exclude each other: give one")
         if self.crop_scale[0] > self.crop_scale[1] or self.crop_scale[0] == 0:
             raise ValueError(f"crop_scale must be (min, max) with 0 < min <= max: got {self.crop_scale}")
         return self

@@ -187,6 +187,9 @@ def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: 
         ("image_buckets", [], "'data.image_buckets': List should have at least 1 item"),
         ("image_buckets", [[224]], "'data.image_buckets.0.1' is required and missing"),
         ("image_buckets", [[8, 9], [8, 9]], "'data': image_buckets must differ from each other: got [[8, 9], [8, 9]]"),
+        ("image_patches", [], "'data.image_patches': List should have at least 1 item"),
+        ("image_patches", [256, 64], "'data': image_patches must rise: got [256, 64]"),
+        ("image_patches", [64, 64], "'data': image_patches must rise: got [64, 64]"),
         ("text_buckets", [], "'data.text_buckets': List should have at least 1 item"),
         ("text_buckets", [30, 20, 77], "'data': text_buckets must rise: got [30, 20, 77]"),
         ("text_buckets", [20, 20, 77], "'data': text_buckets must rise: got [20, 20, 77]"),
@@ -200,6 +203,12 @@ def test_config_wrong_value_is_told_what_is_expected(key: str, value: object, me
     assert message in str(caught.value)
     assert str(caught.value).startswith("c.yaml: ")
     assert "'shards'" not in str(caught.value)  # the value at fault, not the whole section
+
+
+def test_config_image_shapes_and_native_resolution_exclude_each_other():
+    data = {**DATA, "image_patches": [64], "image_buckets": [[224, 224]]}
+    with pytest.raises(ConfigError, match=r"c: 'data': image_patches and image_buckets exclude each other: give one"):
+        parse(Config, {"data": data}, origin="c")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Which rows make which batch: decided from the index, before a byte of a shard is read."""
 
 from mmdata.plan.buckets import Bucket, BucketPolicy, LengthAspectPolicy, Shapes, choose_lengths
+from mmdata.plan.native import NativePolicy
 from mmdata.plan.plan import Plan, Step, rank_slice
 from mmdata.plan.rows import CaptionTokens, IndexRows, Rows, choose_captions
 from mmdata.plan.summary import BucketCount, PlanSummary, summarize
@@ -12,6 +13,7 @@ __all__ = [
     "CaptionTokens",
     "IndexRows",
     "LengthAspectPolicy",
+    "NativePolicy",
     "Plan",
     "PlanSummary",
     "Rows",

@@ -144,6 +144,7 @@ def merge_groups(buckets: Sequence[Bucket]) -> list[tuple[list[int], list[int]]]
 
     First the longest texts of all image shapes, whose padding would cost most, with each other (some images then get
     the crop of another shape); then the buckets of each image shape; what is left fits into the next image shape.
+    Where images keep their own shape, the next one has more patches.
 
     Returns:
         (group, targets): buckets, the longest text first, and for each the bucket that its rest goes to; the last group
@@ -152,12 +153,15 @@ def merge_groups(buckets: Sequence[Bucket]) -> list[tuple[list[int], list[int]]]
     Example:
         For (8, a), (16, a), (8, b), (16, b): [([1, 3], [1, 3]), ([1, 0], [3, 2]), ([3, 2], [])].
     """
-    shapes: dict[tuple[int, int], list[int]] = {}
+    shapes: dict[tuple[int, ...], list[int]] = {}
     for position in sorted(range(len(buckets)), key=lambda i: (-buckets[i].length, i)):
-        shapes.setdefault((buckets[position].height, buckets[position].width), []).append(position)
-    groups = sorted(shapes.values(), key=lambda group: (buckets[group[0]].length, min(group)))
+        shapes.setdefault(buckets[position][1:], []).append(position)  # (height, width, patches)
+    groups = sorted(
+        shapes.values(), key=lambda group: (buckets[group[0]].length, buckets[group[0]].patches, min(group))
+    )
     longest = max(bucket.length for bucket in buckets)
     tops = [position for position, bucket in enumerate(buckets) if bucket.length == longest]
+    tops.sort(key=lambda position: -buckets[position].patches)  # a batch has the bucket of its first row
     merges = [(tops, tops)] if len(tops) > 1 else []
     for group, following in itertools.pairwise(groups):
         # of the next shape, the shortest text that holds those of the bucket; the list falls, so the last that does
