@@ -1,6 +1,7 @@
 """Which rows make which batch: decided from the index, before a byte of a shard is read."""
 
-from mmdata.plan.buckets import Bucket, BucketPolicy, LengthAspectPolicy, Shapes, choose_lengths
+from mmdata.plan.buckets import Bucket, BucketPolicy, LengthAspectPolicy, Shapes, TokenBudgetPolicy
+from mmdata.plan.choose import choose_image_shapes, choose_lengths, choose_lengths_by_shape
 from mmdata.plan.native import NativePolicy
 from mmdata.plan.plan import Plan, Step, rank_slice
 from mmdata.plan.rows import CaptionTokens, IndexRows, Rows, choose_captions
@@ -19,8 +20,11 @@ __all__ = [
     "Rows",
     "Shapes",
     "Step",
+    "TokenBudgetPolicy",
     "choose_captions",
+    "choose_image_shapes",
     "choose_lengths",
+    "choose_lengths_by_shape",
     "rank_slice",
     "summarize",
 ]

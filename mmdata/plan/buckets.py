@@ -51,6 +51,9 @@ class BucketPolicy(Protocol):
     A policy that looks at nothing but the text length and `mmdata.shards.histogram.aspect_bin` may say so with
     `uses_cells = True`: its buckets are then counted from the manifest, without a look at every row.
 
+    A policy may have `batch_sizes: Sequence[int]`, rows of a global batch of each bucket, where they are to differ
+    (`TokenBudgetPolicy`); without it every global batch has the plan's `global_batch_size` rows.
+
     Example, a policy of one's own: landscape and portrait, any text.
 
         class Upright:
@@ -73,70 +76,117 @@ class BucketPolicy(Protocol):
 class LengthAspectPolicy:
     """Text length bounds × image shapes.
 
-    A row goes to the smallest bound that holds its caption (the largest, if none does) and to the image shape
-    nearest in aspect ratio, which is known to about 1 % (`aspect_bin`).
+    A row goes to the image shape nearest in aspect ratio, which is known to about 1 % (`aspect_bin`), and to the
+    smallest bound there that holds its caption (the largest, if none does).
 
     Args:
-        lengths: rising bounds, in tokens.
+        lengths: rising bounds, in tokens: one list for all image shapes, or a list for each of them.
         image_shapes: (height, width) pairs, in pixels.
+
+    Example:
+        LengthAspectPolicy([[16, 77], [77]], [(224, 224), (192, 256)]) has three buckets: 16 or 77 tokens with a
+        square image, 77 with a wide one.
     """
 
     uses_cells = True
 
-    def __init__(self, lengths: Sequence[int], image_shapes: Sequence[tuple[int, int]]) -> None:
-        if not lengths or list(lengths) != sorted(set(lengths)):
-            raise ValueError(f"lengths must rise: got {list(lengths)}")
+    def __init__(
+        self, lengths: Sequence[int] | Sequence[Sequence[int]], image_shapes: Sequence[tuple[int, int]]
+    ) -> None:
         if not image_shapes or len(set(image_shapes)) != len(image_shapes):
             raise ValueError(f"image_shapes must be different (height, width) pairs: got {list(image_shapes)}")
-        self._lengths = np.asarray(lengths, np.int64)
-        log_aspects = np.log([width / height for height, width in image_shapes])
-        distance = np.abs(np.log(aspect_ratio(np.arange(ASPECT_BINS)))[:, None] - log_aspects)
-        self._shape_of_bin = distance.argmin(axis=1)  # (ASPECT_BINS,)
-        self.buckets = tuple(Bucket(length, *shape) for shape in image_shapes for length in lengths)
+        bounds = _bounds_of_shapes(lengths, len(image_shapes))
+        self.buckets = tuple(
+            Bucket(length, *shape) for shape, rising in zip(image_shapes, bounds, strict=True) for length in rising
+        )
+        self._shape_of_bin = nearest_shapes(image_shapes)
+        self._longest = np.array([rising[-1] for rising in bounds], np.int64)  # (S,)
+        # One rising line of all buckets: those of an image shape lie `_stride` behind those of the shape before.
+        self._stride = int(self._longest.max()) + 1
+        self._line = np.array(
+            [shape * self._stride + length for shape, rising in enumerate(bounds) for length in rising]
+        )
 
     def assign(self, shapes: Shapes) -> NDArray[np.int64]:
         """Positions in `buckets`, int64 (n,)."""
-        bound = np.minimum(np.searchsorted(self._lengths, shapes.length), len(self._lengths) - 1)
-        return self._shape_of_bin[aspect_bin(shapes.height, shapes.width)] * len(self._lengths) + bound
+        shape = self._shape_of_bin[aspect_bin(shapes.height, shapes.width)]
+        return np.searchsorted(self._line, shape * self._stride + np.minimum(shapes.length, self._longest[shape]))
 
 
-def choose_lengths(histogram: NDArray[np.int64], count: int) -> list[int]:
-    """The text length bounds that leave the least padding.
+def nearest_shapes(image_shapes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """Of each aspect bin, the position of the (height, width) pair nearest in aspect ratio: int64 (ASPECT_BINS,)."""
+    log_aspects = np.log([width / height for height, width in image_shapes])
+    distance = np.abs(np.log(aspect_ratio(np.arange(ASPECT_BINS)))[:, None] - log_aspects)
+    return distance.argmin(axis=1)
+
+
+def _bounds_of_shapes(lengths: Sequence[int] | Sequence[Sequence[int]], num_shapes: int) -> list[list[int]]:
+    """The bounds of each image shape, checked."""
+    lists = [list(rising) for rising in lengths if isinstance(rising, Sequence)]
+    if not lists:
+        lists = [[bound for bound in lengths if not isinstance(bound, Sequence)]] * num_shapes
+    if len(lists) != num_shapes:
+        raise ValueError(
+            f"lengths must be one list of bounds for all image shapes or one for each of the {num_shapes}: "
+            f"got {len(lists)} lists"
+        )
+    for rising in lists:
+        if not rising or rising != sorted(set(rising)):
+            raise ValueError(f"lengths must rise: got {rising}")
+    return lists
+
+
+class TokenBudgetPolicy:
+    """The buckets of another policy, with as many rows in a batch as a budget of tokens allows.
+
+    A row takes its bucket's text length and its image's patches, padding counted: what the towers compute.
 
     Args:
-        histogram: captions of each length; entry i counts those of i tokens. The last entry that is not 0 is always
-            a bound.
-        count: bounds at most.
+        policy: gives each row its bucket.
+        token_budget: tokens and patches of a global batch at most, over all ranks.
+        global_batch_size: rows of a global batch at most.
+        multiple: batches have a multiple of so many rows; the number of ranks must divide it.
+        patch_size: side of a patch, in pixels; not asked for where the bucket says how many patches there are.
 
-    Returns:
-        Rising bounds, `count` or fewer.
+    Attributes:
+        buckets: those of `policy`.
+        batch_sizes: rows of a global batch of each bucket.
+
+    Raises:
+        ValueError: not even `multiple` rows of a bucket fit.
 
     Example:
-        Lengths 4 (ten captions), 5 (ten) and 20 (one), two bounds: [5, 20] pads 10 tokens; [4, 20] would pad 150.
-
-    Method: dynamic programming over the longest length of each bound, O(count · len(histogram)²).
+        65,536 tokens, patches of 16 and images of 224 × 224, thus 196 patches: 65,536 / (16 + 196) = 309.1, so 304 rows
+        of 16 tokens, and 65,536 / (77 + 196) = 240.06, so 240 of 77 tokens.
     """
-    lengths = np.flatnonzero(histogram)
-    if lengths.size == 0:
-        raise ValueError("choose_lengths: the histogram is empty")
-    captions_below = np.concatenate([[0.0], np.cumsum(np.asarray(histogram, np.float64)[lengths])])
-    # group[i, j]: tokens of the captions of lengths i … j-1, all padded to the longest of them
-    group = (captions_below[None, :] - captions_below[:, None]) * np.concatenate([[0], lengths])[None, :]
-    group[np.tril_indices(len(group))] = np.inf
-    # cost[j]: least tokens for the first j lengths, with as many bounds as rounds have passed
-    cost = np.full(len(lengths) + 1, np.inf)
-    cost[0] = 0.0
-    begins: list[NDArray[np.int64]] = []
-    for _ in range(min(count, len(lengths))):
-        total = cost[:, None] + group
-        begins.append(total.argmin(axis=0))
-        cost = total.min(axis=0)
-    bounds: list[int] = []
-    end = len(lengths)
-    for begin in reversed(begins):
-        bounds.append(int(lengths[end - 1]))
-        end = int(begin[end])
-    return bounds[::-1]
+
+    def __init__(
+        self,
+        policy: BucketPolicy,
+        token_budget: int,
+        *,
+        global_batch_size: int,
+        multiple: int = 8,
+        patch_size: int = 16,
+    ) -> None:
+        self._policy = policy
+        self.uses_cells = bool(getattr(policy, "uses_cells", False))
+        self.buckets = tuple(policy.buckets)
+        self.batch_sizes: list[int] = []
+        for bucket in self.buckets:
+            row = bucket.length + (bucket.patches or (bucket.height // patch_size) * (bucket.width // patch_size))
+            rows = min(token_budget // row, global_batch_size) // multiple * multiple
+            if not rows:
+                raise ValueError(
+                    f"{bucket}: {multiple} rows of {row} tokens and patches do not fit into token_budget "
+                    f"{token_budget} and global_batch_size {global_batch_size}; set token_budget to {multiple * row} "
+                    f"or more, or batch_multiple ({multiple}) lower"
+                )
+            self.batch_sizes.append(rows)
+
+    def assign(self, shapes: Shapes) -> NDArray[np.int64]:
+        """Positions in `buckets`, int64 (n,)."""
+        return self._policy.assign(shapes)
 
 
 def merge_groups(buckets: Sequence[Bucket]) -> list[tuple[list[int], list[int]]]:

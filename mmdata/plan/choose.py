@@ -1,0 +1,193 @@
+"""The text bounds that leave the least padding and the image shapes that crop least, chosen from a corpus's counts.
+
+Each choice is the best there is for these counts, and the same wherever it is made.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.shards.histogram import ASPECT_BINS, aspect_ratio
+
+
+def choose_lengths(histogram: NDArray[np.int64], count: int) -> list[int]:
+    """The text length bounds that leave the least padding.
+
+    Args:
+        histogram: captions of each length; entry i counts those of i tokens. The last entry that is not 0 is always
+            a bound.
+        count: bounds at most.
+
+    Returns:
+        Rising bounds, `count` or fewer.
+
+    Raises:
+        ValueError: the histogram is empty.
+
+    Example:
+        Lengths 4 (ten captions), 5 (ten) and 20 (one), two bounds: [5, 20] pads 10 tokens; [4, 20] would pad 150.
+    """
+    if not np.any(histogram):
+        raise ValueError("choose_lengths: the histogram is empty")
+    return _best_bounds(histogram, count)[-1][1]
+
+
+def choose_lengths_by_shape(histograms: NDArray[np.int64], max_shapes: int) -> list[list[int]]:
+    """Text length bounds for each image shape, at most `max_shapes` in all, that leave the least padding.
+
+    Args:
+        histograms: (S, L), captions of each image shape by length; entry [s, i] counts those of i tokens. The longest
+            length of a shape is always one of its bounds.
+        max_shapes: bounds of all image shapes together, at most.
+
+    Returns:
+        Rising bounds of each of the S image shapes; none where it has no captions.
+
+    Raises:
+        ValueError: all histograms are empty, or more image shapes have captions than there are bounds.
+
+    Example:
+        Four bounds for a common shape with lengths 4 (a hundred captions), 5 (a hundred) and 20 (ten), and a rare one
+        with 4 (three) and 20 (one): [[4, 5, 20], [20]]. The third bound of the common shape saves 100 tokens of
+        padding, a second one of the rare shape only 48.
+
+    Method: the k-th bound of a shape saves no more than the one before (the padding of a group of lengths is Monge), so
+    bounds are handed out where they save most.
+    """
+    shapes = np.flatnonzero(np.any(histograms, axis=1)).tolist()
+    if not shapes:
+        raise ValueError("choose_lengths_by_shape: the histograms are empty")
+    if max_shapes < len(shapes):
+        raise ValueError(
+            f"max_shapes is {max_shapes}, but {len(shapes)} image shapes have images and each needs a shape of its "
+            f"own; set max_shapes to {len(shapes)} or more, or have fewer image shapes (num_image_buckets)"
+        )
+    best = {shape: _best_bounds(histograms[shape], max_shapes - len(shapes) + 1) for shape in shapes}
+    savings = [
+        (before - after, shape) for shape in shapes for (before, _), (after, _) in itertools.pairwise(best[shape])
+    ]
+    savings.sort(key=lambda saving: -saving[0])
+    extra = [shape for _, shape in savings[: max_shapes - len(shapes)]]
+    return [best[shape][extra.count(shape)][1] if shape in best else [] for shape in range(len(histograms))]
+
+
+def choose_image_shapes(
+    aspects: NDArray[np.int64], count: int, *, image_size: int, patch_size: int, tolerance: float = 0.1
+) -> list[tuple[int, int]]:
+    """The image shapes of about `image_size`² pixels that crop the least area of the images.
+
+    An image of aspect ratio a, in a shape of aspect ratio s, keeps min(a / s, s / a) of its area.
+
+    Args:
+        aspects: int64 (256,), images of each aspect bin (`mmdata.shards.histogram.aspect_bin`).
+        count: shapes at most; fewer where more would not crop less.
+        image_size: side of the square with the most patches allowed, in pixels.
+        patch_size: side of a patch, in pixels; divides the sides of all shapes.
+        tolerance: share of that square's patches that a shape may lack; none has more. Of shapes of equal aspect ratio
+            the one with the most patches is taken.
+
+    Returns:
+        (height, width) pairs in pixels, from the tallest to the widest.
+
+    Raises:
+        ValueError: there are no images, or image_size is no multiple of patch_size.
+
+    Example:
+        224 pixels in patches of 16 allow 177 to 14 · 14 = 196 patches. For images of 4:3 (width : height) and of 3:4,
+        count 2: [(256, 192), (192, 256)], 16 · 12 = 192 patches each; one of 1:1 would cut off a quarter of each image.
+
+    Method: dynamic programming over the shapes in order of aspect ratio.
+    """
+    if image_size < patch_size or image_size % patch_size:
+        raise ValueError(
+            f"image_size {image_size} is no multiple of patch_size {patch_size}: image shapes consist of whole patches"
+        )
+    present = np.flatnonzero(aspects)
+    if not len(present):
+        raise ValueError("choose_image_shapes: the histogram of aspect ratios is empty")
+    grids = _grids((image_size // patch_size) ** 2, tolerance)
+    log_shapes = np.log([columns / rows for rows, columns in grids])  # (C,), rising
+    log_bins = np.log(aspect_ratio(np.arange(ASPECT_BINS)))
+    # Beyond the images' own aspect ratios a nearer shape is always better: one on each side is enough.
+    first = max(int(np.searchsorted(log_shapes, log_bins[present[0]], side="right")) - 1, 0)
+    last = int(np.searchsorted(log_shapes, log_bins[present[-1]])) + 1
+    chosen = _least_cropped(log_shapes[first:last], log_bins, np.asarray(aspects, np.float64), count)
+    return [(rows * patch_size, columns * patch_size) for rows, columns in (grids[first + shape] for shape in chosen)]
+
+
+def _best_bounds(histogram: NDArray[np.int64], count: int) -> list[tuple[float, list[int]]]:
+    """(tokens after padding, bounds) of the best one, two, … `count` bounds, as far as there are lengths.
+
+    Method: dynamic programming over the longest length of each bound, O(count · len(histogram)²).
+    """
+    lengths = np.flatnonzero(histogram)
+    captions_below = np.concatenate([[0.0], np.cumsum(np.asarray(histogram, np.float64)[lengths])])
+    # group[i, j]: tokens of the captions of lengths i … j-1, all padded to the longest of them
+    group = (captions_below[None, :] - captions_below[:, None]) * np.concatenate([[0], lengths])[None, :]
+    group[np.tril_indices(len(group))] = np.inf
+    # cost[j]: least tokens for the first j lengths, with as many bounds as rounds have passed
+    cost = np.full(len(lengths) + 1, np.inf)
+    cost[0] = 0.0
+    begins: list[NDArray[np.int64]] = []
+    best: list[tuple[float, list[int]]] = []
+    for _ in range(min(count, len(lengths))):
+        total = cost[:, None] + group
+        begins.append(total.argmin(axis=0))
+        cost = total.min(axis=0)
+        bounds: list[int] = []
+        end = len(lengths)
+        for begin in reversed(begins):
+            bounds.append(int(lengths[end - 1]))
+            end = int(begin[end])
+        best.append((float(cost[-1]), bounds[::-1]))
+    return best
+
+
+def _grids(patches: int, tolerance: float) -> list[tuple[int, int]]:
+    """(rows, columns) of (1 - tolerance) · patches to `patches` patches, in order of aspect ratio, each ratio once."""
+    fewest = int(np.ceil((1 - tolerance) * patches - 1e-9))
+    grids = [
+        (rows, columns)
+        for rows in range(1, patches + 1)
+        for columns in range(max(1, -(-fewest // rows)), patches // rows + 1)
+    ]
+    largest = {columns / rows: (rows, columns) for rows, columns in grids}  # rows rise: the last has the most patches
+    return [largest[aspect] for aspect in sorted(largest)]
+
+
+def _least_cropped(
+    log_shapes: NDArray[np.float64], log_bins: NDArray[np.float64], images: NDArray[np.float64], count: int
+) -> list[int]:
+    """Positions of at most `count` shapes that keep the most area, each bin going to the nearest of them.
+
+    Args:
+        log_shapes: (C,), logarithms of aspect ratios, rising.
+        log_bins: (N,), of the images' bins, likewise.
+        images: (N,), how many each bin has.
+        count: at least 1.
+    """
+    kept = images * np.exp(-np.abs(log_shapes[:, None] - log_bins))  # (C, N)
+    below = np.concatenate([np.zeros((len(kept), 1)), np.cumsum(kept, axis=1)], axis=1)  # (C, N + 1) of bins < n
+    border = np.searchsorted(log_bins, (log_shapes[:, None] + log_shapes) / 2)  # (C, C) first bin nearer to the second
+    shape = np.arange(len(kept))
+    # handover[i, j]: area kept below their border by i, less what j would keep there
+    handover = below[shape[:, None], border] - below[shape, border]
+    handover[np.tril_indices(len(kept))] = -np.inf
+    area = np.zeros(len(kept))  # area[j]: most kept where j is the last shape, less what j would keep of all bins
+    begins: list[NDArray[np.int64]] = []
+    best = -np.inf
+    chosen: list[int] = []
+    for _ in range(min(count, len(kept))):
+        total = area + below[:, -1]
+        if total.max() <= best + 1e-9 * images.sum():  # no more than rounding
+            break
+        best, last = float(total.max()), int(total.argmax())
+        chosen = [last]
+        for begin in reversed(begins):
+            chosen.append(int(begin[chosen[-1]]))
+        begins.append((area[:, None] + handover).argmax(axis=0))
+        area = (area[:, None] + handover).max(axis=0)
+    return chosen[::-1]
