@@ -14,6 +14,7 @@ from mmdata.seeding import mix
 from mmdata.shards.histogram import aspect_ratio, unpack_cells
 from mmdata.shards.index import Index
 from mmdata.shards.manifest import Manifest
+from mmdata.shards.union import UnionManifest
 
 COUNT_ROWS = 2**20
 """Rows whose shapes are looked at together when a corpus is counted."""
@@ -36,8 +37,12 @@ class Rows(Protocol):
         """Shapes of n rows in an epoch."""
         ...
 
-    def bucket_counts(self, policy: BucketPolicy, epoch: int) -> NDArray[np.int64]:
-        """How many rows of each shard a policy puts into each of its K buckets: int64 (num_shards, K).
+    def hashes(self, rows: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of the images of n rows, and of their captions in an epoch: int64 (n,) each. Asked where none may meet."""
+        ...
+
+    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
+        """How many rows of each of n consecutive shards a policy puts into each of its K buckets: int64 (n, K).
 
         Must agree with `policy.assign` of the shapes of those rows; `count_buckets` does it the long way.
         """
@@ -85,8 +90,14 @@ class IndexRows:
         chosen = choose_captions(rows, num_captions, epoch)
         return Shapes(counts[begins + chosen].astype(np.int64), height, width)
 
-    def bucket_counts(self, policy: BucketPolicy, epoch: int) -> NDArray[np.int64]:
-        """Rows of each shard by bucket, int64 (num_shards, K).
+    def hashes(self, rows: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of the images of n rows, and of their captions in an epoch: int64 (n,) each."""
+        offsets, hashes = self._index.take_lists(rows, "caption_hash")
+        chosen = choose_captions(rows, np.diff(offsets), epoch)
+        return self._index.take(rows, ["image_hash"])["image_hash"], hashes[offsets[:-1] + chosen]
+
+    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
+        """Rows of each of n consecutive shards by bucket, int64 (n, K).
 
         From the manifest where it knows them: every row has one caption, and the policy looks at no more than the cells
         of the manifest's histograms. Else from the shape of every row.
@@ -94,11 +105,11 @@ class IndexRows:
         manifest = self._index.manifest
         known = manifest.captions == manifest.rows and not isinstance(self._lengths, tuple) and not self._limited
         if known and getattr(policy, "uses_cells", False):
-            return count_cells(manifest, policy, lengths=self._lengths is not None)
-        return count_buckets(self, policy, epoch)
+            return count_cells(manifest, policy, lengths=self._lengths is not None)[shards]
+        return count_buckets(self, policy, epoch, shards)
 
 
-def count_cells(manifest: Manifest, policy: BucketPolicy, *, lengths: bool) -> NDArray[np.int64]:
+def count_cells(manifest: Manifest | UnionManifest, policy: BucketPolicy, *, lengths: bool) -> NDArray[np.int64]:
     """`Rows.bucket_counts` from the histograms of a manifest whose rows have one caption each.
 
     Args:
@@ -152,14 +163,14 @@ def assign_buckets(policy: BucketPolicy, shapes: Shapes, rows: NDArray[np.int64]
     return bucket_of.astype(np.min_scalar_type(buckets))
 
 
-def count_buckets(rows: Rows, policy: BucketPolicy, epoch: int) -> NDArray[np.int64]:
+def count_buckets(rows: Rows, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
     """`Rows.bucket_counts` from the shape of every row."""
-    num_buckets = len(policy.buckets)
-    counts = np.zeros((len(rows.starts) - 1, num_buckets), np.int64)
-    for first, last in _spans(rows.starts):
-        numbers = np.arange(rows.starts[first], rows.starts[last])
+    starts, num_buckets = rows.starts[shards.start : shards.stop + 1], len(policy.buckets)
+    counts = np.zeros((len(starts) - 1, num_buckets), np.int64)
+    for first, last in _spans(starts):
+        numbers = np.arange(starts[first], starts[last])
         bucket_of = assign_buckets(policy, rows.shapes(numbers, epoch), numbers)
-        shard = np.repeat(np.arange(last - first), np.diff(rows.starts[first : last + 1]))
+        shard = np.repeat(np.arange(last - first), np.diff(starts[first : last + 1]))
         cells = np.bincount(shard * num_buckets + bucket_of, minlength=(last - first) * num_buckets)
         counts[first:last] = cells.reshape(-1, num_buckets)
     return counts

@@ -6,9 +6,10 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,39 +18,60 @@ from mmdata.errors import ConfigError
 from mmdata.shards.columns import FIXED, LISTS, Columns
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.ragged import offsets_of, spans
+from mmdata.shards.union import UnionManifest
 
 MAX_OPEN = 1024
 """Shards whose columns stay mapped; a mapping holds no file descriptor, but the system bounds their number."""
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
+Folder = str | os.PathLike[str]
+
+
+class Source(NamedTuple):
+    """A folder of an index: consecutive shards.
+
+    Attributes:
+        folder: where its manifest lies.
+        first_shard: number of its first shard.
+        last_shard: number of the shard after its last.
+    """
+
+    folder: Path
+    first_shard: int
+    last_shard: int
 
 
 class Index:
     """The rows of a folder of shards, numbered 0 … len−1 in manifest order. Safe to share between threads.
 
+    Those of several folders are numbered one folder after the other.
+
     Attributes:
-        folder: where the manifest lies.
         manifest: the list of shards.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder = folder
+    def __init__(self, manifest: Manifest | UnionManifest) -> None:
         self.manifest = manifest
         self._open: OrderedDict[int, Columns] = OrderedDict()
         self._hashed: set[int] = set()
         self._lock = Lock()
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str]) -> Index:
-        """Open the index of a folder; reads manifest.json, nothing else.
+    def open(cls, folder: Folder | Sequence[Folder]) -> Index:
+        """Open the index of a folder, or of several as one.
+
+        Of one folder manifest.json is read and nothing else; of several the pages too, to compare their shards.
 
         Raises:
             DataError: no manifest, a damaged one, or one of another schema.
-            ConfigError: a URL.
+            ConfigError: a URL, no folder at all, a folder twice, or the same shard in two of them.
         """
-        path = local_folder(folder)
-        return cls(path, Manifest.read(path))
+        folders = [folder] if isinstance(folder, (str, os.PathLike)) else list(folder)
+        if not folders:
+            raise ConfigError("an index of no folder: give one with a manifest, or several")
+        parts = [Manifest.read(local_folder(name)) for name in folders]
+        return cls(parts[0] if len(parts) == 1 else UnionManifest(parts))
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -59,14 +81,28 @@ class Index:
         """The first row of each shard, and `len(index)`: int64 (num_shards + 1,); reads the manifest's pages."""
         return offsets_of(self.manifest.shard_rows)
 
+    @cached_property
+    def sources(self) -> list[Source]:
+        """The folders, in their order, each with its shards; one with the shards 0 … num_shards−1 for a plain index."""
+        parts = self.manifest.parts
+        ends = offsets_of(np.array([part.num_shards for part in parts], np.int64)).tolist()
+        return [Source(part.folder, *span) for part, span in zip(parts, pairwise(ends), strict=True)]
+
     @property
     def fingerprint(self) -> str:
-        """The manifest's root hash: equal for equal rows in equal order, tokenizer included."""
+        """The manifest's root hash: equal for equal rows in equal order, tokenizer included, wherever they lie."""
         return self.manifest.root
 
     def shard_path(self, shard: int) -> Path:
         """Path of the tar."""
-        return self.folder / self.manifest.location / self.manifest.entry(shard).name
+        part, local = self.manifest.part(shard)
+        return part.shard_path(local)
+
+    def shard_name(self, shard: int) -> str:
+        """For messages: the tar's name, with its folder where there are several."""
+        part, local = self.manifest.part(shard)
+        name = part.entry(local).name
+        return name if len(self.manifest.parts) == 1 else str(part.folder / name)
 
     def shard(self, shard: int) -> Columns:
         """One shard's columns, mapped; hashed against the manifest the first time.
@@ -78,7 +114,8 @@ class Index:
             if columns := self._open.get(shard):
                 self._open.move_to_end(shard)
                 return columns
-        columns = Columns.open(self.folder, self.manifest.entry(shard), check_hash=shard not in self._hashed)
+        part, local = self.manifest.part(shard)
+        columns = Columns.open(part.folder, part.entry(local), check_hash=shard not in self._hashed)
         with self._lock:
             self._hashed.add(shard)
             self._open[shard] = columns

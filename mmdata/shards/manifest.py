@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from mmdata.atomic import write_whole
@@ -107,6 +108,23 @@ class Manifest(_Top):
             raise DataError(f"'{path}': expected an object, got {type(content).__name__}; {REMAKE}")
         top = _checked(content, path)
         return cls(**{item.name: getattr(top, item.name) for item in fields(_Top)}, folder=Path(folder))
+
+    @property
+    def parts(self) -> list[Manifest]:
+        """This one alone; those of several folders for a `mmdata.shards.union.UnionManifest`."""
+        return [self]
+
+    def part(self, shard: int) -> tuple[Manifest, int]:
+        """The manifest that lists a shard, and the shard's number there."""
+        return self, shard
+
+    def shard_path(self, shard: int) -> Path:
+        """Path of the tar; reads the shard's page."""
+        return self.folder / self.location / self.entry(shard).name
+
+    def tar_hashes(self) -> Any:
+        """SHA-256 of each tar, Arrow strings (num_shards,); reads all pages."""
+        return pa.concat_arrays([pa.array([], pa.string()), *(page.tar_hashes for page in self._all_pages())])
 
     @cached_property
     def shard_rows(self) -> Ints:

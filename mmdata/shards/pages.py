@@ -169,6 +169,11 @@ class PageColumns:
             raise DataError(f"manifest page '{path}': its numbers contradict each other or manifest.json; {REMAKE}")
         return columns
 
+    @property
+    def tar_hashes(self) -> Any:
+        """SHA-256 of each tar, Arrow strings (n,)."""
+        return self._texts["sha256"]
+
     def entry(self, i: int) -> ShardEntry:
         """The entry of shard i of this page.
 

@@ -17,7 +17,7 @@ from mmdata.errors import DataError
 from mmdata.shards.build import QUARANTINE_NAME, Progress, Scan, file_sha256, scan_shard, steps
 from mmdata.shards.columns import FIXED, Columns, encode
 from mmdata.shards.histogram import unpack_cells
-from mmdata.shards.index import Index
+from mmdata.shards.index import Index, local_folder
 from mmdata.shards.manifest import MANIFEST_NAME, Manifest
 from mmdata.shards.pages import ShardEntry
 from mmdata.shards.probe import NO_LIMITS
@@ -44,12 +44,13 @@ def verify(folder: str | os.PathLike[str], progress: Progress | None = None) -> 
         DataError: the manifest itself, or a page of it, is missing or damaged.
         ConfigError: `folder` is a URL.
     """
-    index = Index.open(folder)
-    excused = _quarantined(index.folder)
-    total = index.manifest.bytes
-    problems = [Problem(MANIFEST_NAME, detail) for detail in _wrong_sums(index.manifest)]
+    manifest = Manifest.read(local_folder(folder))
+    index = Index(manifest)
+    excused = _quarantined(manifest.folder)
+    total = manifest.bytes
+    problems = [Problem(MANIFEST_NAME, detail) for detail in _wrong_sums(manifest)]
     done = 0
-    for number, entry in enumerate(index.manifest):
+    for number, entry in enumerate(manifest):
         step = steps(progress, done, total)
         found = _problems(index, number, excused.get(entry.name, set()), step)
         problems += [Problem(entry.name, detail) for detail in found]

@@ -107,7 +107,7 @@ def test_opening_reads_no_columns(shards):
 
 def test_mapped_shards_are_bounded_and_views_outlive_them(index, monkeypatch):
     monkeypatch.setattr(index_module, "MAX_OPEN", 1)
-    fresh = Index.open(index.folder)
+    fresh = Index.open(index.sources[0].folder)
     first = fresh.shard(0).fixed["height"]
     assert fresh.take(np.array([9, 0, 5]), ["height"])["height"].tolist() == [29, 20, 25]
     assert first.tolist() == [20, 21, 22, 23]
