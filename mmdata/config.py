@@ -99,9 +99,10 @@ class DataConfig(Settings):
     text_buckets: Literal["auto"] | Annotated[list[Positive], Field(min_length=1)] = "auto"
     """Text length bounds in tokens; auto chooses `num_text_buckets` of them for least padding."""
     num_text_buckets: Positive = 8
-    """For each image shape; see `max_shapes`."""
+    """The same for all image shapes, unless `max_shapes` is given."""
     max_shapes: Positive | None = None
-    """Shapes of batches at most, over all image shapes: text bounds are shared out where they save most padding."""
+    """Shapes of batches at most, over all image shapes, in place of `num_text_buckets`: each image shape gets text
+    bounds of its own, shared out where they save most padding."""
     transform: str = "train"
     """train (random resized crop), eval (resize, centre crop), or "module:callable"."""
     crop_scale: tuple[Share, Share] = (0.9, 1.0)
@@ -136,8 +137,14 @@ class DataConfig(Settings):
                 raise ValueError(
                     f"the last of text_buckets must be max_length ({self.max_length}): got {self.text_buckets[-1]}"
                 )
-        if self.image_buckets is not None and len(set(self.image_buckets)) != len(self.image_buckets):
-            raise ValueError(f"image_buckets must differ from each other: got {[list(b) for b in self.image_buckets]}")
+        shapes = self.image_buckets
+        if isinstance(shapes, list) and len(set(shapes)) != len(shapes):
+            raise ValueError(f"image_buckets must differ from each other: got {[list(b) for b in shapes]}")
+        if shapes == "auto" and self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size ({self.image_size}) must be a multiple of patch_size ({self.patch_size}) where "
+                "image_buckets is auto: its shapes consist of whole patches"
+            )
         if self.image_patches is not None:
             if sorted(set(self.image_patches)) != self.image_patches:
                 raise ValueError(f"image_patches must rise: got {self.image_patches}")
@@ -145,6 +152,41 @@ class DataConfig(Settings):
                 raise ValueError("image_patches and image_buckets exclude each other: give one")
         if self.crop_scale[0] > self.crop_scale[1] or self.crop_scale[0] == 0:
             raise ValueError(f"crop_scale must be (min, max) with 0 < min <= max: got {self.crop_scale}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_max_shapes(self) -> DataConfig:
+        if self.max_shapes is None:
+            return self
+        if isinstance(self.text_buckets, list):
+            raise ValueError("max_shapes chooses the text bounds: set text_buckets to auto, or leave max_shapes out")
+        if self.image_patches is not None:
+            raise ValueError(
+                "max_shapes and image_patches exclude each other: there are num_text_buckets shapes for each of "
+                f"the {len(self.image_patches)} numbers of patches"
+            )
+        auto = self.image_buckets == "auto"
+        count = self.num_image_buckets if auto else len(self.image_buckets or [self.image_size])
+        if self.max_shapes < count:
+            raise ValueError(
+                f"max_shapes ({self.max_shapes}) must leave a shape for each of the {count} image shapes "
+                f"({'num_image_buckets' if auto else 'image_buckets'})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_token_budget(self) -> DataConfig:
+        if self.token_budget is None:
+            return self
+        if self.batch_multiple > self.global_batch_size:
+            raise ValueError(
+                f"with token_budget, global_batch_size ({self.global_batch_size}) must be batch_multiple "
+                f"({self.batch_multiple}) or more"
+            )
+        if self.batch_multiple % self.num_lanes:
+            raise ValueError(
+                f"with token_budget, num_lanes ({self.num_lanes}) must divide batch_multiple ({self.batch_multiple})"
+            )
         return self
 
 

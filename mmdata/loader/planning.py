@@ -10,14 +10,30 @@ from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
 from mmdata.errors import BadSample, DataError
-from mmdata.plan import CaptionTokens, IndexRows, LengthAspectPolicy, Plan, choose_lengths
+from mmdata.plan import (
+    BucketPolicy,
+    CaptionTokens,
+    IndexRows,
+    LengthAspectPolicy,
+    NativePolicy,
+    Plan,
+    TokenBudgetPolicy,
+    choose_image_shapes,
+    choose_lengths,
+    choose_lengths_by_shape,
+)
+from mmdata.plan.buckets import nearest_shapes
 from mmdata.shards import Index, ShardStore, captions_of
 from mmdata.shards.columns import hash64
+from mmdata.shards.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
 from mmdata.transform.text import Tokenizer
 
 logger = logging.getLogger("mmdata")
 
 CHUNK_ROWS = 4096
+
+Lengths = Literal["index"] | CaptionTokens | None
+"""Where caption lengths come from: the index, or counted anew; None where no policy asks for them."""
 
 
 def build_plan(data: DataConfig, index: Index, tokenizer: Tokenizer, *, count_lengths: bool = False) -> Plan:
@@ -39,11 +55,9 @@ def build_plan(data: DataConfig, index: Index, tokenizer: Tokenizer, *, count_le
         raise DataError(f"shards '{index.folder}': no rows in the index; see quarantine.jsonl there for those left out")
     needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
     lengths = caption_lengths(index, tokenizer) if needed else None
-    histogram = token_histogram(index, lengths) if data.text_buckets == "auto" else None
-    shapes = data.image_buckets or [(data.image_size, data.image_size)]
     return Plan(
         IndexRows(index, lengths=lengths, limit=data.limit),
-        LengthAspectPolicy(text_lengths(data, histogram), shapes),
+        bucket_policy(data, index, lengths),
         global_batch_size=data.global_batch_size,
         seed=data.seed,
         shuffle=data.shuffle,
@@ -51,25 +65,89 @@ def build_plan(data: DataConfig, index: Index, tokenizer: Tokenizer, *, count_le
     )
 
 
-def text_lengths(data: DataConfig, histogram: NDArray[np.int64] | None) -> list[int]:
-    """The text length bounds that are set, or those that leave the least padding; the last is max_length or less.
+def bucket_policy(data: DataConfig, index: Index, lengths: Lengths) -> BucketPolicy:
+    """The buckets that a section `data` describes; what is not set is chosen from the index.
 
     Args:
         data: settings.
-        histogram: entry i counts the captions of i tokens; needed where no bounds are set.
+        index: of the shards.
+        lengths: of the captions; not None where text bounds are to be chosen.
+
+    Raises:
+        ValueError: a bucket's batch does not fit into the token budget.
     """
+    if data.image_patches is not None:
+        policy = NativePolicy(text_lengths(data, index, lengths), data.image_patches, patch_size=data.patch_size)
+    elif data.max_shapes is not None:
+        histogram = caption_histogram(index, lengths, max_length=data.max_length)
+        policy = _shared_out(image_shapes(data, index, lengths), histogram, data.max_shapes)
+    else:
+        policy = LengthAspectPolicy(text_lengths(data, index, lengths), image_shapes(data, index, lengths))
+    if data.token_budget is None:
+        return policy
+    return TokenBudgetPolicy(
+        policy,
+        data.token_budget,
+        global_batch_size=data.global_batch_size,
+        multiple=data.batch_multiple,
+        patch_size=data.patch_size,
+    )
+
+
+def _shared_out(shapes: list[tuple[int, int]], histogram: NDArray[np.int64], max_shapes: int) -> LengthAspectPolicy:
+    """Text bounds for each image shape that has images, at most `max_shapes` in all."""
+    by_shape = np.zeros((len(shapes), len(histogram)), np.int64)
+    np.add.at(by_shape, nearest_shapes(shapes), histogram.T)
+    bounds = choose_lengths_by_shape(by_shape, max_shapes)
+    used = [shape for shape, rising in enumerate(bounds) if rising]
+    return LengthAspectPolicy([bounds[shape] for shape in used], [shapes[shape] for shape in used])
+
+
+def image_shapes(data: DataConfig, index: Index, lengths: Lengths) -> list[tuple[int, int]]:
+    """The (height, width) pairs that are set, or those that crop least."""
+    if data.image_buckets != "auto":
+        return data.image_buckets or [(data.image_size, data.image_size)]
+    aspects = caption_histogram(index, lengths, max_length=data.max_length).sum(axis=0)
+    return choose_image_shapes(aspects, data.num_image_buckets, image_size=data.image_size, patch_size=data.patch_size)
+
+
+def text_lengths(data: DataConfig, index: Index, lengths: Lengths) -> list[int]:
+    """The text length bounds that are set, or those that leave the least padding; the last is max_length or less."""
     if isinstance(data.text_buckets, list):
         return data.text_buckets
-    assert histogram is not None
+    histogram = np.bincount(lengths[1]) if isinstance(lengths, tuple) else index.manifest.token_histogram()
     cut = np.minimum(np.arange(len(histogram)), data.max_length)  # longer captions are cut
     return choose_lengths(np.bincount(cut, histogram).astype(np.int64), data.num_text_buckets)
 
 
-def token_histogram(index: Index, lengths: Literal["index"] | CaptionTokens | None) -> NDArray[np.int64]:
-    """Captions by length; entry i counts those of i tokens."""
+def caption_histogram(index: Index, lengths: Lengths, *, max_length: int) -> NDArray[np.int64]:
+    """Captions by length and aspect ratio: entry [i, j] counts those of i tokens with an image in aspect bin j.
+
+    From the manifest's pages alone; lengths that are not in the index ask for the size of every image.
+
+    Args:
+        index: of the shards.
+        lengths: of the captions.
+        max_length: longer captions count as cut to so many tokens.
+
+    Returns:
+        int64 (max_length + 1, ASPECT_BINS).
+    """
+    counts = np.zeros((max_length + 1) * ASPECT_BINS)
     if isinstance(lengths, tuple):
-        return np.bincount(lengths[1])
-    return index.manifest.token_histogram()
+        offsets, tokens = lengths
+        rows = IndexRows(index, lengths=None)
+        for start in range(0, len(index), CHUNK_ROWS):
+            stop = min(start + CHUNK_ROWS, len(index))
+            _, height, width = rows.shapes(np.arange(start, stop), 0)
+            bins = np.repeat(aspect_bin(height, width), np.diff(offsets[start : stop + 1]))
+            cut = np.minimum(tokens[offsets[start] : offsets[stop]], max_length)
+            counts += np.bincount(pack_cells(cut, bins), minlength=len(counts))
+    else:
+        for _, cells, captions in index.manifest.cells():
+            tokens, bins = unpack_cells(cells)
+            counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), captions, minlength=len(counts))
+    return counts.reshape(-1, ASPECT_BINS).astype(np.int64)  # exact: float64 counts to 2^53
 
 
 def caption_lengths(index: Index, tokenizer: Tokenizer) -> Literal["index"] | CaptionTokens:

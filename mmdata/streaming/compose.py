@@ -14,6 +14,7 @@ from typing import TypedDict
 import numpy as np
 
 from mmdata.config import DataConfig
+from mmdata.errors import ConfigError
 from mmdata.loader.assemble import Task
 from mmdata.loader.ledger import LedgerEntry
 from mmdata.plan import Bucket, LengthAspectPolicy, Shapes, choose_captions, choose_lengths
@@ -67,6 +68,11 @@ class Composer:
         self.tokenizer = tokenizer
         self.rank, self.world_size = rank, world_size
         self.batch_size = data.global_batch_size // world_size
+        if data.image_buckets == "auto":
+            raise ConfigError(
+                "data.image_buckets: a stream has no index to choose image shapes from; list them, or make an index "
+                "(`mmdata index`) and use mmdata.Loader"
+            )
         self.image_shapes = data.image_buckets or [(data.image_size, data.image_size)]
         self.policy: LengthAspectPolicy | None = None
         if isinstance(data.text_buckets, list):
