@@ -20,6 +20,8 @@ class Purpose(IntEnum):
     BATCH_ORDER = 2
     ROW_TRANSFORM = 3
     LANES = 4
+    UNIT_ORDER = 5
+    EXCHANGES = 6
 
 
 def random_raw(count: int, *, seed: int, epoch: int, purpose: Purpose, position: int = 0) -> NDArray[np.uint64]:

@@ -1,23 +1,29 @@
 """Deterministic batch plans.
 
-A step depends only on the rows, the policy, the global batch size, the lanes, the seed and the epoch; nothing here
-reads an image. Every row is in an epoch once.
+A step depends only on the rows, the policy, the global batch size, the mixture, the lanes, the seed and the epoch;
+nothing here reads an image. Every row is in an epoch once, or as often as the mixture says.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import Bucket, BucketPolicy
-from mmdata.plan.lanes import Window, cut_windows, deal
-from mmdata.plan.rows import Rows, assign_buckets
+from mmdata.plan.feed import Feed, count_arrivals
+from mmdata.plan.groups import cover_table
+from mmdata.plan.lanes import Window, passes_of, rows_of
+from mmdata.plan.mixture import Mixture, Source, Stream
+from mmdata.plan.policy_identity import fingerprint_policy
+from mmdata.plan.rows import Rows
 from mmdata.plan.schedule import Schedule
-from mmdata.seeding import Purpose, permutation
+from mmdata.plan.supply import Order, Supply
+from mmdata.plan.unique import Hashes, exchange
+from mmdata.seeding import Purpose, random_raw
 
 WINDOW_ROWS = 2**20
 
@@ -25,17 +31,20 @@ Ints = NDArray[np.int64]
 
 
 class Step(NamedTuple):
-    """One global batch, or a part of it.
+    """One global batch, or a rank's part of it.
 
     Attributes:
         number: from 0, within the epoch.
         bucket: the shape of the batch, on every rank.
-        rows: int64 (n,); -1 where the batch is filled up, in the epoch's last batches only.
+        rows: int64 (n,); -1 where the batch is filled up.
+        passes: int64 (n,), how often the row's dataset was passed over before: decides caption and crop of the row. The
+            epoch, but in mixtures; -1 where the batch is filled up.
     """
 
     number: int
     bucket: Bucket
     rows: Ints
+    passes: Ints
 
 
 class Plan:
@@ -48,16 +57,17 @@ class Plan:
 
     Args:
         rows: of the corpus.
-        policy: gives each row its bucket.
-        global_batch_size: rows of a step, over all ranks.
+        policy: gives each row its bucket; may give each bucket a batch size of its own.
+        global_batch_size: rows of a step, over all ranks, unless the policy says otherwise.
         seed: of the order.
         shuffle: False keeps the order of the index within each bucket of a lane.
         window_rows: rows that are shuffled together, at least, over all lanes; whole shards. The last may have fewer.
         num_lanes: C; must divide the global batch size. 1 mixes all shards; at many nodes, as many as nodes keeps each
             node to its own shards.
+        mixture: of several datasets, of groups, without duplicates; default: every row once.
 
     Raises:
-        ValueError: the corpus is empty, or the lanes do not fit.
+        ValueError: the corpus is empty, or lanes, mixture and batch size do not fit each other.
 
     Method: the schedule of buckets comes from counts, so a rank expands only the lanes that its slice of the batch lies
     in, and a step in mid-epoch needs only the windows whose rows still wait.
@@ -73,7 +83,9 @@ class Plan:
         shuffle: bool = True,
         window_rows: int = WINDOW_ROWS,
         num_lanes: int = 1,
+        mixture: Mixture | None = None,
     ) -> None:
+        num_shards = len(rows.starts) - 1
         self.rows = rows
         self.policy = policy
         self.global_batch_size = global_batch_size
@@ -81,184 +93,136 @@ class Plan:
         self.shuffle = shuffle
         self.window_rows = window_rows
         self.num_lanes = num_lanes
-        self._sizes: Ints = np.diff(rows.starts)
-        self.num_rows = int(self._sizes.sum())
+        self.mixture = mixture or Mixture((Stream((Source(0, num_shards),)),))
+        self.num_rows = int(rows.starts[-1])
         if self.num_rows == 0:
             raise ValueError("the corpus has no rows: nothing to plan")
-        if num_lanes < 1 or global_batch_size % num_lanes:
-            raise ValueError(f"num_lanes must divide global_batch_size {global_batch_size}: got {num_lanes}")
-        if num_lanes > len(self._sizes):
-            raise ValueError(f"{num_lanes} lanes need as many shards: got {len(self._sizes)}; set num_lanes lower")
-        self._part = global_batch_size // num_lanes
-        self._lanes = deal(self._sizes, num_lanes, seed=seed)
+        own_sizes = getattr(policy, "batch_sizes", None)
+        self.batch_sizes: list[int] = list(own_sizes or [global_batch_size] * len(policy.buckets))
+        self.order = Order(seed, shuffle)
+        self._supply = Supply(
+            rows.starts,
+            self.mixture,
+            batch_sizes=self.batch_sizes,
+            num_lanes=num_lanes,
+            window_rows=window_rows,
+            order=self.order,
+        )
         self._schedules: dict[int, tuple[list[list[Window]], Schedule]] = {}
 
     def __len__(self) -> int:
-        """Steps of an epoch, the same for every epoch; from the rows of the shards alone."""
-        longest = max(int(self._sizes[lane].sum()) for lane in self._lanes)
-        return -(-longest // self._part)
+        """Steps of the first epoch; of all epochs, unless batch sizes differ, rows stand in groups or a repeat is no
+        whole number."""
+        return self.num_steps(0)
+
+    def num_steps(self, epoch: int) -> int:
+        """Steps of an epoch; from the rows of the shards alone where all batches have one size and no groups."""
+        if len(set(self.batch_sizes)) > 1 or self.mixture.groups:
+            return self._schedule(epoch)[1].num_steps
+        return self._supply.steps(epoch)
 
     def identity(self) -> dict[str, str | int | bool]:
         """What the plan depends on, as JSON; two plans with the same identity have the same steps."""
-        policy = f"{type(self.policy).__qualname__} {[tuple(bucket) for bucket in self.policy.buckets]}"
         return {
             "rows": self.rows.fingerprint,
-            "policy": hashlib.sha256(policy.encode()).hexdigest()[:16],
+            "policy": fingerprint_policy(self.policy, self.rows),
             "global_batch_size": self.global_batch_size,
             "seed": self.seed,
             "shuffle": self.shuffle,
             "window_rows": self.window_rows,
             "num_lanes": self.num_lanes,
+            "mixture": self.mixture.fingerprint,
         }
 
     def steps(self, epoch: int, *, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Step]:
         """The steps of an epoch, from step `start` on: a rank's slice of each, all of it by default.
 
         Raises:
-            ValueError: world_size does not divide the global batch size, or there is no such rank.
+            ValueError: world_size does not divide a batch size, or there is no such rank.
         """
-        mine = rank_slice(self.global_batch_size, rank, world_size)
-        first, last = mine.start // self._part, -(-mine.stop // self._part)
-        inside = slice(mine.start - first * self._part, mine.stop - first * self._part)
+        self.check_ranks(rank, world_size)
+        streams = len(self.mixture.streams)
+        first, last = rank * self.num_lanes // world_size, -(-(rank + 1) * self.num_lanes // world_size)  # lanes
         windows, schedule = self._schedule(epoch)
         begin = schedule.round_of(start)
-        lanes = [_Lane(self, epoch, windows[lane], schedule, lane).at(begin) for lane in range(first, last)]
-        for round_ in range(begin, len(schedule.emitted)):
-            number = int(schedule.first_step[round_])
-            parts = [lane.round(round_) for lane in lanes]
-            buckets = np.repeat(np.arange(len(self.policy.buckets)), schedule.due(round_))
-            filled = 0
-            if round_ == len(schedule.emitted) - 1:
-                parts = [part + lane.merged() for part, lane in zip(parts, lanes, strict=True)]
-                merged = [bucket for merge in schedule.merges for bucket in merge.batches]
-                buckets = np.concatenate([buckets, np.asarray(merged, np.int64)])
-                filled = schedule.merges[-1].filled
-            shuffled = len(buckets) - filled  # batches that were filled up stay the last
-            order = np.concatenate(
-                [self.order(shuffled, epoch, Purpose.BATCH_ORDER, round_), np.arange(shuffled, len(buckets))]
-            )
-            for position in order[max(0, start - number) :].tolist():
-                rows = np.concatenate([part[position] for part in parts])[inside]
-                yield Step(max(start, number), self.policy.buckets[int(buckets[position])], rows)
-                number = max(start, number) + 1
+        numbers = range(first * streams, last * streams)
+        feeds = [Feed(self, epoch, windows[number], schedule, number).at(begin) for number in numbers]
+        for round_ in range(begin, len(schedule.merged)):
+            parts = [feed.round(round_) for feed in feeds]
+            merged = [batch.bucket for batch in schedule.merged[round_]]
+            due = np.repeat(np.arange(len(self.policy.buckets)), schedule.due[round_])
+            buckets = np.concatenate([due, np.asarray(merged, np.int64)])
+            if self.mixture.unique:
+                self._exchange(parts, buckets, epoch, round_)
+            filled = sum(batch.filled for batch in schedule.merged[round_])  # they stay the last
+            order = self.order(len(buckets) - filled, epoch, Purpose.BATCH_ORDER, round_)
+            order = np.concatenate([order, np.arange(len(order), len(buckets))])
+            number = max(start, int(schedule.first_step[round_]))
+            for position in order[number - int(schedule.first_step[round_]) :].tolist():
+                bucket = int(buckets[position])
+                uses = self._lay_out([part[position] for part in parts])
+                mine = rank_slice(self.batch_sizes[bucket], rank, world_size)
+                offset = first * self.batch_sizes[bucket] // self.num_lanes
+                uses = uses[mine.start - offset : mine.stop - offset]
+                yield Step(number, self.policy.buckets[bucket], rows_of(uses), passes_of(uses))
+                number += 1
 
-    def order(self, count: int, epoch: int, purpose: Purpose, position: int) -> Ints:
-        """A random order of `count` things, or their own where the plan does not shuffle."""
-        if not self.shuffle:
-            return np.arange(count)
-        return permutation(count, seed=self.seed, epoch=epoch, purpose=purpose, position=position)
+    def check_ranks(self, rank: int, world_size: int) -> None:
+        """Raise ValueError where the ranks cannot share every batch, units whole."""
+        for size in sorted(set(self.batch_sizes)):
+            rank_slice(size, rank, world_size)
+        units = min(size // self.mixture.unit_rows for size in self.batch_sizes)
+        if self.mixture.groups and any(size // self.mixture.unit_rows % world_size for size in self.batch_sizes):
+            raise ValueError(
+                f"groups of {self.mixture.unit_rows} rows: {units} of them in a batch cannot be shared by world_size "
+                f"{world_size}; set global_batch_size to a multiple of {self.mixture.unit_rows * world_size}"
+            )
+
+    @cached_property
+    def covers(self) -> Ints:
+        """`cover_table` of the policy's buckets."""
+        return cover_table(self.policy.buckets)
+
+    def _lay_out(self, parts: list[Ints]) -> Ints:
+        """A global batch, lane after lane; in a lane the streams are strewn evenly, so that ranks get equal shares."""
+        streams = len(self.mixture.streams)
+        if streams == 1:
+            return np.concatenate(parts)
+        lanes: list[Ints] = []
+        for lane in range(0, len(parts), streams):
+            own = parts[lane : lane + streams]
+            place = np.concatenate([(np.arange(len(part)) + 0.5) / len(part) for part in own])
+            lanes.append(np.concatenate(own)[np.argsort(place, kind="stable")])
+        return np.concatenate(lanes)
+
+    def _exchange(self, parts: list[list[Ints]], buckets: Ints, epoch: int, round_: int) -> None:
+        """Keep duplicates apart, among the full batches of each bucket; `parts` [feed][batch] is changed."""
+        for bucket in np.unique(buckets).tolist():
+            batches = [
+                i for i in np.flatnonzero(buckets == bucket).tolist() if all((part[i] >= 0).all() for part in parts)
+            ]
+            if len(batches) > 1:
+                hashes = self.hashes_of(np.concatenate([part[i] for i in batches for part in parts]))
+                position = round_ * len(self.policy.buckets) + bucket
+                draws = random_raw(4096, seed=self.seed, epoch=epoch, purpose=Purpose.EXCHANGES, position=position)
+                exchange(parts, batches, hashes, draws)
+
+    def hashes_of(self, uses: Ints) -> Hashes:
+        """What tells duplicates among n uses of rows."""
+        rows, passes = rows_of(uses), passes_of(uses)
+        image, caption = np.empty(len(uses), np.int64), np.empty(len(uses), np.int64)
+        for number in np.unique(passes).tolist():
+            here = passes == number
+            image[here], caption[here] = self.rows.hashes(rows[here], number)
+        return Hashes(image, caption)
 
     def _schedule(self, epoch: int) -> tuple[list[list[Window]], Schedule]:
-        """The windows of each lane, and the schedule; kept for the epoch asked last."""
+        """The windows of each feed, and the schedule; kept for the epoch asked last."""
         if epoch not in self._schedules:
-            windows = [self._windows(epoch, lane) for lane in range(self.num_lanes)]
-            counts = self.rows.bucket_counts(self.policy, epoch)  # (num_shards, K)
-            rounds = max(map(len, windows))
-            arrivals = np.zeros((self.num_lanes, rounds, len(self.policy.buckets)), np.int64)
-            for lane, row in zip(windows, arrivals, strict=True):
-                for round_, window in enumerate(lane):
-                    row[round_] = counts[window.shards].sum(axis=0)
-            schedule = Schedule(np.cumsum(arrivals, axis=1), self.policy.buckets, self._part)
-            self._schedules = {epoch: (windows, schedule)}
+            windows = self._supply.windows(epoch)
+            arrived = count_arrivals(self, epoch, windows)
+            self._schedules = {epoch: (windows, Schedule(arrived, self.policy.buckets, self._supply.parts))}
         return self._schedules[epoch]
-
-    def _windows(self, epoch: int, lane: int) -> list[Window]:
-        shards = self._lanes[lane]
-        shards = shards[self.order(len(shards), epoch, Purpose.SHARD_ORDER, lane)]
-        cuts = cut_windows(self._sizes[shards], -(-self.window_rows // self.num_lanes))
-        return [Window(shards[cut], round_ * self.num_lanes + lane) for round_, cut in enumerate(cuts)]
-
-
-class _Lane:
-    """One lane's rows on their way through the buckets of an epoch."""
-
-    def __init__(self, plan: Plan, epoch: int, windows: list[Window], schedule: Schedule, lane: int) -> None:
-        self._plan = plan
-        self._epoch = epoch
-        self._windows = windows
-        self._schedule = schedule
-        self._lane = lane
-        self._waiting = [np.empty(0, np.int64) for _ in plan.policy.buckets]
-
-    def at(self, round_: int) -> _Lane:
-        """The lane as it is when a round begins: rows that wait are found again in the windows that brought them."""
-        schedule = self._schedule
-        first = schedule.carried_from(self._lane, round_)
-        for earlier in range(first, round_):
-            self._arrive(earlier)
-        if first < round_:
-            arrived = schedule.arrived[self._lane, round_ - 1]
-            left = arrived - schedule.emitted[round_ - 1] * schedule.part  # (K,) rows that wait: the newest
-            self._waiting = [
-                rows[len(rows) - count :] for rows, count in zip(self._waiting, left.tolist(), strict=True)
-            ]
-        return self
-
-    def round(self, round_: int) -> list[Ints]:
-        """This lane's part of the batches of a round, bucket by bucket: int64 (part,) each."""
-        self._arrive(round_)
-        batches: list[Ints] = []
-        for bucket, count in enumerate(self._schedule.due(round_).tolist()):
-            batches += self._take(bucket, count)
-        return batches
-
-    def merged(self) -> list[Ints]:
-        """This lane's part of the batches that follow the last round; -1 where a batch is filled up."""
-        part = self._schedule.part
-        batches: list[Ints] = []
-        for merge in self._schedule.merges:
-            waiting = [self._waiting[bucket] for bucket in merge.group]
-            line, taken = np.concatenate(waiting), len(merge.batches) * part
-            full = min(len(line), taken) // part
-            batches += list(line[: full * part].reshape(full, part))
-            batches += [fill_up(line[begin : begin + part], part) for begin in range(full * part, taken, part)]
-            begin = 0  # where a bucket's rows begin in the line
-            rests: list[Ints] = []
-            for bucket, rows in zip(merge.group, waiting, strict=True):
-                rests.append(rows[max(0, taken - begin) :])
-                begin += len(rows)
-                self._waiting[bucket] = rows[:0]
-            for target, rest in zip(merge.targets, rests, strict=False):  # the last group has no targets
-                self._waiting[target] = np.concatenate([self._waiting[target], rest])
-        return batches
-
-    def _take(self, bucket: int, count: int) -> list[Ints]:
-        rows = self._waiting[bucket]
-        taken = count * self._schedule.part
-        self._waiting[bucket] = rows[taken:]
-        return list(rows[:taken].reshape(count, self._schedule.part))
-
-    def _arrive(self, round_: int) -> None:
-        """Put a window's rows, in a random order, into the buckets."""
-        if round_ >= len(self._windows):
-            return
-        plan, window = self._plan, self._windows[round_]
-        rows = rows_of(plan.rows.starts, window.shards)
-        bucket_of = assign_buckets(plan.policy, plan.rows.shapes(rows, self._epoch), rows)
-        order = plan.order(len(rows), self._epoch, Purpose.ROW_ORDER, window.position)
-        bucket_of, rows = bucket_of[order], rows[order]
-        order = np.argsort(bucket_of, kind="stable")
-        ends = np.cumsum(np.bincount(bucket_of, minlength=len(self._waiting)))
-        arrived = np.split(rows[order], ends[:-1])
-        self._waiting = [np.concatenate(pair) for pair in zip(self._waiting, arrived, strict=True)]
-
-
-def rows_of(starts: Ints, shards: Ints) -> Ints:
-    """The rows of some shards, shard by shard."""
-    pairs: Sequence[tuple[int, int]] = list(zip(starts[shards].tolist(), starts[shards + 1].tolist(), strict=True))
-    return np.concatenate([np.empty(0, np.int64), *(np.arange(*pair) for pair in pairs)])
-
-
-def fill_up(rows: Ints, size: int) -> Ints:
-    """`rows` with -1 strewn evenly among them, so that the slices of any number of ranks are about equally full.
-
-    Example:
-        fill_up([7, 8], 4) == [-1, 7, -1, 8]
-    """
-    filled = np.full(size, -1, np.int64)
-    if len(rows):
-        filled[(np.arange(1, len(rows) + 1) * size) // len(rows) - 1] = rows
-    return filled
 
 
 def rank_slice(global_batch_size: int, rank: int, world_size: int) -> slice:

@@ -28,15 +28,19 @@ class FakeRows:
         self.height = np.full(self.count, 64) if height is None else np.asarray(height)
         self.width = np.full(self.count, 64) if width is None else np.asarray(width)
         self.fingerprint = f"{sizes}"
+        self.image_hash = self.caption_hash = np.arange(self.count)
         self.asked: list[NDArray[np.int64]] = []
 
     def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
         self.asked.append(rows)
         return Shapes(self.lengths[epoch % len(self.lengths)][rows], self.height[rows], self.width[rows])
 
-    def bucket_counts(self, policy: BucketPolicy, epoch: int) -> NDArray[np.int64]:
+    def hashes(self, rows: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return self.image_hash[rows], self.caption_hash[rows]
+
+    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
         asked = len(self.asked)
-        counts = count_buckets(self, policy, epoch)
+        counts = count_buckets(self, policy, epoch, shards)
         del self.asked[asked:]  # what is asked for the rows of windows is what tests look at
         return counts
 

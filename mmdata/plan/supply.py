@@ -1,0 +1,158 @@
+"""The supply of an epoch: which rows each feed gets, in which windows. From the sizes of the shards alone.
+
+A feed is a stream in a lane. Feeds are numbered lane by lane: stream s of lane l is feed l · streams + s.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.plan.lanes import Cycle, Window, cut_windows, deal, interleave
+from mmdata.plan.mixture import Mixture, Source
+from mmdata.seeding import Purpose, permutation
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Random orders of things, or their own order where nothing is shuffled."""
+
+    seed: int
+    shuffle: bool
+
+    def __call__(self, count: int, epoch: int, purpose: Purpose, position: int) -> Ints:
+        """An order of `count` things."""
+        if not self.shuffle:
+            return np.arange(count)
+        return permutation(count, seed=self.seed, epoch=epoch, purpose=purpose, position=position)
+
+
+class Supply:
+    """Rows for the feeds.
+
+    Args:
+        starts: first row of each shard, and the number of rows: int64 (num_shards + 1,).
+        mixture: of the corpus.
+        batch_sizes: of each of the K buckets, in rows.
+        num_lanes: C.
+        window_rows: rows that are shuffled together, at least, over all feeds.
+        order: of the shards.
+
+    Attributes:
+        parts: int64 (F, K), units that each feed adds to a batch of each bucket.
+
+    Raises:
+        ValueError: these do not fit each other.
+    """
+
+    def __init__(
+        self,
+        starts: Ints,
+        mixture: Mixture,
+        *,
+        batch_sizes: list[int],
+        num_lanes: int,
+        window_rows: int,
+        order: Order,
+    ) -> None:
+        self._mixture = mixture
+        self._num_lanes = num_lanes
+        self._window_rows = window_rows
+        self._order = order
+        self._cycles: list[list[Cycle]] = [[] for _ in range(num_lanes * len(mixture.streams))]  # by feed
+        _check(mixture, batch_sizes, num_lanes)
+        number = 0  # of the dataset
+        for place, stream in enumerate(mixture.streams):
+            for source in stream.sources:
+                for lane, cycle in enumerate(self._deal(source, number, starts)):
+                    self._cycles[lane * len(mixture.streams) + place].append(cycle)
+                number += 1
+        weights = np.array([stream.weight for stream in mixture.streams] * num_lanes)[:, None]
+        rows = np.array(batch_sizes)[None, :] * weights // (mixture.total_weight * num_lanes)
+        self.parts: Ints = rows // mixture.unit_rows
+
+    def steps(self, epoch: int) -> int:
+        """Steps of an epoch, if all batches have one size and no rows stand in groups."""
+        firsts = range(0, len(self._cycles), len(self._mixture.streams))  # the first stream's feed of each lane
+        return max(
+            -(-sum(end - begin for begin, end in self._once(feed, epoch)) // self._part(feed)) for feed in firsts
+        )
+
+    def windows(self, epoch: int) -> list[list[Window]]:
+        """The windows of each feed in an epoch."""
+        streams, num_feeds = self._mixture.streams, len(self._cycles)
+        result: list[list[Window]] = []
+        for feed, cycles in enumerate(self._cycles):
+            spans = self._once(feed, epoch) if feed % len(streams) == 0 else [self._cycled(feed, epoch)]
+            pieces = interleave([cycle.pieces(*span) for cycle, span in zip(cycles, spans, strict=True)])
+            weight = streams[feed % len(streams)].weight
+            least = -(-self._window_rows * weight // (self._mixture.total_weight * self._num_lanes))
+            cuts = cut_windows(pieces.ends - pieces.begins, least)
+            result.append([Window(pieces.take(cut), i * num_feeds + feed) for i, cut in enumerate(cuts)])
+        return result
+
+    def _once(self, feed: int, epoch: int) -> list[tuple[int, int]]:
+        """Of each dataset of the first stream, which rows of its endless sequence of passes an epoch takes."""
+        rates = [
+            source.repeat * cycle.num_rows
+            for source, cycle in zip(self._mixture.streams[0].sources, self._cycles[feed], strict=True)
+        ]
+        return [(math.floor(epoch * rate), math.floor((epoch + 1) * rate)) for rate in rates]
+
+    def _cycled(self, feed: int, epoch: int) -> tuple[int, int]:
+        """The same of the dataset of another stream: as many as the steps need, from where the last epoch ended."""
+        begin = sum(self.steps(earlier) for earlier in range(epoch)) * self._part(feed)
+        return begin, begin + self.steps(epoch) * self._part(feed)
+
+    def _part(self, feed: int) -> int:
+        """Units that a feed adds to a batch, where all batches have one size."""
+        return int(self.parts[feed, 0])
+
+    def _deal(self, source: Source, number: int, starts: Ints) -> list[Cycle]:
+        """The lanes' shares of a dataset."""
+        num_shards = source.last_shard - source.first_shard
+        if self._num_lanes > num_shards:
+            raise ValueError(f"{self._num_lanes} lanes need as many shards: got {num_shards}; set num_lanes lower")
+        sizes = np.diff(starts[source.first_shard : source.last_shard + 1])
+        lanes = deal(sizes, self._num_lanes, seed=self._order.seed, position=number)
+        cycles: list[Cycle] = []
+        for lane, shards in enumerate(lanes):
+            order = partial(self._shard_order, position=number * self._num_lanes + lane)
+            cycles.append(Cycle(source.first_shard + shards, starts, order))
+        return cycles
+
+    def _shard_order(self, count: int, number: int, *, position: int) -> Ints:
+        return self._order(count, number, Purpose.SHARD_ORDER, position)
+
+
+def _check(mixture: Mixture, batch_sizes: list[int], num_lanes: int) -> None:
+    """Raise ValueError where batches cannot be shared out to lanes, streams and units as they are asked for."""
+    if mixture.groups and mixture.unique:
+        raise ValueError("unique: rows of a group must stay together and cannot be kept apart; set unique or groups")
+    if mixture.unique and num_lanes > 1:
+        raise ValueError(f"unique: a rank sees only the rows of its own of the {num_lanes} lanes; set num_lanes to 1")
+    if len(mixture.streams) > 1 and (mixture.groups or len(set(batch_sizes)) > 1):
+        raise ValueError(
+            "weights: a fixed share of every batch needs batches of one size without groups; mix by repeat instead"
+        )
+    for size in sorted(set(batch_sizes)):
+        if num_lanes < 1 or size % num_lanes:
+            raise ValueError(f"num_lanes must divide global_batch_size {size}: got {num_lanes}")
+        if size // num_lanes % mixture.unit_rows:
+            raise ValueError(
+                f"groups of {mixture.unit_rows} rows do not fill a batch of {size} rows in {num_lanes} lanes: set "
+                f"global_batch_size to a multiple of {mixture.unit_rows * num_lanes}"
+            )
+        weights = [stream.weight for stream in mixture.streams]
+        if any(size * weight % (mixture.total_weight * num_lanes) for weight in weights):
+            multiple = mixture.total_weight // math.gcd(*weights) * num_lanes
+            raise ValueError(
+                f"weights {' : '.join(map(str, weights))} do not share a batch of {size} rows in {num_lanes} lanes "
+                f"exactly: set global_batch_size to a multiple of {multiple}"
+            )
