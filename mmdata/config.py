@@ -6,6 +6,7 @@ Nothing is ignored: an unknown key is an error that names the nearest known one.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -189,9 +190,41 @@ class DataConfig(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_mixture(self) -> DataConfig:
+        mixed = self.shards if isinstance(self.shards, list) else []
+        given = {(source.weight is not None, source.repeat is not None) for source in mixed}
+        if len(given) > 1 or (True, True) in given:
+            listed = "; ".join(f"'{s.shards}' has weight {s.weight}, repeat {s.repeat}" for s in mixed)
+            raise ValueError(f"give each dataset a weight, or each a repeat, or none of them either: {listed}")
+        weights = [source.weight for source in mixed if source.weight is not None]
+        if weights:
+            unit = sum(weights) // math.gcd(*weights)  # the smallest batch that holds them to the row
+            name = "global_batch_size" if self.token_budget is None else "batch_multiple"
+            rows = int(getattr(self, name))
+            if rows % unit:
+                raise ValueError(
+                    f"{name} {rows} cannot hold the weights {' : '.join(map(str, weights))} to the row: "
+                    f"it must be a multiple of {unit}; {rows // unit * unit or unit} is"
+                )
+        return self
+
+
+def sources(data: DataConfig) -> list[SourceConfig]:
+    """The datasets of `data.shards`, one or several: all of them with a weight, or all with a repeat.
+
+    Where neither is given, and for a dataset that is alone, it is `repeat` 1: the rows of all, each once an epoch.
+    """
+    listed = data.shards if isinstance(data.shards, list) else [SourceConfig(shards=data.shards)]
+    if len(listed) > 1 and listed[0].weight is not None:
+        return listed
+    return [SourceConfig(shards=source.shards, repeat=source.repeat or 1.0) for source in listed]
+
 
 def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
-    """The settings that load `data.val_shards`: centre crop, order of the index; `hashes` also if training has none.
+    """The settings that load `data.val_shards`: centre crop, order of the index, batches of one size, nothing grouped.
+
+    `hashes` adds those also where training has none.
 
     Raises:
         ConfigError: `data.val_shards` is not set.
@@ -199,7 +232,7 @@ def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
     if data.val_shards is None:
         raise ConfigError("data.val_shards is not set: there is nothing to evaluate on")
     changes = {"shards": data.val_shards, "transform": "eval", "shuffle": False, "hashes": hashes or data.hashes}
-    return data.model_copy(update=changes)
+    return data.model_copy(update={**changes, "groups": None, "unique": False, "token_budget": None})
 
 
 class ModelConfig(Settings):
@@ -358,6 +391,8 @@ def _override(content: dict[str, Any], override: str) -> None:
     node = content
     for key in keys[:-1]:
         node = node.setdefault(key, {})
+        if isinstance(node, list):
+            raise ConfigError(f"override '{override}': '{key}' is a list, which is given whole, as in '{key}=[…]'")
         if not isinstance(node, dict):
             raise ConfigError(f"override '{override}': '{key}' is a value, not a section")
     try:
@@ -371,32 +406,47 @@ def parse(kind: type[S], content: dict[str, Any], *, origin: str) -> S:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(f"{origin}: " + "; ".join(_explain(kind, e) for e in error.errors())) from error
+        errors = [(_place(e), e) for e in error.errors()]
+        # Of a value that may be of several types, that it is none of one of them; what is wrong inside it says more.
+        telling = [(place, e) for place, e in errors if not any(_is_inside(other, place) for other, _ in errors)]
+        raise ConfigError(f"{origin}: " + "; ".join(_explain(kind, *each) for each in telling)) from error
 
 
-def _explain(kind: type[Settings], error: Any) -> str:
-    location = [str(part) for part in error["loc"]]
+def _place(error: Any) -> list[str]:
+    """Keys and positions; pydantic puts in the name of a type where there are several, as "list[SourceConfig]"."""
+    return [str(part) for part in error["loc"] if isinstance(part, int) or (part != "str" and "[" not in part)]
+
+
+def _is_inside(place: list[str], other: list[str]) -> bool:
+    return len(place) > len(other) and place[: len(other)] == other
+
+
+def _explain(kind: type[Settings], location: list[str], error: Any) -> str:
+    dotted = ".".join(location)
     if error["type"] == "extra_forbidden":
-        dotted = ".".join(location)
         known = list(_section(kind, location[:-1]).model_fields)
         near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.0)
         return f"unknown key '{dotted}'; did you mean '{'.'.join([*location[:-1], *near])}'?"
-    # Where a value may be of several types, pydantic puts the type's name into the place: "list[constrained-int]".
-    dotted = ".".join(part for part in location if part != "str" and "[" not in part)
     if error["type"] == "missing":
         return f"'{dotted}' is required and missing"
     if error["type"] == "value_error":  # from a validator of ours, which says what it got
-        return f"'{dotted}': {error['ctx']['error']}"
+        return f"'{dotted}': {error['ctx']['error']}" if dotted else str(error["ctx"]["error"])
+    if error["type"] == "model_type":
+        fields = _section(kind, location).model_fields.items()
+        keys = ", ".join(f"{name}: …" for name, field in fields if field.is_required()) or "…"
+        return f"'{dotted}': expected {{{keys}}}; got {error['input']!r}"
     return f"'{dotted}': {error['msg']}; got {error['input']!r}"
 
 
 def _section(kind: type[Settings], path: list[str]) -> type[Settings]:
     for name in path:
-        field = kind.model_fields.get(name)
-        annotation = field.annotation if field else None
-        kinds = get_args(annotation) or (annotation,)  # of `MinerConfig | None`: both
-        sections = [inner for inner in kinds if isinstance(inner, type) and issubclass(inner, Settings)]
-        if not sections:
-            break
-        kind = sections[0]
+        if not name.isdecimal():  # a position in a list: the section is that of its items
+            kind = _settings_in(kind.model_fields[name].annotation) or kind
     return kind
+
+
+def _settings_in(annotation: Any) -> type[Settings] | None:
+    """The section that an annotation speaks of: of `MinerConfig | None` or `str | list[SourceConfig]` the first."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return annotation
+    return next(filter(None, map(_settings_in, get_args(annotation))), None)
