@@ -11,14 +11,19 @@ import torch
 from torch import Tensor
 from typing_extensions import NotRequired
 
-MODEL_KEYS = ("pixel_values", "input_ids", "attention_mask", "labels")
+MODEL_KEYS = ("pixel_values", "pixel_attention_mask", "spatial_shapes", "input_ids", "attention_mask", "labels")
 
 
 class Batch(TypedDict):
     """One rank's slice of a global batch, on the CPU until the step moves it.
 
     Attributes:
-        pixel_values: uint8 (B, 3, H, W), RGB, 0 to 255; zeros where not valid. float32 when the loader normalises.
+        pixel_values: uint8 (B, 3, H, W), RGB, 0 to 255; zeros where not valid. float32 when the loader normalises. At
+            native resolution (B, N, patch_size² · 3): patches from left to right and from top to bottom, the values of
+            a patch in the order height, width, channel; N is the bucket's number of patches.
+        pixel_attention_mask: int64 (B, N), 1 on patches, 0 after the last; the first position is 1 in every row. Only
+            at native resolution (`data.image_patches`).
+        spatial_shapes: int64 (B, 2), patches of each image (high, wide); (1, 1) where not valid. Likewise.
         input_ids: int64 (B, L), L is the text length of the batch's bucket.
         attention_mask: int64 (B, L), 1 on tokens, 0 on padding; the first position is 1 in every row.
         labels: int64 (B,), -1 where a row has none; only when the corpus has labels.
@@ -30,6 +35,8 @@ class Batch(TypedDict):
     """
 
     pixel_values: Tensor
+    pixel_attention_mask: NotRequired[Tensor]
+    spatial_shapes: NotRequired[Tensor]
     input_ids: Tensor
     attention_mask: Tensor
     labels: NotRequired[Tensor]

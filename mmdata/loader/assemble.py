@@ -16,6 +16,7 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.errors import BadSample
 from mmdata.loader.ledger import LedgerEntry
+from mmdata.loader.pixels import Images, Patches
 from mmdata.loader.slots import SlotRing
 from mmdata.loader.stats import Stats
 from mmdata.plan import Bucket
@@ -121,18 +122,19 @@ class Assembler:
         """Make a batch; `labels` says whether it has them."""
         places = np.flatnonzero(task.rows >= 0)
         rows = _Rows(self, task, samples, places)
-        pixel_values = self._slots.lend((len(task.rows), 3, task.bucket.height, task.bucket.width))
-        rows.write_pixels(pixel_values)
+        kind = Patches if task.bucket.patches else Images
+        pixels = kind(task.bucket, len(task.rows), self._slots, self.transform)
+        rows.write_pixels(pixels)
         input_ids, attention_mask = rows.tokenize()
-        valid = np.zeros(len(task.rows), bool)
-        valid[places] = rows.usable
-        pixel_values[torch.from_numpy(~valid)] = 0
-        rows.count(valid, attention_mask)
+        usable = np.zeros(len(task.rows), bool)
+        usable[places] = rows.usable
+        rows.count(usable, attention_mask)
+        valid = torch.from_numpy(usable)
         batch = Batch(
-            pixel_values=pixel_values,
+            **pixels.entries(valid),
             input_ids=torch.from_numpy(input_ids),
             attention_mask=torch.from_numpy(attention_mask),
-            valid=torch.from_numpy(valid),
+            valid=valid,
             rows=torch.from_numpy(task.rows.copy()),
             keys=rows.spread_keys(),
         )
@@ -162,8 +164,8 @@ class _Rows:
         self.masked: list[LedgerEntry] = []
         self.stats = Stats()
 
-    def write_pixels(self, pixel_values: Tensor) -> None:
-        """Decode and crop each row into its place in (B, 3, H, W)."""
+    def write_pixels(self, pixels: Images | Patches) -> None:
+        """Decode and crop each row into its place."""
         stats, clock = self.stats, perf_counter
         for i, place in enumerate(self._places.tolist()):
             started = clock()
@@ -171,9 +173,9 @@ class _Rows:
             read = clock()
             decoded = read
             try:
-                pixels = decode(image.data, format=image.format, orientation=image.orientation)
+                whole = decode(image.data, format=image.format, orientation=image.orientation)
                 decoded = clock()
-                self._assembler.transform(pixels, pixel_values[place], row=image.number, epoch=self._task.epoch)
+                pixels.write(whole, place, row=image.number, epoch=self._task.epoch)
             except BadSample as error:
                 self._mask(i, error)
             stats.read_s += read - started

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from mmdata import Batch, Loader
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError, DataError
-from mmdata.plan import choose_captions
+from mmdata.plan import Bucket, choose_captions
 from mmdata.shards import ShardWriter
 from mmdata.transform.image import decode
 from mmdata.transform.pixels import PixelTransform
@@ -55,7 +55,7 @@ def test_loader_batch_has_the_shapes_and_types_of_the_contract(corpus: Corpus):
     loader = corpus.loader(hashes=True)
     for batch in loader:
         length, height, width = batch["input_ids"].shape[1], *batch["pixel_values"].shape[2:]
-        assert (length, height, width) in loader.plan.policy.buckets
+        assert Bucket(length, height, width) in loader.plan.policy.buckets
         assert {key: (value.dtype, tuple(value.shape)) for key, value in batch.items() if key != "keys"} == {
             "pixel_values": (torch.uint8, (8, 3, height, width)),
             "input_ids": (torch.int64, (8, length)),
