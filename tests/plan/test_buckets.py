@@ -1,61 +1,18 @@
-"""Buckets: the bounds with least padding, the bucket of a row, and where a rest goes."""
+"""Buckets: the bucket of a row, the rows of a batch, and where a rest goes."""
 
 from __future__ import annotations
 
-import itertools
+import inspect
+import textwrap
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from mmdata.plan import Bucket, LengthAspectPolicy, Shapes, choose_lengths
+from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy, Plan, Shapes, TokenBudgetPolicy
 from mmdata.plan.buckets import merge_groups
-
-
-def padded_tokens(histogram: list[int], bounds: list[int]) -> int:
-    """Token places when each caption is padded to the smallest bound that holds it."""
-    return sum(count * min(b for b in bounds if b >= length) for length, count in enumerate(histogram) if count)
-
-
-def test_choose_lengths_example_of_the_docstring():
-    histogram = np.zeros(21, np.int64)
-    histogram[[4, 5, 20]] = [10, 10, 1]
-    assert choose_lengths(histogram, 1) == [20]
-    assert choose_lengths(histogram, 2) == [5, 20]
-    assert choose_lengths(histogram, 3) == choose_lengths(histogram, 9) == [4, 5, 20]
-    tokens = 4 * 10 + 5 * 10 + 20
-    assert padded_tokens(histogram.tolist(), [5, 20]) - tokens == 10
-    assert padded_tokens(histogram.tolist(), [4, 20]) - tokens == 150
-
-
-@given(
-    st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any),
-    st.integers(1, 6),
-)
-def test_choose_lengths_pads_as_little_as_the_best_of_all_choices(histogram: list[int], count: int):
-    bounds = choose_lengths(np.array(histogram), count)
-    present = [length for length, captions in enumerate(histogram) if captions]
-    assert bounds == sorted(set(bounds))
-    assert len(bounds) <= count
-    assert bounds[-1] == present[-1]
-    choices = (
-        [*chosen, present[-1]]
-        for size in range(min(count, len(present)))
-        for chosen in itertools.combinations(present[:-1], size)
-    )
-    assert padded_tokens(histogram, bounds) == min(padded_tokens(histogram, choice) for choice in choices)
-
-
-def test_choose_lengths_tells_counts_of_billions_apart():
-    # [2, 3] pads one token for each caption of length 1, [1, 3] one for each of length 2.
-    assert choose_lengths(np.array([0, 10**12, 10**12 + 1, 1]), 2) == [2, 3]
-    assert choose_lengths(np.array([0, 10**12 + 1, 10**12, 1]), 2) == [1, 3]
-
-
-def test_choose_lengths_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="choose_lengths: the histogram is empty"):
-        choose_lengths(np.zeros(5, np.int64), 3)
 
 
 def shapes(*rows: tuple[int, int, int]) -> Shapes:
@@ -90,12 +47,35 @@ def test_length_aspect_policy_assigns_nothing_to_no_rows():
     assert LengthAspectPolicy([77], [(1, 1), (1, 2)]).assign(shapes()).tolist() == []
 
 
+def test_length_aspect_policy_takes_bounds_of_its_own_for_each_image_shape():
+    policy = LengthAspectPolicy([[16, 32, 77], [20], [8, 40]], [(224, 224), (192, 256), (256, 192)])
+    assert policy.buckets == (
+        Bucket(16, 224, 224),
+        Bucket(32, 224, 224),
+        Bucket(77, 224, 224),
+        Bucket(20, 192, 256),
+        Bucket(8, 256, 192),
+        Bucket(40, 256, 192),
+    )
+    square = shapes((1, 9, 9), (16, 9, 9), (17, 9, 9), (32, 9, 9), (33, 9, 9), (77, 9, 9), (500, 9, 9))
+    assert policy.assign(square).tolist() == [0, 0, 1, 1, 2, 2, 2]
+    assert policy.assign(shapes((1, 3, 4), (20, 3, 4), (500, 3, 4))).tolist() == [3, 3, 3]
+    assert policy.assign(shapes((1, 4, 3), (8, 4, 3), (9, 4, 3), (40, 4, 3), (500, 4, 3))).tolist() == [4, 4, 5, 5, 5]
+
+
 @pytest.mark.parametrize(
     ("lengths", "image_shapes", "message"),
     [
         ([], [(1, 1)], r"lengths must rise: got \[\]"),
         ([3, 3], [(1, 1)], r"lengths must rise: got \[3, 3\]"),
         ([3, 2], [(1, 1)], r"lengths must rise: got \[3, 2\]"),
+        ([[3], [3, 2]], [(1, 1), (1, 2)], r"lengths must rise: got \[3, 2\]"),
+        ([[3], []], [(1, 1), (1, 2)], r"lengths must rise: got \[\]"),
+        (
+            [[3], [3], [3]],
+            [(1, 1), (1, 2)],
+            "lengths must be one list of bounds for all image shapes or one for each of the 2: got 3 lists",
+        ),
         ([3], [], r"image_shapes must be different \(height, width\) pairs: got \[\]"),
         ([3], [(1, 2), (1, 2)], r"image_shapes must be different \(height, width\) pairs: got \[\(1, 2\), \(1, 2\)\]"),
     ],
@@ -105,10 +85,91 @@ def test_length_aspect_policy_refuses(lengths: list[int], image_shapes: list[tup
         LengthAspectPolicy(lengths, image_shapes)
 
 
+# Batches by token budget
+
+
+def test_token_budget_policy_example_of_the_docstring():
+    policy = TokenBudgetPolicy(LengthAspectPolicy([16, 77], [(224, 224)]), 65_536, global_batch_size=1024)
+    assert policy.batch_sizes == [304, 240]
+
+
+def test_token_budget_policy_has_the_buckets_of_the_policy_it_wraps():
+    wrapped = LengthAspectPolicy([16, 77], [(224, 224), (192, 256)])
+    policy = TokenBudgetPolicy(wrapped, 65_536, global_batch_size=1024)
+    rows = shapes((3, 9, 9), (30, 9, 9), (3, 3, 4), (30, 3, 4))
+    assert policy.buckets == wrapped.buckets
+    assert policy.assign(rows).tolist() == wrapped.assign(rows).tolist() == [0, 1, 2, 3]
+    assert policy.uses_cells is True
+
+
+def test_token_budget_policy_counts_the_patches_that_a_bucket_names():
+    policy = TokenBudgetPolicy(NativePolicy([36], [64, 164], patch_size=16), 8_000, global_batch_size=64, multiple=4)
+    assert policy.batch_sizes == [64, 40]  # 8000 / (36 + 64) = 80, and 8000 / (36 + 164) = 40
+    assert policy.uses_cells is False
+
+
+@given(
+    st.lists(st.integers(1, 77), min_size=1, max_size=4, unique=True).map(sorted),
+    st.integers(1, 10),
+    st.integers(1, 512),
+    st.integers(1, 40_000),
+)
+def test_token_budget_policy_fills_the_budget_and_no_more(lengths: list[int], multiple: int, most: int, budget: int):
+    image = [(32, 32), (16, 64), (40, 40)]  # 4 patches of 16 pixels each
+    policy = LengthAspectPolicy(lengths, image[:2] if multiple % 2 else image)
+    if budget < multiple * (lengths[-1] + 4) or most < multiple:
+        with pytest.raises(ValueError, match="do not fit into token_budget"):
+            TokenBudgetPolicy(policy, budget, global_batch_size=most, multiple=multiple)
+        return
+    sizes = TokenBudgetPolicy(policy, budget, global_batch_size=most, multiple=multiple).batch_sizes
+    for bucket, size in zip(policy.buckets, sizes, strict=True):
+        assert size % multiple == 0
+        assert size * (bucket.length + 4) <= budget
+        assert size <= most
+        assert (size + multiple) * (bucket.length + 4) > budget or size + multiple > most
+
+
+def test_token_budget_policy_names_the_bucket_that_does_not_fit():
+    policy = LengthAspectPolicy([16, 77], [(224, 224)])
+    message = (
+        r"Bucket\(length=77, height=224, width=224, patches=0\): 8 rows of 273 tokens and patches do not fit into "
+        r"token_budget 2000 and global_batch_size 64; set token_budget to 2184 or more, or batch_multiple \(8\) lower"
+    )
+    with pytest.raises(ValueError, match=message):
+        TokenBudgetPolicy(policy, 2000, global_batch_size=64)
+
+
+# A policy of one's own
+
+
+def test_bucket_policy_of_the_docstring_makes_a_plan(fake_rows):
+    text = inspect.cleandoc(BucketPolicy.__doc__ or "")
+    code = textwrap.dedent(text[text.index("    class Upright:") :])
+    names = {"Bucket": Bucket, "Shapes": Shapes, "NDArray": NDArray, "np": np}
+    exec(code, names)
+    rows = fake_rows([3, 3], height=[20, 30, 20, 20, 30, 20], width=[30, 20, 30, 20, 10, 30])
+    plan = Plan(rows, names["Upright"](), global_batch_size=2, shuffle=False)
+    assert [(step.bucket, step.rows.tolist()) for step in plan.steps(0)] == [
+        (Bucket(77, 224, 288), [0, 2]),
+        (Bucket(77, 224, 288), [3, 5]),
+        (Bucket(77, 288, 224), [1, 4]),
+    ]
+    assert len(code.splitlines()) <= 10
+
+
+# The end of an epoch
+
+
 def test_merge_groups_join_the_longest_texts_then_each_image_shape():
     buckets = LengthAspectPolicy([8, 16], [(2, 2), (2, 3)]).buckets
     assert merge_groups(buckets) == [([1, 3], [1, 3]), ([1, 0], [3, 2]), ([3, 2], [])]
     assert merge_groups(buckets[:2]) == [([1, 0], [])]
+
+
+def test_merge_groups_of_unequal_bounds_go_on_with_the_shape_of_the_longest_text():
+    # Positions: (8, a) 0, (77, a) 1, (20, b) 2, (8, c) 3, (40, c) 4.
+    buckets = LengthAspectPolicy([[8, 77], [20], [8, 40]], [(2, 2), (2, 3), (3, 2)]).buckets
+    assert merge_groups(buckets) == [([2], [4]), ([4, 3], [1, 0]), ([1, 0], [])]
 
 
 @given(
