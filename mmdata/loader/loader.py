@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from mmdata.batch import Batch
-from mmdata.config import Config, DataConfig, load_config, parse
+from mmdata.config import Config, DataConfig, load_config, parse, sources
 from mmdata.errors import ConfigError
 from mmdata.loader.assemble import Made, Task, worker_threads
 from mmdata.loader.ledger import Ledger, LedgerEntry
@@ -99,9 +99,11 @@ class Loader:
             DataError: the shards have no index, or are not those that were indexed.
         """
         data = data_config(config)
-        index = Index.open(data.shards)
+        index = Index.open([source.shards for source in sources(data)])
         tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
-        transform = PixelTransform(data.transform, crop_scale=data.crop_scale, seed=data.seed)
+        transform = PixelTransform(
+            data.transform, crop_scale=data.crop_scale, seed=data.seed, patch_size=data.patch_size
+        )
         return cls(
             build_plan(data, index, tokenizer),
             Worker(index, tokenizer, transform, hashes=data.hashes),

@@ -49,10 +49,13 @@ def build_plan(data: DataConfig, index: Index, tokenizer: Tokenizer, *, count_le
         count_lengths: know the lengths even where a single text length does not ask for them.
 
     Raises:
-        DataError: the index has no rows.
+        DataError: the index has no rows, or a dataset of a mixture has none.
     """
-    if len(index) == 0:
-        raise DataError(f"shards '{index.folder}': no rows in the index; see quarantine.jsonl there for those left out")
+    for part in index.manifest.parts:
+        if part.rows == 0:
+            raise DataError(
+                f"shards '{part.folder}': no rows in the index; see quarantine.jsonl there for those left out"
+            )
     needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
     lengths = caption_lengths(index, tokenizer) if needed else None
     return Plan(
@@ -80,9 +83,9 @@ def bucket_policy(data: DataConfig, index: Index, lengths: Lengths) -> BucketPol
         policy = NativePolicy(text_lengths(data, index, lengths), data.image_patches, patch_size=data.patch_size)
     elif data.max_shapes is not None:
         histogram = caption_histogram(index, lengths, max_length=data.max_length)
-        policy = _shared_out(image_shapes(data, index, lengths), histogram, data.max_shapes)
+        policy = _shared_out(image_shapes(data, index), histogram, data.max_shapes)
     else:
-        policy = LengthAspectPolicy(text_lengths(data, index, lengths), image_shapes(data, index, lengths))
+        policy = LengthAspectPolicy(text_lengths(data, index, lengths), image_shapes(data, index))
     if data.token_budget is None:
         return policy
     return TokenBudgetPolicy(
@@ -103,11 +106,11 @@ def _shared_out(shapes: list[tuple[int, int]], histogram: NDArray[np.int64], max
     return LengthAspectPolicy([bounds[shape] for shape in used], [shapes[shape] for shape in used])
 
 
-def image_shapes(data: DataConfig, index: Index, lengths: Lengths) -> list[tuple[int, int]]:
+def image_shapes(data: DataConfig, index: Index) -> list[tuple[int, int]]:
     """The (height, width) pairs that are set, or those that crop least."""
     if data.image_buckets != "auto":
         return data.image_buckets or [(data.image_size, data.image_size)]
-    aspects = caption_histogram(index, lengths, max_length=data.max_length).sum(axis=0)
+    aspects = caption_histogram(index, None, max_length=data.max_length).sum(axis=0)
     return choose_image_shapes(aspects, data.num_image_buckets, image_size=data.image_size, patch_size=data.patch_size)
 
 
@@ -158,13 +161,17 @@ def caption_lengths(index: Index, tokenizer: Tokenizer) -> Literal["index"] | Ca
     """
     if index.manifest.tokenizer == tokenizer.fingerprint:
         return "index"
-    logger.warning(
-        "%d rows of '%s': caption lengths are not in the index for this tokenizer and are counted now; "
-        "`mmdata index %s --tokenizer … --out FOLDER` makes an index that holds them: then set data.shards to FOLDER",
-        len(index),
-        index.folder,
-        index.folder,
-    )
+    # Where one of several folders lacks them, those of all are counted.
+    for part in index.manifest.parts:
+        if part.tokenizer != tokenizer.fingerprint:
+            logger.warning(
+                "%d rows of '%s': caption lengths are not in the index for this tokenizer and are counted now; "
+                "`mmdata index %s --tokenizer … --out FOLDER` makes an index that holds them: then set data.shards to "
+                "FOLDER",
+                part.rows,
+                part.folder,
+                part.folder,
+            )
     store = ShardStore(index)
     offsets, _ = index.lists("caption_hash")
     counts = [_count_chunk(index, store, tokenizer, start) for start in range(0, len(index), CHUNK_ROWS)]

@@ -76,7 +76,7 @@ class IndexSamples:
 
     def shard(self, i: int) -> str:
         """Name of the shard, for messages."""
-        return self._index.manifest.entry(int(self._shards[i])).name
+        return self._index.shard_name(int(self._shards[i]))
 
     def image(self, i: int) -> EncodedImage:
         """The image; its random numbers are the row's."""
