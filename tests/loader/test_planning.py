@@ -1,11 +1,47 @@
+"""From settings to a plan: the shapes that are chosen, and the counts that they are chosen from."""
+
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 
 from mmdata.config import DataConfig
-from mmdata.loader.planning import build_plan, caption_lengths, text_lengths, token_histogram
-from mmdata.plan import choose_lengths
+from mmdata.loader.planning import bucket_policy, build_plan, caption_histogram, caption_lengths, text_lengths
+from mmdata.plan import (
+    Bucket,
+    IndexRows,
+    NativePolicy,
+    TokenBudgetPolicy,
+    choose_image_shapes,
+    choose_lengths,
+    choose_lengths_by_shape,
+)
+from mmdata.plan.buckets import nearest_shapes
+from mmdata.shards.histogram import ASPECT_BINS, aspect_bin
 from mmdata.transform.text import Tokenizer
+
+
+@pytest.fixture
+def make_policy(corpus):
+    """`make_policy(**changes)`: the policy of the corpus's settings, some of them changed."""
+
+    def make(**changes: Any):
+        return bucket_policy(DataConfig.model_validate({**corpus.settings, **changes}), corpus.index, "index")
+
+    return make
+
+
+def histogram_of(corpus, max_length: int) -> np.ndarray:
+    """Captions by length and aspect bin, one by one."""
+    histogram = np.zeros((max_length + 1, ASPECT_BINS), np.int64)
+    offsets, counts = corpus.index.lists("caption_tokens")
+    shapes = IndexRows(corpus.index, lengths=None).shapes(np.arange(len(corpus.index)), 0)
+    for row, bin_ in enumerate(aspect_bin(shapes.height, shapes.width).tolist()):
+        for tokens in counts[offsets[row] : offsets[row + 1]].tolist():
+            histogram[min(tokens, max_length), bin_] += 1
+    return histogram
 
 
 def test_text_lengths_chosen_from_the_manifest_are_those_of_all_captions(corpus):
@@ -24,9 +60,84 @@ def test_lengths_counted_for_another_tokenizer_are_those_an_index_would_hold(cor
     counted = caption_lengths(corpus.index, tokenizer)
     for found, stored in zip(counted, corpus.index.lists("caption_tokens"), strict=True):
         assert np.array_equal(found, stored)
-    assert np.array_equal(token_histogram(corpus.index, counted), token_histogram(corpus.index, "index"))
+    assert text_lengths(data, corpus.index, counted) == text_lengths(data, corpus.index, "index")
 
 
 def test_captions_longer_than_max_length_count_as_cut(corpus):
     data = DataConfig.model_validate({**corpus.settings, "max_length": 5})
-    assert text_lengths(data, np.array([0, 0, 0, 7, 0, 1, 0, 9])) == [3, 5]
+    tokens = np.repeat(np.array([3, 5, 7], np.int32), [7, 1, 9])
+    assert text_lengths(data, corpus.index, (np.arange(18), tokens)) == [3, 5]
+
+
+@pytest.mark.parametrize("max_length", [500, 20])
+def test_caption_histogram_counts_every_caption_by_length_and_displayed_aspect(corpus, max_length: int):
+    expected = histogram_of(corpus, max_length)
+    assert expected.sum() == corpus.index.manifest.captions
+    assert np.array_equal(caption_histogram(corpus.index, "index", max_length=max_length), expected)
+
+
+def test_caption_histogram_of_lengths_counted_anew_is_the_same(corpus, monkeypatch):
+    monkeypatch.setattr("mmdata.loader.planning.CHUNK_ROWS", 7)  # chunks that end within shards
+    counted = corpus.index.lists("caption_tokens")
+    assert np.array_equal(caption_histogram(corpus.index, counted, max_length=30), histogram_of(corpus, 30))
+
+
+def test_image_buckets_auto_are_those_that_crop_least(corpus, make_policy):
+    policy = make_policy(image_buckets="auto", image_size=64, patch_size=8, num_image_buckets=2, text_buckets=[32])
+    aspects = histogram_of(corpus, 32).sum(axis=0)
+    chosen = choose_image_shapes(aspects, 2, image_size=64, patch_size=8)
+    assert len(chosen) == 2
+    assert policy.buckets == tuple(Bucket(32, *shape) for shape in chosen)
+
+
+def test_max_shapes_shares_text_bounds_out_over_the_image_shapes(corpus, make_policy):
+    shapes = [(32, 32), (24, 40), (40, 24)]
+    histogram = histogram_of(corpus, 32)
+    nearest = nearest_shapes(shapes)
+    by_shape = np.array([histogram[:, nearest == shape].sum(axis=1) for shape in range(3)])
+    bounds = choose_lengths_by_shape(by_shape, 11)
+    assert sum(map(len, bounds)) == 11
+    expected = tuple(Bucket(b, *shape) for shape, rising in zip(shapes, bounds, strict=True) for b in rising)
+    assert make_policy(max_shapes=11).buckets == expected
+
+
+def test_max_shapes_leaves_out_image_shapes_that_no_image_is_near(make_policy):
+    policy = make_policy(image_buckets=[[32, 32], [24, 40], [40, 24], [8, 200]], max_shapes=11)
+    assert policy.buckets == make_policy(max_shapes=11).buckets
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_max_shapes_never_cuts_a_caption_below_max_length(corpus, make_policy, counted: bool):
+    lengths = corpus.index.lists("caption_tokens") if counted else "index"
+    settings = {**corpus.settings, "image_buckets": "auto", "image_size": 48, "patch_size": 8, "max_shapes": 5}
+    policy = bucket_policy(DataConfig.model_validate(settings), corpus.index, lengths)
+    assert len(policy.buckets) == 5
+    rows = IndexRows(corpus.index, lengths=lengths)
+    bounds = np.array([bucket.length for bucket in policy.buckets])
+    for epoch in range(6):  # the captions of a row take turns
+        shapes = rows.shapes(np.arange(len(corpus.index)), epoch)
+        assert (bounds[policy.assign(shapes)] >= np.minimum(shapes.length, 32)).all()
+
+
+def test_max_shapes_makes_a_plan_of_all_rows(corpus):
+    settings = {**corpus.settings, "image_buckets": "auto", "image_size": 48, "patch_size": 8, "max_shapes": 5}
+    data = DataConfig.model_validate(settings)
+    plan = build_plan(data, corpus.index, Tokenizer.load(data.tokenizer, max_length=data.max_length))
+    steps = list(plan.steps(0))
+    assert len({step.bucket for step in steps}) <= 5
+    rows = np.concatenate([step.rows for step in steps])
+    assert sorted(rows[rows >= 0].tolist()) == list(range(50))
+
+
+def test_token_budget_wraps_the_policy(make_policy):
+    policy = make_policy(text_buckets=[16, 32], token_budget=200, global_batch_size=8, batch_multiple=2, patch_size=8)
+    assert isinstance(policy, TokenBudgetPolicy)
+    assert policy.buckets == make_policy(text_buckets=[16, 32]).buckets
+    # 16 patches of 8 pixels in 32 × 32, 15 in 24 × 40: 200 / (16 + 16) = 6.25 rows and 200 / (32 + 16) = 4.2
+    assert policy.batch_sizes == [6, 4, 6, 4, 6, 4]
+
+
+def test_image_patches_make_a_policy_at_native_resolution(make_policy):
+    policy = make_policy(image_buckets=None, image_patches=[16, 64], patch_size=8, text_buckets=[32])
+    assert isinstance(policy, NativePolicy)
+    assert policy.buckets == (Bucket(32, 0, 0, 16), Bucket(32, 0, 0, 64))
