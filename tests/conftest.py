@@ -10,7 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from PIL import Image
+
+# No time limit and no slowness check for examples: these tests may run beside other work.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 # A test run in the background, or under nohup, is started with these ignored, and so are the programs it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

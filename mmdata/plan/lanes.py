@@ -58,6 +58,11 @@ class Window(NamedTuple):
     position: int
 
 
+def uses_of(rows: Ints, passes: Ints) -> Ints:
+    """The uses of n rows in some passes."""
+    return rows + (passes << PASS_SHIFT)
+
+
 def rows_of(uses: Ints) -> Ints:
     """The row of each use; -1 of -1."""
     return np.where(uses < 0, -1, uses & ((1 << PASS_SHIFT) - 1))

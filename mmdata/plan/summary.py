@@ -9,7 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import Bucket
+from mmdata.plan.feed import shapes_of
+from mmdata.plan.lanes import uses_of
 from mmdata.plan.plan import Plan, rank_slice
+from mmdata.plan.unique import count_duplicates
 
 
 @dataclass
@@ -33,19 +36,26 @@ class PlanSummary:
 
     Attributes:
         buckets: counts by bucket, in the policy's order.
-        rows: of the corpus.
-        masked: places in the last batches that no row fills.
+        sources: rows that each dataset of the mixture gives; of a plain corpus, all of its rows.
+        masked: places that no row fills.
         merged: rows that are in a longer or another bucket than their own, to fill batches at the end of the epoch.
         lift: `same_shard_lift` of the epoch.
         touched: bool (world_size, num_shards), which shards each rank reads.
+        duplicates: rows whose image or caption is that of an earlier row of their batch; None where not asked for.
     """
 
     buckets: dict[Bucket, BucketCount]
-    rows: int
+    sources: list[int]
     masked: int
     merged: int
     lift: float
     touched: NDArray[np.bool_]
+    duplicates: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Of all batches."""
+        return sum(count.rows for count in self.buckets.values())
 
     @property
     def steps(self) -> int:
@@ -66,33 +76,39 @@ class PlanSummary:
         return sum(count.tokens for count in self.buckets.values())
 
 
-def summarize(plan: Plan, epoch: int = 0, *, world_size: int = 1) -> PlanSummary:
+def summarize(plan: Plan, epoch: int = 0, *, world_size: int = 1, duplicates: bool = False) -> PlanSummary:
     """Go through the steps of an epoch and count. The plan must know the caption lengths.
 
     Raises:
         ValueError: world_size does not divide the global batch size.
     """
+    plan.check_ranks(0, world_size)
     starts, policy = plan.rows.starts, plan.policy
     buckets = {bucket: BucketCount() for bucket in policy.buckets}
     touched = np.zeros((world_size, len(starts) - 1), np.bool_)
+    shard_uses = np.zeros(len(starts) - 1, np.int64)
     lift = _Lift(starts)
-    merged = 0
+    merged = masked = met = 0
     for step in plan.steps(epoch):
         shards = np.searchsorted(starts, step.rows, side="right") - 1
         for rank in range(world_size):
             mine = rank_slice(len(step.rows), rank, world_size)
             touched[rank, shards[mine][step.rows[mine] >= 0]] = True
-        rows = step.rows[step.rows >= 0]
-        lift.add(shards[step.rows >= 0])
-        shapes = plan.rows.shapes(rows, epoch)
+        filled = step.rows >= 0
+        uses = uses_of(step.rows[filled], step.passes[filled])
+        lift.add(shards[filled])
+        shard_uses += np.bincount(shards[filled], minlength=len(shard_uses))
+        shapes = shapes_of(plan.rows, uses)
         own = policy.assign(shapes)
         merged += sum(policy.buckets[bucket] != step.bucket for bucket in own.tolist())
+        masked += len(filled) - len(uses)
+        met += count_duplicates(plan.hashes_of(uses)) if duplicates else 0
         count = buckets[step.bucket]
         count.steps += 1
-        count.rows += len(rows)
+        count.rows += len(uses)
         count.tokens += int(np.minimum(shapes.length, step.bucket.length).sum())
-    masked = len(plan) * plan.global_batch_size - plan.num_rows
-    return PlanSummary(buckets, plan.num_rows, masked, merged, lift.value, touched)
+    sources = [int(shard_uses[first:last].sum()) for first, last, _ in plan.mixture.sources]
+    return PlanSummary(buckets, sources, masked, merged, lift.value, touched, met if duplicates else None)
 
 
 def same_shard_lift(batches: Iterable[NDArray[np.int64]], starts: NDArray[np.int64]) -> float:

@@ -71,6 +71,11 @@ class Supply:
         for place, stream in enumerate(mixture.streams):
             for source in stream.sources:
                 for lane, cycle in enumerate(self._deal(source, number, starts)):
+                    if cycle.num_rows == 0 and place > 0:
+                        raise ValueError(
+                            f"lane {lane} of the dataset of shards {source.first_shard} to {source.last_shard - 1} has "
+                            "no rows to cycle; set num_lanes lower"
+                        )
                     self._cycles[lane * len(mixture.streams) + place].append(cycle)
                 number += 1
         weights = np.array([stream.weight for stream in mixture.streams] * num_lanes)[:, None]
@@ -120,6 +125,11 @@ class Supply:
         if self._num_lanes > num_shards:
             raise ValueError(f"{self._num_lanes} lanes need as many shards: got {num_shards}; set num_lanes lower")
         sizes = np.diff(starts[source.first_shard : source.last_shard + 1])
+        if not sizes.any():
+            raise ValueError(
+                f"the dataset of shards {source.first_shard} to {source.last_shard - 1} has no rows to cycle; "
+                "leave it out"
+            )
         lanes = deal(sizes, self._num_lanes, seed=self._order.seed, position=number)
         cycles: list[Cycle] = []
         for lane, shards in enumerate(lanes):
