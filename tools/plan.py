@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mmdata import cli
-from mmdata.config import load_config
+from mmdata.config import load_config, sources
 from mmdata.loader.planning import build_plan
 from mmdata.plan import summarize
 from mmdata.shards import Index
@@ -33,7 +33,7 @@ def main() -> int:
 
     data = load_config(arguments.config, arguments.overrides).data
     tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
-    index = Index.open(data.shards)
+    index = Index.open([source.shards for source in sources(data)])
     plan = build_plan(data, index, tokenizer, count_lengths=True)
     summary = summarize(plan, arguments.epoch, world_size=arguments.world_size)
 

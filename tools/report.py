@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from mmdata.cli import run
-from mmdata.config import load_config
+from mmdata.config import load_config, sources
 from mmdata.errors import ConfigError
 from mmdata.inspect.report import write_report
 
@@ -15,7 +15,7 @@ def main() -> None:
     """Write the page and say where it is."""
     parser = argparse.ArgumentParser(prog="mmdata report", description=__doc__)
     parser.add_argument(
-        "shards", nargs="?", type=Path, help="folder with a manifest; default: data.shards of the config"
+        "shards", nargs="*", type=Path, help="folders with a manifest; default: data.shards of the config"
     )
     parser.add_argument("--config", type=Path, help="YAML file: adds buckets and padding; default: that of the run")
     parser.add_argument("--run", type=Path, help="folder that `mmdata train` wrote: adds curves and scores")
@@ -26,8 +26,10 @@ def main() -> None:
     of_run = given.run / "config.yaml" if given.run else None
     path = given.config or (of_run if of_run and of_run.is_file() else None)
     config = load_config(path) if path else None
-    shards = given.shards or (Path(config.data.shards) if config else None)
-    if shards is None:
+    shards: list[Path] = given.shards
+    if config and not shards:
+        shards = [Path(source.shards) for source in sources(config.data)]
+    if not shards:
         raise ConfigError("say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`")
     data, settings = (config.data, config.model_dump(mode="json")) if config else (None, None)
     write_report(given.out, shards=shards, data=data, run=given.run, settings=settings)

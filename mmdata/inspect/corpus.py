@@ -77,7 +77,7 @@ def shapes(index: Index, plan: Plan | None) -> Section:
     buckets = list(plan.policy.buckets) if plan else []
     charts: list[Chart] = []
     if plan is not None:
-        lengths = plan.rows.shapes(np.arange(plan.num_rows), 0).length
+        lengths = plan.rows.shapes(np.arange(int(plan.rows.starts[-1])), 0).length
         counts, source = np.bincount(lengths), "the captions of epoch 0"
     else:
         counts, source = caption_lengths(index), "all captions"
@@ -155,25 +155,31 @@ def waste(summary: PlanSummary, max_length: int) -> Section:
 
 
 def accounts(index: Index) -> Section:
-    """What became of each row that came in, as convert or index wrote it down."""
-    known = index.manifest.accounts
-    if not known:
+    """What became of each row that came in, as convert or index wrote it down: a table for each folder."""
+    parts = index.manifest.parts
+    tables: list[Table] = []
+    for part in parts:
+        known = part.accounts or {}
+        counted = {name: value for name, value in known.items() if name != "run"}  # "run" says of what, not how many
+        flat = _flat({name: counted[name] for name in sorted(counted, key=_account_order)})
+        rows = [(name, _cell(value)) for name, value in flat.items()]
+        if rows:
+            tables.append(Table(("", "rows"), rows, str(part.folder) if len(parts) > 1 else ""))
+    if not tables:
         return Section(
             "Accounts", missing="These shards carry no accounts; `mmdata convert` and `mmdata index` write them."
         )
-    counted = {name: value for name, value in known.items() if name != "run"}  # "run" says of what, not how many
-    flat = _flat({name: counted[name] for name in sorted(counted, key=_account_order)})
-    return Section("Accounts", tables=[Table(("", "rows"), [(name, _cell(value)) for name, value in flat.items()])])
+    return Section("Accounts", tables=tables)
 
 
-def quarantine(folder: Path) -> Section:
+def quarantine(folders: Sequence[Path]) -> Section:
     """Rows left out of the shards, with their reasons: counts, and the first of them."""
-    path = folder / QUARANTINE_NAME
-    if not path.is_file():
+    paths = [path for folder in folders if (path := folder / QUARANTINE_NAME).is_file()]
+    if not paths:
         return Section(
             "Left out", missing=f"No {QUARANTINE_NAME} beside the manifest: no row is known to have been left out."
         )
-    return ledger("Left out", [path], "{} rows are not in the shards, each with its reason.")
+    return ledger("Left out", paths, "{} rows are not in the shards, each with its reason.")
 
 
 def ledger(title: str, paths: Sequence[Path], note: str) -> Section:

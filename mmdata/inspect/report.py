@@ -5,14 +5,14 @@ Whatever is not there yet (no run, no evaluation, no accounts) is left out with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mmdata.atomic import write_whole
-from mmdata.config import DataConfig
+from mmdata.config import DataConfig, SourceConfig, sources
 from mmdata.inspect import corpus, runs
 from mmdata.inspect.page import Fact, Page, Section, render
 from mmdata.loader.planning import build_plan
@@ -27,7 +27,7 @@ NO_RUN = "No run was given: `mmdata report … --run runs/NAME` adds its curves 
 def write_report(
     out: Path,
     *,
-    shards: Path,
+    shards: Path | Sequence[Path],
     data: DataConfig | None = None,
     run: Path | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -36,17 +36,20 @@ def write_report(
 
     Args:
         out: where to; folders are made.
-        shards: folder with a manifest.
-        data: adds buckets and padding; its own `shards` is not looked at.
+        shards: folder with a manifest, or several, which are shown as one corpus.
+        data: adds buckets and padding; where it names other shards, those given here stand in, each row once.
         run: folder that `mmdata train` wrote; adds curves and scores.
         settings: sections of settings to list; None lists `data` where it is given.
 
     Raises:
         DataError: no manifest, or a file of the run is damaged.
-        ConfigError: no such tokenizer.
+        ConfigError: no such tokenizer, or a shard twice.
         ImportError: jinja2 is not installed.
     """
     index = Index.open(shards)
+    folders = [source.folder for source in index.sources]
+    if data and folders != [Path(source.shards) for source in sources(data)]:
+        data = data.model_copy(update={"shards": [SourceConfig(shards=str(folder)) for folder in folders]})
     plan = _plan(index, data) if data and len(index) else None
     summary = summarize(plan) if plan else None
     metrics = runs.read_metrics(run) if run else []
@@ -61,12 +64,14 @@ def write_report(
         runs.curves(metrics) if run else Section("Training", missing=NO_RUN),
         runs.scores(evaluation) if run else Section("Evaluation", missing=NO_RUN),
         corpus.accounts(index),
-        corpus.quarantine(index.folder),
+        corpus.quarantine(folders),
         *masked,
         runs.settings(listed) if listed else Section("Settings", missing=NO_CONFIG),
     ]
-    subtitle = f"{index.folder.resolve()}, manifest {index.fingerprint[:12]}" + (f", run {run}" if run else "")
-    page = Page(index.folder.resolve().name, subtitle, _facts(index, summary, evaluation), sections)
+    resolved = [folder.resolve() for folder in folders]
+    subtitle = f"{', '.join(map(str, resolved))}, manifest {index.fingerprint[:12]}" + (f", run {run}" if run else "")
+    title = " + ".join(folder.name for folder in resolved)
+    page = Page(title, subtitle, _facts(index, summary, evaluation), sections)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, render(page).encode("utf-8", "replace"))
 

@@ -19,8 +19,8 @@ from time import perf_counter
 from typing import Any
 
 from mmdata.batch import Batch
-from mmdata.config import DataConfig
-from mmdata.errors import DataError
+from mmdata.config import DataConfig, sources
+from mmdata.errors import ConfigError, DataError
 from mmdata.loader.assemble import Assembler, Made, worker_threads
 from mmdata.loader.ledger import Ledger, LedgerEntry
 from mmdata.loader.loader import data_config
@@ -56,7 +56,8 @@ def stream(
         world_size: processes; shard i goes to rank i mod world_size.
 
     Raises:
-        ConfigError: a setting is unknown, missing or out of range, `pipe:` in a shard's name, fewer shards than ranks.
+        ConfigError: a setting is unknown, missing or out of range, `pipe:` in a shard's name, fewer shards than ranks,
+            or the settings name several datasets.
         DataError: a local shard is not there.
         ValueError: world_size does not divide the global batch size.
 
@@ -68,7 +69,7 @@ def stream(
         config = _named(config, shards)
     data = data_config(config)
     rank_slice(data.global_batch_size, rank, world_size)  # raises if they do not fit
-    own = deal(find_shards(data.shards if shards is None else shards), rank, world_size)
+    own = deal(find_shards(_single(data) if shards is None else shards), rank, world_size)
     return Stream(own, data, rank=rank, world_size=world_size)
 
 
@@ -226,6 +227,16 @@ class Stream:
         made = wait()
         self.stats.wait_s += perf_counter() - started
         return made
+
+
+def _single(data: DataConfig) -> str:
+    datasets = sources(data)
+    if len(datasets) > 1:
+        raise ConfigError(
+            f"data.shards names {len(datasets)} datasets, and streams mix none: use one mmdata.Loader over indexed "
+            "shards, or give the stream's shards themselves, in one list"
+        )
+    return datasets[0].shards
 
 
 def _named(config: dict[str, Any], shards: ShardNames) -> dict[str, Any]:

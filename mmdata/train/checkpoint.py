@@ -5,6 +5,7 @@ A checkpoint is one file, whole or absent, whatever the moment of a kill; loadin
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, BinaryIO, cast
@@ -20,10 +21,12 @@ LATEST = "latest"
 
 # Settings that may differ between the run that wrote a checkpoint and the run that resumes it: they change where
 # things lie, who does the work and what is told about it, never which numbers come out (micro_batch_size: up to
-# rounding). A moved corpus is still the same corpus: the loader compares its manifest.
+# rounding). A moved corpus is still the same corpus: the loader compares its manifest. In a mixture that is the folder
+# of each dataset, data.shards.0.shards and so on (positions are left out here), but not its weight or repeat.
 MAY_CHANGE = frozenset(
     {
         "data.shards",
+        "data.shards.shards",
         "data.val_shards",
         "data.num_workers",
         "data.prefetch",
@@ -39,6 +42,9 @@ MAY_CHANGE = frozenset(
         "model.gradient_checkpointing",
     }
 )
+
+_POSITION = re.compile(r"\.\d+(?=\.)")
+"""Of a section in a list of them: ".0" in data.shards.0.weight."""
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any], *, keep: int) -> Path:
@@ -135,7 +141,8 @@ def check_same_settings(saved: dict[str, Any], current: dict[str, Any], *, origi
         ConfigError: names each key that differs, with both values.
     """
     before, now = _flat(saved), _flat(current)
-    changed = sorted(k for k in before.keys() | now.keys() if k not in MAY_CHANGE and before.get(k) != now.get(k))
+    differ = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
+    changed = sorted(key for key in differ if _POSITION.sub("", key) not in MAY_CHANGE)
     if changed:
         listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed)
         raise ConfigError(
@@ -156,8 +163,11 @@ def _name(step: int) -> str:
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"data": {"shards": [{"weight": 3}]}} -> {"data.shards.0.weight": 3}; a list of values is a value."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
+        if isinstance(value, list) and isinstance(next(iter(cast("list[Any]", value)), None), dict):
+            value = {str(position): item for position, item in enumerate(cast("list[Any]", value))}
         if isinstance(value, dict):
             flat |= _flat(cast("dict[str, Any]", value), f"{prefix}{key}.")
         else:
