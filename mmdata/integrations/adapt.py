@@ -40,7 +40,8 @@ def valid_inputs(batch: Batch) -> dict[str, Tensor]:
     negatives, so that its CLIP loss and gradient are 0.
 
     Returns:
-        pixel_values uint8 (b, 3, H, W), input_ids and attention_mask int64 (b, L), labels (b,) where there are any.
+        pixel_values uint8 (b, 3, H, W), input_ids and attention_mask int64 (b, L), labels (b,) where there are any; at
+        native resolution pixel_values uint8 (b, N, D), pixel_attention_mask (b, N) and spatial_shapes (b, 2).
     """
     valid = batch["valid"].clone()
     if not bool(valid.any()):
@@ -49,9 +50,15 @@ def valid_inputs(batch: Batch) -> dict[str, Tensor]:
 
 
 def normalized(pixel_values: Tensor, mean: Sequence[float] = CLIP_MEAN, std: Sequence[float] = CLIP_STD) -> Tensor:
-    """uint8 (B, 3, H, W) to float32, as a model expects them; floats pass as they are. Run it on the device."""
+    """uint8 (B, 3, H, W) to float32, as a model expects them; floats pass as they are. Run it on the device.
+
+    Patches (B, N, patch_size² · 3) of native resolution likewise.
+    """
     if pixel_values.is_floating_point():
         return pixel_values
-    shift = torch.tensor(mean, device=pixel_values.device).view(1, 3, 1, 1)
-    scale = torch.tensor(std, device=pixel_values.device).view(1, 3, 1, 1)
+    shift = torch.tensor(mean, device=pixel_values.device).view(3, 1, 1)
+    scale = torch.tensor(std, device=pixel_values.device).view(3, 1, 1)
+    if pixel_values.ndim == 3:
+        by_channel = pixel_values.unflatten(2, (-1, 3, 1, 1))  # (B, N, patch_size², 3, 1, 1)
+        return ((by_channel.float() / 255 - shift) / scale).flatten(2)
     return (pixel_values.float() / 255 - shift) / scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -46,24 +47,45 @@ class ClipImageTower(nn.Module):
 
 
 class Siglip2ImageTower(nn.Module):
-    """SigLIP 2 with native aspect ratios (NaFlex): takes patches, so the images of a bucket are cut here."""
+    """SigLIP 2 with native aspect ratios (NaFlex): takes patches; whole images are cut into patches here."""
+
+    takes_patches = True
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model.vision_model
         self.patch_size = int(model.config.vision_config.patch_size)
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        batch, channels, height, width = pixel_values.shape
+    def forward(
+        self, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None, spatial_shapes: Tensor | None = None
+    ) -> Tensor:
+        if pixel_attention_mask is None or spatial_shapes is None:
+            pixel_values, pixel_attention_mask, spatial_shapes = self._cut(pixel_values)
+        size, values = self.patch_size, pixel_values.shape[2]
+        if values != size * size * 3:
+            side = math.isqrt(values // 3)
+            raise ValueError(f"patches of {side} x {side} pixels: the model's are {size} x {size}; set data.patch_size")
+        output = self.model(
+            pixel_values=pixel_values,
+            pixel_attention_mask=pixel_attention_mask,
+            # The library reads them one by one: on a GPU it would wait for each.
+            spatial_shapes=spatial_shapes.cpu(),
+        )
+        return output.pooler_output  # (B, D)
+
+    def _cut(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Images (B, 3, H, W) as patches (B, T, size * size * 3), their mask and their shapes."""
+        batch, channels, height, width = images.shape
         size = self.patch_size
         if height % size or width % size:
-            raise ValueError(f"images of {height} x {width} pixels: sides must be multiples of the patch size {size}")
-        grid = pixel_values.reshape(batch, channels, height // size, size, width // size, size)
+            raise ValueError(
+                f"images of {height} x {width} pixels: sides must be multiples of the patch size {size}; set "
+                "data.image_size or data.image_buckets, or data.image_patches for images in their own aspect ratio"
+            )
+        grid = images.reshape(batch, channels, height // size, size, width // size, size)
         patches = grid.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # (B, T, size * size * 3)
         mask = torch.ones(patches.shape[:2], dtype=torch.long, device=patches.device)  # (B, T)
-        shapes = torch.tensor([[height // size, width // size]], device=patches.device).expand(batch, 2)
-        output = self.model(pixel_values=patches, pixel_attention_mask=mask, spatial_shapes=shapes)
-        return output.pooler_output  # (B, D)
+        return patches, mask, torch.tensor([[height // size, width // size]]).expand(batch, 2)
 
 
 class ClipTextTower(nn.Module):

@@ -42,7 +42,8 @@ class DualEncoder(nn.Module):
     """Two towers, their projections, a learned scale and, for sigmoid losses, a learned bias.
 
     Args:
-        image_tower: (B, 3, H, W) floats to (B, width).
+        image_tower: (B, 3, H, W) floats to (B, width). One that has `takes_patches = True` also takes batches of native
+            resolution: (B, N, patch_size² · 3) floats, pixel_attention_mask and spatial_shapes.
         text_tower: (B, L) input_ids and attention_mask to (B, width).
         image_projection: (B, width) to (B, D).
         text_projection: (B, width) to (B, D).
@@ -162,17 +163,44 @@ class DualEncoder(nn.Module):
     def forward(self, batch: Batch) -> DualEncoderOutput:
         """Features of a batch; rows that are not valid get finite features too."""
         return DualEncoderOutput(
-            self.encode_image(batch["pixel_values"]),
+            self.encode_image(batch["pixel_values"], batch.get("pixel_attention_mask"), batch.get("spatial_shapes")),
             self.encode_text(batch["input_ids"], batch["attention_mask"]),
             self.logit_scale.clamp(max=_MAX_LOG).exp(),
             None if self.logit_bias is None else self.logit_bias * 1.0,
         )
 
-    def encode_image(self, pixel_values: Tensor) -> Tensor:
-        """(B, 3, H, W) to L2-normalised (B, D): uint8 in RGB is normalised here, floats are taken as they are."""
-        if pixel_values.dtype == torch.uint8:
-            pixel_values = (pixel_values.to(self.pixel_mean.dtype) - self.pixel_mean) / self.pixel_std
-        return _normalize(self.image_projection(self.image_tower(pixel_values)))
+    def encode_image(
+        self, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None, spatial_shapes: Tensor | None = None
+    ) -> Tensor:
+        """Images to L2-normalised (B, D).
+
+        Args:
+            pixel_values: (B, 3, H, W), or patches (B, N, patch_size² · 3): uint8 in RGB is normalised here, floats are
+                taken as they are.
+            pixel_attention_mask: (B, N), given with patches only.
+            spatial_shapes: (B, 2), given with patches only.
+
+        Raises:
+            ValueError: patches, but the image tower takes whole images.
+        """
+        pixels = self._normalize_pixels(pixel_values)
+        if pixel_attention_mask is None:
+            return _normalize(self.image_projection(self.image_tower(pixels)))
+        if not getattr(self.image_tower, "takes_patches", False):
+            raise ValueError(
+                "the batch has patches (data.image_patches), and the image tower takes whole images: set "
+                "data.image_size or data.image_buckets in its place, or choose a SigLIP 2 NaFlex model "
+                "(model_type siglip2)"
+            )
+        return _normalize(self.image_projection(self.image_tower(pixels, pixel_attention_mask, spatial_shapes)))
+
+    def _normalize_pixels(self, pixel_values: Tensor) -> Tensor:
+        if pixel_values.dtype != torch.uint8:
+            return pixel_values
+        if pixel_values.ndim == 4:  # (B, 3, H, W)
+            return (pixel_values.to(self.pixel_mean.dtype) - self.pixel_mean) / self.pixel_std
+        by_channel = pixel_values.unflatten(2, (-1, 3, 1, 1)).to(self.pixel_mean.dtype)  # (B, N, patch_size², 3, 1, 1)
+        return ((by_channel - self.pixel_mean) / self.pixel_std).flatten(2)
 
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, L) token numbers and mask to L2-normalised (B, D)."""

@@ -58,6 +58,20 @@ def test_normalized_agrees_with_transformers():
     assert normalized(half) is half
 
 
+def test_normalized_takes_patches_as_transformers_makes_them():
+    from transformers.models.siglip2.image_processing_siglip2 import Siglip2ImageProcessor
+
+    image = torch.randint(0, 256, (3, 16, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+    patches, expected = (
+        Siglip2ImageProcessor(patch_size=8, max_num_patches=6, do_resize=False, image_mean=mean, image_std=std)(
+            image, return_tensors="pt", do_rescale=floats, do_normalize=floats
+        )["pixel_values"]
+        for floats in (False, True)
+    )
+    torch.testing.assert_close(normalized(patches.to(torch.uint8), mean, std), expected)
+
+
 def test_same_epoch_repeats_itself(data: dict[str, Any]):
     loader = SameEpoch(Loader.from_config(data))
     first, second = ([made["rows"].tolist() for made in loader] for _ in range(2))
