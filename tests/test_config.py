@@ -212,6 +212,61 @@ def test_config_image_shapes_and_native_resolution_exclude_each_other():
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"image_buckets": "auto", "patch_size": 14, "image_size": 384},
+            "image_size (384) must be a multiple of patch_size (14) where image_buckets is auto: its shapes consist of "
+            "whole patches",
+        ),
+        (
+            {"max_shapes": 4, "text_buckets": [30, 77]},
+            "max_shapes chooses the text bounds: set text_buckets to auto, or leave max_shapes out",
+        ),
+        (
+            {"max_shapes": 16, "image_patches": [64, 256]},
+            "max_shapes and image_patches exclude each other: there are num_text_buckets shapes for each of the 2 "
+            "numbers of patches",
+        ),
+        (
+            {"max_shapes": 1, "image_buckets": [[224, 224], [192, 256]]},
+            "max_shapes (1) must leave a shape for each of the 2 image shapes (image_buckets)",
+        ),
+        (
+            {"max_shapes": 4, "image_buckets": "auto", "num_image_buckets": 5},
+            "max_shapes (4) must leave a shape for each of the 5 image shapes (num_image_buckets)",
+        ),
+        (
+            {"token_budget": 8192, "batch_multiple": 16},
+            "with token_budget, global_batch_size (8) must be batch_multiple (16) or more",
+        ),
+        (
+            {"token_budget": 8192, "batch_multiple": 4, "num_lanes": 8},
+            "with token_budget, num_lanes (8) must divide batch_multiple (4)",
+        ),
+    ],
+)
+def test_config_shapes_that_contradict_each_other_are_refused(changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError) as caught:
+        parse(Config, {"data": {**DATA, **changes}}, origin="c")
+    assert str(caught.value) == f"c: 'data': {message}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image_buckets": "auto"},
+        {"image_buckets": "auto", "num_image_buckets": 5, "max_shapes": 5},
+        {"max_shapes": 1},
+        {"token_budget": 8192, "num_lanes": 4},
+        {"image_patches": [64, 256], "token_budget": 8192},
+    ],
+)
+def test_config_shapes_that_fit_together_are_taken(changes: dict[str, Any]):
+    assert parse(DataConfig, {**DATA, **changes}, origin="c").model_dump(include=set(changes)) == changes
+
+
+@pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("lr", float("inf"), "'train.lr': Input should be a finite number; got inf"),

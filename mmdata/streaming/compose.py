@@ -19,7 +19,7 @@ from mmdata.loader.assemble import Task
 from mmdata.loader.ledger import LedgerEntry
 from mmdata.plan import Bucket, LengthAspectPolicy, Shapes, choose_captions, choose_lengths
 from mmdata.plan.buckets import merge_groups
-from mmdata.plan.plan import fill_up
+from mmdata.plan.feed import fill_up
 from mmdata.seeding import Purpose, permutation, random_raw
 from mmdata.streaming.samples import Dropped, StreamSample
 from mmdata.streaming.waiting import Waiting, WaitingSamples
@@ -61,6 +61,9 @@ class Composer:
     Attributes:
         policy: None until the first buffer is full, where text bounds are to be chosen from it; kept from then on,
             so that later passes have the same shapes.
+
+    Raises:
+        ConfigError: a setting needs an index.
     """
 
     def __init__(self, data: DataConfig, tokenizer: Tokenizer, *, rank: int, world_size: int) -> None:
@@ -68,11 +71,8 @@ class Composer:
         self.tokenizer = tokenizer
         self.rank, self.world_size = rank, world_size
         self.batch_size = data.global_batch_size // world_size
-        if data.image_buckets == "auto":
-            raise ConfigError(
-                "data.image_buckets: a stream has no index to choose image shapes from; list them, or make an index "
-                "(`mmdata index`) and use mmdata.Loader"
-            )
+        _refuse_planned(data)
+        assert data.image_buckets != "auto"
         self.image_shapes = data.image_buckets or [(data.image_size, data.image_size)]
         self.policy: LengthAspectPolicy | None = None
         if isinstance(data.text_buckets, list):
@@ -87,6 +87,23 @@ class Composer:
         lengths = choose_lengths(np.bincount([*tokens, self.data.max_length]), self.data.num_text_buckets)
         self.policy = LengthAspectPolicy(lengths, self.image_shapes)
         return self.policy
+
+
+def _refuse_planned(data: DataConfig) -> None:
+    """Raise ConfigError where a setting needs a plan of all rows."""
+    settings = {
+        "image_buckets: auto": data.image_buckets == "auto",
+        "image_patches": data.image_patches is not None,
+        "max_shapes": data.max_shapes is not None,
+        "token_budget": data.token_budget is not None,
+        "groups": data.groups is not None,
+        "unique": data.unique,
+    }
+    if planned := [name for name, given in settings.items() if given]:
+        raise ConfigError(
+            f"data: a stream has no index to plan by, and cannot do {', '.join(planned)}; leave that out, or make an "
+            "index (`mmdata index`) and use mmdata.Loader"
+        )
 
 
 class Pass:
@@ -202,7 +219,7 @@ class Pass:
 
     def _emit(self, bucket: int, waiting: list[Waiting]) -> StreamTask:
         self._labels = self._labels or any(one.sample.label >= 0 for one in waiting)
-        rows = fill_up(np.asarray([one.row for one in waiting], np.int64), self._composer.batch_size)
+        rows = fill_up(np.array([[one.row] for one in waiting], np.int64), self._composer.batch_size)[:, 0]
         task = Task(self._epoch, self._step, self._buckets()[bucket], rows)
         dropped, self.dropped = self.dropped, []
         self._step += 1

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mmdata.config import DataConfig
+from mmdata.errors import ConfigError
 from mmdata.shards import ImageInfo
 from mmdata.streaming import compose
 from mmdata.streaming.compose import Composer, Pass, StreamTask
@@ -134,6 +135,14 @@ def test_composer_keeps_its_text_lengths_for_later_passes_and_longer_captions(ma
     assert max(bucket.length for bucket in buckets) == 48
     tasks = list(Pass(composer, epoch=1).tasks(make_samples(200, seed=1)))
     assert {task.task.bucket for task in tasks} <= set(buckets)
+
+
+def test_composer_refuses_what_only_an_index_can_plan(make_composer):
+    message = r"data: a stream has no index to plan by, and cannot do image_buckets: auto, max_shapes; leave that out"
+    with pytest.raises(ConfigError, match=message):
+        make_composer(image_buckets="auto", max_shapes=8)
+    with pytest.raises(ConfigError, match=r"cannot do token_budget, unique; leave that out, or make an index"):
+        make_composer(token_budget=10_000, unique=True)
 
 
 def test_pass_adds_labels_from_the_first_sample_on_that_has_one(make_composer):
