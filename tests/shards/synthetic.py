@@ -66,10 +66,10 @@ def write_synthetic_manifest(
             ShardEntry(
                 name=f"{shard:06d}.tar",
                 bytes=rows_per_shard * 50_000,
-                sha256=hashlib.sha256(b"tar %d" % shard).hexdigest(),
+                sha256=hashlib.sha256(b"tar %d %d" % (seed, shard)).hexdigest(),
                 rows=rows_per_shard,
                 index=f"{shard:06d}.index.arrow",
-                index_sha256=hashlib.sha256(b"index %d" % shard).hexdigest(),
+                index_sha256=hashlib.sha256(b"index %d %d" % (seed, shard)).hexdigest(),
                 captions=rows_per_shard,
                 labels=0,
                 cells=counted[template][0],
