@@ -22,7 +22,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "f
 
 def run(*command: object) -> str:
     """Run a command to its end; its standard output."""
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=ENVIRONMENT, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -87,7 +87,7 @@ def test_train_killed_at_any_moment_resumes_with_the_batches_that_were_left(
     command = [*MMDATA, "train", str(config), f"train.output={output}"]
     process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     pointer = output / "checkpoints" / "latest"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not (pointer.is_file() and pointer.read_text() >= "step-0000000004"):
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline

@@ -38,11 +38,7 @@ def main() -> int:
     options = parser.parse_args()
     config = load_config(options.config, options.overrides)
     output = Path(config.train.output or Path("runs") / options.config.stem)
-    device = distributed.init(config.train.device)
-    try:
-        return train(config, output, device)
-    finally:
-        distributed.finish()
+    return train(config, output, distributed.init(config.train.device))
 
 
 def train(config: Config, output: Path, device: torch.device) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+import sys
 from datetime import timedelta
 from inspect import signature
 from typing import Any
@@ -36,6 +39,8 @@ def world_size() -> int:
 def init(device: str = "auto") -> torch.device:
     """Join the ranks that torchrun started (nccl on GPUs, gloo on CPUs); alone, only choose the device.
 
+    They are left when the process ends, with an error or without: a program need not call `finish`.
+
     Args:
         device: "auto" (a GPU where there is one), "cpu" or "cuda".
 
@@ -61,13 +66,30 @@ def init(device: str = "auto") -> torch.device:
         torch.cuda.set_device(place)
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ and not is_initialized():
         dist.init_process_group("nccl" if use_cuda else "gloo", timeout=TIMEOUT)
+        atexit.register(_finish_at_exit)
     return place
 
 
 def finish() -> None:
-    """Leave the process group, where there is one."""
+    """Leave the process group, where there is one.
+
+    Its threads end when nothing refers to it any more: models under DDP and trainers included.
+    """
     if is_initialized():
         dist.destroy_process_group()
+    gc.collect()  # DDP refers to itself
+
+
+def _finish_at_exit() -> None:
+    """Leave while there is an interpreter.
+
+    After a collective, a thread of gloo takes the interpreter's lock to let go of the tensors. Where it comes so late
+    that the interpreter is gone, the process aborts ("terminate called without an active exception") in place of
+    exiting with its own code. After an error the traceback, which Python keeps, holds the trainer and so the group.
+    """
+    for name in ("last_value", "last_traceback", "last_exc"):
+        setattr(sys, name, None)
+    finish()
 
 
 def wrap(model: nn.Module, device: torch.device) -> nn.Module:

@@ -16,6 +16,7 @@ from transformers import CLIPModel, TrainingArguments
 from mmdata.integrations.adapt import normalized, valid_inputs
 from mmdata.integrations.huggingface import LoaderTrainer
 from mmdata.integrations.lightning import LoaderDataModule
+from mmdata.train import distributed
 
 RANK = int(os.environ["RANK"])
 
@@ -71,3 +72,4 @@ def main(data: dict[str, Any], model: str, out: Path) -> None:
 
 if __name__ == "__main__":
     main(json.loads(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    distributed.finish()

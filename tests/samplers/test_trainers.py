@@ -38,7 +38,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={request.param}"]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     script = str(Path(__file__).with_name("ranks.py"))
-    done = subprocess.run([*command, script, str(out)], capture_output=True, text=True, env=quiet, timeout=180)
+    done = subprocess.run([*command, script, str(out)], capture_output=True, text=True, env=quiet, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(request.param)]
 

@@ -133,9 +133,7 @@ def main() -> int:
 
     config = train_config(**spec.get("train", {}))
     model = small_model(spec.get("dropout", 0.3))
-    code = Trainer(model, SmallBatches(before), config, output=output, evaluate=evaluate).run()
-    distributed.finish()
-    return code
+    return Trainer(model, SmallBatches(before), config, output=output, evaluate=evaluate).run()
 
 
 if __name__ == "__main__":

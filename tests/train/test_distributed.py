@@ -103,6 +103,35 @@ def test_alone_there_is_one_rank_and_nothing_to_wrap():
     assert not distributed.is_initialized()
 
 
+def test_a_rank_that_fails_ends_its_threads_before_the_interpreter():
+    program = (
+        "import atexit, sys\n"
+        "from pathlib import Path\n"
+        "import torch.distributed as dist\n"
+        "from mmdata.train import distributed\n"
+        "names = lambda: [p.read_text().strip() for p in Path('/proc/self/task').glob('*/comm')]\n"
+        "atexit.register(lambda: print(names()))  # called last, being registered first\n"
+        "distributed.init('cpu')\n"
+        "def fail():\n"
+        "    group = dist.new_group(backend='gloo')\n"
+        "    dist.broadcast_object_list([None], src=0, group=group)\n"
+        "    assert 'pt_gloo_runloop' in names()\n"
+        "    raise OSError('disk full')\n"
+        "fail()\n"
+    )
+    world = {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | world,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "OSError: disk full" in done.stderr
+    assert (done.returncode, "python" in done.stdout, "gloo_runloop" in done.stdout) == (1, True, False)
+
+
 def test_devices_that_are_not_there_are_errors(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match="device 'tpu': expected auto, cpu or cuda"):
         distributed.init("tpu")
