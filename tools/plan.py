@@ -38,11 +38,11 @@ def main() -> int:
     summary = summarize(plan, arguments.epoch, world_size=arguments.world_size)
 
     table = Table(title=f"epoch {arguments.epoch}: {summary.rows:,} rows in {summary.steps:,} steps")
-    for name in ("text length", "height", "width", "steps", "rows", "padding"):
+    for name in ("text length", "image", "steps", "rows", "padding"):
         table.add_column(name, justify="right")
     for bucket, count in summary.buckets.items():
         padding = f"{1 - count.tokens / (count.rows * bucket.length):.1%}" if count.rows else "-"
-        table.add_row(*map(str, bucket), f"{count.steps:,}", f"{count.rows:,}", padding)
+        table.add_row(f"{bucket.length}", bucket.image, f"{count.steps:,}", f"{count.rows:,}", padding)
     Console().print(table)
     print(
         f"padding: {summary.padding_share:.1%} of the text positions; "

@@ -83,7 +83,7 @@ def shapes(index: Index, plan: Plan | None) -> Section:
         counts, source = caption_lengths(index), "all captions"
     if counts.size:
         charts.append(_lengths(counts, sorted({bucket.length for bucket in buckets}), source))
-    charts.append(_aspects(index, sorted({(bucket.height, bucket.width) for bucket in buckets})))
+    charts.append(_aspects(index, sorted({(bucket.height, bucket.width) for bucket in buckets if not bucket.patches})))
     missing = "" if counts.size else (
         "No caption lengths: the index was made without a tokenizer. `--tokenizer DIR` of `mmdata convert` and "
         "`mmdata index` counts them, or give this report a --config."
@@ -138,7 +138,7 @@ def waste(summary: PlanSummary, max_length: int) -> Section:
     rows = [
         (
             f"{bucket.length}",
-            f"{bucket.height} × {bucket.width}",
+            bucket.image,
             f"{count.steps:,}",
             f"{count.rows:,}",
             f"{1 - count.tokens / (count.rows * bucket.length):.1%}",
@@ -150,7 +150,7 @@ def waste(summary: PlanSummary, max_length: int) -> Section:
         "Padding",
         f"Epoch 0: {summary.steps:,} steps; {summary.masked:,} places of the last batch are masked.",
         charts=[Chart(share_bars(bars), "Share of text positions that hold padding: less is better.")],
-        tables=[Table(("text length", "height × width", "steps", "rows", "padding"), rows, "Buckets")],
+        tables=[Table(("text length", "image", "steps", "rows", "padding"), rows, "Buckets")],
     )
 
 

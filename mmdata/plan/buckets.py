@@ -30,6 +30,11 @@ class Bucket(NamedTuple):
     width: int
     patches: int = 0
 
+    @property
+    def image(self) -> str:
+        """What is said of its images to people: "224 × 288", height before width, or "256 patches"."""
+        return f"{self.patches} patches" if self.patches else f"{self.height} × {self.width}"
+
 
 class Shapes(NamedTuple):
     """What a policy knows of n rows.

@@ -102,6 +102,16 @@ def test_report_without_config_or_run_says_how_to_get_them(data: dict[str, Any],
     ]
 
 
+def test_report_and_plan_name_the_patches_of_native_resolution(data: dict[str, Any], tmp_path: Path, command: Any):
+    native = {**data, "image_buckets": None, "image_patches": [9, 16], "text_buckets": [32]}
+    write_report(tmp_path / "r.html", shards=Path(data["shards"]), data=DataConfig(**native))
+    assert "9 patches" in cells((tmp_path / "r.html").read_text(), "32")
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": native}))
+    code, out, _ = command("plan", str(tmp_path / "c.yaml"))
+    assert code == 0
+    assert "16 patches" in out
+
+
 def test_report_shows_an_image_that_does_not_decode_as_such(data: dict[str, Any], tmp_path: Path):
     folder = tmp_path / "shards"
     shutil.copytree(data["shards"], folder)

@@ -23,6 +23,11 @@ def test_native_policy_names_its_buckets():
     assert policy.buckets == (Bucket(16, 0, 0, 64), Bucket(32, 0, 0, 64), Bucket(16, 0, 0, 256), Bucket(32, 0, 0, 256))
 
 
+def test_bucket_says_what_its_images_are():
+    assert Bucket(16, 0, 0, 256).image == "256 patches"
+    assert Bucket(16, 224, 288).image == "224 × 288"
+
+
 def test_native_policy_example_of_the_docstring():
     policy = NativePolicy([77], [64, 256], patch_size=16)
     assert policy.assign(shapes((5, 100, 130), (5, 100, 150), (5, 1000, 1500))).tolist() == [0, 1, 1]
