@@ -37,12 +37,20 @@ def worker_threads(count: int) -> ThreadPoolExecutor:
 
 @dataclass(frozen=True)
 class Task:
-    """One rank's part of one step; `rows` is int64 (B,), -1 where the batch is filled up."""
+    """One rank's part of one step.
+
+    Attributes:
+        epoch, step: which.
+        bucket: shape of the batch.
+        rows: int64 (B,), -1 where the batch is filled up.
+        passes: int64 (B,), which pass over its dataset each row is in: decides its caption and its crop.
+    """
 
     epoch: int
     step: int
     bucket: Bucket
     rows: NDArray[np.int64]
+    passes: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,7 @@ class EncodedImage(NamedTuple):
         data: the whole file.
         format: as `mmdata.shards.probe` names it.
         orientation: EXIF orientation, 1 to 8.
-        number: which its random numbers are, 0 or more: equal numbers give equal crops in an epoch.
+        number: which its random numbers are, 0 or more: equal numbers give equal crops in a pass.
     """
 
     data: bytes | memoryview
@@ -175,7 +183,7 @@ class _Rows:
             try:
                 whole = decode(image.data, format=image.format, orientation=image.orientation)
                 decoded = clock()
-                pixels.write(whole, place, row=image.number, epoch=self._task.epoch)
+                pixels.write(whole, place, row=image.number, epoch=int(self._task.passes[place]))
             except BadSample as error:
                 self._mask(i, error)
             stats.read_s += read - started

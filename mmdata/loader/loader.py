@@ -19,10 +19,11 @@ from mmdata.config import Config, DataConfig, load_config, parse, sources
 from mmdata.errors import ConfigError
 from mmdata.loader.assemble import Made, Task, worker_threads
 from mmdata.loader.ledger import Ledger, LedgerEntry
+from mmdata.loader.mixing import needs_hashes
 from mmdata.loader.planning import build_plan
 from mmdata.loader.stats import Stats
 from mmdata.loader.worker import Worker
-from mmdata.plan import Plan, rank_slice
+from mmdata.plan import Plan
 from mmdata.shards import Index
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
@@ -69,7 +70,7 @@ class Loader:
         prefetch: int = 2,
         max_bad_share: float = 0.05,
     ) -> None:
-        rank_slice(plan.global_batch_size, rank, world_size)  # raises if they do not fit
+        plan.check_ranks(rank, world_size)
         self.plan = plan
         self.index = worker.index
         self.stats = Stats()
@@ -106,7 +107,7 @@ class Loader:
         )
         return cls(
             build_plan(data, index, tokenizer),
-            Worker(index, tokenizer, transform, hashes=data.hashes),
+            Worker(index, tokenizer, transform, hashes=needs_hashes(data)),
             rank=rank,
             world_size=world_size,
             num_workers=data.num_workers,
@@ -115,12 +116,15 @@ class Loader:
         )
 
     def __len__(self) -> int:
-        """Steps of an epoch, exact, the same on every rank."""
-        return len(self.plan)
+        """Steps of the current epoch, exact, the same on every rank.
+
+        Epochs differ only where batch sizes do, rows stand in groups or a repeat is no whole number.
+        """
+        return self.plan.num_steps(self._epoch)
 
     @property
     def batch_size(self) -> int:
-        """Rows of a batch on this rank."""
+        """Rows of a batch on this rank; with a token budget, at most."""
         return self.plan.global_batch_size // self._world_size
 
     @property
@@ -179,7 +183,8 @@ class Loader:
                 f"this loader state belongs to another plan: {listed}; resume with the settings and shards "
                 "it was saved with, or start anew"
             )
-        epoch, step = _count(state, "epoch"), _count(state, "step", at_most=len(self))
+        epoch = _count(state, "epoch")
+        step = _count(state, "step", at_most=self.plan.num_steps(epoch))
         seen = _count(state, "rows_seen")
         self._ledger.restore(rows_seen=seen, rows_masked=_count(state, "rows_masked", at_most=seen))
         self._epoch, self._yielded = epoch, step
@@ -213,7 +218,7 @@ class Loader:
 
     def _tasks(self, epoch: int, start: int) -> Iterator[Task]:
         for step in self.plan.steps(epoch, start=start, rank=self._rank, world_size=self._world_size):
-            yield Task(epoch, step.number, step.bucket, step.rows)
+            yield Task(epoch, step.number, step.bucket, step.rows, step.passes)
 
     def _make_ahead(self, tasks: Iterator[Task]) -> Iterator[Made]:
         """Batches in the order of the tasks; at most num_workers × prefetch are ready or being made."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
 from mmdata.errors import BadSample, DataError
+from mmdata.loader.mixing import build_mixture
 from mmdata.plan import (
     BucketPolicy,
     CaptionTokens,
@@ -64,7 +65,9 @@ def build_plan(data: DataConfig, index: Index, tokenizer: Tokenizer, *, count_le
         global_batch_size=data.global_batch_size,
         seed=data.seed,
         shuffle=data.shuffle,
+        window_rows=data.window_rows,
         num_lanes=data.num_lanes,
+        mixture=build_mixture(data, index),
     )
 
 

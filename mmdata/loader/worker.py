@@ -48,10 +48,9 @@ class Worker:
         Raises:
             DataError: a shard is not the one that was indexed.
         """
-        rows = task.rows[task.rows >= 0]
-        return self._assembler.make(
-            task, IndexSamples(self.index, self.store, rows, task.epoch), labels=self._has_labels
-        )
+        there = task.rows >= 0
+        samples = IndexSamples(self.index, self.store, task.rows[there], task.passes[there])
+        return self._assembler.make(task, samples, labels=self._has_labels)
 
 
 class IndexSamples:
@@ -61,17 +60,17 @@ class IndexSamples:
         index: of the shards.
         store: reads its members.
         rows: int64 (n,).
-        epoch: decides which of its captions each row has.
+        passes: int64 (n,), decide which of its captions each row has.
     """
 
-    def __init__(self, index: Index, store: ShardStore, rows: NDArray[np.int64], epoch: int) -> None:
+    def __init__(self, index: Index, store: ShardStore, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> None:
         self._index = index
         self._store = store
         self._rows = rows
         self._shards, _ = index.locate(rows)
         self._columns = index.take(rows, COLUMNS)
         self._hash_offsets, self._hashes = index.take_lists(rows, "caption_hash")
-        self._chosen = choose_captions(rows, np.diff(self._hash_offsets), epoch)  # (n,) positions among the captions
+        self._chosen = choose_captions(rows, np.diff(self._hash_offsets), passes)  # (n,) positions among the captions
         self.keys = index.keys(rows)
 
     def shard(self, i: int) -> str:
@@ -85,7 +84,7 @@ class IndexSamples:
         return EncodedImage(self._read(i, "image"), image_format, orientation, int(self._rows[i]))
 
     def caption(self, i: int) -> str:
-        """The caption chosen for this epoch; raises BadSample."""
+        """The caption chosen for this pass; raises BadSample."""
         captions = captions_of(self._read(i, "caption"), int(self._columns["caption_format"][i]))
         indexed = self._hashes[self._hash_offsets[i] : self._hash_offsets[i + 1]]
         chosen = int(self._chosen[i])

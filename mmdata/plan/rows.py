@@ -186,7 +186,9 @@ def _spans(starts: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def choose_captions(rows: NDArray[np.int64], num_captions: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+def choose_captions(
+    rows: NDArray[np.int64], num_captions: NDArray[np.int64], epoch: int | NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Which of its captions each row has in an epoch.
 
     A row goes through all its captions in turn, epoch by epoch, from a starting point that differs from row to row.
@@ -194,7 +196,7 @@ def choose_captions(rows: NDArray[np.int64], num_captions: NDArray[np.int64], ep
     Args:
         rows: int64 (n,).
         num_captions: int64 (n,), at least 1 each.
-        epoch: from 0.
+        epoch: from 0; or int64 (n,), where rows are in different passes over their datasets.
 
     Returns:
         Positions, int64 (n,).

@@ -220,7 +220,7 @@ class Pass:
     def _emit(self, bucket: int, waiting: list[Waiting]) -> StreamTask:
         self._labels = self._labels or any(one.sample.label >= 0 for one in waiting)
         rows = fill_up(np.array([[one.row] for one in waiting], np.int64), self._composer.batch_size)[:, 0]
-        task = Task(self._epoch, self._step, self._buckets()[bucket], rows)
+        task = Task(self._epoch, self._step, self._buckets()[bucket], rows, np.full_like(rows, self._epoch))
         dropped, self.dropped = self.dropped, []
         self._step += 1
         self._held_rows -= len(waiting)
