@@ -46,8 +46,8 @@ class ManifestRows:
             self._rows.tokens[template, place], self._rows.height[template, place], self._rows.width[template, place]
         )
 
-    def bucket_counts(self, policy: BucketPolicy, epoch: int) -> NDArray[np.int64]:
-        return count_cells(self.manifest, policy, lengths=True)
+    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
+        return count_cells(self.manifest, policy, lengths=True)[shards]
 
 
 class OneWindow:
@@ -61,8 +61,8 @@ class OneWindow:
     def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
         return Shapes(self.length[rows], np.ones_like(rows), np.ones_like(rows))
 
-    def bucket_counts(self, policy: BucketPolicy, epoch: int) -> NDArray[np.int64]:
-        return count_buckets(self, policy, epoch)
+    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
+        return count_buckets(self, policy, epoch, shards)
 
 
 def process_started() -> float:

@@ -34,8 +34,8 @@ class SyntheticRows:
     def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
         return Shapes(self.length[rows], np.ones_like(rows), np.ones_like(rows))
 
-    def bucket_counts(self, policy: BucketPolicy, epoch: int) -> NDArray[np.int64]:
-        return count_buckets(self, policy, epoch)
+    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
+        return count_buckets(self, policy, epoch, shards)
 
 
 def permuted(rows: SyntheticRows) -> Iterator[NDArray[np.int64]]:
