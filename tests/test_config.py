@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmdata.config import Config, DataConfig, load_config, parse, read_yaml
+from mmdata.config import Config, DataConfig, SourceConfig, evaluation_data, load_config, parse, read_yaml, sources
 from mmdata.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -131,12 +131,16 @@ def test_config_file_that_is_not_a_mapping_is_refused(file, text: str | bytes, m
         ("=3", r"override '=3': expected section\.key=value"),
         ("data..seed=3", r"override 'data\.\.seed=3': expected section\.key=value"),
         ("data.seed.x=3", r"override 'data\.seed\.x=3': 'seed' is a value, not a section"),
+        (
+            "data.shards.0.weight=3",
+            r"override 'data\.shards\.0\.weight=3': 'shards' is a list, which is given whole, as in",
+        ),
         ("data.seed=[1", r"override 'data\.seed=\[1': value is not valid YAML: "),
     ],
 )
 def test_config_override_that_is_none_is_refused(file, override: str, message: str):
     with pytest.raises(ConfigError, match=message):
-        read_yaml(file("data: {seed: 1}"), [override])
+        read_yaml(file("data: {seed: 1, shards: [{shards: a}]}"), [override])
 
 
 # Validation
@@ -291,3 +295,99 @@ def test_config_cannot_be_changed_later():
     config = parse(DataConfig, DATA, origin="c")
     with pytest.raises(ValueError, match="frozen"):
         config.seed = 3  # type: ignore[misc]
+
+
+# Mixtures
+
+B = {"shards": "b"}
+BUDGET = {"token_budget": 99, "batch_multiple": 4}
+
+
+def data_of(shards: object, **changes: object) -> DataConfig:
+    return parse(DataConfig, {**DATA, "shards": shards, **changes}, origin="c")
+
+
+def test_config_mixture_is_given_as_an_override(file):
+    path = file("data: {shards: x, tokenizer: t, global_batch_size: 8}")
+    override = "data.shards=[{shards: a, weight: 3}, {shards: b, weight: 1}]"
+    data = load_config(path, [override]).data
+    assert data.shards == [SourceConfig(shards="a", weight=3), SourceConfig(shards="b", weight=1)]
+    assert sources(data) == data.shards
+
+
+@pytest.mark.parametrize(
+    ("shards", "expected"),
+    [
+        ("a", [("a", None, 1.0)]),
+        ([{"shards": "a"}], [("a", None, 1.0)]),
+        ([{"shards": "a", "weight": 3}], [("a", None, 1.0)]),
+        ([{"shards": "a", "repeat": 2}], [("a", None, 2.0)]),
+        ([{"shards": Path("a")}, {"shards": "b"}], [("a", None, 1.0), ("b", None, 1.0)]),
+        ([{"shards": "a", "repeat": 0.5}, {"shards": "b", "repeat": 3}], [("a", None, 0.5), ("b", None, 3.0)]),
+        ([{"shards": "a", "weight": 30}, {"shards": "b", "weight": 10}], [("a", 30, None), ("b", 10, None)]),
+    ],
+)
+def test_config_sources_all_have_a_weight_or_all_a_repeat(shards: object, expected: list[tuple[str, int, float]]):
+    assert [(source.shards, source.weight, source.repeat) for source in sources(data_of(shards))] == expected
+
+
+@pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        ([{"shards": "a", "weight": 3}, {"shards": "b"}], "'b' has weight None, repeat None"),
+        ([{"shards": "a", "weight": 3}, {"shards": "b", "repeat": 2}], "'b' has weight None, repeat 2.0"),
+        ([{"shards": "a", "weight": 3, "repeat": 2}], "'a' has weight 3, repeat 2.0"),
+    ],
+)  # fmt: skip
+def test_config_mixture_of_weights_and_repeats_is_refused(shards: object, message: str):
+    start = "c: give each dataset a weight, or each a repeat, or none of them either: "
+    with pytest.raises(ConfigError, match=f"^{re.escape(start)}.*{re.escape(message)}$"):
+        data_of(shards)
+
+
+@pytest.mark.parametrize(
+    ("weights", "rows", "changes", "what", "remedy"),
+    [
+        ([3, 1], 10, {}, "global_batch_size 10 cannot hold the weights 3 : 1 to the row", "a multiple of 4; 8 is"),
+        ([30, 12], 10, {}, "global_batch_size 10 cannot hold the weights 30 : 12 to the row", "a multiple of 7; 7 is"),
+        ([2, 2, 5], 8, {}, "global_batch_size 8 cannot hold the weights 2 : 2 : 5 to the row", "a multiple of 9; 9 is"),
+        ([2, 1], 12, BUDGET, "batch_multiple 4 cannot hold the weights 2 : 1 to the row", "a multiple of 3; 3 is"),
+    ],
+)
+def test_config_weights_that_make_no_whole_rows_are_refused(
+    weights: list[int], rows: int, changes: dict[str, Any], what: str, remedy: str
+):
+    shards = [{"shards": name, "weight": weight} for name, weight in zip("abc", weights, strict=False)]
+    with pytest.raises(ConfigError, match=f"^c: {re.escape(what)}: it must be {re.escape(remedy)}$"):
+        data_of(shards, global_batch_size=rows, **changes)
+
+
+def test_config_weights_that_make_whole_rows_are_taken():
+    assert data_of([{"shards": "a", "weight": 30}, {"shards": "b", "weight": 10}], global_batch_size=12)
+
+
+@pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        ([], "'shards': List should have at least 1 item after validation, not 0; got []"),
+        (["a"], "'shards.0': expected {shards: …}; got 'a'"),
+        ([{"shards": "a"}, {"weight": 1}], "'shards.1.shards' is required and missing"),
+        ([{"shards": "a"}, {**B, "weight": []}], "'shards.1.weight': Input should be a valid integer; got []"),
+        ([{"shards": "a", "weight": 0}], "'shards.0.weight': Input should be greater than or equal to 1; got 0"),
+        ([{"shards": "a", "repeat": 0}], "'shards.0.repeat': Input should be greater than 0; got 0"),
+        ([{"shards": "a", "wieght": 1}], "unknown key 'shards.0.wieght'; did you mean 'shards.0.weight'?"),
+    ],
+)  # fmt: skip
+def test_config_error_in_a_mixture_names_its_place(shards: object, message: str):
+    with pytest.raises(ConfigError) as caught:
+        data_of(shards)
+    assert str(caught.value).endswith(message)
+    if shards:  # nothing is said of the forms that were not meant
+        assert str(caught.value) == f"c: {message}"
+
+
+def test_config_evaluation_is_plain_whatever_training_mixes():
+    mixture = [{"shards": "a", "weight": 1}, {"shards": "b", "weight": 1}]
+    training = {"groups": {"size": 2}, "unique": True, "token_budget": 4096}
+    plain = evaluation_data(data_of(mixture, val_shards="v", **training))
+    assert plain == data_of("v", val_shards="v", transform="eval", shuffle=False)

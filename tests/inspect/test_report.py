@@ -19,7 +19,7 @@ from mmdata.errors import DataError
 from mmdata.inspect.corpus import samples
 from mmdata.inspect.report import write_report
 from mmdata.inspect.runs import read_evaluation, read_metrics
-from mmdata.shards import Index
+from mmdata.shards import Index, Sample, ShardWriter, probe
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -123,6 +123,39 @@ def test_report_shows_an_image_that_does_not_decode_as_such(data: dict[str, Any]
     card = samples(Index.open(folder)).cards[3]
     assert (card.key, card.picture) == ("0003", "")
     assert card.problem.startswith("corrupt_image: JPEG does not decode")
+
+
+@pytest.fixture
+def two(data: dict[str, Any], photo: Any, tmp_path: Path) -> list[Path]:
+    """The corpus, and a folder with three rows and accounts of its own."""
+    with ShardWriter(tmp_path / "second") as writer:
+        for i in range(3):
+            image = photo(40, 40, seed=50 + i)
+            writer.write(Sample(f"second-{i}", image, probe(image), ["a cat"]))
+        writer.close({"rows": 3, "written": 3})
+    return [Path(data["shards"]), tmp_path / "second"]
+
+
+def test_report_shows_several_folders_as_one_corpus(data: dict[str, Any], two: list[Path], tmp_path: Path):
+    write_report(tmp_path / "r.html", shards=two, data=DataConfig(**data))
+    text = (tmp_path / "r.html").read_text()
+    assert "<title>shards + second</title>" in text
+    assert re.search(r"24 of 25, evenly over the index", text)
+    assert "second-2" in text
+    assert all(f"<caption>{folder}</caption>" in text for folder in two)  # of the accounts
+    assert text.count("<td>written</td>") == 2
+
+
+def test_command_reports_on_all_datasets_of_a_config(
+    data: dict[str, Any], two: list[Path], tmp_path: Path, command: Any
+):
+    shards = [{"shards": str(folder)} for folder in two]
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": {**data, "shards": shards}}))
+    assert command("report", "--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "r.html"))[0] == 0
+    assert "24 of 25, evenly over the index" in (tmp_path / "r.html").read_text()
+    status, output, _ = command("plan", str(tmp_path / "c.yaml"))
+    assert status == 0
+    assert "25 rows in 4 steps" in output
 
 
 def test_report_lists_rows_masked_in_training(data: dict[str, Any], run_folder: Path, tmp_path: Path):

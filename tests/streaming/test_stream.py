@@ -189,6 +189,16 @@ def test_stream_refuses_pipes(config, shards):
             mmdata.stream(None, config(shards=shards))
 
 
+def test_stream_refuses_several_datasets(shards, config):
+    one, two = {"shards": str(shards)}, {"shards": "other"}
+    with pytest.raises(
+        ConfigError, match=r"^data\.shards names 2 datasets, and streams mix none: use one mmdata\.Loader"
+    ):
+        mmdata.stream(None, config(shards=[one, two]))
+    assert len(mmdata.stream(None, config(shards=[one])).shards) == 4
+    assert len(mmdata.stream(shards, config(shards=[one, two])).shards) == 4
+
+
 def test_stream_refuses_shards_that_are_not_there(config, tmp_path):
     with pytest.raises(DataError, match=r"shard '.*/0\.tar': no such file or folder"):
         mmdata.stream(f"{tmp_path}/{{0..3}}.tar", config())

@@ -129,6 +129,22 @@ def test_settings_that_change_numbers_are_named():
         check_same_settings(saved, {"data": {"seed": 1}, "train": {"lr": 0.2, "betas": [0.9, 0.98]}}, origin="x")
 
 
+def test_settings_of_a_mixture_may_change_in_their_folders_only():
+    def mixture(*sources: tuple[str, int]) -> dict[str, object]:
+        return {"data": {"shards": [{"shards": shards, "weight": weight} for shards, weight in sources]}}
+
+    saved = mixture(("a", 3), ("b", 1))
+    check_same_settings(saved, mixture(("moved/a", 3), ("moved/b", 1)), origin="x")
+    for current, message in (
+        (mixture(("a", 3), ("b", 5)), "data.shards.1.weight was 1, is 5. Rest"),
+        (mixture(("b", 1), ("a", 3)), "data.shards.0.weight was 3, is 1; data.shards.1.weight was 1, is 3. Rest"),
+        (mixture(("a", 3)), "data.shards.1.weight was 1, is None. Rest"),
+        ({"data": {"shards": "a"}}, "data.shards.0.weight was 3, is None; data.shards.1.weight was 1, is None. Rest"),
+    ):
+        with pytest.raises(ConfigError, match=f"cannot resume from x: {message}"):
+            check_same_settings(saved, current, origin="x")
+
+
 def test_settings_that_may_change_exist():
     from mmdata.config import DataConfig, ModelConfig, TrainConfig
 
