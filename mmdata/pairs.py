@@ -20,6 +20,9 @@ from mmdata.batch import Batch
 from mmdata.config import DataConfig
 from mmdata.errors import BadSample, DataError
 from mmdata.files import read_inside
+from mmdata.loader.pixels import batch_pixels
+from mmdata.loader.slots import SlotRing
+from mmdata.plan import Bucket
 from mmdata.shards import clean_caption, probe
 from mmdata.shards.samples import MAX_IMAGE_BYTES
 from mmdata.transform.image import decode
@@ -69,7 +72,8 @@ def load_pairs(
 
     Args:
         path: the JSONL file.
-        data: tokenizer, max_length and image size; images get the eval transform at `image_size`, whatever their shape.
+        data: tokenizer, max_length and image size. Images get the eval transform: a square of `image_size`, or the
+            largest number of `image_patches` where that is set.
         batch_size: pairs a batch.
 
     Yields:
@@ -83,12 +87,16 @@ def load_pairs(
     tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
     for start in range(0, len(pairs), batch_size):
         part = pairs[start : start + batch_size]
-        yield _batch(Path(path), start, part, data.image_size, tokenizer), [pair.type for pair in part]
+        yield _batch(Path(path), start, part, data, tokenizer), [pair.type for pair in part]
 
 
-def _batch(path: Path, start: int, pairs: list[Pair], image_size: int, tokenizer: Tokenizer) -> Batch:
-    transform, root = PixelTransform("eval"), os.path.realpath(path.parent)
-    pixel_values = torch.zeros(2 * len(pairs), 3, image_size, image_size, dtype=torch.uint8)
+def _batch(path: Path, start: int, pairs: list[Pair], data: DataConfig, tokenizer: Tokenizer) -> Batch:
+    root = os.path.realpath(path.parent)
+    transform = PixelTransform("eval", patch_size=data.patch_size)
+    bucket = Bucket(data.max_length, data.image_size, data.image_size)
+    if data.image_patches is not None:
+        bucket = Bucket(data.max_length, 0, 0, data.image_patches[-1])
+    pixels = batch_pixels(bucket, 2 * len(pairs), SlotRing(), transform)
     captions: list[str] = []
     for i, pair in enumerate(pairs):
         for side, (name, caption) in enumerate(((pair.image_0, pair.caption_0), (pair.image_1, pair.caption_1))):
@@ -97,18 +105,19 @@ def _batch(path: Path, start: int, pairs: list[Pair], image_size: int, tokenizer
                 encoded = read_inside(root, name, max_bytes=MAX_IMAGE_BYTES)
                 info = probe(encoded)
                 image = decode(encoded, format=info.format, orientation=info.orientation)
-                transform(image, pixel_values[row], row=row, epoch=0)
+                pixels.write(image, row, row=row, epoch=0)
                 captions.append(clean_caption(caption))
             except (BadSample, OSError) as error:
                 raise DataError(f"pairs '{path}', line {start + i + 1}, side {side}: {error}") from error
     lengths = tokenizer.count(captions)
     input_ids, attention_mask = tokenizer.encode(captions, min(max(lengths), tokenizer.max_length))
     rows = np.arange(2 * start, 2 * start + len(captions))
+    valid = torch.ones(len(captions), dtype=torch.bool)
     return Batch(
-        pixel_values=pixel_values,
+        **pixels.entries(valid),
         input_ids=torch.from_numpy(input_ids),
         attention_mask=torch.from_numpy(attention_mask),
-        valid=torch.ones(len(captions), dtype=torch.bool),
+        valid=valid,
         rows=torch.from_numpy(rows),
         keys=[f"{row // 2}_{row % 2}" for row in rows.tolist()],
     )

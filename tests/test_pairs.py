@@ -19,6 +19,7 @@ from mmdata.config import DataConfig
 from mmdata.errors import DataError
 from mmdata.pairs import load_pairs, read_pairs
 from mmdata.transform.image import Box, decode, resize_crop
+from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import train_tokenizer
 
 
@@ -80,6 +81,18 @@ def test_pairs_batches_hold_both_sides_in_turn(pairs: Path, data: DataConfig, to
             # The eval transform, whatever the settings say.
             resize_crop(image, Box(5, 0, 30, 30) if turned else Box(0, 5, 30, 30), expected)
             assert torch.equal(batch["pixel_values"][place], expected)
+
+
+def test_pairs_at_native_resolution_have_the_most_patches(pairs: Path, data: DataConfig):
+    native = data.model_copy(update={"image_patches": [4, 12], "patch_size": 8})
+    ((batch, _),) = load_pairs(pairs, native)
+    transform = PixelTransform("eval", patch_size=8)
+    expected = torch.empty(12, 8 * 8 * 3, dtype=torch.uint8)
+    image = decode((pairs.parent / "1_0.jpg").read_bytes(), format="JPEG")
+    assert transform.patches(image, expected, row=0, epoch=0) == (3, 4)
+    assert torch.equal(batch["pixel_values"][2], expected)
+    assert batch["spatial_shapes"].tolist() == [[4, 3]] + [[3, 4]] * 9  # the first is turned
+    assert batch["pixel_attention_mask"].sum(1).tolist() == [12] * 10
 
 
 def test_pairs_text_is_as_long_as_the_longest_caption(pairs: Path, data: DataConfig):

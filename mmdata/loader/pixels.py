@@ -21,6 +21,11 @@ class PixelEntries(TypedDict):
     spatial_shapes: NotRequired[Tensor]
 
 
+def batch_pixels(bucket: Bucket, rows: int, slots: SlotRing, transform: PixelTransform) -> Images | Patches:
+    """Places for the images of a batch, of the kind that its bucket asks for; arguments as for `Images`."""
+    return (Patches if bucket.patches else Images)(bucket, rows, slots, transform)
+
+
 class Images:
     """Images of the bucket's shape.
 
