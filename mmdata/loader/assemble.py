@@ -16,7 +16,7 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.errors import BadSample
 from mmdata.loader.ledger import LedgerEntry
-from mmdata.loader.pixels import Images, Patches
+from mmdata.loader.pixels import Images, Patches, batch_pixels
 from mmdata.loader.slots import SlotRing
 from mmdata.loader.stats import Stats
 from mmdata.plan import Bucket
@@ -130,8 +130,7 @@ class Assembler:
         """Make a batch; `labels` says whether it has them."""
         places = np.flatnonzero(task.rows >= 0)
         rows = _Rows(self, task, samples, places)
-        kind = Patches if task.bucket.patches else Images
-        pixels = kind(task.bucket, len(task.rows), self._slots, self.transform)
+        pixels = batch_pixels(task.bucket, len(task.rows), self._slots, self.transform)
         rows.write_pixels(pixels)
         input_ids, attention_mask = rows.tokenize()
         usable = np.zeros(len(task.rows), bool)
