@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from mmdata.config import DataConfig, GroupsConfig, sources
 from mmdata.errors import ConfigError, DataError
-from mmdata.plan import Groups, Mixture, Source, Stream
+from mmdata.plan import Groups, IndexRows, Mixture, Source, Stream
 from mmdata.shards import Index
 from mmdata.shards.ragged import offsets_of
 
 
-def build_mixture(data: DataConfig, index: Index) -> Mixture:
+def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:
     """The mixture that a section `data` describes.
 
     Raises:
@@ -32,7 +32,7 @@ def build_mixture(data: DataConfig, index: Index) -> Mixture:
     else:
         streams = tuple(Stream((span,), source.weight or 1) for source, span in zip(listed, spans, strict=True))
     groups = build_groups(data.groups, index) if data.groups else None
-    return Mixture(streams, groups, data.unique)
+    return Mixture(streams, groups, rows.hashes if data.unique else None)
 
 
 def needs_hashes(data: DataConfig) -> bool:

@@ -59,15 +59,16 @@ def build_plan(data: DataConfig, index: Index, tokenizer: Tokenizer, *, count_le
             )
     needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
     lengths = caption_lengths(index, tokenizer) if needed else None
+    rows = IndexRows(index, lengths=lengths, limit=data.limit)
     return Plan(
-        IndexRows(index, lengths=lengths, limit=data.limit),
+        rows,
         bucket_policy(data, index, lengths),
         global_batch_size=data.global_batch_size,
         seed=data.seed,
         shuffle=data.shuffle,
         window_rows=data.window_rows,
         num_lanes=data.num_lanes,
-        mixture=build_mixture(data, index),
+        mixture=build_mixture(data, index, rows),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mmdata.plan.groups import Groups
+from mmdata.plan.unique import HashesOf
 
 
 class Source(NamedTuple):
@@ -43,8 +44,9 @@ class Mixture:
         streams: the first one's rows make the epoch. The others are cycled: each gives as many rows as the steps need,
             and the next epoch goes on where this one ended, so that over time all its rows are used equally often.
         groups: rows that stand together.
-        unique: rows with the same caption or image are kept in different batches wherever other batches of the same
-            bucket in the same round of windows have room; `PlanSummary.duplicates` counts those left.
+        unique: gives the hashes of rows; those with the same caption or image are then kept in different batches,
+            wherever other batches of the same bucket in the same round of windows have room (`PlanSummary.duplicates`
+            counts those left).
 
     Example:
         192 rows of a corpus of 100 shards and 64 of another one of 7 in every batch of 256:
@@ -53,7 +55,7 @@ class Mixture:
 
     streams: tuple[Stream, ...]
     groups: Groups | None = None
-    unique: bool = False
+    unique: HashesOf | None = None
 
     @property
     def sources(self) -> list[Source]:
@@ -74,5 +76,7 @@ class Mixture:
     def fingerprint(self) -> str:
         """Equal for equal mixtures; short."""
         groups = self.groups.fingerprint if self.groups else None
-        described = repr(([(tuple(map(tuple, s.sources)), s.weight) for s in self.streams], groups, self.unique))
+        described = repr(
+            ([(tuple(map(tuple, s.sources)), s.weight) for s in self.streams], groups, self.unique is not None)
+        )
         return hashlib.sha256(described.encode()).hexdigest()[:16]

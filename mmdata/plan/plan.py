@@ -22,7 +22,7 @@ from mmdata.plan.policy_identity import fingerprint_policy
 from mmdata.plan.rows import Rows
 from mmdata.plan.schedule import Schedule
 from mmdata.plan.supply import Order, Supply
-from mmdata.plan.unique import Hashes, exchange
+from mmdata.plan.unique import HashesOf, exchange
 from mmdata.seeding import Purpose, random_raw
 
 WINDOW_ROWS = 2**20
@@ -153,7 +153,7 @@ class Plan:
             due = np.repeat(np.arange(len(self.policy.buckets)), schedule.due[round_])
             buckets = np.concatenate([due, np.asarray(merged, np.int64)])
             if self.mixture.unique:
-                self._exchange(parts, buckets, epoch, round_)
+                self._exchange(self.mixture.unique, parts, buckets, epoch, round_)
             filled = sum(batch.filled for batch in schedule.merged[round_])  # they stay the last
             order = self.order(len(buckets) - filled, epoch, Purpose.BATCH_ORDER, round_)
             order = np.concatenate([order, np.arange(len(order), len(buckets))])
@@ -195,26 +195,17 @@ class Plan:
             lanes.append(np.concatenate(own)[np.argsort(place, kind="stable")])
         return np.concatenate(lanes)
 
-    def _exchange(self, parts: list[list[Ints]], buckets: Ints, epoch: int, round_: int) -> None:
+    def _exchange(self, unique: HashesOf, parts: list[list[Ints]], buckets: Ints, epoch: int, round_: int) -> None:
         """Keep duplicates apart, among the full batches of each bucket; `parts` [feed][batch] is changed."""
         for bucket in np.unique(buckets).tolist():
             batches = [
                 i for i in np.flatnonzero(buckets == bucket).tolist() if all((part[i] >= 0).all() for part in parts)
             ]
             if len(batches) > 1:
-                hashes = self.hashes_of(np.concatenate([part[i] for i in batches for part in parts]))
+                uses = np.concatenate([part[i] for i in batches for part in parts])
                 position = round_ * len(self.policy.buckets) + bucket
                 draws = random_raw(4096, seed=self.seed, epoch=epoch, purpose=Purpose.EXCHANGES, position=position)
-                exchange(parts, batches, hashes, draws)
-
-    def hashes_of(self, uses: Ints) -> Hashes:
-        """What tells duplicates among n uses of rows."""
-        rows, passes = rows_of(uses), passes_of(uses)
-        image, caption = np.empty(len(uses), np.int64), np.empty(len(uses), np.int64)
-        for number in np.unique(passes).tolist():
-            here = passes == number
-            image[here], caption[here] = self.rows.hashes(rows[here], number)
-        return Hashes(image, caption)
+                exchange(parts, batches, unique(rows_of(uses), passes_of(uses)), draws)
 
     def _schedule(self, epoch: int) -> tuple[list[list[Window]], Schedule]:
         """The windows of each feed, and the schedule; kept for the epoch asked last."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import BucketPolicy, Shapes
+from mmdata.plan.unique import Hashes
 from mmdata.seeding import mix
 from mmdata.shards.histogram import aspect_ratio, unpack_cells
 from mmdata.shards.index import Index
@@ -35,10 +36,6 @@ class Rows(Protocol):
 
     def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
         """Shapes of n rows in an epoch."""
-        ...
-
-    def hashes(self, rows: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of the images of n rows, and of their captions in an epoch: int64 (n,) each. Asked where none may meet."""
         ...
 
     def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
@@ -90,11 +87,11 @@ class IndexRows:
         chosen = choose_captions(rows, num_captions, epoch)
         return Shapes(counts[begins + chosen].astype(np.int64), height, width)
 
-    def hashes(self, rows: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of the images of n rows, and of their captions in an epoch: int64 (n,) each."""
+    def hashes(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> Hashes:
+        """Of the images of n rows, and of the captions that they have in their passes."""
         offsets, hashes = self._index.take_lists(rows, "caption_hash")
-        chosen = choose_captions(rows, np.diff(offsets), epoch)
-        return self._index.take(rows, ["image_hash"])["image_hash"], hashes[offsets[:-1] + chosen]
+        chosen = choose_captions(rows, np.diff(offsets), passes)
+        return Hashes(self._index.take(rows, ["image_hash"])["image_hash"], hashes[offsets[:-1] + chosen])
 
     def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
         """Rows of each of n consecutive shards by bucket, int64 (n, K).

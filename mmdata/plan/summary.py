@@ -12,7 +12,7 @@ from mmdata.plan.buckets import Bucket
 from mmdata.plan.feed import shapes_of
 from mmdata.plan.lanes import uses_of
 from mmdata.plan.plan import Plan, rank_slice
-from mmdata.plan.unique import count_duplicates
+from mmdata.plan.unique import HashesOf, count_duplicates
 
 
 @dataclass
@@ -76,8 +76,14 @@ class PlanSummary:
         return sum(count.tokens for count in self.buckets.values())
 
 
-def summarize(plan: Plan, epoch: int = 0, *, world_size: int = 1, duplicates: bool = False) -> PlanSummary:
+def summarize(plan: Plan, epoch: int = 0, *, world_size: int = 1, hashes: HashesOf | None = None) -> PlanSummary:
     """Go through the steps of an epoch and count. The plan must know the caption lengths.
+
+    Args:
+        plan: whose epoch it is.
+        epoch: from 0.
+        world_size: ranks, to say what each reads.
+        hashes: of rows, where duplicates are to be counted.
 
     Raises:
         ValueError: world_size does not divide the global batch size.
@@ -102,13 +108,13 @@ def summarize(plan: Plan, epoch: int = 0, *, world_size: int = 1, duplicates: bo
         own = policy.assign(shapes)
         merged += sum(policy.buckets[bucket] != step.bucket for bucket in own.tolist())
         masked += len(filled) - len(uses)
-        met += count_duplicates(plan.hashes_of(uses)) if duplicates else 0
+        met += count_duplicates(hashes(step.rows[filled], step.passes[filled])) if hashes else 0
         count = buckets[step.bucket]
         count.steps += 1
         count.rows += len(uses)
         count.tokens += int(np.minimum(shapes.length, step.bucket.length).sum())
     sources = [int(shard_uses[first:last].sum()) for first, last, _ in plan.mixture.sources]
-    return PlanSummary(buckets, sources, masked, merged, lift.value, touched, met if duplicates else None)
+    return PlanSummary(buckets, sources, masked, merged, lift.value, touched, met if hashes else None)
 
 
 def same_shard_lift(batches: Iterable[NDArray[np.int64]], starts: NDArray[np.int64]) -> float:

@@ -7,6 +7,7 @@ without those before it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,10 @@ class Hashes(NamedTuple):
 
     image: Ints
     caption: Ints
+
+
+HashesOf = Callable[[Ints, Ints], Hashes]
+"""(rows, passes) -> what tells duplicates among them; int64 (n,) each."""
 
 
 def count_duplicates(hashes: Hashes) -> int:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mmdata.plan import BucketPolicy, Shapes
 from mmdata.plan.rows import count_buckets
+from mmdata.plan.unique import Hashes
 
 
 class FakeRows:
@@ -35,8 +36,8 @@ class FakeRows:
         self.asked.append(rows)
         return Shapes(self.lengths[epoch % len(self.lengths)][rows], self.height[rows], self.width[rows])
 
-    def hashes(self, rows: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return self.image_hash[rows], self.caption_hash[rows]
+    def hashes(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> Hashes:
+        return Hashes(self.image_hash[rows], self.caption_hash[rows])
 
     def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
         asked = len(self.asked)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdata.plan import LengthAspectPolicy, Mixture, Plan, Source, Step, Stream, summarize
+from mmdata.plan.unique import Hashes
 
 POLICY = LengthAspectPolicy([8, 16, 77], [(64, 64)])
 
@@ -149,7 +150,7 @@ def test_streams_that_disagree_on_every_bucket_do_not_wait_for_the_end(fake_rows
         ),
         (streams(1, 1, shards=2), {"num_lanes": 3, "global_batch_size": 12}, "3 lanes need as many shards: got 2"),
         (
-            Mixture(streams(1, shards=4).streams, unique=True),
+            Mixture(streams(1, shards=4).streams, unique=lambda rows, passes: Hashes(rows, rows)),
             {"num_lanes": 2},
             "unique: a rank sees only the rows of its own of the 2 lanes; set num_lanes to 1",
         ),

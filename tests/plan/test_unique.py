@@ -18,7 +18,7 @@ DRAWS = np.arange(4096, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
 def unique(rows: Any) -> Mixture:
-    return Mixture((Stream((Source(0, len(rows.starts) - 1),)),), unique=True)
+    return Mixture((Stream((Source(0, len(rows.starts) - 1),)),), unique=rows.hashes)
 
 
 def test_separate_moves_a_duplicate_to_another_batch():
@@ -57,8 +57,8 @@ def test_plan_keeps_duplicates_apart_and_every_row_once(fake_rows, seed: int, wi
     used = Counter(row for step in steps for row in step.rows.tolist() if row >= 0)
     assert used == Counter(range(200))
     assert [step.bucket for step in steps] == [step.bucket for step in plain.steps(0)]
-    summary = summarize(plan, duplicates=True)
-    before = summarize(plain, duplicates=True).duplicates
+    summary = summarize(plan, hashes=rows.hashes)
+    before = summarize(plain, hashes=rows.hashes).duplicates
     assert before is not None
     assert summary.duplicates is not None
     assert summary.duplicates <= before
@@ -73,4 +73,6 @@ def test_unique_and_groups_exclude_each_other(fake_rows):
     rows = fake_rows([9])
     groups = Groups(np.zeros(9, int), size=2, candidates=0, source="test")
     with pytest.raises(ValueError, match="unique: rows of a group must stay together and cannot be kept apart"):
-        Plan(rows, POLICY, global_batch_size=8, mixture=Mixture(unique(rows).streams, groups=groups, unique=True))
+        Plan(
+            rows, POLICY, global_batch_size=8, mixture=Mixture(unique(rows).streams, groups=groups, unique=rows.hashes)
+        )
