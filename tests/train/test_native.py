@@ -107,6 +107,19 @@ def test_micro_batches_of_patches_change_no_gradient(towers: dict[str, Any], gra
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-5, atol=1e-7)
 
 
+def test_patches_train_and_embed_under_autocast():
+    encoder, batch = build(clip=NAFLEX), make_batch()
+    batch["pixel_attention_mask"][1] = torch.arange(24) == 0
+    batch["spatial_shapes"][1] = 1
+    loss_function = losses.ContrastiveLoss("siglip")
+    expected = loss_function(encoder(batch), batch)
+    step = train_step(encoder.train(), batch, loss_function, micro_batch_size=2, autocast_dtype=torch.bfloat16)
+    torch.testing.assert_close(step.loss, expected.detach(), rtol=0.05, atol=0.0)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in encoder.parameters())
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert encoder.eval()(batch).image_features.isfinite().all()
+
+
 def test_patches_for_a_model_of_whole_images_are_an_error():
     message = r"the batch has patches \(data.image_patches\), and the image tower takes whole images: set data.image_"
     with pytest.raises(ValueError, match=message):
