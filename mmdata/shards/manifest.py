@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,8 @@ from mmdata.shards.ragged import offsets_of, spans
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 2
+OPENERS = 4
+"""Threads that check pages when all are asked for: hashing, most of the work, does not hold the interpreter."""
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -84,7 +87,9 @@ class Manifest(_Top):
 
     folder: Path = field(default=Path(), compare=False)
     _opened: dict[int, PageColumns] = field(init=False, default_factory=dict, compare=False, repr=False)
-    _lock: Any = field(init=False, default_factory=Lock, compare=False, repr=False)
+    _locks: list[Any] = field(
+        init=False, default_factory=lambda: [Lock() for _ in range(OPENERS)], compare=False, repr=False
+    )
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Manifest:
@@ -186,6 +191,7 @@ class Manifest(_Top):
         """
         for page in self._all_pages():
             yield page.offsets, page.cells, page.counts
+            page.forget()
 
     def token_histogram(self) -> Ints:
         """Captions by length, from manifest.json alone: entry i counts those of i tokens."""
@@ -209,12 +215,15 @@ class Manifest(_Top):
         return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
     def _page(self, number: int) -> PageColumns:
-        with self._lock:
+        with self._locks[number % OPENERS]:
             if number not in self._opened:
                 self._opened[number] = PageColumns.open(self.folder, self.pages[number])
             return self._opened[number]
 
     def _all_pages(self) -> Iterator[PageColumns]:
+        if len(self._opened) < len(self.pages):
+            with ThreadPoolExecutor(OPENERS) as pool:
+                list(pool.map(self._page, range(len(self.pages))))
         return map(self._page, range(len(self.pages)))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,9 @@ from pydantic import ConfigDict, NonNegativeInt
 
 from mmdata.errors import DataError
 from mmdata.shards.ragged import offsets_of
+
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
 
 PAGE_SHARDS = 1024
 PAGE_PATTERN = re.compile(r"manifest-\d{5,}\.arrow")
@@ -112,12 +117,13 @@ class PageColumns:
         path: of the page, for messages.
     """
 
-    numbers: dict[str, npt.NDArray[np.int64]]
-    offsets: npt.NDArray[np.int32]
-    cells: npt.NDArray[np.int32]
-    counts: npt.NDArray[np.int32]
+    numbers: dict[str, Ints]
+    offsets: Int32s
+    cells: Int32s
+    counts: Int32s
     path: Path
     _texts: dict[str, pa.StringArray]
+    _mapping: mmap.mmap
 
     @classmethod
     def open(cls, folder: Path, page: Page) -> PageColumns:
@@ -127,15 +133,17 @@ class PageColumns:
             DataError: missing, or not the file that manifest.json names.
         """
         path = folder / page.file
+        differs = DataError(f"manifest page '{path}': SHA-256 differs from manifest.json's; {REMAKE}")
         try:
-            with pa.memory_map(str(path)) as source:  # the mapping outlives the descriptor
-                buffer = source.read_buffer()
+            mapping = _map(path)
         except FileNotFoundError:
             raise DataError(f"manifest page '{path}': no such file, and manifest.json names it; {REMAKE}") from None
-        if hashlib.sha256(buffer).hexdigest() != page.sha256:
-            raise DataError(f"manifest page '{path}': SHA-256 differs from manifest.json's; {REMAKE}")
+        except ValueError:  # what is empty cannot be mapped
+            raise differs from None
+        if hashlib.sha256(mapping).hexdigest() != page.sha256:
+            raise differs
         try:
-            batch = pa.ipc.open_file(buffer).get_batch(0)
+            batch = pa.ipc.open_file(pa.py_buffer(mapping)).get_batch(0)
             batch.validate(full=True)
         except (pa.ArrowException, ValueError) as error:
             raise DataError(f"manifest page '{path}': not a page: {error}; {REMAKE}") from error
@@ -144,10 +152,12 @@ class PageColumns:
                 f"manifest page '{path}': expected {_SCHEMA.names}, got {batch.schema.names}, or of other types; "
                 f"{REMAKE}"
             )
-        return cls._of_batch(batch, page, path)
+        columns = cls._of_batch(batch, page, path, mapping)
+        columns.forget()
+        return columns
 
     @classmethod
-    def _of_batch(cls, batch: Any, page: Page, path: Path) -> PageColumns:
+    def _of_batch(cls, batch: Any, page: Page, path: Path, mapping: mmap.mmap) -> PageColumns:
         cells, counts = (batch.column(name) for name in _CELLS)
         columns = cls(
             numbers={name: batch.column(name).to_numpy() for name in _NUMBERS},
@@ -156,18 +166,24 @@ class PageColumns:
             counts=counts.values.to_numpy(),
             path=path,
             _texts={name: batch.column(name) for name in _TEXTS},
+            _mapping=mapping,
         )
-        numbers, ends = columns.numbers, offsets_of(columns.counts)[columns.offsets]
+        numbers = columns.numbers
         whole = (
             (batch.num_rows, int(numbers["rows"].sum())) == (page.shards, page.rows)
             and all((values >= 0).all() for values in (*numbers.values(), columns.cells))
             and (columns.counts > 0).all()
             and np.array_equal(columns.offsets, counts.offsets.to_numpy())
-            and np.array_equal(np.diff(ends), numbers["captions"])
+            and np.array_equal(_sums(columns.counts, columns.offsets), numbers["captions"])
         )
         if not whole:
             raise DataError(f"manifest page '{path}': its numbers contradict each other or manifest.json; {REMAKE}")
         return columns
+
+    def forget(self) -> None:
+        """Give back the memory that looking at the page took; the next look maps the file's pages in again."""
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            self._mapping.madvise(mmap.MADV_DONTNEED)
 
     @property
     def tar_hashes(self) -> Any:
@@ -186,3 +202,19 @@ class PageColumns:
             check_plain_name(values[name], f"manifest page '{self.path}'")
         span = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         return ShardEntry(**values, cells=self.cells[span], counts=self.counts[span])
+
+
+def _map(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        if sys.version_info >= (3, 13):  # before, each mapping keeps a descriptor of its own: one for 1,024 shards
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _sums(values: Int32s, offsets: Int32s) -> Ints:
+    """Sums of lists that stand one after another: ([2, 1, 5], [0, 2, 2, 3]) -> [3, 0, 5]."""
+    sums = np.zeros(len(offsets) - 1, np.int64)
+    filled = np.flatnonzero(np.diff(offsets))
+    if len(filled):
+        sums[filled] = np.add.reduceat(values, offsets[filled], dtype=np.int64)
+    return sums

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,6 +233,45 @@ def test_a_page_is_read_once_by_all_threads(small, monkeypatch):
     assert opened == {"manifest-00001.arrow": 1}
 
 
+def test_all_pages_are_read_once_by_all_threads(small, monkeypatch):
+    opened: Counter[str] = Counter()
+    gate = threading.Barrier(4)
+    open_page = PageColumns.open
+
+    def counting(folder, page):
+        opened[page.file] += 1
+        return open_page(folder, page)
+
+    monkeypatch.setattr(PageColumns, "open", counting)
+    manifest = Manifest.read(small)
+
+    def ask() -> int:
+        gate.wait()
+        return sum(captions.sum() for _, _, captions in manifest.cells())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [each.result() for each in [pool.submit(ask) for _ in range(4)]] == [100_000] * 4
+    assert opened == {f"manifest-{number:05d}.arrow": 1 for number in range(3)}
+
+
+def test_pages_that_were_looked_at_leave_no_memory_in_use(small):
+    smaps = Path("/proc/self/smaps")
+    if not smaps.exists():
+        pytest.skip("needs /proc")
+    manifest = Manifest.read(small)
+
+    def resident() -> list[int]:
+        lines = smaps.read_text().splitlines()
+        spots = [i for i, line in enumerate(lines) if f"{small}/manifest-" in line]
+        return [int(next(line for line in lines[i:] if line.startswith("Rss:")).split()[1]) for i in spots]
+
+    for number, (_, cells, _) in enumerate(manifest.cells()):
+        assert cells.min() >= 0
+        assert [kilobytes > 0 for kilobytes in resident()].count(True) == 1, number
+    assert resident() == [0, 0, 0]
+    assert manifest.entry(1500).captions == 40
+
+
 # Histograms
 
 
@@ -334,6 +374,16 @@ def test_a_page_whose_numbers_contradict_each_other_is_refused(tmp_path, wrong):
     manifest = forge(tmp_path, encode_page([wrong]))
     with pytest.raises(DataError, match=r"manifest-00000\.arrow': its numbers contradict each other or manifest\.json"):
         manifest.entry(0)
+
+
+def test_a_shard_without_captions_lends_its_sum_to_no_other(tmp_path):
+    empty = entry(1, rows=0, captions=0, cells=NONE, counts=NONE)
+    write_manifest(tmp_path, [empty, entry(0), empty, empty, entry(2), empty])
+    assert [each.captions for each in Manifest.read(tmp_path)] == [0, 3, 0, 0, 3, 0]
+    (tmp_path / "wrong").mkdir()
+    write_manifest(tmp_path / "wrong", [entry(0, captions=0), replace(empty, captions=3)])
+    with pytest.raises(DataError, match="its numbers contradict each other"):
+        Manifest.read(tmp_path / "wrong").entry(0)
 
 
 def test_a_page_that_is_none_is_refused(tmp_path):
