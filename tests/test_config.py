@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from mmdata.config import Config, DataConfig, SourceConfig, evaluation_data, load_config, parse, read_yaml, sources
+from mmdata.config import Config, DataConfig, SourceConfig, evaluation_data, load_config, sources
 from mmdata.errors import ConfigError
+from mmdata.settings import parse, read_yaml
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted((ROOT / "configs").rglob("*.y*ml"))
@@ -351,7 +352,6 @@ def test_config_mixture_of_weights_and_repeats_is_refused(shards: object, messag
         ([3, 1], 10, {}, "global_batch_size 10 cannot hold the weights 3 : 1 to the row", "a multiple of 4; 8 is"),
         ([30, 12], 10, {}, "global_batch_size 10 cannot hold the weights 30 : 12 to the row", "a multiple of 7; 7 is"),
         ([2, 2, 5], 8, {}, "global_batch_size 8 cannot hold the weights 2 : 2 : 5 to the row", "a multiple of 9; 9 is"),
-        ([2, 1], 12, BUDGET, "batch_multiple 4 cannot hold the weights 2 : 1 to the row", "a multiple of 3; 3 is"),
     ],
 )
 def test_config_weights_that_make_no_whole_rows_are_refused(
@@ -360,6 +360,24 @@ def test_config_weights_that_make_no_whole_rows_are_refused(
     shards = [{"shards": name, "weight": weight} for name, weight in zip("abc", weights, strict=False)]
     with pytest.raises(ConfigError, match=f"^c: {re.escape(what)}: it must be {re.escape(remedy)}$"):
         data_of(shards, global_batch_size=rows, **changes)
+
+
+@pytest.mark.parametrize("changes", [BUDGET, {"groups": {"size": 2}}])
+def test_config_weights_need_batches_of_one_size_without_groups(changes: dict[str, Any]):
+    remedy = "with token_budget or groups, give each dataset a repeat"
+    with pytest.raises(ConfigError, match=f"^c: weights are shares of batches of one size without groups: {remedy}$"):
+        data_of([{"shards": "a", "weight": 1}, {"shards": "b", "weight": 1}], **changes)
+
+
+def test_config_limit_is_of_one_dataset():
+    with pytest.raises(ConfigError, match=r"^c: limit \(5\) takes the first rows of one dataset, and shards lists 2$"):
+        data_of([{"shards": "a"}, {"shards": "b"}], limit=5)
+
+
+@pytest.mark.parametrize("groups", [{}, {"size": 2, "candidates": 3}])
+def test_config_groups_have_a_size_or_candidates(groups: dict[str, int]):
+    with pytest.raises(ConfigError, match=r"'groups': give either size .* or candidates"):
+        data_of("a", groups=groups)
 
 
 def test_config_weights_that_make_whole_rows_are_taken():
@@ -387,7 +405,7 @@ def test_config_error_in_a_mixture_names_its_place(shards: object, message: str)
 
 
 def test_config_evaluation_is_plain_whatever_training_mixes():
-    mixture = [{"shards": "a", "weight": 1}, {"shards": "b", "weight": 1}]
+    mixture = [{"shards": "a", "repeat": 1}, {"shards": "b", "repeat": 2}]
     training = {"groups": {"size": 2}, "unique": True, "token_budget": 4096}
     plain = evaluation_data(data_of(mixture, val_shards="v", **training))
     assert plain == data_of("v", val_shards="v", transform="eval", shuffle=False)

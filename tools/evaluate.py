@@ -28,9 +28,10 @@ from torch import Tensor
 from mmdata import Batch, Config, DataConfig, Loader
 from mmdata.atomic import write_whole
 from mmdata.cli import run
-from mmdata.config import evaluation_data, parse
+from mmdata.config import evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.pairs import load_pairs
+from mmdata.settings import parse
 from mmdata.train import DualEncoder, distributed
 from mmdata.train.checkpoint import latest_checkpoint, load_checkpoint, load_weights
 from mmdata.train.evaluate import compositional, embed, retrieval, zero_shot

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from mmdata.batch import Batch
-from mmdata.config import Config, DataConfig, load_config, parse, sources
+from mmdata.config import Config, DataConfig, load_config, sources
 from mmdata.errors import ConfigError
 from mmdata.loader.assemble import Made, Task, worker_threads
 from mmdata.loader.ledger import Ledger, LedgerEntry
@@ -24,6 +24,7 @@ from mmdata.loader.planning import build_plan
 from mmdata.loader.stats import Stats
 from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
+from mmdata.settings import parse
 from mmdata.shards import Index
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from mmdata.config import DataConfig, GroupsConfig, sources
 from mmdata.errors import ConfigError, DataError
 from mmdata.plan import Groups, IndexRows, Mixture, Source, Stream
 from mmdata.shards import Index
-from mmdata.shards.ragged import offsets_of
 
 
 def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:
@@ -24,9 +22,11 @@ def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:
         ConfigError: groups by label, and the corpus has none; or of a file that is not of this corpus.
         DataError: a file of groups is damaged.
     """
-    cuts = offsets_of(np.array([part.num_shards for part in index.manifest.parts], np.int64)).tolist()
     listed = sources(data)
-    spans = [Source(*span, source.repeat or 1.0) for source, span in zip(listed, itertools.pairwise(cuts), strict=True)]
+    spans = [
+        Source(place.first_shard, place.last_shard, source.repeat or 1.0)
+        for source, place in zip(listed, index.sources, strict=True)
+    ]
     if listed[0].weight is None:
         streams = (Stream(tuple(spans)),)
     else:

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from mmdata.batch import Batch
-from mmdata.config import TrainConfig, parse
+from mmdata.config import TrainConfig
+from mmdata.settings import parse
 from mmdata.train import DualEncoder, distributed
 from mmdata.train.evaluate import evaluate_retrieval
 from mmdata.train.loop import Trainer

@@ -1,0 +1,194 @@
+"""Mixtures, groups and budgets through the loader: what `data` says is what batches hold, resumed anywhere too."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmdata import Batch
+from mmdata.errors import ConfigError
+from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.transform.text import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def second(corpus, photo: Callable[..., bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nine rows in two shards, three captions each."""
+    folder = tmp_path_factory.mktemp("second") / "shards"
+    tokenizer = Tokenizer.load(corpus.settings["tokenizer"])
+    with ShardWriter(folder, shard_rows=5, count_tokens=tokenizer.count, tokenizer=tokenizer.fingerprint) as writer:
+        for i in range(9):
+            image = photo(90, 90 + i, seed=1000 + i)
+            captions = [f"a red dog {i}", f"a small blue cat on the street {i}", f"a large tree near a dog {i}"]
+            writer.write(Sample(f"second{i}", image, probe(image), captions))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def labelled(corpus, photo: Callable[..., bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty rows with labels 0 to 4, every fifth caption the same."""
+    folder = tmp_path_factory.mktemp("labelled") / "shards"
+    tokenizer = Tokenizer.load(corpus.settings["tokenizer"])
+    with ShardWriter(folder, shard_rows=10, count_tokens=tokenizer.count, tokenizer=tokenizer.fingerprint) as writer:
+        for i in range(40):
+            image = photo(40, 40, seed=2000 + i)
+            caption = "a dog" if i % 5 == 0 else f"cat {i}" + " on the street" * (i % 4)
+            writer.write(Sample(f"{i:04d}", image, probe(image), [caption], label=i % 5))
+    return folder
+
+
+def counted(batches: list[Batch]) -> Counter[int]:
+    return Counter(row for batch in batches for row in batch["rows"].tolist() if row >= 0)
+
+
+def weighted(corpus, second: Path) -> list[dict[str, Any]]:
+    return [{"shards": corpus.settings["shards"], "weight": 3}, {"shards": str(second), "weight": 1}]
+
+
+def test_weights_are_shares_of_every_batch_on_every_rank(corpus, second: Path):
+    for rank in range(2):
+        loader = corpus.loader(shards=weighted(corpus, second), rank=rank, world_size=2)
+        batches = list(loader)
+        assert len(batches) == len(loader) == 9  # 50 rows by sixes
+        assert all((batch["rows"] >= 50).sum() == 1 for batch in batches)
+
+
+def test_weights_first_dataset_once_the_other_equally_often(corpus, second: Path):
+    loader = corpus.loader(shards=weighted(corpus, second))
+    used = counted([batch for _ in range(3) for batch in loader])
+    assert all(used[row] == 3 for row in range(50))
+    assert sum(used[row] for row in range(50, 59)) == 3 * 9 * 2
+    assert all(used[row] == 6 for row in range(50, 59))
+
+
+def test_repeats_of_a_row_have_other_crops_and_captions(corpus, second: Path):
+    shards = [{"shards": corpus.settings["shards"], "repeat": 0.5}, {"shards": str(second), "repeat": 3}]
+    loader = corpus.loader(shards=shards)
+    batches = list(loader)
+    used = counted(batches)
+    assert sum(used[row] for row in range(50)) == 25
+    assert all(used[row] == 3 for row in range(50, 59))
+    captions: dict[int, set[str]] = {}
+    crops: dict[int, list[torch.Tensor]] = {}
+    for batch in batches:
+        for i, row in enumerate(batch["rows"].tolist()):
+            if row >= 50:
+                captions.setdefault(row, set()).add(
+                    str(batch["input_ids"][i][batch["attention_mask"][i] == 1].tolist())
+                )
+                crops.setdefault(row, []).append(batch["pixel_values"][i])
+    assert all(len(found) == 3 for found in captions.values())
+    assert all(not torch.equal(a, b) for a, b, _ in crops.values() if a.shape == b.shape)
+    assert "caption_hash" in batches[0]
+
+
+def test_label_groups_stand_together(corpus, labelled: Path):
+    loader = corpus.loader(shards=str(labelled), groups={"size": 2})
+    batches = list(loader)
+    assert counted(batches) == Counter(range(40))
+    labels = torch.cat([batch["labels"] for batch in batches]).reshape(-1, 2)
+    assert (labels[:, 0] == labels[:, 1]).all()
+
+
+def test_candidates_follow_their_anchor(corpus, labelled: Path):
+    loader = corpus.loader(shards=str(labelled), groups={"candidates": 3})
+    batches = list(loader)
+    rows = torch.cat([batch["rows"] for batch in batches]).reshape(-1, 4)
+    labels = torch.cat([batch["labels"] for batch in batches]).reshape(-1, 4)
+    assert sorted(rows[:, 0].tolist()) == list(range(40))
+    assert (labels == labels[:, :1]).all()
+    assert "image_hash" in batches[0]
+
+
+def test_unique_batches_hold_no_caption_twice(corpus, labelled: Path):
+    settings: Any = {"shards": str(labelled), "text_buckets": [32], "image_buckets": None, "image_size": 32}
+    met = {}
+    for unique in (False, True):
+        loader = corpus.loader(**settings, unique=unique, hashes=True, global_batch_size=5)
+        met[unique] = sum(5 - len(set(batch["caption_hash"].tolist())) for batch in loader)
+    assert met[False] > 0
+    assert met[True] == 0
+
+
+def test_token_budget_gives_short_texts_larger_batches(corpus, labelled: Path):
+    settings: Any = {"shards": str(labelled), "image_buckets": None, "image_size": 32}
+    loader = corpus.loader(
+        **settings, text_buckets=[4, 8, 32], global_batch_size=16, token_budget=80, batch_multiple=2, patch_size=16
+    )
+    for epoch in (0, 1):
+        loader.set_epoch(epoch)
+        length = len(loader)
+        batches = list(loader)
+        assert len(batches) == length
+        assert counted(batches) == Counter(range(40))
+        sizes = {batch["input_ids"].shape[1]: batch["input_ids"].shape[0] for batch in batches}
+        assert sizes == {4: 10, 8: 6, 32: 2}
+
+
+MIXED: list[dict[str, Any]] = [
+    {"weight": True},
+    {"groups": {"size": 2}},
+    {"groups": {"candidates": 1}},
+    {"unique": True},
+    {"token_budget": 120, "batch_multiple": 4, "global_batch_size": 16},
+    {"image_patches": [4, 9], "image_buckets": None, "patch_size": 8},
+]
+
+
+@pytest.mark.parametrize("changes", MIXED, ids=lambda changes: "+".join(changes))
+def test_every_kind_resumes_at_random_steps_with_other_ranks_and_workers(
+    corpus, second: Path, labelled: Path, changes: dict[str, Any], same, join
+):
+    changes = dict(changes)
+    shards = weighted(corpus, second) if changes.pop("weight", False) else str(labelled)
+    loader = corpus.loader(shards=shards, **changes)
+    loader.set_epoch(2)
+    states, whole = [loader.state_dict()], []
+    for batch in loader:
+        whole.append(batch)
+        states.append(loader.state_dict())
+    assert len(json.dumps(states[-1])) < 1024
+    for step in random.Random(0).sample(range(len(whole)), min(3, len(whole))):
+        for world_size, workers in ((1, 0), (2, 1), (4, 3)):
+            ranks = [
+                corpus.loader(shards=shards, rank=rank, world_size=world_size, num_workers=workers, **changes)
+                for rank in range(world_size)
+            ]
+            for rank in ranks:
+                rank.load_state_dict(states[step])
+            rest = [join(list(parts)) for parts in zip(*ranks, strict=True)]
+            assert len(rest) == len(whole) - step
+            assert all(same(a, b) for a, b in zip(rest, whole[step:], strict=True))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"groups": {"size": 2}}, {"groups": {"size": 4}}, {"unique": True}],
+    ids=["groups of 2", "groups of 4", "unique"],
+)
+def test_state_of_another_mixture_is_refused(corpus, labelled: Path, changes: dict[str, Any]):
+    state = corpus.loader(shards=str(labelled)).state_dict()
+    with pytest.raises(ConfigError, match=r"another plan: mixture was '\w+' and is '\w+'; resume"):
+        corpus.loader(shards=str(labelled), **changes).load_state_dict(state)
+
+
+def test_weights_changed_are_another_mixture(corpus, second: Path):
+    state = corpus.loader(shards=weighted(corpus, second)).state_dict()
+    changed = [{**source, "weight": 1} for source in weighted(corpus, second)]
+    with pytest.raises(ConfigError, match="another plan: mixture was"):
+        corpus.loader(shards=changed).load_state_dict(state)
+
+
+def test_groups_of_a_file_are_those_of_the_batches(corpus, labelled: Path, tmp_path: Path):
+    np.save(tmp_path / "groups.npy", np.arange(40) // 4)
+    loader = corpus.loader(shards=str(labelled), groups={"by": str(tmp_path / "groups.npy"), "size": 4})
+    rows = torch.cat([batch["rows"] for batch in loader]).reshape(-1, 4)
+    assert (rows // 4 == rows[:, :1] // 4).all()
