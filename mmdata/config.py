@@ -13,14 +13,14 @@ from mmdata.settings import BelowOne, Count, Integer, Location, Positive, Settin
 
 
 class SourceConfig(Settings):
-    """One dataset of a mixture: give each a weight, or each a repeat."""
+    """One dataset of a mixture: all have a weight, or all have a repeat."""
 
     shards: Location
     """Folder with shards and a manifest."""
     weight: Positive | None = None
     """Share of every batch, to the row. The first dataset is passed over once an epoch, the others are cycled."""
     repeat: Annotated[float, Field(gt=0.0)] | None = None
-    """Passes an epoch: 2 uses each row twice, 0.5 half of the rows, the other half in the next epoch."""
+    """Passes an epoch, 1 unless given: 2 uses each row twice, 0.5 half of the rows and the other half in the next."""
 
 
 class GroupsConfig(Settings):
@@ -166,10 +166,10 @@ class DataConfig(Settings):
     @model_validator(mode="after")
     def _check_mixture(self) -> DataConfig:
         mixed = self.shards if isinstance(self.shards, list) else []
-        given = {(source.weight is not None, source.repeat is not None) for source in mixed}
-        if len(given) > 1 or (True, True) in given:
+        given = {source.weight is not None for source in mixed}
+        if len(given) > 1 or (True in given and any(source.repeat is not None for source in mixed)):
             listed = "; ".join(f"'{s.shards}' has weight {s.weight}, repeat {s.repeat}" for s in mixed)
-            raise ValueError(f"give each dataset a weight, or each a repeat, or none of them either: {listed}")
+            raise ValueError(f"give each dataset a weight and none a repeat, or none of them a weight: {listed}")
         if len(mixed) > 1 and self.limit is not None:
             raise ValueError(f"limit ({self.limit}) takes the first rows of one dataset, and shards lists {len(mixed)}")
         weights = [source.weight for source in mixed if source.weight is not None]

@@ -324,6 +324,7 @@ def test_config_mixture_is_given_as_an_override(file):
         ([{"shards": "a", "weight": 3}], [("a", None, 1.0)]),
         ([{"shards": "a", "repeat": 2}], [("a", None, 2.0)]),
         ([{"shards": Path("a")}, {"shards": "b"}], [("a", None, 1.0), ("b", None, 1.0)]),
+        ([{"shards": "a"}, {"shards": "b", "repeat": 3}], [("a", None, 1.0), ("b", None, 3.0)]),
         ([{"shards": "a", "repeat": 0.5}, {"shards": "b", "repeat": 3}], [("a", None, 0.5), ("b", None, 3.0)]),
         ([{"shards": "a", "weight": 30}, {"shards": "b", "weight": 10}], [("a", 30, None), ("b", 10, None)]),
     ],
@@ -341,7 +342,7 @@ def test_config_sources_all_have_a_weight_or_all_a_repeat(shards: object, expect
     ],
 )  # fmt: skip
 def test_config_mixture_of_weights_and_repeats_is_refused(shards: object, message: str):
-    start = "c: give each dataset a weight, or each a repeat, or none of them either: "
+    start = "c: give each dataset a weight and none a repeat, or none of them a weight: "
     with pytest.raises(ConfigError, match=f"^{re.escape(start)}.*{re.escape(message)}$"):
         data_of(shards)
 

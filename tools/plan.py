@@ -15,7 +15,7 @@ from rich.table import Table
 from mmdata import cli
 from mmdata.config import load_config, sources
 from mmdata.loader.planning import build_plan
-from mmdata.plan import summarize
+from mmdata.plan import IndexRows, summarize
 from mmdata.shards import Index
 from mmdata.transform.text import Tokenizer
 
@@ -35,22 +35,32 @@ def main() -> int:
     tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
     index = Index.open([source.shards for source in sources(data)])
     plan = build_plan(data, index, tokenizer, count_lengths=True)
-    summary = summarize(plan, arguments.epoch, world_size=arguments.world_size)
+    rows = plan.rows
+    assert isinstance(rows, IndexRows)
+    summary = summarize(plan, arguments.epoch, world_size=arguments.world_size, hashes=rows.hashes)
 
     table = Table(title=f"epoch {arguments.epoch}: {summary.rows:,} rows in {summary.steps:,} steps")
-    for name in ("text length", "image", "steps", "rows", "padding"):
+    for name in ("text length", "image", "batch", "steps", "rows", "padding"):
         table.add_column(name, justify="right")
-    for bucket, count in summary.buckets.items():
+    for (bucket, count), batch_size in zip(summary.buckets.items(), plan.batch_sizes, strict=True):
         padding = f"{1 - count.tokens / (count.rows * bucket.length):.1%}" if count.rows else "-"
-        table.add_row(f"{bucket.length}", bucket.image, f"{count.steps:,}", f"{count.rows:,}", padding)
+        counts = (f"{batch_size:,}", f"{count.steps:,}", f"{count.rows:,}")
+        table.add_row(f"{bucket.length}", bucket.image, *counts, padding)
     Console().print(table)
     print(
         f"padding: {summary.padding_share:.1%} of the text positions; "
         f"{summary.padding_share_at(data.max_length):.1%} if every caption were padded to {data.max_length}"
     )
+    if len(summary.sources) > 1:
+        for source, used in zip(index.sources, summary.sources, strict=True):
+            print(f"dataset '{source.folder}': {used:,} rows, {used / summary.rows:.1%} of the epoch")
     print(f"masked: {summary.masked:,} places that no row fills; merged into another bucket: {summary.merged:,} rows")
     print(
         f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle (1 is best)"
+    )
+    print(
+        f"duplicates: {summary.duplicates:,} rows meet their own image or caption in a batch"
+        + ("" if data.unique or not summary.duplicates else "; data.unique=true keeps them apart")
     )
     sizes = np.array([entry.bytes for entry in index.manifest])
     read = [int(sizes[shards].sum()) for shards in summary.touched]

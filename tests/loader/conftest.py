@@ -59,6 +59,10 @@ class Corpus:
         shutil.copytree(self.folder, folder)
         return Corpus(folder, self.samples)
 
+    def write_beside(self, folder: Path, samples: list[Sample]) -> None:
+        """Other shards, indexed with the same tokenizer."""
+        write(folder, samples, Tokenizer.load(self.folder / "tokenizer"))
+
     def overwrite(self, row: int, kind: str, data: bytes) -> None:
         """Put bytes at the beginning of a row's member (kind: image or caption); its size stays."""
         shards, _ = self.index.locate(np.array([row]))

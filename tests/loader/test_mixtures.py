@@ -15,33 +15,32 @@ import torch
 
 from mmdata import Batch
 from mmdata.errors import ConfigError
-from mmdata.shards import Sample, ShardWriter, probe
-from mmdata.transform.text import Tokenizer
+from mmdata.shards import Sample, probe
 
 
 @pytest.fixture(scope="module")
 def second(corpus, photo: Callable[..., bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nine rows in two shards, three captions each."""
+    """Nine rows, three captions each."""
+    samples: list[Sample] = []
+    for i in range(9):
+        image = photo(90, 90 + i, seed=1000 + i)
+        captions = [f"a red dog {i}", f"a small blue cat on the street {i}", f"a large tree near a dog {i}"]
+        samples.append(Sample(f"second{i}", image, probe(image), captions))
     folder = tmp_path_factory.mktemp("second") / "shards"
-    tokenizer = Tokenizer.load(corpus.settings["tokenizer"])
-    with ShardWriter(folder, shard_rows=5, count_tokens=tokenizer.count, tokenizer=tokenizer.fingerprint) as writer:
-        for i in range(9):
-            image = photo(90, 90 + i, seed=1000 + i)
-            captions = [f"a red dog {i}", f"a small blue cat on the street {i}", f"a large tree near a dog {i}"]
-            writer.write(Sample(f"second{i}", image, probe(image), captions))
+    corpus.write_beside(folder, samples)
     return folder
 
 
 @pytest.fixture(scope="module")
 def labelled(corpus, photo: Callable[..., bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Forty rows with labels 0 to 4, every fifth caption the same."""
+    samples: list[Sample] = []
+    for i in range(40):
+        image = photo(40, 40, seed=2000 + i)
+        caption = "a dog" if i % 5 == 0 else f"cat {i}" + " on the street" * (i % 4)
+        samples.append(Sample(f"{i:04d}", image, probe(image), [caption], label=i % 5))
     folder = tmp_path_factory.mktemp("labelled") / "shards"
-    tokenizer = Tokenizer.load(corpus.settings["tokenizer"])
-    with ShardWriter(folder, shard_rows=10, count_tokens=tokenizer.count, tokenizer=tokenizer.fingerprint) as writer:
-        for i in range(40):
-            image = photo(40, 40, seed=2000 + i)
-            caption = "a dog" if i % 5 == 0 else f"cat {i}" + " on the street" * (i % 4)
-            writer.write(Sample(f"{i:04d}", image, probe(image), [caption], label=i % 5))
+    corpus.write_beside(folder, samples)
     return folder
 
 

@@ -365,3 +365,36 @@ def test_plan_identity_tells_plans_apart(fake_rows):
     for key, other in others.items():
         identity = other.identity()
         assert [name for name in identity if identity[name] != plan.identity()[name]] == [key]
+
+
+# A large epoch
+
+
+@pytest.mark.parametrize("num_lanes", [1, 8])
+def test_plan_resumes_at_random_steps_of_a_large_epoch_under_another_world_size(fake_rows, num_lanes: int):
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(0, 2000, 400)
+    count = int(sizes.sum())
+    lengths = np.clip(rng.lognormal(np.log(14), 0.6, count), 3, 77).astype(int)
+    rows = fake_rows(sizes, lengths, height=rng.integers(100, 900, count), width=rng.integers(100, 900, count))
+    policy = LengthAspectPolicy([9, 13, 19, 77], IMAGE_SHAPES)
+    settings: Any = {"global_batch_size": 64, "window_rows": 2**15, "num_lanes": num_lanes}
+    whole = [step.rows for step in Plan(rows, policy, **settings).steps(1)]
+    assert len(whole) > 6000
+    for start in rng.integers(0, len(whole), 6).tolist():
+        for world_size in (2, 64):
+            ranks = rng.integers(0, world_size, 2).tolist()
+            for rank in ranks:
+                parts = Plan(rows, policy, **settings).steps(1, start=start, rank=rank, world_size=world_size)
+                mine = rank_slice(64, rank, world_size)
+                for part, step in zip(parts, whole[start : start + 50], strict=False):
+                    assert part.rows.tolist() == step[mine].tolist()
+
+
+def test_plan_resumed_reads_only_the_windows_whose_rows_wait(fake_rows):
+    rng = np.random.default_rng(0)
+    rows = fake_rows([500] * 200, rng.integers(3, 78, 100_000))
+    plan = Plan(rows, LengthAspectPolicy([9, 13, 19, 77], [(64, 64)]), global_batch_size=64, window_rows=2000)
+    middle = next(plan.steps(0, start=len(plan) // 2))
+    assert middle.number == len(plan) // 2
+    assert sum(map(len, rows.asked)) <= 3 * 2000  # of 100,000: the cost does not grow with the step
