@@ -34,7 +34,7 @@ def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print("usage: mmdata COMMAND ...\n")
         for name in names:
-            print(f"  {name:10}{_summary(name)}")
+            print(f"  {name:12}{_summary(name)}")
         print("\n'mmdata COMMAND --help' describes one command.")
         raise SystemExit(0 if len(sys.argv) > 1 else 2)
     if sys.argv[1] == "--version":

@@ -27,7 +27,7 @@ class GroupsConfig(Settings):
     """Rows that stand together in a batch: `size` rows of one group, or a row and `candidates` others of its group."""
 
     by: Location = "label"
-    """label: the corpus's own; or a .npy file, int64 (rows,), -1 for no group (`mmdata neighbours` makes one)."""
+    """label: the corpus's own; or a file: what `mmdata neighbours` makes, or .npy, int64 (rows,), -1 for no group."""
     size: Annotated[int, Field(strict=True, ge=2)] | None = None
     """Rows together, each row once an epoch."""
     candidates: Positive | None = None
@@ -200,8 +200,16 @@ def sources(data: DataConfig) -> list[SourceConfig]:
     return [SourceConfig(shards=source.shards, repeat=source.repeat or 1.0) for source in listed]
 
 
+def once_in_order(data: DataConfig) -> DataConfig:
+    """The settings that load each row once: centre crop, order of the index, batches of one size, nothing grouped."""
+    mixed = isinstance(data.shards, list)
+    shards = [SourceConfig(shards=source.shards) for source in sources(data)] if mixed else data.shards
+    changes = {"transform": "eval", "shuffle": False, "groups": None, "unique": False, "token_budget": None}
+    return data.model_copy(update={"shards": shards, **changes})
+
+
 def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
-    """The settings that load `data.val_shards`: centre crop, order of the index, batches of one size, nothing grouped.
+    """The settings that load `data.val_shards`, as `once_in_order`.
 
     `hashes` adds those also where training has none.
 
@@ -210,8 +218,7 @@ def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
     """
     if data.val_shards is None:
         raise ConfigError("data.val_shards is not set: there is nothing to evaluate on")
-    changes = {"shards": data.val_shards, "transform": "eval", "shuffle": False, "hashes": hashes or data.hashes}
-    return data.model_copy(update={**changes, "groups": None, "unique": False, "token_budget": None})
+    return once_in_order(data.model_copy(update={"shards": data.val_shards, "hashes": hashes or data.hashes}))
 
 
 class ModelConfig(Settings):

@@ -33,9 +33,9 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.pairs import load_pairs
 from mmdata.settings import parse
 from mmdata.train import DualEncoder, distributed
-from mmdata.train.checkpoint import latest_checkpoint, load_checkpoint, load_weights
+from mmdata.train.checkpoint import find_checkpoint, load_checkpoint, load_weights
 from mmdata.train.evaluate import compositional, embed, retrieval, zero_shot
-from mmdata.train.loop import AUTOCAST, CHECKPOINTS, EVALUATION
+from mmdata.train.loop import AUTOCAST, EVALUATION
 from mmdata.transform.text import Tokenizer
 
 PROMPTS_AT_ONCE = 256
@@ -93,16 +93,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     return parser.parse_args()
-
-
-def find_checkpoint(run: Path) -> Path:
-    """The file itself, or the newest checkpoint of a run's folder."""
-    if run.is_file():
-        return run
-    path = latest_checkpoint(run / CHECKPOINTS)
-    if path is None:
-        raise DataError(f"'{run}': neither a checkpoint nor the folder of a run; mmdata train makes one")
-    return path
 
 
 def read_classes(path: Path) -> Classes:

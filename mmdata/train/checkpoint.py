@@ -17,6 +17,7 @@ from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DataError
 
 FORMAT = 1
+CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 
 # Settings that may differ between the run that wrote a checkpoint and the run that resumes it: they change where
@@ -86,6 +87,20 @@ def latest_checkpoint(folder: Path) -> Path | None:
     if not path.is_file():
         others = ", ".join(sorted(p.name for p in folder.glob("step-*.pt"))) or "none"
         raise DataError(f"{pointer}: points at '{path.name}', which is missing; write one of these into it: {others}")
+    return path
+
+
+def find_checkpoint(run: Path) -> Path:
+    """The file itself, or the newest checkpoint of a run's folder.
+
+    Raises:
+        DataError: `run` is neither.
+    """
+    if run.is_file():
+        return run
+    path = latest_checkpoint(run / CHECKPOINTS)
+    if path is None:
+        raise DataError(f"'{run}': neither a checkpoint nor the folder of a run; mmdata train makes one")
     return path
 
 

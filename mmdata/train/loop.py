@@ -23,6 +23,7 @@ from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
 from mmdata.train import checkpoint, distributed, losses, miners
 from mmdata.train.batches import Batches, count_steps
+from mmdata.train.checkpoint import CHECKPOINTS
 from mmdata.train.finite import TrainingError, Update
 from mmdata.train.log import METRICS, RunLog, evaluated_steps
 from mmdata.train.meter import Meter
@@ -31,7 +32,6 @@ from mmdata.train.schedule import learning_rate, make_optimizer, set_learning_ra
 from mmdata.train.step import train_step
 from mmdata.train.stopping import StopSignals
 
-CHECKPOINTS = "checkpoints"
 EVALUATION = "evaluation.json"
 SKIPS_IN_A_ROW = 50  # a scaler that has halved itself so often will not find a finite gradient
 COUNTERS = ("step", "epoch", "epoch_step", "total_steps", "skipped_updates", "grad_norm")
