@@ -56,7 +56,8 @@ def form_units(groups: Groups, labels: Ints, bucket_of: NDArray[np.integer], cov
         units int64 (u, unit_rows), positions among the n rows, -1 where a unit is filled up; and the bucket of each
         unit, int64 (u,), which covers those of its rows.
     """
-    units = _candidates(labels, groups.candidates) if groups.candidates else _partition(labels, bucket_of, groups.size)
+    draw = _candidates if groups.candidates else _partition
+    units = draw(labels, bucket_of, groups.candidates or groups.size)
     bucket = bucket_of[units[:, 0]].astype(np.int64)
     for column in units.T[1:]:
         bucket = np.where(column >= 0, covers[bucket, bucket_of[column]], bucket)
@@ -98,9 +99,9 @@ def _partition(labels: Ints, bucket_of: NDArray[np.integer], size: int) -> Ints:
     return np.concatenate([inside, filled]).reshape(-1, size)
 
 
-def _candidates(labels: Ints, count: int) -> Ints:
-    """Each row, followed by the next `count` of its label in a random order that is closed to a ring."""
-    order = np.argsort(labels, kind="stable")
+def _candidates(labels: Ints, bucket_of: NDArray[np.integer], count: int) -> Ints:
+    """Each row, followed by the next `count` of its label, which stands in a ring: like buckets together, at random."""
+    order = np.lexsort((bucket_of, labels))
     place, members = _places(labels[order])
     begin = np.arange(len(order)) - place
     units = np.full((len(order), 1 + count), -1, np.int64)

@@ -69,6 +69,8 @@ def separate(hashes: Hashes, places: Ints, draws: NDArray[np.uint64]) -> Ints:
     keys = [np.unique(column, return_inverse=True)[1] for column in hashes]  # (M·B,), dense
     met = np.logical_or.reduce([_repeated(key[order]) for key in keys])
     held: dict[int, list[Counter[int]]] = {}
+    # how many batches hold each key
+    held_by = [np.bincount(np.concatenate([np.unique(key[batch]) for batch in order])) for key in keys]
 
     def inside(batch: int) -> list[Counter[int]]:
         if batch not in held:
@@ -85,6 +87,8 @@ def separate(hashes: Hashes, places: Ints, draws: NDArray[np.uint64]) -> Ints:
         row = int(order[batch, place])
         if all(found[key[row]] == 1 for found, key in zip(inside(batch), keys, strict=True)):
             continue  # its like has gone to another batch already
+        if any(holders[key[row]] == batches for holders, key in zip(held_by, keys, strict=True)):
+            continue  # every batch holds its like
         for _ in range(TRIES):
             draw = next(tries)
             other, there = draw % batches, draw // batches % width
@@ -93,14 +97,20 @@ def separate(hashes: Hashes, places: Ints, draws: NDArray[np.uint64]) -> Ints:
                 continue
             if fits(row, other, instead) and fits(instead, batch, row):
                 order[batch, place], order[other, there] = instead, row
-                for found, key in zip(inside(batch), keys, strict=True):
-                    found[key[row]] -= 1
-                    found[key[instead]] += 1
-                for found, key in zip(inside(other), keys, strict=True):
-                    found[key[instead]] -= 1
-                    found[key[row]] += 1
+                _move(row, inside(batch), inside(other), keys, held_by)
+                _move(instead, inside(other), inside(batch), keys, held_by)
                 break
     return order
+
+
+def _move(
+    row: int, source: list[Counter[int]], target: list[Counter[int]], keys: list[Ints], held_by: list[Ints]
+) -> None:
+    """Count a row's keys out of one batch and into another."""
+    for there, here, key, holders in zip(source, target, keys, held_by, strict=True):
+        there[key[row]] -= 1
+        here[key[row]] += 1
+        holders[key[row]] += int(here[key[row]] == 1) - int(there[key[row]] == 0)
 
 
 def _repeated(keys: Ints) -> NDArray[np.bool_]:
