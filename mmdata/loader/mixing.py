@@ -76,7 +76,7 @@ def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
             made_for = (table.schema.metadata or {}).get(b"index", b"").decode()
     except FileNotFoundError:
         raise ConfigError(f"data.groups.by '{path}': no such file; {remade}, or set it to label") from None
-    except (ValueError, KeyError, pa.ArrowException) as error:
+    except (ValueError, KeyError, EOFError, pa.ArrowException) as error:
         raise DataError(f"file of groups '{path}': cannot be read: {error}; {remade}") from error
     if of_rows.dtype != np.int64 or of_rows.ndim != 1:
         raise DataError(

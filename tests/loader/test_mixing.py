@@ -1,0 +1,117 @@
+"""Files of groups: what is read, and what is refused with a reason."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mmdata.errors import ConfigError, DataError
+from mmdata.loader.mixing import read_groups
+from mmdata.shards import Sample, probe
+
+REMEDY = "make it anew with `mmdata neighbours`"
+
+
+def write_arrow(path: Path, column: object, *, index: str | None, name: str = "group") -> Path:
+    table = pa.table({name: column}).replace_schema_metadata({} if index is None else {"index": index})
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+    return path
+
+
+def write_npy(path: Path, values: np.ndarray, **settings: bool) -> Path:
+    np.save(path, values, **settings)
+    return path
+
+
+def test_groups_are_read_from_arrow_and_from_npy(corpus, tmp_path: Path):
+    expected = np.arange(50) // 4 - 1
+    arrow = write_arrow(tmp_path / "g.arrow", expected, index=corpus.index.fingerprint)
+    npy = write_npy(tmp_path / "g.npy", expected)
+    for path in (arrow, npy):
+        assert np.array_equal(read_groups(path, corpus.index), expected)
+
+
+@pytest.mark.parametrize("name", ["none.arrow", "none.npy"])
+def test_groups_of_a_missing_file(corpus, tmp_path: Path, name: str):
+    path = tmp_path / name
+    message = f"data.groups.by '{path}': no such file; {REMEDY}, or set it to label"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        corpus.loader(groups={"by": str(path), "size": 2})
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (np.arange(50, dtype=np.int32), "int32 (50,)"),
+        (np.arange(50.0), "float64 (50,)"),
+        (np.arange(50).reshape(25, 2), "int64 (25, 2)"),
+    ],
+)
+def test_groups_of_another_type_or_shape(corpus, tmp_path: Path, values: np.ndarray, found: str):
+    path = write_npy(tmp_path / "g.npy", values)
+    message = f"file of groups '{path}': expected int64 (rows,), got {found}; {REMEDY}"
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        read_groups(path, corpus.index)
+
+
+def test_groups_of_another_type_in_arrow(corpus, tmp_path: Path):
+    path = write_arrow(tmp_path / "g.arrow", np.arange(50.0), index=corpus.index.fingerprint)
+    with pytest.raises(DataError, match=r"expected int64 \(rows,\), got float64 \(50,\)"):
+        read_groups(path, corpus.index)
+
+
+def test_groups_in_a_column_of_another_name(corpus, tmp_path: Path):
+    path = write_arrow(tmp_path / "g.arrow", np.arange(50), index=corpus.index.fingerprint, name="label")
+    with pytest.raises(DataError, match=rf"file of groups '{path}': cannot be read: .*group.*; {REMEDY}"):
+        read_groups(path, corpus.index)
+
+
+@pytest.mark.parametrize("name", ["g.arrow", "g.npy"])
+@pytest.mark.parametrize("kept", [0, 5, 60, 300])
+def test_groups_of_a_damaged_file(corpus, tmp_path: Path, name: str, kept: int):
+    path = tmp_path / name
+    if name == "g.npy":
+        write_npy(path, np.arange(50))
+    else:
+        write_arrow(path, np.arange(50), index=corpus.index.fingerprint)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(DataError, match=rf"^file of groups '{path}': cannot be read: .+; {REMEDY}$"):
+        read_groups(path, corpus.index)
+
+
+def test_groups_that_are_pickled_are_not_unpickled(corpus, tmp_path: Path):
+    values = np.empty(50, object)
+    values[:] = [Unpickled() for _ in range(50)]
+    path = write_npy(tmp_path / "g.npy", values, allow_pickle=True)
+    with pytest.raises(DataError, match=rf"file of groups '{path}': cannot be read: .*Python objects.*; {REMEDY}"):
+        read_groups(path, corpus.index)
+
+
+class Unpickled:
+    """Fails the test when it is read with pickle."""
+
+    def __reduce__(self):
+        return pytest.fail, ("a pickle was loaded",)
+
+
+@pytest.mark.parametrize(("rows", "index"), [(50, "of another corpus"), (50, None), (49, "same")])
+def test_groups_made_for_another_corpus(corpus, tmp_path: Path, rows: int, index: str | None):
+    made_for = corpus.index.fingerprint if index == "same" else index
+    path = write_arrow(tmp_path / "g.arrow", np.arange(rows), index=made_for)
+    message = f"data.groups.by '{path}': made for another corpus: {rows} rows, and data.shards has 50 of other content"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}; {REMEDY}$"):
+        read_groups(path, corpus.index)
+
+
+def test_groups_of_labels_where_the_corpus_has_none(corpus, photo, tmp_path: Path):
+    image = photo(40, 40)
+    corpus.write_beside(tmp_path / "bare", [Sample(str(i), image, probe(image), ["a dog"]) for i in range(8)])
+    with pytest.raises(
+        ConfigError, match=r"^data\.groups by label: no row of the corpus has a label; name a file of groups"
+    ):
+        corpus.loader(shards=str(tmp_path / "bare"), groups={"size": 2})
