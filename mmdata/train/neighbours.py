@@ -66,7 +66,9 @@ def group_neighbours(
     generator = torch.Generator().manual_seed(seed)
     left = space.usable()
     if not 2 <= size <= len(left):
-        raise ValueError(f"groups of {size} rows: the size must be 2 to {len(left)}, the number of rows with features")
+        raise ValueError(
+            f"groups of {size} rows: the size must be 2 to {len(left)}, the rows with features (finite, and not all zero)"
+        )
     cell_rows = max(cell_rows, 4 * size)
     groups = torch.full((len(features),), -1)
     made = 0

@@ -146,7 +146,11 @@ def test_mean_similarity_is_that_of_all_pairs():
     [
         (torch.ones(4), 2, r"features must be float \(rows, dimensions\): got torch.float32 \(4,\)"),
         (torch.ones(4, 2).int(), 2, r"features must be float \(rows, dimensions\): got torch.int32 \(4, 2\)"),
-        (torch.ones(4, 2), 1, "groups of 1 rows: the size must be 2 to 4, the number of rows with features"),
+        (
+            torch.ones(4, 2),
+            1,
+            r"groups of 1 rows: the size must be 2 to 4, the rows with features \(finite, and not all zero\)",
+        ),
         (torch.eye(4) * torch.tensor([1, 1, 1, 0]), 4, "groups of 4 rows: the size must be 2 to 3"),
     ],
 )

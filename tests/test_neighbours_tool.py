@@ -1,0 +1,236 @@
+"""mmdata neighbours: from a run, or from features that exist, to batches of neighbours."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import yaml
+
+from mmdata import Config, Index, Loader, cli
+from mmdata.config import evaluation_data
+from mmdata.convert import ConvertConfig, convert
+from mmdata.errors import ConfigError
+from mmdata.settings import parse
+from mmdata.train import DualEncoder
+from mmdata.train.checkpoint import find_checkpoint, load_checkpoint
+from mmdata.train.evaluate import embed
+
+TOOLS = Path(__file__).parents[1] / "tools"
+
+
+def run_tool(name: str, *words: object) -> int:
+    """Run a program of tools/ in this process, as its command would."""
+    main = runpy.run_path(str(TOOLS / f"{name}.py"))["main"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [name, *map(str, words)])
+        with pytest.raises(SystemExit) as leaving:
+            cli.run(main)
+    assert isinstance(leaving.value.code, int)
+    return leaving.value.code
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., Path]) -> Path:
+    """config.yaml of a run of two steps over shards/ (42 images), which lies in run/; other/ holds other shards."""
+    folder = tmp_path_factory.mktemp("neighbours")
+    raw = make_corpus(folder / "raw", 42)
+    convert(raw / "captions.jsonl", folder / "shards", ConvertConfig(train_tokenizer=300, shard_rows=10))
+    tokenizer = str(folder / "shards" / "tokenizer")
+    other = make_corpus(folder / "raw-other", 42, seed=1)
+    convert(other / "captions.jsonl", folder / "other", ConvertConfig(tokenizer=tokenizer, shard_rows=10))
+    data = {"shards": str(folder / "shards"), "tokenizer": tokenizer, "global_batch_size": 8, "num_workers": 1}
+    data |= {"image_buckets": [[32, 32], [24, 40]], "num_text_buckets": 2, "max_length": 32}
+    train = {"output": str(folder / "run"), "steps": 2, "warmup_steps": 0, "device": "cpu"}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"data": data, "train": train}))
+    assert run_tool("train", folder / "config.yaml") == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path) -> Path:
+    """groups.arrow, which the program made with the run: 42 rows in 10 groups of 4."""
+    out = folder / "made" / "groups.arrow"
+    assert run_tool("neighbours", folder / "config.yaml", "--run", folder / "run", "--size", 4, "--out", out) == 0
+    return out
+
+
+def data_of(folder: Path, **changes: Any) -> dict[str, Any]:
+    return {**yaml.safe_load((folder / "config.yaml").read_text())["data"], **changes}
+
+
+def read(path: Path) -> tuple[np.ndarray, dict[str, str]]:
+    with pa.OSFile(str(path)) as file:
+        table = pa.ipc.open_file(file).read_all()
+    return table["group"].to_numpy(), {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
+
+
+def rows_of(loader: Loader) -> np.ndarray:
+    """(units, 4): the rows of all batches by fours."""
+    return np.concatenate([batch["rows"].numpy() for batch in loader]).reshape(-1, 4)
+
+
+def test_file_says_what_it_was_made_of(folder: Path, made: Path):
+    groups, said = read(made)
+    assert np.bincount(groups[groups >= 0]).tolist() == [4] * 10
+    assert (groups < 0).sum() == 2
+    assert said == {
+        "index": Index.open(folder / "shards").fingerprint,
+        "size": "4",
+        "seed": "0",
+        "of": "pair",
+        "step": "2",
+        "checkpoint": "step-0000000002.pt",
+    }
+
+
+def test_groups_stand_together_in_batches_and_do_so_again(folder: Path, made: Path):
+    data = data_of(folder, groups={"by": str(made), "size": 4})
+    groups, _ = read(made)
+    for epoch in (0, 1):
+        loaders = [Loader.from_config(data) for _ in range(2)]
+        for loader in loaders:
+            loader.set_epoch(epoch)
+        units, again = map(rows_of, loaders)
+        assert np.array_equal(units, again)
+        assert sorted(units[units >= 0].tolist()) == list(range(42))
+        whole = [unit for unit in units if unit.min() >= 0 and groups[unit[0]] >= 0]
+        assert len(whole) == 10
+        assert all(set(groups[unit]) == {groups[unit[0]]} for unit in whole)
+
+
+def test_features_are_those_of_the_rows_in_the_order_of_the_index(folder: Path, made: Path):
+    state = load_checkpoint(find_checkpoint(folder / "run"))
+    config = parse(Config, state["settings"], origin="test")
+    model = DualEncoder.from_config(config.model, vocab_size=300).eval()
+    model.load_state_dict(state["model"])
+    data = config.data.model_copy(update={"val_shards": str(folder / "shards")})
+    found = embed(model, Loader.from_config(evaluation_data(data)))
+    pair = torch.nn.functional.normalize(found.image + found.text, dim=1)
+    features = np.load(made.with_name("groups.features.npy"))
+    assert features.dtype == np.float16
+    assert np.allclose(features[found.rows], pair.numpy(), atol=2e-3)
+
+
+def test_program_says_what_to_put_into_a_config(folder: Path, made: Path, capsys: pytest.CaptureFixture[str]):
+    features = made.with_name("groups.features.npy")
+    out = folder / "again.arrow"
+    words = ("--features", features, "--size", 6, "--out", out, "--seed", 3)
+    overrides = ("data.window_rows=20", "data.num_lanes=2")
+    assert run_tool("neighbours", folder / "config.yaml", *overrides, *words) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("42 rows in 7 groups of 6; 0 without a group\nmean similarity: ")
+    near, random = map(float, re.findall(r"(0\.\d{3}) within", said))
+    assert near > random
+    settings = yaml.safe_load(said[said.index("\ndata:") :])
+    assert settings == {
+        "data": {
+            "groups": {"by": str(out), "size": 6},
+            "window_rows": 42,
+            "num_lanes": 1,
+            "global_batch_size": 12,
+        }
+    }
+    units = np.concatenate([b["rows"].numpy() for b in Loader.from_config(data_of(folder, **settings["data"]))])
+    groups, said_of = read(out)
+    assert (groups[units[units >= 0]].reshape(-1, 6) == groups[units[units >= 0]].reshape(-1, 6)[:, :1]).all()
+    assert said_of == {"index": Index.open(folder / "shards").fingerprint, "size": "6", "seed": "3"}
+
+
+def test_mixture_is_grouped_as_one_corpus(folder: Path):
+    shards = [{"shards": str(folder / "shards"), "repeat": 2}, {"shards": str(folder / "other"), "repeat": 1}]
+    config = folder / "mixture.yaml"
+    config.write_text(yaml.safe_dump({"data": data_of(folder, shards=shards)}))
+    out = folder / "mixture.arrow"
+    assert run_tool("neighbours", config, "--run", folder / "run", "--size", 2, "--out", out, "--of", "text") == 0
+    groups, _ = read(out)
+    assert np.bincount(groups).tolist() == [2] * 42
+    assert len(Loader.from_config(data_of(folder, shards=shards, groups={"by": str(out), "size": 2}))) == 16
+
+
+def test_row_that_cannot_be_decoded_has_no_group(
+    folder: Path, tmp_path: Path, make_corpus: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+):
+    raw = make_corpus(tmp_path / "raw", 42)
+    convert(raw / "captions.jsonl", tmp_path / "shards", ConvertConfig(tokenizer=data_of(folder)["tokenizer"]))
+    index = Index.open(tmp_path / "shards")
+    with index.shard_path(0).open("r+b") as tar:
+        tar.seek(int(index.take(np.array([7]), ["image_offset"])["image_offset"][0]))
+        tar.write(b"no image at all")
+    words = (f"data.shards={tmp_path / 'shards'}", "--run", folder / "run", "--size", 2)
+    assert run_tool("neighbours", folder / "config.yaml", *words, "--out", tmp_path / "g.arrow") == 0
+    groups, _ = read(tmp_path / "g.arrow")
+    assert groups[7] == -1
+    assert (groups < 0).sum() == 2  # 41 rows by twos leave one over
+    said = capsys.readouterr().out
+    assert "rows that could not be loaded (corrupt_image) and have no group: 1\n" in said
+    assert not np.load(tmp_path / "g.features.npy")[7].any()
+
+
+def test_file_made_for_other_shards_is_refused(folder: Path, made: Path):
+    data = data_of(folder, shards=str(folder / "other"), groups={"by": str(made), "size": 4})
+    with pytest.raises(
+        ConfigError, match=r"made for another corpus: 42 rows, and data\.shards has 42 of other content"
+    ):
+        Loader.from_config(data)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--run", "run", "--size", 1), "--size 1: must be 2 to 42, the rows of data.shards"),
+        (("--run", "run", "--size", 43), "--size 43: must be 2 to 42, the rows of data.shards"),
+        (("--run", "raw", "--size", 4), "'raw': neither a checkpoint nor the folder of a run; mmdata train makes one"),
+        (("--features", "none.npy", "--size", 4), "[Errno 2] No such file or directory: 'none.npy'"),
+        (
+            ("--features", "short.npy", "--size", 4),
+            "features 'short.npy': 41 rows, and data.shards has 42; "
+            "give one row of features for each row of the index, in its order",
+        ),
+        (
+            ("--features", "whole.npy", "--size", 4),
+            "features 'whole.npy': expected float (rows, dimensions), got int64 (42, 2); "
+            "make them with --run, or convert them",
+        ),
+        (
+            ("--features", "empty.npy", "--size", 4),
+            "features 'empty.npy': cannot be read: No data left in file; expected a .npy file, float",
+        ),
+        (
+            ("--features", "zeros.npy", "--size", 4),
+            "groups of 4 rows: the size must be 2 to 0, the rows with features (finite, and not all zero)",
+        ),
+    ],
+)
+def test_program_refuses_and_leaves_the_file_there_is(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[object, ...],
+    message: str,
+):
+    monkeypatch.chdir(folder)
+    np.save("short.npy", np.ones((41, 2), np.float16))
+    np.save("whole.npy", np.ones((42, 2), np.int64))
+    np.save("zeros.npy", np.zeros((42, 2), np.float16))
+    Path("empty.npy").write_bytes(b"")
+    Path("there.arrow").write_bytes(b"as it was")
+    capsys.readouterr()
+    assert run_tool("neighbours", "config.yaml", *words, "--out", "there.arrow") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
+    assert Path("there.arrow").read_bytes() == b"as it was"
+    assert not list(folder.glob(".*.part"))
+
+
+def test_program_refuses_a_name_that_would_be_read_as_npy(folder: Path, capsys: pytest.CaptureFixture[str]):
+    words = ("--run", folder / "run", "--size", 4, "--out", "groups.npy")
+    assert run_tool("neighbours", folder / "config.yaml", *words) == 2
+    assert "error: --out 'groups.npy': the file is an Arrow file; end its name with .arrow" in capsys.readouterr().err
