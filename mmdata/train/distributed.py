@@ -73,11 +73,12 @@ def init(device: str = "auto") -> torch.device:
 def finish() -> None:
     """Leave the process group, where there is one.
 
-    Its threads end when nothing refers to it any more: models under DDP and trainers included.
+    A group's threads end when nothing refers to it any more, a trainer for example. DDP (torch 2.15) never lets go of
+    its own, the default group.
     """
     if is_initialized():
         dist.destroy_process_group()
-    gc.collect()  # DDP refers to itself
+    gc.collect()
 
 
 def _finish_at_exit() -> None:
@@ -85,7 +86,9 @@ def _finish_at_exit() -> None:
 
     After a collective, a thread of gloo takes the interpreter's lock to let go of the tensors. Where it comes so late
     that the interpreter is gone, the process aborts ("terminate called without an active exception") in place of
-    exiting with its own code. After an error the traceback, which Python keeps, holds the trainer and so the group.
+    exiting with its own code. After an error the traceback, which Python keeps, holds the trainer and so the group by
+    which ranks agree, the one used last. The default group under DDP stays: an error right after a collective of the
+    model or the loss can still abort.
     """
     for name in ("last_value", "last_traceback", "last_exc"):
         setattr(sys, name, None)
