@@ -67,7 +67,8 @@ def group_neighbours(
     left = space.usable()
     if not 2 <= size <= len(left):
         raise ValueError(
-            f"groups of {size} rows: the size must be 2 to {len(left)}, the rows with features (finite, and not all zero)"
+            f"groups of {size} rows: the size must be 2 to {len(left)}, "
+            "the rows with features (finite, and not all zero)"
         )
     cell_rows = max(cell_rows, 4 * size)
     groups = torch.full((len(features),), -1)
