@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mmdata.plan.buckets import Shapes
 from mmdata.plan.groups import form_units
-from mmdata.plan.lanes import Pieces, Window, passes_of, rows_of
+from mmdata.plan.lanes import Pieces, Window, join, passes_of, rows_of
 from mmdata.plan.rows import Rows, assign_buckets
 from mmdata.plan.schedule import Merged, Schedule
 from mmdata.seeding import Purpose
@@ -112,29 +112,33 @@ def shapes_of(rows: Rows, uses: Ints) -> Shapes:
 def count_arrivals(plan: Plan, epoch: int, windows: list[list[Window]]) -> Ints:
     """How many units have reached each bucket of each feed by the end of each round: int64 (F, R, K)."""
     arrivals = np.zeros((len(windows), max(map(len, windows)), len(plan.policy.buckets)), np.int64)
-    tables: dict[tuple[int, int], Ints] = {}  # (dataset, pass) -> rows of each shard by bucket
-    for feed, own in zip(windows, arrivals, strict=True):
-        for window, counts in zip(feed, own, strict=False):
-            counts[:] = _count_window(plan, epoch, window, tables)
+    tables: dict[tuple[int, int], Ints] = {}  # (first shard of a dataset, pass) -> its shards' rows by bucket
+    for own, counts in zip(windows, arrivals, strict=True):
+        if plan.mixture.groups is not None:
+            for window, brought in zip(own, counts, strict=False):
+                brought[:] = np.bincount(units_of(plan, epoch, window)[1], minlength=counts.shape[1])
+        else:
+            rounds = np.repeat(np.arange(len(own)), [len(window.pieces.shards) for window in own])
+            np.add.at(counts, rounds, _count_pieces(plan, join([window.pieces for window in own]), tables))
     return np.cumsum(arrivals, axis=1)
 
 
-def _count_window(plan: Plan, epoch: int, window: Window, tables: dict[tuple[int, int], Ints]) -> Ints:
-    num_buckets = len(plan.policy.buckets)
-    if plan.mixture.groups is not None:
-        return np.bincount(units_of(plan, epoch, window)[1], minlength=num_buckets)
-    pieces, starts = window.pieces, plan.rows.starts
+def _count_pieces(plan: Plan, pieces: Pieces, tables: dict[tuple[int, int], Ints]) -> Ints:
+    """Rows of each piece by bucket, int64 (n, K); whole shards from counts, parts of shards row by row."""
+    starts, num_buckets = plan.rows.starts, len(plan.policy.buckets)
+    counts = np.zeros((len(pieces.shards), num_buckets), np.int64)
     whole = (pieces.begins == starts[pieces.shards]) & (pieces.ends == starts[pieces.shards + 1])
-    counts = np.zeros(num_buckets, np.int64)
     if not whole.all():
-        counts += np.bincount(_buckets_of(plan, pieces.take(np.flatnonzero(~whole))), minlength=num_buckets)
+        parts = pieces.take(np.flatnonzero(~whole))
+        piece = np.repeat(np.flatnonzero(~whole), parts.ends - parts.begins)
+        np.add.at(counts, (piece, _buckets_of(plan, parts)), 1)
     for first, last, _ in plan.mixture.sources:
         inside = whole & (first <= pieces.shards) & (pieces.shards < last)
         for number in np.unique(pieces.passes[inside]).tolist():
             if (first, number) not in tables:
                 tables[first, number] = plan.rows.bucket_counts(plan.policy, number, slice(first, last))
-            shards = pieces.shards[inside & (pieces.passes == number)]
-            counts += tables[first, number][shards - first].sum(axis=0)
+            here = np.flatnonzero(inside & (pieces.passes == number))
+            counts[here] = tables[first, number][pieces.shards[here] - first]
     return counts
 
 

@@ -90,7 +90,7 @@ class Cycle:
 
     def pieces(self, begin: int, end: int) -> Pieces:
         """Rows begin … end-1 of the endless sequence of passes."""
-        found: list[Pieces] = [Pieces(*(np.empty(0, np.int64) for _ in Pieces._fields))]
+        found: list[Pieces] = []
         for number in range(begin // self.num_rows, -(-end // self.num_rows)) if end > begin else ():
             shards = self.shards[self._order(len(self.shards), number)]
             first, sizes = self._starts[shards], self._starts[shards + 1] - self._starts[shards]
@@ -98,7 +98,13 @@ class Cycle:
             begins, ends = first + np.clip(begin - place, 0, sizes), first + np.clip(end - place, 0, sizes)
             passes = np.full(len(shards), number, np.int64)
             found.append(Pieces(shards, begins, ends, passes).take(np.flatnonzero(ends > begins)))
-        return Pieces(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+        return join(found)
+
+
+def join(parts: Sequence[Pieces]) -> Pieces:
+    """The pieces of some parts, one part after the other."""
+    nothing = Pieces(*(np.empty(0, np.int64) for _ in Pieces._fields))
+    return Pieces(*(np.concatenate(columns) for columns in zip(nothing, *parts, strict=True)))
 
 
 def interleave(parts: Sequence[Pieces]) -> Pieces:
@@ -109,8 +115,7 @@ def interleave(parts: Sequence[Pieces]) -> Pieces:
     for pieces in parts:
         sizes = (pieces.ends - pieces.begins).astype(np.float64)
         places.append((np.cumsum(sizes) - sizes / 2) / max(sizes.sum(), 1))
-    everything = Pieces(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-    return everything.take(np.argsort(np.concatenate(places), kind="stable"))
+    return join(parts).take(np.argsort(np.concatenate(places), kind="stable"))
 
 
 def deal(sizes: Ints, num_lanes: int, *, seed: int, position: int = 0) -> list[Ints]:

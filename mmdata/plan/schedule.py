@@ -17,7 +17,7 @@ from mmdata.plan.buckets import Bucket, merge_groups
 
 Ints = NDArray[np.int64]
 
-CROWDED = 2
+CROWDED = 8
 """Batches for each bucket, on average, that every feed has waiting before they are made of several buckets."""
 
 

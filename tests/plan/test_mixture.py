@@ -137,7 +137,9 @@ def test_streams_that_disagree_on_every_bucket_do_not_wait_for_the_end(fake_rows
     steps = list(plan.steps(0))
     assert {step.bucket.length for step in steps} == {77}
     _, schedule = plan._schedule(0)
-    assert (schedule.arrived - schedule.taken).sum(axis=2).max() <= 100
+    assert (schedule.arrived - schedule.taken).sum(
+        axis=2
+    ).max() <= 8 * 3 * 4 + 200  # of 2,000: the batches that may wait, and a window
 
 
 @pytest.mark.parametrize(
