@@ -20,7 +20,7 @@ from mmdata.config import evaluation_data
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.settings import parse
-from mmdata.train import DualEncoder
+from mmdata.train import DualEncoder, distributed
 from mmdata.train.checkpoint import find_checkpoint, load_checkpoint
 from mmdata.train.evaluate import embed
 
@@ -234,3 +234,10 @@ def test_program_refuses_a_name_that_would_be_read_as_npy(folder: Path, capsys: 
     words = ("--run", folder / "run", "--size", 4, "--out", "groups.npy")
     assert run_tool("neighbours", folder / "config.yaml", *words) == 2
     assert "error: --out 'groups.npy': the file is an Arrow file; end its name with .arrow" in capsys.readouterr().err
+
+
+def test_program_is_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    words = ("--run", folder / "run", "--size", 4, "--out", folder / "none.arrow")
+    assert run_tool("neighbours", folder / "config.yaml", *words) == 2
+    assert "error: mmdata neighbours is one process: start it without torchrun" in capsys.readouterr().err
