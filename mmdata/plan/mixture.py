@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from mmdata.plan.groups import Groups
@@ -48,6 +49,9 @@ class Mixture:
             wherever other batches of the same bucket in the same round of windows have room (`PlanSummary.duplicates`
             counts those left).
 
+    Raises:
+        ValueError: a weight or repeat is out of range, datasets overlap, or a cycled stream is not one dataset alone.
+
     Example:
         192 rows of a corpus of 100 shards and 64 of another one of 7 in every batch of 256:
         Mixture((Stream((Source(0, 100),), 192), Stream((Source(100, 107),), 64)))
@@ -56,6 +60,20 @@ class Mixture:
     streams: tuple[Stream, ...]
     groups: Groups | None = None
     unique: HashesOf | None = None
+
+    def __post_init__(self) -> None:
+        for stream in self.streams:
+            if stream.weight < 1 or any(source.repeat <= 0 for source in stream.sources):
+                raise ValueError(f"a weight must be 1 or more and a repeat above 0: got {stream}")
+        for stream in self.streams[1:]:
+            if len(stream.sources) != 1 or stream.sources[0].repeat != 1:
+                raise ValueError(
+                    f"a stream after the first is cycled, as one dataset with repeat 1: got {stream}; "
+                    "give each dataset a stream of its own"
+                )
+        for before, source in pairwise(sorted(self.sources)):
+            if source.first_shard < before.last_shard:
+                raise ValueError(f"datasets overlap: {before} and {source}; no shard may be in two of them")
 
     @property
     def sources(self) -> list[Source]:

@@ -18,8 +18,7 @@ from mmdata.plan.feed import Feed, count_arrivals
 from mmdata.plan.groups import cover_table
 from mmdata.plan.lanes import Window, passes_of, rows_of
 from mmdata.plan.mixture import Mixture, Source, Stream
-from mmdata.plan.policy_identity import fingerprint_policy
-from mmdata.plan.rows import Rows
+from mmdata.plan.rows import Rows, fingerprint_policy
 from mmdata.plan.schedule import Schedule
 from mmdata.plan.supply import Order, Supply
 from mmdata.plan.unique import HashesOf, exchange
@@ -67,7 +66,7 @@ class Plan:
         mixture: of several datasets, of groups, without duplicates; default: every row once.
 
     Raises:
-        ValueError: the corpus is empty, or lanes, mixture and batch size do not fit each other.
+        ValueError: the corpus is empty, or lanes, mixture, groups and batch sizes do not fit each other.
 
     Method: the schedule of buckets comes from counts, so a rank expands only the lanes that its slice of the batch lies
     in, and a step in mid-epoch needs only the windows whose rows still wait.
@@ -97,8 +96,14 @@ class Plan:
         self.num_rows = int(rows.starts[-1])
         if self.num_rows == 0:
             raise ValueError("the corpus has no rows: nothing to plan")
-        own_sizes = getattr(policy, "batch_sizes", None)
-        self.batch_sizes: list[int] = list(own_sizes or [global_batch_size] * len(policy.buckets))
+        if window_rows < 1:
+            raise ValueError(f"window_rows must be 1 or more: got {window_rows}")
+        groups = self.mixture.groups
+        if groups and len(groups.of_rows) < self.num_rows:
+            raise ValueError(
+                f"groups: of_rows has {len(groups.of_rows)} entries for {self.num_rows} rows; give one a row"
+            )
+        self.batch_sizes = _batch_sizes(policy, global_batch_size)
         self.order = Order(seed, shuffle)
         self._supply = Supply(
             rows.starts,
@@ -138,8 +143,10 @@ class Plan:
         """The steps of an epoch, from step `start` on: a rank's slice of each, all of it by default.
 
         Raises:
-            ValueError: world_size does not divide a batch size, or there is no such rank.
+            ValueError: world_size does not divide a batch size, or there is no such rank or epoch.
         """
+        if epoch < 0:
+            raise ValueError(f"epoch must be 0 or more: got {epoch}")
         self.check_ranks(rank, world_size)
         streams = len(self.mixture.streams)
         first, last = rank * self.num_lanes // world_size, -(-(rank + 1) * self.num_lanes // world_size)  # lanes
@@ -169,14 +176,23 @@ class Plan:
 
     def check_ranks(self, rank: int, world_size: int) -> None:
         """Raise ValueError where the ranks cannot share every batch, units whole."""
+        rank_slice(world_size, rank, world_size)
+        own_sizes = hasattr(self.policy, "batch_sizes")
         for size in sorted(set(self.batch_sizes)):
+            units, left = divmod(size, self.mixture.unit_rows)
+            assert left == 0, "Supply has checked it"
+            if self.mixture.groups and units % world_size:
+                setting = "batch_multiple" if own_sizes else "global_batch_size"
+                raise ValueError(
+                    f"groups of {self.mixture.unit_rows} rows: {units} of them in a batch cannot be shared by "
+                    f"world_size {world_size}; set {setting} to a multiple of {self.mixture.unit_rows * world_size}"
+                )
+            if own_sizes and size % world_size:
+                raise ValueError(
+                    f"a batch of {size} rows, as the bucket policy sizes it, is not a multiple of world_size "
+                    f"{world_size}; set batch_multiple to a multiple of {world_size}"
+                )
             rank_slice(size, rank, world_size)
-        units = min(size // self.mixture.unit_rows for size in self.batch_sizes)
-        if self.mixture.groups and any(size // self.mixture.unit_rows % world_size for size in self.batch_sizes):
-            raise ValueError(
-                f"groups of {self.mixture.unit_rows} rows: {units} of them in a batch cannot be shared by world_size "
-                f"{world_size}; set global_batch_size to a multiple of {self.mixture.unit_rows * world_size}"
-            )
 
     @cached_property
     def covers(self) -> Ints:
@@ -216,12 +232,25 @@ class Plan:
         return self._schedules[epoch]
 
 
+def _batch_sizes(policy: BucketPolicy, global_batch_size: int) -> list[int]:
+    """Rows of a global batch of each bucket."""
+    sizes = list(getattr(policy, "batch_sizes", [global_batch_size] * len(policy.buckets)))
+    if len(sizes) != len(policy.buckets) or min(sizes) < 1:
+        raise ValueError(
+            f"bucket policy {type(policy).__name__}: batch sizes {sizes} for {len(policy.buckets)} buckets; "
+            "each bucket needs one, of 1 row or more"
+        )
+    return sizes
+
+
 def rank_slice(global_batch_size: int, rank: int, world_size: int) -> slice:
     """The part of a global batch that a rank loads: contiguous, the same size on every rank.
 
     Raises:
         ValueError: world_size does not divide the global batch, or there is no such rank.
     """
+    if world_size < 1:
+        raise ValueError(f"world_size must be 1 or more: got {world_size}")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be in 0 … {world_size - 1} (world_size {world_size}): got {rank}")
     if global_batch_size % world_size:

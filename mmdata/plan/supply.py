@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -79,22 +80,26 @@ class Supply:
                     self._cycles[lane * len(mixture.streams) + place].append(cycle)
                 number += 1
         weights = np.array([stream.weight for stream in mixture.streams] * num_lanes)[:, None]
+        if all(rate < 1 for feed in self._firsts for rate in self._rates(feed)):
+            raise ValueError("repeat: so few rows are taken that an epoch may have none; set repeat higher")
         rows = np.array(batch_sizes)[None, :] * weights // (mixture.total_weight * num_lanes)
         self.parts: Ints = rows // mixture.unit_rows
 
     def steps(self, epoch: int) -> int:
         """Steps of an epoch, if all batches have one size and no rows stand in groups."""
-        firsts = range(0, len(self._cycles), len(self._mixture.streams))  # the first stream's feed of each lane
         return max(
-            -(-sum(end - begin for begin, end in self._once(feed, epoch)) // self._part(feed)) for feed in firsts
+            -(-sum(end - begin for begin, end in self._once(feed, epoch)) // self._part(feed)) for feed in self._firsts
         )
 
     def windows(self, epoch: int) -> list[list[Window]]:
         """The windows of each feed in an epoch."""
         streams, num_feeds = self._mixture.streams, len(self._cycles)
+        # a cycled dataset goes on where the epochs before have left it
+        done, steps = (sum(map(self.steps, range(epoch))), self.steps(epoch)) if len(streams) > 1 else (0, 0)
         result: list[list[Window]] = []
         for feed, cycles in enumerate(self._cycles):
-            spans = self._once(feed, epoch) if feed % len(streams) == 0 else [self._cycled(feed, epoch)]
+            part = self._part(feed)
+            spans = self._once(feed, epoch) if feed in self._firsts else [(done * part, (done + steps) * part)]
             pieces = interleave([cycle.pieces(*span) for cycle, span in zip(cycles, spans, strict=True)])
             weight = streams[feed % len(streams)].weight
             least = -(-self._window_rows * weight // (self._mixture.total_weight * self._num_lanes))
@@ -104,16 +109,17 @@ class Supply:
 
     def _once(self, feed: int, epoch: int) -> list[tuple[int, int]]:
         """Of each dataset of the first stream, which rows of its endless sequence of passes an epoch takes."""
-        rates = [
-            source.repeat * cycle.num_rows
-            for source, cycle in zip(self._mixture.streams[0].sources, self._cycles[feed], strict=True)
-        ]
-        return [(math.floor(epoch * rate), math.floor((epoch + 1) * rate)) for rate in rates]
+        return [(math.floor(epoch * rate), math.floor((epoch + 1) * rate)) for rate in self._rates(feed)]
 
-    def _cycled(self, feed: int, epoch: int) -> tuple[int, int]:
-        """The same of the dataset of another stream: as many as the steps need, from where the last epoch ended."""
-        begin = sum(self.steps(earlier) for earlier in range(epoch)) * self._part(feed)
-        return begin, begin + self.steps(epoch) * self._part(feed)
+    def _rates(self, feed: int) -> list[Fraction]:
+        """Rows that each dataset of the first stream gives an epoch; 0.29 of 100 rows are 29, and no float is."""
+        cycles = zip(self._mixture.streams[0].sources, self._cycles[feed], strict=True)
+        return [Fraction(str(source.repeat)) * cycle.num_rows for source, cycle in cycles]
+
+    @property
+    def _firsts(self) -> range:
+        """The first stream's feed of each lane."""
+        return range(0, len(self._cycles), len(self._mixture.streams))
 
     def _part(self, feed: int) -> int:
         """Units that a feed adds to a batch, where all batches have one size."""
@@ -127,8 +133,7 @@ class Supply:
         sizes = np.diff(starts[source.first_shard : source.last_shard + 1])
         if not sizes.any():
             raise ValueError(
-                f"the dataset of shards {source.first_shard} to {source.last_shard - 1} has no rows to cycle; "
-                "leave it out"
+                f"the dataset of shards {source.first_shard} to {source.last_shard - 1} has no rows; leave it out"
             )
         lanes = deal(sizes, self._num_lanes, seed=self._order.seed, position=number)
         cycles: list[Cycle] = []
@@ -153,16 +158,17 @@ def _check(mixture: Mixture, batch_sizes: list[int], num_lanes: int) -> None:
         )
     for size in sorted(set(batch_sizes)):
         if num_lanes < 1 or size % num_lanes:
-            raise ValueError(f"num_lanes must divide global_batch_size {size}: got {num_lanes}")
+            raise ValueError(f"num_lanes must divide every batch size: got {num_lanes}, and batches of {size} rows")
         if size // num_lanes % mixture.unit_rows:
             raise ValueError(
-                f"groups of {mixture.unit_rows} rows do not fill a batch of {size} rows in {num_lanes} lanes: set "
-                f"global_batch_size to a multiple of {mixture.unit_rows * num_lanes}"
+                f"groups of {mixture.unit_rows} rows do not fill a batch of {size} rows with num_lanes {num_lanes}: "
+                "set global_batch_size (batch_multiple, with token_budget) to a multiple of "
+                f"{mixture.unit_rows * num_lanes}"
             )
         weights = [stream.weight for stream in mixture.streams]
         if any(size * weight % (mixture.total_weight * num_lanes) for weight in weights):
             multiple = mixture.total_weight // math.gcd(*weights) * num_lanes
             raise ValueError(
-                f"weights {' : '.join(map(str, weights))} do not share a batch of {size} rows in {num_lanes} lanes "
-                f"exactly: set global_batch_size to a multiple of {multiple}"
+                f"weights {' : '.join(map(str, weights))} do not share a batch of {size} rows with num_lanes "
+                f"{num_lanes} exactly: set global_batch_size to a multiple of {multiple}"
             )

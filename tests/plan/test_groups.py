@@ -131,7 +131,7 @@ def test_candidates_every_row_is_an_anchor_once_and_draws_change_by_epoch(fake_r
             3,
             8,
             1,
-            "groups of 3 rows do not fill a batch of 8 rows in 1 lanes: set global_batch_size to a multiple of 3",
+            r"groups of 3 rows do not fill a batch of 8 rows with num_lanes 1: set .* to a multiple of 3",
         ),
         (4, 8, 4, "2 of them in a batch cannot be shared by world_size 4; set global_batch_size to a multiple of 16"),
     ],
@@ -141,6 +141,12 @@ def test_groups_that_do_not_fit_are_refused(fake_rows, size: int, batch: int, wo
     mixture = grouped(rows, np.zeros(20, int), size=size)
     with pytest.raises(ValueError, match=message):
         Plan(rows, POLICY, global_batch_size=batch, mixture=mixture).check_ranks(0, world_size)
+
+
+def test_groups_without_an_entry_for_each_row_are_refused(fake_rows):
+    mixture = Mixture((Stream((Source(0, 1),)),), Groups(np.zeros(2, np.int64), size=2, candidates=0, source="label"))
+    with pytest.raises(ValueError, match="groups: of_rows has 2 entries for 3 rows; give one a row"):
+        Plan(fake_rows([3]), POLICY, global_batch_size=2, mixture=mixture)
 
 
 def test_groups_and_weights_exclude_each_other(fake_rows):

@@ -58,8 +58,8 @@ def test_lanes_ask_only_for_the_shapes_of_their_own_windows(fake_rows):
 @pytest.mark.parametrize(
     ("num_lanes", "message"),
     [
-        (3, "num_lanes must divide global_batch_size 8: got 3"),
-        (0, "num_lanes must divide global_batch_size 8: got 0"),
+        (3, "num_lanes must divide every batch size: got 3, and batches of 8 rows"),
+        (0, "num_lanes must divide every batch size: got 0, and batches of 8 rows"),
         (8, "8 lanes need as many shards: got 2; set num_lanes lower"),
     ],
 )

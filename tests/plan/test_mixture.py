@@ -148,7 +148,7 @@ def test_streams_that_disagree_on_every_bucket_do_not_wait_for_the_end(fake_rows
         (
             streams(2, 1, shards=2),
             {"global_batch_size": 8},
-            "weights 2 : 1 do not share a batch of 8 rows in 1 lanes exactly: set global_batch_size to a multiple of 3",
+            "weights 2 : 1 do not share a batch of 8 rows with num_lanes 1 exactly: set .* to a multiple of 3",
         ),
         (streams(1, 1, shards=2), {"num_lanes": 3, "global_batch_size": 12}, "3 lanes need as many shards: got 2"),
         (
@@ -163,8 +163,47 @@ def test_mixtures_that_do_not_fit_are_refused(fake_rows, mixture: Mixture, setti
         Plan(fake_rows([9, 9, 9, 9]), POLICY, **{"global_batch_size": 8, **settings}, mixture=mixture)
 
 
+@pytest.mark.parametrize(
+    ("streams", "message"),
+    [
+        ((Stream((Source(0, 2),), 0),), "a weight must be 1 or more and a repeat above 0: got Stream.*weight=0"),
+        ((Stream((Source(0, 2, 0.0),)),), "a repeat above 0: got Stream.*repeat=0.0"),
+        (
+            (Stream((Source(0, 1), Source(0, 2))),),
+            r"datasets overlap: Source\(first_shard=0, last_shard=1.* no shard may",
+        ),
+        ((Stream((Source(1, 3),)), Stream((Source(0, 2),))), "datasets overlap"),
+        (
+            (Stream((Source(0, 1),)), Stream((Source(1, 2), Source(2, 3)))),
+            "a stream after the first is cycled, as one dataset with repeat 1: .* a stream of its own",
+        ),
+        ((Stream((Source(0, 1),)), Stream((Source(1, 2, 2.0),))), "cycled, as one dataset with repeat 1"),
+    ],
+)
+def test_mixture_that_says_nothing_clear_is_refused(streams: tuple[Stream, ...], message: str):
+    with pytest.raises(ValueError, match=message):
+        Mixture(streams)
+
+
+def test_repeat_that_leaves_an_epoch_empty_is_refused(fake_rows):
+    """Half a row an epoch: the first epoch would have none."""
+    mixture = Mixture((Stream((Source(0, 2, 0.05),)),))
+    with pytest.raises(ValueError, match="so few rows are taken that an epoch may have none; set repeat higher"):
+        Plan(fake_rows([5, 5]), POLICY, global_batch_size=2, mixture=mixture)
+    rare = Mixture((Stream((Source(0, 1, 0.05), Source(1, 2))),))
+    epochs = [uses(list(Plan(fake_rows([5, 5]), POLICY, global_batch_size=2, mixture=rare).steps(e))) for e in range(4)]
+    assert [sum(count for row, count in used.items() if row < 5) for used in epochs] == [0, 0, 0, 1]
+
+
+def test_repeat_is_taken_as_it_is_written(fake_rows):
+    """As floats, 0.29 · 100 is 28.999…, of which the first epoch would take 28 rows."""
+    mixture = Mixture((Stream((Source(0, 1, 0.29),)),))
+    plan = Plan(fake_rows([100]), POLICY, global_batch_size=1, mixture=mixture)
+    assert [plan.num_steps(epoch) for epoch in range(100)] == [29] * 100
+
+
 def test_stream_without_rows_is_refused(fake_rows):
-    with pytest.raises(ValueError, match="the dataset of shards 2 to 3 has no rows to cycle"):
+    with pytest.raises(ValueError, match="the dataset of shards 2 to 3 has no rows; leave it out"):
         Plan(fake_rows([9, 9, 0, 0]), POLICY, global_batch_size=8, mixture=streams(1, 1, shards=2))
 
 

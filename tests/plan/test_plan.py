@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, Plan, Rows, Shapes, Step, rank_slice
+from mmdata.plan import (
+    Bucket,
+    BucketPolicy,
+    LengthAspectPolicy,
+    Plan,
+    Rows,
+    Shapes,
+    Step,
+    TokenBudgetPolicy,
+    rank_slice,
+)
 from mmdata.plan.feed import fill_up
 
 # Literal examples
@@ -333,11 +343,43 @@ def test_plan_of_no_rows_is_refused(fake_rows):
         (0, 16, r"global_batch_size 8 is not a multiple of world_size 16; 16 is"),
         (2, 2, r"rank must be in 0 … 1 \(world_size 2\): got 2"),
         (-1, 2, r"rank must be in 0 … 1 \(world_size 2\): got -1"),
+        (0, 0, "world_size must be 1 or more: got 0"),
     ],
 )
 def test_rank_slice_refuses(rank: int, world_size: int, message: str):
     with pytest.raises(ValueError, match=message):
         rank_slice(8, rank, world_size)
+
+
+def test_plan_of_a_negative_epoch_is_refused(fake_rows):
+    with pytest.raises(ValueError, match="epoch must be 0 or more: got -1"):
+        next(Plan(fake_rows([3]), TwoTexts(), global_batch_size=1).steps(-1))
+
+
+def test_plan_of_windows_without_rows_is_refused(fake_rows):
+    with pytest.raises(ValueError, match="window_rows must be 1 or more: got 0"):
+        Plan(fake_rows([3]), TwoTexts(), global_batch_size=1, window_rows=0)
+
+
+@pytest.mark.parametrize("batch_sizes", [[4], [4, 4, 4], [4, 0], []])
+def test_plan_of_a_policy_without_a_batch_size_for_each_bucket_is_refused(fake_rows, batch_sizes: list[int]):
+    policy = TwoTexts()
+    policy.batch_sizes = batch_sizes
+    with pytest.raises(
+        ValueError, match=r"policy TwoTexts: batch sizes \[.*\] for 2 buckets; each bucket needs one, of 1"
+    ):
+        Plan(fake_rows([3]), policy, global_batch_size=4)
+
+
+def test_plan_of_a_token_budget_names_the_setting_that_ranks_ask_for(fake_rows):
+    policy = TokenBudgetPolicy(LengthAspectPolicy([8, 77], [(64, 64)]), 800, global_batch_size=64, multiple=8)
+    plan = Plan(fake_rows([3]), policy, global_batch_size=64)
+    assert plan.batch_sizes == [32, 8]
+    with pytest.raises(
+        ValueError, match=r"a batch of 8 rows, .* world_size 16; set batch_multiple to a multiple of 16"
+    ):
+        plan.check_ranks(0, 16)
+    plan.check_ranks(0, 8)
 
 
 # Identity
@@ -365,6 +407,27 @@ def test_plan_identity_tells_plans_apart(fake_rows):
     for key, other in others.items():
         identity = other.identity()
         assert [name for name in identity if identity[name] != plan.identity()[name]] == [key]
+
+
+def test_plan_identity_follows_what_a_policy_of_cells_does(fake_rows):
+    """No row of the corpus is longer than 8 tokens: what the policies do with others is asked of the cells."""
+
+    class Long:
+        buckets = (Bucket(8, 64, 64), Bucket(16, 64, 64))
+        uses_cells = True
+        bound = 8
+
+        def assign(self, shapes: Shapes) -> NDArray[np.int64]:
+            return (shapes.length > self.bound).astype(np.int64)
+
+    class Longer(Long):
+        bound = 9
+
+    Longer.__qualname__ = Long.__qualname__
+    rows = fake_rows([5], [3, 4, 5, 6, 7])
+    identities = [Plan(rows, policy, global_batch_size=4).identity() for policy in (Long(), Long(), Longer())]
+    assert identities[0] == identities[1] != identities[2]
+    assert rows.asked == []
 
 
 # A large epoch
