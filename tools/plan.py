@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--epoch", type=int, default=0, help="captions, and so lengths, may differ by epoch")
     parser.add_argument("--world-size", type=int, default=1, metavar="W", help="ranks, to say what each reads")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
 
     data = load_config(arguments.config, arguments.overrides).data
     tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)

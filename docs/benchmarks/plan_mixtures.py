@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from docs.benchmarks.plan_padding import GLOBAL_BATCH_SIZE, SyntheticRows
-from mmdata.plan import Groups, LengthAspectPolicy, Mixture, Plan, Source, Stream, choose_lengths, summarize
-from mmdata.plan.unique import Hashes
+from mmdata.plan import Groups, Hashes, LengthAspectPolicy, Mixture, Plan, Source, Stream, choose_lengths, summarize
 
 
 def main() -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Shapes, choose_lengths, summarize
-from mmdata.plan.rows import count_buckets
+from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Shapes, choose_lengths, count_buckets, summarize
 
 NUM_ROWS, GLOBAL_BATCH_SIZE, SHARD_ROWS = 10**6, 4096, 10_000
 SHAPES = [(224, 224), (192, 256), (256, 192)]

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Shapes, choose_lengths
-from mmdata.plan.rows import count_buckets, count_cells
+from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Shapes, choose_lengths, count_buckets
+from mmdata.plan.rows import count_cells
 from mmdata.shards import Manifest
 from tests.shards.synthetic import synthetic_rows, write_synthetic_manifest
 

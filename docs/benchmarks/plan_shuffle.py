@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from webdataset.filters import _shuffle
 
-from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Shapes
-from mmdata.plan.rows import count_buckets
+from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Shapes, count_buckets
 from mmdata.plan.summary import same_shard_lift
 
 NUM_SHARDS, SHARD_ROWS, BATCH, OPEN = 1024, 1000, 256, 64

@@ -55,7 +55,8 @@ def build_plan(data: DataConfig, index: Index, tokenizer: Tokenizer, *, count_le
     for part in index.manifest.parts:
         if part.rows == 0:
             raise DataError(
-                f"shards '{part.folder}': no rows in the index; see quarantine.jsonl there for those left out"
+                f"shards '{part.folder}': no rows in the index; see quarantine.jsonl there for those left out, "
+                "or leave the dataset out of data.shards"
             )
     needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
     lengths = caption_lengths(index, tokenizer) if needed else None

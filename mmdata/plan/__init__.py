@@ -6,8 +6,9 @@ from mmdata.plan.groups import Groups
 from mmdata.plan.mixture import Mixture, Source, Stream
 from mmdata.plan.native import NativePolicy
 from mmdata.plan.plan import Plan, Step, rank_slice
-from mmdata.plan.rows import CaptionTokens, IndexRows, Rows, choose_captions
+from mmdata.plan.rows import CaptionTokens, IndexRows, Rows, choose_captions, count_buckets
 from mmdata.plan.summary import BucketCount, PlanSummary, summarize
+from mmdata.plan.unique import Hashes
 
 __all__ = [
     "Bucket",
@@ -15,6 +16,7 @@ __all__ = [
     "BucketPolicy",
     "CaptionTokens",
     "Groups",
+    "Hashes",
     "IndexRows",
     "LengthAspectPolicy",
     "Mixture",
@@ -31,6 +33,7 @@ __all__ = [
     "choose_image_shapes",
     "choose_lengths",
     "choose_lengths_by_shape",
+    "count_buckets",
     "rank_slice",
     "summarize",
 ]

@@ -38,7 +38,8 @@ class PlanSummary:
         buckets: counts by bucket, in the policy's order.
         sources: rows that each dataset of the mixture gives; of a plain corpus, all of its rows.
         masked: places that no row fills.
-        merged: rows that are in a longer or another bucket than their own, to fill batches at the end of the epoch.
+        merged: rows that are in a longer or another bucket than their own: to fill batches at the end of the epoch, to
+            stand beside their group, or because the streams of a mixture have no batch of one bucket.
         lift: `same_shard_lift` of the epoch.
         touched: bool (world_size, num_shards), which shards each rank reads.
         duplicates: rows whose image or caption is that of an earlier row of their batch; None where not asked for.

@@ -37,6 +37,11 @@ def test_plan_program_says_what_the_loader_gives(corpus, tmp_path: Path):
     assert "reading: each of 2 ranks" in said
 
 
+def test_plan_program_takes_settings_before_and_after_options(corpus, tmp_path: Path):
+    one = plan(tmp_path, corpus.settings, "data.text_buckets=[32]", "--epoch", "1", "data.global_batch_size=10")
+    assert "epoch 1: 50 rows in 5 steps" in one
+
+
 def test_plan_program_says_what_each_dataset_gives(corpus, tmp_path: Path):
     few = [replace(sample, key=f"few{sample.key}") for sample in corpus.samples[:5]]
     corpus.write_beside(tmp_path / "few", few)
