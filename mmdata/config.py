@@ -79,6 +79,8 @@ class DataConfig(Settings):
     bounds of its own, shared out where they save most padding."""
     transform: str = "train"
     """train (random resized crop), eval (resize, centre crop), or "module:callable"."""
+    decode: Literal["fast", "exact"] = "fast"
+    """fast: JPEGs are decoded at a half, a quarter or less of their size where the crop allows it; exact: never."""
     crop_scale: tuple[Share, Share] = (0.9, 1.0)
     """Share of the image's area that a training crop keeps (min, max)."""
     shuffle: bool = True

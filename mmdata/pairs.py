@@ -25,8 +25,7 @@ from mmdata.loader.slots import SlotRing
 from mmdata.plan import Bucket
 from mmdata.shards import clean_caption, probe
 from mmdata.shards.samples import MAX_IMAGE_BYTES
-from mmdata.transform.image import decode
-from mmdata.transform.pixels import PixelTransform
+from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import Tokenizer
 
 
@@ -92,7 +91,7 @@ def load_pairs(
 
 def _batch(path: Path, start: int, pairs: list[Pair], data: DataConfig, tokenizer: Tokenizer) -> Batch:
     root = os.path.realpath(path.parent)
-    transform = PixelTransform("eval", patch_size=data.patch_size)
+    transform = PixelTransform("eval", patch_size=data.patch_size, exact=data.decode == "exact")
     bucket = Bucket(data.max_length, data.image_size, data.image_size)
     if data.image_patches is not None:
         bucket = Bucket(data.max_length, 0, 0, data.image_patches[-1])
@@ -104,8 +103,8 @@ def _batch(path: Path, start: int, pairs: list[Pair], data: DataConfig, tokenize
             try:
                 encoded = read_inside(root, name, max_bytes=MAX_IMAGE_BYTES)
                 info = probe(encoded)
-                image = decode(encoded, format=info.format, orientation=info.orientation)
-                pixels.write(image, row, row=row, epoch=0)
+                image = EncodedImage(encoded, info.format, info.orientation, row)
+                pixels.write(pixels.decode(image, epoch=0), row, number=row, epoch=0)
                 captions.append(clean_caption(caption))
             except (BadSample, OSError) as error:
                 raise DataError(f"pairs '{path}', line {start + i + 1}, side {side}: {error}") from error

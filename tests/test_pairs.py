@@ -19,8 +19,9 @@ from mmdata.config import DataConfig
 from mmdata.errors import DataError
 from mmdata.pairs import load_pairs, read_pairs
 from mmdata.transform.image import Box, decode, resize_crop
-from mmdata.transform.pixels import PixelTransform
+from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import train_tokenizer
+from tests.transform.placed import patches
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +87,9 @@ def test_pairs_batches_hold_both_sides_in_turn(pairs: Path, data: DataConfig, to
 def test_pairs_at_native_resolution_have_the_most_patches(pairs: Path, data: DataConfig):
     native = data.model_copy(update={"image_patches": [4, 12], "patch_size": 8})
     ((batch, _),) = load_pairs(pairs, native)
-    transform = PixelTransform("eval", patch_size=8)
-    expected = torch.empty(12, 8 * 8 * 3, dtype=torch.uint8)
-    image = decode((pairs.parent / "1_0.jpg").read_bytes(), format="JPEG")
-    assert transform.patches(image, expected, row=0, epoch=0) == (3, 4)
+    image = EncodedImage((pairs.parent / "1_0.jpg").read_bytes(), "JPEG", 1, 0)
+    shape, expected = patches(PixelTransform("eval", patch_size=8), image, 12)
+    assert shape == (3, 4)
     assert torch.equal(batch["pixel_values"][2], expected)
     assert batch["spatial_shapes"].tolist() == [[4, 3]] + [[3, 4]] * 9  # the first is turned
     assert batch["pixel_attention_mask"].sum(1).tolist() == [12] * 10

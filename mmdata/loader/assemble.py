@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ from mmdata.loader.pixels import Images, Patches, batch_pixels
 from mmdata.loader.slots import SlotRing
 from mmdata.loader.stats import Stats
 from mmdata.plan import Bucket
-from mmdata.transform.image import decode
-from mmdata.transform.pixels import PixelTransform
+from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import Tokenizer
 
 
@@ -60,22 +59,6 @@ class Made:
     batch: Batch
     masked: list[LedgerEntry]
     stats: Stats
-
-
-class EncodedImage(NamedTuple):
-    """An image as it lies in its shard.
-
-    Attributes:
-        data: the whole file.
-        format: as `mmdata.shards.probe` names it.
-        orientation: EXIF orientation, 1 to 8.
-        number: which its random numbers are, 0 or more: equal numbers give equal crops in a pass.
-    """
-
-    data: bytes | memoryview
-    format: str
-    orientation: int
-    number: int
 
 
 class Samples(Protocol):
@@ -180,9 +163,10 @@ class _Rows:
             read = clock()
             decoded = read
             try:
-                whole = decode(image.data, format=image.format, orientation=image.orientation)
+                epoch = int(self._task.passes[place])
+                whole = pixels.decode(image, epoch=epoch)
                 decoded = clock()
-                pixels.write(whole, place, row=image.number, epoch=int(self._task.passes[place]))
+                pixels.write(whole, place, number=image.number, epoch=epoch)
             except BadSample as error:
                 self._mask(i, error)
             stats.read_s += read - started

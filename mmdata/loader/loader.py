@@ -103,9 +103,7 @@ class Loader:
         data = data_config(config)
         index = Index.open([source.shards for source in sources(data)])
         tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
-        transform = PixelTransform(
-            data.transform, crop_scale=data.crop_scale, seed=data.seed, patch_size=data.patch_size
-        )
+        transform = PixelTransform.from_config(data)
         return cls(
             build_plan(data, index, tokenizer),
             Worker(index, tokenizer, transform, hashes=needs_hashes(data)),

@@ -10,7 +10,7 @@ from typing_extensions import NotRequired
 
 from mmdata.loader.slots import SlotRing
 from mmdata.plan import Bucket
-from mmdata.transform.pixels import PixelTransform
+from mmdata.transform.pixels import Decoded, EncodedImage, PixelTransform
 
 
 class PixelEntries(TypedDict):
@@ -33,16 +33,21 @@ class Images:
         bucket: of the batch.
         rows: of the batch, B.
         slots: lends the memory.
-        transform: crops and resizes.
+        transform: decodes, crops and resizes.
     """
 
     def __init__(self, bucket: Bucket, rows: int, slots: SlotRing, transform: PixelTransform) -> None:
         self._transform = transform
+        self._shape = (bucket.height, bucket.width)
         self._pixel_values = slots.lend((rows, 3, bucket.height, bucket.width))
 
-    def write(self, image: Tensor, place: int, *, row: int, epoch: int) -> None:
-        """Write a decoded image (3, h, w) into row `place` of the batch; raises BadSample."""
-        self._transform(image, self._pixel_values[place], row=row, epoch=epoch)
+    def decode(self, image: EncodedImage, *, epoch: int) -> Decoded:
+        """Decode an image as far as this batch needs it; raises BadSample."""
+        return self._transform.decode(image, shape=self._shape, patches=0, epoch=epoch)
+
+    def write(self, decoded: Decoded, place: int, *, number: int, epoch: int) -> None:
+        """Write a decoded image into row `place` of the batch; raises BadSample."""
+        self._transform.write(decoded, self._pixel_values[place], number=number, epoch=epoch)
 
     def entries(self, valid: Tensor) -> PixelEntries:
         """What has been written, zeros where not `valid` (B,)."""
@@ -58,9 +63,13 @@ class Patches:
         self._pixel_values = slots.lend((rows, bucket.patches, transform.patch_size**2 * 3))
         self._shapes = torch.ones(rows, 2, dtype=torch.int64)
 
-    def write(self, image: Tensor, place: int, *, row: int, epoch: int) -> None:
-        """Write the patches of a decoded image (3, h, w) into row `place` of the batch; raises BadSample."""
-        shape = self._transform.patches(image, self._pixel_values[place], row=row, epoch=epoch)
+    def decode(self, image: EncodedImage, *, epoch: int) -> Decoded:
+        """Decode an image as far as this batch needs it; raises BadSample."""
+        return self._transform.decode(image, shape=None, patches=self._pixel_values.shape[1], epoch=epoch)
+
+    def write(self, decoded: Decoded, place: int, *, number: int, epoch: int) -> None:
+        """Write the patches of a decoded image into row `place` of the batch; raises BadSample."""
+        shape = self._transform.write_patches(decoded, self._pixel_values[place], number=number, epoch=epoch)
         self._shapes[place] = torch.tensor(shape)
 
     def entries(self, valid: Tensor) -> PixelEntries:

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, Reason
-from mmdata.loader.assemble import Assembler, EncodedImage, Made, Task
+from mmdata.loader.assemble import Assembler, Made, Task
 from mmdata.plan import choose_captions
 from mmdata.shards import FORMATS, Index, ShardStore, captions_of
 from mmdata.shards.columns import hash64
-from mmdata.transform.pixels import PixelTransform
+from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import Tokenizer
 
 COLUMNS = [

@@ -92,7 +92,7 @@ class Stream:
 
     def __init__(self, shards: list[str], data: DataConfig, *, rank: int = 0, world_size: int = 1) -> None:
         tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
-        transform = PixelTransform(data.transform, crop_scale=data.crop_scale, seed=data.seed)
+        transform = PixelTransform.from_config(data)
         self.shards = shards
         self.stats = Stats()
         self._data = data

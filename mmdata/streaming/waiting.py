@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.loader.assemble import EncodedImage
 from mmdata.shards.columns import hash64
 from mmdata.streaming.samples import StreamSample
+from mmdata.transform.pixels import EncodedImage
 
 
 @dataclass(frozen=True)

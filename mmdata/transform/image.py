@@ -22,16 +22,26 @@ BACKGROUND = (255, 255, 255)
 """Colour under transparent pixels."""
 
 
+_EDGE = 1e-6
+"""Of a pixel: products of sizes are halves only up to rounding."""
+
+
 class Box(NamedTuple):
-    """A rectangle of pixels, from the top left corner."""
+    """A rectangle in an image, from the top left corner, in pixels; its edges may lie between pixels."""
 
-    top: int
-    left: int
-    height: int
-    width: int
+    top: float
+    left: float
+    height: float
+    width: float
+
+    def scaled(self, y: float, x: float) -> Box:
+        """The same part of an image that is y times as high and x times as wide."""
+        return Box(self.top * y, self.left * x, self.height * y, self.width * x)
 
 
-def decode(data: bytes | memoryview, *, format: str, orientation: int = 1) -> Tensor:
+def decode(
+    data: bytes | memoryview, *, format: str, orientation: int = 1, at_least: tuple[int, int] | None = None
+) -> Tensor:
     """Decode an encoded image.
 
     JPEG goes through libjpeg-turbo, the rest and CMYK through Pillow. Transparency is composited on
@@ -42,6 +52,8 @@ def decode(data: bytes | memoryview, *, format: str, orientation: int = 1) -> Te
         data: the whole file.
         format: its format by magic bytes, as `mmdata.shards.probe` names it.
         orientation: EXIF orientation 1 to 8, applied to the result.
+        at_least: (height, width) as displayed: a JPEG is decoded at the smallest of libjpeg-turbo's scales that is no
+            smaller. None: at its own size.
 
     Returns:
         uint8 (3, H, W), RGB; H and W as displayed. Often a view with the channels last in memory.
@@ -50,7 +62,11 @@ def decode(data: bytes | memoryview, *, format: str, orientation: int = 1) -> Te
         BadSample: truncated, corrupt or too large to decode safely.
     """
     try:
-        image = _decode_jpeg(data) if format == "JPEG" else _decode_pillow(data, format)
+        if format == "JPEG":
+            least = oriented_size(*at_least, orientation) if at_least else (0, 0)
+            image = _decode_jpeg(data, *least)
+        else:
+            image = _decode_pillow(data, format)
     except Image.DecompressionBombError as error:
         raise BadSample(Reason.IMAGE_TOO_LARGE, str(error)) from error
     except UnidentifiedImageError as error:  # its words hold an address in memory
@@ -60,7 +76,20 @@ def decode(data: bytes | memoryview, *, format: str, orientation: int = 1) -> Te
     return orient(image, orientation)
 
 
-def _decode_jpeg(data: bytes | memoryview) -> Tensor:
+def jpeg_size(data: bytes | memoryview, orientation: int = 1) -> tuple[int, int]:
+    """(height, width) of a JPEG as displayed, from its header.
+
+    Raises:
+        BadSample: it has none.
+    """
+    try:
+        height, width = simplejpeg.decode_jpeg_header(data)[:2]
+    except ValueError as error:
+        raise BadSample(Reason.CORRUPT_IMAGE, f"JPEG does not decode: {error}") from error
+    return oriented_size(int(height), int(width), orientation)
+
+
+def _decode_jpeg(data: bytes | memoryview, min_height: int, min_width: int) -> Tensor:
     header = simplejpeg.decode_jpeg_header(data)
     height, width, colours = int(header[0]), int(header[1]), header[2]
     if height * width > DEFAULT_LIMITS.max_pixels:  # where Pillow refuses the other formats
@@ -71,7 +100,7 @@ def _decode_jpeg(data: bytes | memoryview) -> Tensor:
 
     # Accurate DCT and upsampling: bit for bit what Pillow and torchvision give, which use the same library.
     def decoded(*, strict: bool) -> Tensor:
-        pixels = simplejpeg.decode_jpeg(data, "RGB", fastdct=False, fastupsample=False, strict=strict)
+        pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=min_height, min_width=min_width, strict=strict)
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
     try:
@@ -135,20 +164,25 @@ def oriented_size(height: int, width: int, orientation: int) -> tuple[int, int]:
 
 
 def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Box:
-    """The largest centred box of the target's aspect ratio.
+    """The box that CLIP's preprocessing keeps: the image is made to cover the target, then cut around its centre.
 
     Args:
         size: (height, width) of the image.
         shape: (height, width) of the target.
 
     Example:
-        eval_crop((480, 640), (224, 224)) == Box(0, 80, 480, 480)
+        480 × 640 pixels to 224 × 224: the image becomes 224 × 298, of which columns 37 to 261 are kept. In the image
+        itself these are columns 79.5 to 560.5: eval_crop((480, 640), (224, 224)) is about Box(0, 79.5, 480, 481).
+
+    Source: torchvision's Resize, which rounds the longer side down, and CenterCrop, which rounds the offset.
     """
-    height, width = size
-    scale = min(height / shape[0], width / shape[1])
-    box_height = min(height, max(1, round(shape[0] * scale)))
-    box_width = min(width, max(1, round(shape[1] * scale)))
-    return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
+    (height, width), (rows, columns) = size, shape
+    if height * columns <= width * rows:  # the height decides
+        covering = (rows, max(columns, rows * width // height))
+    else:
+        covering = (max(rows, columns * height // width), columns)
+    top, left = round((covering[0] - rows) / 2), round((covering[1] - columns) / 2)
+    return Box(top, left, rows, columns).scaled(height / covering[0], width / covering[1])
 
 
 def train_crop(
@@ -183,14 +217,24 @@ def train_crop(
 def resize_crop(image: Tensor, box: Box, out: Tensor) -> None:
     """Resize a box of an image into `out`: bicubic with antialias, in uint8.
 
+    The edges of the box are rounded to whole pixels, each by itself and halves outwards: what is in the middle stays
+    there.
+
     Args:
         image: uint8 (3, H, W).
         box: within the image.
         out: uint8 (3, h, w), overwritten.
     """
-    region = image[None, :, box.top : box.top + box.height, box.left : box.left + box.width]
-    shape = (int(out.shape[1]), int(out.shape[2]))
-    if (box.height, box.width) == shape:
+    top, bottom = _whole_pixels(box.top, box.height, image.shape[1])
+    left, right = _whole_pixels(box.left, box.width, image.shape[2])
+    region = image[None, :, top:bottom, left:right]
+    if region.shape[2:] == out.shape[1:]:
         out.copy_(region[0])
     else:
-        out.copy_(interpolate(region, shape, mode="bicubic", antialias=True)[0])
+        out.copy_(interpolate(region, (out.shape[1], out.shape[2]), mode="bicubic", antialias=True)[0])
+
+
+def _whole_pixels(begin: float, length: float, side: int) -> tuple[int, int]:
+    """First pixel and the one after the last of a stretch, at least one."""
+    first = min(max(0, math.ceil(begin - 0.5 - _EDGE)), side - 1)
+    return first, max(first + 1, min(side, math.floor(begin + length + 0.5 + _EDGE)))

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from mmdata.config import DataConfig
 from mmdata.errors import BadSample, ConfigError, Reason
 from mmdata.seeding import Purpose, random_raw, uniforms
-from mmdata.transform.image import Box, eval_crop, resize_crop, train_crop
+from mmdata.transform.image import Box, decode, eval_crop, jpeg_size, resize_crop, train_crop
 from mmdata.transform.patches import native_size, write_patches
 
 CROP_TRIES = 10
+
+
+class EncodedImage(NamedTuple):
+    """An image as it lies in its shard.
+
+    Attributes:
+        data: the whole file.
+        format: as `mmdata.shards.probe` names it.
+        orientation: EXIF orientation, 1 to 8.
+        number: which its random numbers are, 0 or more: equal numbers give equal crops in a pass.
+    """
+
+    data: bytes | memoryview
+    format: str
+    orientation: int
+    number: int
+
 
 UserTransform = Callable[[Tensor, tuple[int, int], torch.Generator], Tensor]
 """(uint8 (3, h, w) image, (height, width) to be made, the row's generator) -> uint8 (3, height, width).
@@ -22,80 +41,141 @@ UserTransform = Callable[[Tensor, tuple[int, int], torch.Generator], Tensor]
 The size is the bucket's; at native resolution the one that the whole image would get."""
 
 
+class Decoded(NamedTuple):
+    """An image, decoded at its own size or a fraction of it, and the part of it that is wanted.
+
+    Attributes:
+        image: uint8 (3, h, w).
+        box: in `image`.
+        size: (height, width) that the box is to be resized to, in pixels.
+    """
+
+    image: Tensor
+    box: Box
+    size: tuple[int, int]
+
+
 class PixelTransform:
-    """Crops a decoded image to the shape of its bucket, or cuts it into patches at its own aspect ratio.
+    """Crops an image to the shape of its bucket, or cuts it into patches at its own aspect ratio.
+
+    A JPEG is decoded at a fraction of its size where the crop stays large enough: libjpeg-turbo makes it small while it
+    decodes, which costs a half to a fifth. Pixels then differ a little (docs/benchmarks.md).
 
     Args:
         kind: "train" (random resized crop), "eval" (largest centred crop), or "module:callable", a `UserTransform`.
         crop_scale: share of the area that a training crop keeps (min, max).
         seed: of the run.
         patch_size: side of a patch, in pixels.
+        exact: decode every image at its own size.
 
     Raises:
         ConfigError: no such transform.
     """
 
     def __init__(
-        self, kind: str, *, crop_scale: tuple[float, float] = (0.9, 1.0), seed: int = 0, patch_size: int = 16
+        self,
+        kind: str,
+        *,
+        crop_scale: tuple[float, float] = (0.9, 1.0),
+        seed: int = 0,
+        patch_size: int = 16,
+        exact: bool = False,
     ) -> None:
         self.patch_size = patch_size
+        self._exact = exact
         self._crop_scale = crop_scale
         self._seed = seed
         self._random_crop = kind == "train"
         self._user = None if kind in ("train", "eval") else _import_transform(kind)
 
-    def __call__(self, image: Tensor, out: Tensor, *, row: int, epoch: int) -> None:
-        """Write a row's pixels.
+    @classmethod
+    def from_config(cls, data: DataConfig) -> PixelTransform:
+        """The transform that a section `data` describes."""
+        return cls(
+            data.transform,
+            crop_scale=data.crop_scale,
+            seed=data.seed,
+            patch_size=data.patch_size,
+            exact=data.decode == "exact",
+        )
+
+    def decode(self, encoded: EncodedImage, *, shape: tuple[int, int] | None, patches: int, epoch: int) -> Decoded:
+        """Decode an image and choose the part of it that is wanted.
 
         Args:
-            image: uint8 (3, h, w), as decoded.
-            out: uint8 (3, H, W), the row's place in the batch.
-            row: number in the index.
+            encoded: the image; equal numbers give equal crops.
+            shape: (height, width) of the bucket; None: the image keeps its aspect ratio, in patches.
+            patches: at most, where there is no shape.
+            epoch: from 0.
+
+        Raises:
+            BadSample: it does not decode.
+        """
+        data, format, orientation, number = encoded
+        if format != "JPEG" or self._exact or self._user is not None:
+            image = decode(data, format=format, orientation=orientation)
+            return Decoded(image, *self._part(_size(image), shape, patches, number, epoch))
+        height, width = jpeg_size(data, orientation)
+        box, wanted = self._part((height, width), shape, patches, number, epoch)
+        image = decode(data, format=format, orientation=orientation, at_least=_enough((height, width), box, wanted))
+        scaled = _size(image)
+        return Decoded(image, box.scaled(scaled[0] / height, scaled[1] / width), wanted)
+
+    def write(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int) -> None:
+        """Write the wanted part of an image.
+
+        Args:
+            decoded: what `decode` gave.
+            out: uint8 (3, H, W), H and W those of `decoded.size`; overwritten.
+            number: of the image.
             epoch: from 0.
 
         Raises:
             BadSample: the user's transform raised, or returned another shape or dtype.
         """
         if self._user is not None:
-            self._apply_user(image, out, row, epoch)
+            self._apply_user(decoded.image, out, number, epoch)
         else:
-            resize_crop(image, self._crop(_size(image), _size(out), row, epoch), out)
+            resize_crop(decoded.image, decoded.box, out)
 
-    def patches(self, image: Tensor, out: Tensor, *, row: int, epoch: int) -> tuple[int, int]:
-        """Write a row's patches: of the whole image, or in training of a random crop of about its aspect ratio.
+    def write_patches(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int) -> tuple[int, int]:
+        """Write the wanted part of an image as patches.
 
         Args:
-            image: uint8 (3, h, w), as decoded.
-            out: uint8 (N, patch_size² · 3), the row's place in the batch; zeros where there are fewer than N patches.
-            row: number in the index.
+            decoded: what `decode` gave.
+            out: uint8 (N, patch_size² · 3); zeros where there are fewer than N patches.
+            number: of the image.
             epoch: from 0.
 
         Returns:
             How many patches high and wide the image is.
 
         Raises:
-            BadSample: as above.
+            BadSample: as `write`.
         """
-        size = _size(image)
-        box = self._crop(size, size, row, epoch)
-        height, width = native_size(box.height, box.width, patch_size=self.patch_size, patches=out.shape[0])
-        resized = torch.empty(3, height, width, dtype=torch.uint8)
-        if self._user is not None:
-            self._apply_user(image, resized, row, epoch)
-        else:
-            resize_crop(image, box, resized)
+        resized = torch.empty(3, *decoded.size, dtype=torch.uint8)
+        self.write(decoded, resized, number=number, epoch=epoch)
         write_patches(resized, out, patch_size=self.patch_size)
-        return height // self.patch_size, width // self.patch_size
+        return decoded.size[0] // self.patch_size, decoded.size[1] // self.patch_size
 
-    def _crop(self, size: tuple[int, int], shape: tuple[int, int], row: int, epoch: int) -> Box:
+    def _part(
+        self, size: tuple[int, int], shape: tuple[int, int] | None, patches: int, number: int, epoch: int
+    ) -> tuple[Box, tuple[int, int]]:
+        """The part of an image of a size that is wanted, and the size that it is to be resized to."""
+        box = self._crop(size, shape or size, number, epoch)
+        if shape is not None:
+            return box, shape
+        return box, native_size(round(box.height), round(box.width), patch_size=self.patch_size, patches=patches)
+
+    def _crop(self, size: tuple[int, int], shape: tuple[int, int], number: int, epoch: int) -> Box:
         if not self._random_crop:
             return eval_crop(size, shape)
-        numbers = uniforms(4 * CROP_TRIES, seed=self._seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=row)
+        numbers = uniforms(4 * CROP_TRIES, seed=self._seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
         return train_crop(size, shape, numbers, scale=self._crop_scale)
 
-    def _apply_user(self, image: Tensor, out: Tensor, row: int, epoch: int) -> None:
+    def _apply_user(self, image: Tensor, out: Tensor, number: int, epoch: int) -> None:
         assert self._user is not None
-        raw = random_raw(1, seed=self._seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=row)
+        raw = random_raw(1, seed=self._seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
         generator = torch.Generator().manual_seed(int(raw[0] >> 1))
         try:
             result: Any = self._user(image, _size(out), generator)
@@ -107,6 +187,16 @@ class PixelTransform:
         if result.shape != out.shape or result.dtype != out.dtype:
             raise BadSample(Reason.TRANSFORM_FAILED, f"returned {result.dtype} {tuple(result.shape)}, not {wanted}")
         out.copy_(result)
+
+
+def _enough(size: tuple[int, int], box: Box, wanted: tuple[int, int]) -> tuple[int, int] | None:
+    """The least size to decode an image at, for the box in it to be no smaller than wanted; None: its own size.
+
+    Less than a half is not worth it: libjpeg-turbo's other scales are as slow as none.
+    """
+    if box.height < 2 * wanted[0] or box.width < 2 * wanted[1]:
+        return None
+    return math.ceil(size[0] * wanted[0] / box.height), math.ceil(size[1] * wanted[1] / box.width)
 
 
 def _size(image: Tensor) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from mmdata.shards import verify
 from mmdata.transform.image import orient
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import train_tokenizer
+from tests.transform.placed import pixels, png
 
 from .conftest import Corpus
 
@@ -259,7 +260,6 @@ def test_batch_of_the_loader_holds_the_image_that_webdataset_gives(corpus: Corpu
     batch: Batch = next(iter(loader))
     (image,) = [value for key, value in theirs.items() if key in ("jpg", "png", "webp")]
     # webdataset leaves the EXIF orientation alone, which is 6 here.
-    expected = torch.empty(3, 48, 48, dtype=torch.uint8)
-    PixelTransform("eval")(orient(image, 6), expected, row=0, epoch=0)
+    expected = pixels(PixelTransform("eval"), png(orient(image, 6)), (48, 48))
     assert batch["keys"][0] == theirs["__key__"]
     assert (batch["pixel_values"][0].int() - expected.int()).abs().max() <= 3  # two builds of libjpeg-turbo

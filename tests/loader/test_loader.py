@@ -19,8 +19,8 @@ from mmdata.config import DataConfig
 from mmdata.errors import ConfigError, DataError
 from mmdata.plan import Bucket, choose_captions
 from mmdata.shards import ShardWriter
-from mmdata.transform.image import decode
-from mmdata.transform.pixels import PixelTransform
+from mmdata.transform.pixels import EncodedImage, PixelTransform
+from tests.transform.placed import pixels
 
 from .conftest import Corpus
 
@@ -84,10 +84,9 @@ def test_loader_rows_are_those_of_the_corpus(corpus: Corpus):
                 assert batch["labels"][place] == (-1 if sample.label is None else sample.label)
                 ids = tokenizer(sample.captions[chosen[row]], truncation=True, max_length=32)["input_ids"]
                 assert batch["input_ids"][place][batch["attention_mask"][place].bool()].tolist() == ids
-                pixels = torch.empty_like(batch["pixel_values"][place])
-                image = decode(sample.image, format=sample.info.format, orientation=sample.info.orientation)
-                transform(image, pixels, row=row, epoch=epoch)
-                assert torch.equal(batch["pixel_values"][place], pixels)
+                image = EncodedImage(sample.image, sample.info.format, sample.info.orientation, row)
+                expected = pixels(transform, image, tuple(batch["pixel_values"].shape[2:]), epoch=epoch)
+                assert torch.equal(batch["pixel_values"][place], expected)
 
 
 def test_loader_masked_rows_are_empty_but_harmless(corpus: Corpus):

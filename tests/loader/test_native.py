@@ -10,8 +10,8 @@ import torch
 
 from mmdata import Batch, Loader, model_inputs
 from mmdata.plan import Bucket
-from mmdata.transform.image import decode
-from mmdata.transform.pixels import PixelTransform
+from mmdata.transform.pixels import EncodedImage, PixelTransform
+from tests.transform.placed import patches
 
 from .conftest import Corpus
 
@@ -48,9 +48,8 @@ def test_native_rows_are_those_of_the_corpus(corpus: Corpus, native: Loader):
             row = int(batch["rows"][place])
             seen.append(row)
             sample = corpus.samples[row]
-            image = decode(sample.image, format=sample.info.format, orientation=sample.info.orientation)
-            expected = torch.empty_like(batch["pixel_values"][place])
-            high, wide = transform.patches(image, expected, row=row, epoch=0)
+            image = EncodedImage(sample.image, sample.info.format, sample.info.orientation, row)
+            (high, wide), expected = patches(transform, image, batch["pixel_values"].shape[1])
             assert torch.equal(batch["pixel_values"][place], expected)
             assert batch["spatial_shapes"][place].tolist() == [high, wide]
             mask = batch["pixel_attention_mask"][place]

@@ -27,37 +27,43 @@ shapes = st.tuples(st.integers(1, 512), st.integers(1, 512))
 def inside(box: Box, size: tuple[int, int]) -> bool:
     return (
         min(box.top, box.left) >= 0
-        and min(box.height, box.width) >= 1
-        and box.top + box.height <= size[0]
-        and box.left + box.width <= size[1]
+        and min(box.height, box.width) > 0
+        and box.top + box.height <= size[0] * (1 + 1e-12)
+        and box.left + box.width <= size[1] * (1 + 1e-12)
     )
 
 
 @given(sizes, shapes)
-def test_eval_crop_is_the_largest_centred_box_of_the_shape(size: tuple[int, int], shape: tuple[int, int]):
+def test_eval_crop_has_the_shape_of_the_target_and_lies_in_the_middle(size: tuple[int, int], shape: tuple[int, int]):
     box = eval_crop(size, shape)
     assert inside(box, size)
-    assert box.height == size[0] or box.width == size[1]
-    assert abs(size[0] - box.height - 2 * box.top) <= 1
-    assert abs(size[1] - box.width - 2 * box.left) <= 1
-    # The aspect ratio, as nearly as whole pixels allow.
-    scale = min(size[0] / shape[0], size[1] / shape[1])
-    assert abs(box.height - shape[0] * scale) <= 1
-    assert abs(box.width - shape[1] * scale) <= 1
+    pixel = (box.height / shape[0], box.width / shape[1])  # of the resized image
+    assert size[0] == pytest.approx(box.height) or size[1] == pytest.approx(box.width)
+    assert abs(size[0] - box.height - 2 * box.top) <= pixel[0] * (1 + 1e-9)
+    assert abs(size[1] - box.width - 2 * box.left) <= pixel[1] * (1 + 1e-9)
+
+
+@given(sizes, st.integers(1, 512))
+def test_eval_crop_is_what_torchvision_resizes_and_cuts(size: tuple[int, int], side: int):
+    box = eval_crop(size, (side, side))
+    resized = resize(torch.empty(3, *size, device="meta"), [side], antialias=True).shape[1:]
+    assert (size[0] * side / box.height, size[1] * side / box.width) == pytest.approx(tuple(resized))
+    offset = (round((resized[0] - side) / 2), round((resized[1] - side) / 2))
+    assert (box.top * side / box.height, box.left * side / box.width) == pytest.approx(offset)
 
 
 @pytest.mark.parametrize(
     ("size", "shape", "box"),
     [
-        ((480, 640), (224, 224), Box(0, 80, 480, 480)),
-        ((640, 480), (224, 224), Box(80, 0, 480, 480)),
+        ((480, 640), (224, 224), Box(0, 37 * 640 / 298, 480, 224 * 640 / 298)),
+        ((640, 480), (224, 224), Box(37 * 640 / 298, 0, 224 * 640 / 298, 480)),
         ((300, 400), (192, 256), Box(0, 0, 300, 400)),
-        ((300, 300), (192, 256), Box(37, 0, 225, 300)),
+        ((448, 640), (224, 224), Box(0, 96, 448, 448)),
         ((10, 10), (224, 224), Box(0, 0, 10, 10)),
     ],
 )
 def test_eval_crop_examples(size: tuple[int, int], shape: tuple[int, int], box: Box):
-    assert eval_crop(size, shape) == box
+    assert eval_crop(size, shape) == pytest.approx(box)
 
 
 @given(
@@ -165,7 +171,6 @@ def resized(image: Tensor, box: Box, shape: tuple[int, int]) -> Tensor:
     return out
 
 
-# Sizes at which theirs, which rounds the place of the crop to whole pixels after resizing, rounds nothing.
 @pytest.mark.parametrize("size", [(448, 640), (960, 672), (336, 1008), (300, 300), (112, 168)])
 def test_eval_crop_and_resize_is_that_of_torchvision(size: tuple[int, int]):
     image = photo_like(*size)

@@ -16,6 +16,7 @@ from mmdata.errors import BadSample
 from mmdata.transform.image import Box, resize_crop
 from mmdata.transform.patches import native_size, write_patches
 from mmdata.transform.pixels import PixelTransform
+from tests.transform.placed import patches, png
 
 sides = st.one_of(st.integers(1, 70), st.integers(1, 2000), st.integers(1, 70_000))
 
@@ -62,8 +63,7 @@ def test_write_patches_gives_the_bytes_of_transformers(height: int, width: int):
 def test_eval_patches_are_those_of_transformers_up_to_resampling(height: int, width: int):
     image = smooth(height, width)
     expected = processed(image, patches=64, patch_size=8)
-    out = torch.empty(64, 8 * 8 * 3, dtype=torch.uint8)
-    shape = PixelTransform("eval", patch_size=8).patches(image, out, row=3, epoch=1)
+    shape, out = patches(PixelTransform("eval", patch_size=8), png(image, number=3), 64, epoch=1)
     assert [list(shape)] == expected["spatial_shapes"].tolist()
     # The library resamples linearly, we cubically.
     assert (out.int() - expected["pixel_values"][0].int()).abs().max() <= 12
@@ -72,9 +72,10 @@ def test_eval_patches_are_those_of_transformers_up_to_resampling(height: int, wi
 def test_eval_patches_are_the_whole_image_resized():
     image, resized = noise(60, 80), torch.empty(3, 48, 64, dtype=torch.uint8)
     resize_crop(image, Box(0, 0, 60, 80), resized)
-    expected, out = torch.empty(2, 50, 8 * 8 * 3, dtype=torch.uint8)
+    expected = torch.empty(50, 8 * 8 * 3, dtype=torch.uint8)
     write_patches(resized, expected, patch_size=8)
-    assert PixelTransform("eval", patch_size=8).patches(image, out, row=0, epoch=0) == (6, 8)
+    shape, out = patches(PixelTransform("eval", patch_size=8), png(image), 50)
+    assert shape == (6, 8)
     assert torch.equal(out, expected)
     assert (out[48:] == 0).all()
 
@@ -83,14 +84,13 @@ def test_train_patches_are_those_of_a_random_crop_of_about_the_image_s_aspect_ra
     image, transform = noise(60, 120), PixelTransform("train", crop_scale=(0.2, 0.9), seed=4, patch_size=4)
     seen: set[bytes] = set()
     for row in range(20):
-        out = torch.empty(64, 4 * 4 * 3, dtype=torch.uint8)
-        rows, columns = transform.patches(image, out, row=row, epoch=0)
+        (rows, columns), out = patches(transform, png(image, number=row), 64)
         assert 40 <= rows * columns <= 64
         # 4/3 around the image's own ratio of 2, and half a patch of rounding on either side
         assert 2 * 0.75 * (rows - 1) <= columns
         assert columns - 1 <= 2 * 4 / 3 * rows
-        again = torch.empty_like(out)
-        assert transform.patches(image, again, row=row, epoch=0) == (rows, columns)
+        shape, again = patches(transform, png(image, number=row), 64)
+        assert shape == (rows, columns)
         assert torch.equal(out, again)
         seen.add(out.numpy().tobytes())
     assert len(seen) == 20
@@ -109,9 +109,8 @@ def one_size(image: Tensor, size: tuple[int, int], generator: torch.Generator) -
 
 
 def test_user_transform_gets_the_size_of_the_whole_image():
-    out = torch.empty(33, 8 * 8 * 3, dtype=torch.uint8)
-    transform = PixelTransform(f"{__name__}:turned_grey", patch_size=8)
-    assert transform.patches(noise(60, 80), out, row=0, epoch=0) == (5, 6)
+    shape, out = patches(PixelTransform(f"{__name__}:turned_grey", patch_size=8), png(noise(60, 80)), 33)
+    assert shape == (5, 6)
     assert out[0, :3].tolist() == [40, 48, 60]
     assert len(out[:30].flatten()[3:].unique()) == 1
     assert (out[30:] == 0).all()
@@ -120,4 +119,4 @@ def test_user_transform_gets_the_size_of_the_whole_image():
 def test_user_transform_of_another_size_is_a_bad_sample():
     transform = PixelTransform(f"{__name__}:one_size", patch_size=8)
     with pytest.raises(BadSample, match=r"returned torch.uint8 \(3, 16, 16\), not torch.uint8 \(3, 40, 48\)"):
-        transform.patches(noise(60, 80), torch.empty(30, 192, dtype=torch.uint8), row=0, epoch=0)
+        patches(transform, png(noise(60, 80)), 30)

@@ -13,6 +13,7 @@ from torch import Tensor
 from mmdata.errors import BadSample, ConfigError, Reason
 from mmdata.transform.image import eval_crop, resize_crop
 from mmdata.transform.pixels import PixelTransform
+from tests.transform.placed import pixels, png
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +23,7 @@ def image() -> Tensor:
 
 
 def apply(transform: PixelTransform, image: Tensor, *, row: int, epoch: int = 0, fill: int = 0) -> Tensor:
-    out = torch.full((3, 32, 32), fill, dtype=torch.uint8)
-    transform(image, out, row=row, epoch=epoch)
-    return out
+    return pixels(transform, png(image, number=row), (32, 32), epoch=epoch, fill=fill)
 
 
 def test_pixels_of_a_row_depend_on_row_epoch_and_seed(image: Tensor):
