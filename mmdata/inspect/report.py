@@ -18,6 +18,7 @@ from mmdata.inspect.page import Fact, Page, Section, render
 from mmdata.loader.planning import build_plan
 from mmdata.plan import Plan, PlanSummary, summarize
 from mmdata.shards import Index
+from mmdata.shards.folder import local_folder
 from mmdata.transform.text import Tokenizer
 
 NO_CONFIG = "Give the report a --config to see its buckets, and what its plan pads."
@@ -43,11 +44,11 @@ def write_report(
 
     Raises:
         DataError: no manifest, or a file of the run is damaged.
-        ConfigError: no such tokenizer, or a shard twice.
+        ConfigError: no such tokenizer, a shard twice, or a URL.
         ImportError: jinja2 is not installed.
     """
     index = Index.open(shards)
-    folders = [source.folder for source in index.sources]
+    folders = [local_folder(str(source.folder)) for source in index.sources]
     if data and folders != [Path(source.shards) for source in sources(data)]:
         data = data.model_copy(update={"shards": [SourceConfig(shards=str(folder)) for folder in folders]})
     plan = _plan(index, data) if data and len(index) else None

@@ -1,6 +1,7 @@
 """What lies on disk: plain WebDataset tars, an index beside them, a manifest over both."""
 
 from mmdata.shards.build import IndexReport, build_index
+from mmdata.shards.cache import ShardCache
 from mmdata.shards.captions import captions_of, clean_caption
 from mmdata.shards.histogram import Histogram
 from mmdata.shards.index import Index
@@ -24,6 +25,7 @@ __all__ = [
     "Member",
     "Problem",
     "Sample",
+    "ShardCache",
     "ShardEntry",
     "ShardStore",
     "ShardWriter",

@@ -14,7 +14,7 @@ from typing import Any
 from mmdata.atomic import lock, write_whole
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.shards.columns import CountTokens, Row, encode
-from mmdata.shards.index import local_folder
+from mmdata.shards.folder import local_folder
 from mmdata.shards.manifest import MANIFEST_NAME, Manifest
 from mmdata.shards.manifest_writer import write_manifest
 from mmdata.shards.pages import ShardEntry, check_plain_name

@@ -153,23 +153,20 @@ class Columns:
     lists: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[Any]]]
 
     @classmethod
-    def open(cls, folder: Path, entry: ShardEntry, *, check_hash: bool = True) -> Columns:
+    def open(cls, path: Path, entry: ShardEntry, *, check_hash: bool = True) -> Columns:
         """Map the index file of a shard.
 
         Args:
-            folder: where the manifest lies.
+            path: of the file.
             entry: what the manifest says of it.
             check_hash: hash the file first; a caller that has done so may leave it out.
 
         Raises:
-            DataError: missing, or not the file that the manifest names.
+            FileNotFoundError: there is none.
+            DataError: not the file that the manifest names.
         """
-        path = folder / entry.index
-        try:
-            with pa.memory_map(str(path)) as source:  # the mapping outlives the descriptor
-                buffer = source.read_buffer()
-        except FileNotFoundError:
-            raise DataError(f"index '{path}': no such file, and the manifest names it; {_REMEDY}") from None
+        with pa.memory_map(str(path)) as source:  # the mapping outlives the descriptor
+            buffer = source.read_buffer()
         if check_hash and hashlib.sha256(buffer).hexdigest() != entry.index_sha256:
             raise DataError(f"index '{path}': SHA-256 differs from the manifest's; {_REMEDY}")
         return cls.parse(memoryview(buffer), entry.rows, str(path))

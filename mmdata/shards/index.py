@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -15,17 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 from mmdata.errors import ConfigError
+from mmdata.shards.cache import ShardCache
 from mmdata.shards.columns import FIXED, LISTS, Columns
+from mmdata.shards.folder import Folder, find_folder
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.ragged import offsets_of, spans
+from mmdata.shards.remote import RemoteFolder
 from mmdata.shards.union import UnionManifest
 
+OPENERS = 8
+"""Threads that fetch the columns of remote shards."""
 MAX_OPEN = 1024
 """Shards whose columns stay mapped; a mapping holds no file descriptor, but the system bounds their number."""
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
-Folder = str | os.PathLike[str]
+Location = str | os.PathLike[str]
+"""A folder or a URL."""
 
 
 class Source(NamedTuple):
@@ -37,7 +44,7 @@ class Source(NamedTuple):
         last_shard: number of the shard after its last.
     """
 
-    folder: Path
+    folder: Folder
     first_shard: int
     last_shard: int
 
@@ -58,19 +65,23 @@ class Index:
         self._lock = Lock()
 
     @classmethod
-    def open(cls, folder: Folder | Sequence[Folder]) -> Index:
+    def open(cls, folder: Location | Sequence[Location], *, cache: ShardCache | None = None) -> Index:
         """Open the index of a folder, or of several as one.
 
         Of one folder manifest.json is read and nothing else; of several the pages too, to compare their shards.
 
+        Args:
+            folder: a folder or a URL (http, https, s3, gs, hf, file and others that fsspec opens), or several.
+            cache: where files behind URLs are kept; default: 100 GB in the user's folder of caches.
+
         Raises:
-            DataError: no manifest, a damaged one, or one of another schema.
-            ConfigError: a URL, no folder at all, a folder twice, or the same shard in two of them.
+            DataError: no manifest, a damaged one, or one of another schema; or it cannot be fetched.
+            ConfigError: a command, no folder at all, a folder twice, the same shard in two of them, no credentials.
         """
         folders = [folder] if isinstance(folder, (str, os.PathLike)) else list(folder)
         if not folders:
             raise ConfigError("an index of no folder: give one with a manifest, or several")
-        parts = [Manifest.read(local_folder(name)) for name in folders]
+        parts = [Manifest.read(find_folder(name, cache)) for name in folders]
         return cls(parts[0] if len(parts) == 1 else UnionManifest(parts))
 
     def __len__(self) -> int:
@@ -93,16 +104,27 @@ class Index:
         """The manifest's root hash: equal for equal rows in equal order, tokenizer included, wherever they lie."""
         return self.manifest.root
 
+    @cached_property
+    def caches(self) -> list[ShardCache]:
+        """Of the folders behind URLs, each once."""
+        found = [part.folder.cache for part in self.manifest.parts if isinstance(part.folder, RemoteFolder)]
+        return list({id(cache): cache for cache in found}.values())
+
     def shard_path(self, shard: int) -> Path:
-        """Path of the tar."""
+        """Path of the tar; of one behind a URL, that in the cache, fetched first and removed when room is needed."""
         part, local = self.manifest.part(shard)
         return part.shard_path(local)
+
+    def shard_place(self, shard: int) -> str:
+        """Path or URL of the tar, for messages."""
+        part, local = self.manifest.part(shard)
+        return part.shard_place(local)
 
     def shard_name(self, shard: int) -> str:
         """For messages: the tar's name, with its folder where there are several."""
         part, local = self.manifest.part(shard)
         name = part.entry(local).name
-        return name if len(self.manifest.parts) == 1 else str(part.folder / name)
+        return name if len(self.manifest.parts) == 1 else f"{part.folder}/{name}"
 
     def shard(self, shard: int) -> Columns:
         """One shard's columns, mapped; hashed against the manifest the first time.
@@ -115,7 +137,7 @@ class Index:
                 self._open.move_to_end(shard)
                 return columns
         part, local = self.manifest.part(shard)
-        columns = Columns.open(part.folder, part.entry(local), check_hash=shard not in self._hashed)
+        columns = part.columns(local, check_hash=shard not in self._hashed)
         with self._lock:
             self._hashed.add(shard)
             self._open[shard] = columns
@@ -139,6 +161,7 @@ class Index:
         """Values of some rows, in the order asked: name -> (n,); names are those of `columns.FIXED`."""
         _check_names(names, FIXED)
         shards, local = self.locate(rows)
+        self._fetch_columns(np.unique(shards).tolist())
         result: dict[str, Array] = {name: np.empty(len(local), FIXED[name]) for name in names}
         for shard, places in _by_shard(shards):
             fixed, rows_here = self.shard(shard).fixed, local[places]
@@ -150,6 +173,7 @@ class Index:
         """Lists of some rows, in the order asked: offsets (n + 1,) and values; names are those of `columns.LISTS`."""
         _check_names([name], LISTS)
         shards, local = self.locate(rows)
+        self._fetch_columns(np.unique(shards).tolist())
         lengths = np.zeros(len(local), np.int64)
         parts: list[Array] = [np.empty(0, LISTS[name])]
         order: list[Rows] = [np.empty(0, np.int64)]
@@ -177,28 +201,24 @@ class Index:
     def column(self, name: str) -> Array:
         """A whole column (len,), copied: 1 to 8 bytes a row."""
         _check_names([name], FIXED)
+        self._fetch_columns(range(self.manifest.num_shards))
         parts = [self.shard(shard).fixed[name] for shard in range(self.manifest.num_shards)]
         return np.concatenate([np.empty(0, FIXED[name]), *parts])
 
     def lists(self, name: str) -> tuple[Rows, Array]:
         """A whole list column, copied: offsets (len + 1,) and values."""
         _check_names([name], LISTS)
+        self._fetch_columns(range(self.manifest.num_shards))
         parts = [self.shard(shard).lists[name] for shard in range(self.manifest.num_shards)]
         lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(offsets) for offsets, _ in parts)])
         values = np.concatenate([np.empty(0, LISTS[name]), *(values for _, values in parts)])
         return offsets_of(lengths), values
 
-
-def local_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder as a path.
-
-    Raises:
-        ConfigError: a URL or a command, which only a stream takes.
-    """
-    name = os.fspath(folder)
-    if "://" in name or name.startswith("pipe:"):
-        raise ConfigError(f"'{name}': only local folders have an index that can be opened; copy the shards here first")
-    return Path(name)
+    def _fetch_columns(self, shards: Iterable[int]) -> None:
+        """Open columns that lie behind URLs, many at once: one after the other, most of the time would be waiting."""
+        if self.caches and len(missing := [shard for shard in shards if shard not in self._hashed]) > 1:
+            with ThreadPoolExecutor(OPENERS) as pool:
+                list(pool.map(self.shard, missing))
 
 
 def _check_names(names: Sequence[str], known: dict[str, Any]) -> None:

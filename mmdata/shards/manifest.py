@@ -12,9 +12,9 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,9 +24,12 @@ from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
+from mmdata.shards.columns import Columns
+from mmdata.shards.folder import open_shard, read_top, shard_path, shard_place, with_file
 from mmdata.shards.histogram import Histogram, unpack_cells
 from mmdata.shards.pages import PAGE_SHARDS, REMAKE, Page, PageColumns, ShardEntry, page_name
 from mmdata.shards.ragged import offsets_of, spans
+from mmdata.shards.remote import RemoteFolder
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 2
@@ -82,37 +85,33 @@ class Manifest(_Top):
         location: folder of the tars, relative to the manifest; "." beside it.
         accounts: how the rows came about (rows in, written, quarantined, …), for people and checks.
         schema: version of the format on disk.
-        folder: where the manifest lies.
+        folder: where the manifest lies; its text is for messages.
     """
 
-    folder: Path = field(default=Path(), compare=False)
+    folder: Path | RemoteFolder = field(default=Path(), compare=False)
     _opened: dict[int, PageColumns] = field(init=False, default_factory=dict, compare=False, repr=False)
     _locks: list[Any] = field(
         init=False, default_factory=lambda: [Lock() for _ in range(OPENERS)], compare=False, repr=False
     )
 
     @classmethod
-    def read(cls, folder: str | os.PathLike[str]) -> Manifest:
+    def read(cls, folder: str | os.PathLike[str] | RemoteFolder) -> Manifest:
         """The manifest of `folder`; reads manifest.json and no page.
 
         Raises:
             DataError: there is none, it is damaged, was edited, or is of another schema.
         """
-        path = Path(folder) / MANIFEST_NAME
+        folder = folder if isinstance(folder, RemoteFolder) else Path(folder)
+        path = f"{folder}/{MANIFEST_NAME}"
+        data = read_top(folder, MANIFEST_NAME)
         try:
-            content = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            if not Path(folder).is_dir():
-                raise DataError(f"folder '{folder}': no such folder") from None
-            raise DataError(
-                f"folder '{folder}': no {MANIFEST_NAME}; `mmdata index {folder}` makes one for WebDataset tars"
-            ) from None
+            content = json.loads(data)
         except ValueError as error:
             raise DataError(f"'{path}': not JSON: {error}; {REMAKE}") from error
         if not isinstance(content, dict):
             raise DataError(f"'{path}': expected an object, got {type(content).__name__}; {REMAKE}")
         top = _checked(content, path)
-        return cls(**{item.name: getattr(top, item.name) for item in fields(_Top)}, folder=Path(folder))
+        return cls(**{item.name: getattr(top, item.name) for item in fields(_Top)}, folder=folder)
 
     @property
     def parts(self) -> list[Manifest]:
@@ -124,8 +123,32 @@ class Manifest(_Top):
         return self, shard
 
     def shard_path(self, shard: int) -> Path:
-        """Path of the tar; reads the shard's page."""
-        return self.folder / self.location / self.entry(shard).name
+        """Path of the tar; reads the shard's page. Of a URL, that in the cache, fetched first: it may be removed at any
+        time."""
+        return shard_path(self.folder, self.location, self.entry(shard))
+
+    def shard_place(self, shard: int) -> str:
+        """Path or URL of the tar, for messages."""
+        return shard_place(self.folder, self.location, self.entry(shard))
+
+    def open_shard(self, shard: int, stop: Event | None = None) -> int:
+        """A descriptor of the tar, which the caller closes; of a URL it is fetched where it is not in the cache.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DataError, ConfigError, Interrupted: see `mmdata.shards.cache.ShardCache.open`.
+        """
+        return open_shard(self.folder, self.location, self.entry(shard), stop)
+
+    def columns(self, shard: int, *, check_hash: bool = True) -> Columns:
+        """The columns of a shard; see `Columns.open`.
+
+        Raises:
+            DataError: the index file is missing or not the one that the manifest names.
+        """
+        entry = self.entry(shard)
+        use = partial(Columns.open, entry=entry, check_hash=check_hash)
+        return with_file(self.folder, entry.index, entry.index_sha256, use, kind="index")
 
     def tar_hashes(self) -> Any:
         """SHA-256 of each tar, Arrow strings (num_shards,); reads all pages."""
@@ -202,6 +225,7 @@ class Manifest(_Top):
 
     def moved(self, location: str) -> Manifest:
         """Publish that the tars lie elsewhere: manifest.json is replaced, whole or not at all."""
+        assert isinstance(self.folder, Path)
         manifest = replace(self, location=location)
         write_whole(self.folder / MANIFEST_NAME, manifest.to_json())
         return manifest
@@ -217,7 +241,9 @@ class Manifest(_Top):
     def _page(self, number: int) -> PageColumns:
         with self._locks[number % OPENERS]:
             if number not in self._opened:
-                self._opened[number] = PageColumns.open(self.folder, self.pages[number])
+                page = self.pages[number]
+                use = partial(PageColumns.open, page=page)
+                self._opened[number] = with_file(self.folder, page.file, page.sha256, use, kind="manifest page")
             return self._opened[number]
 
     def _all_pages(self) -> Iterator[PageColumns]:
@@ -227,7 +253,7 @@ class Manifest(_Top):
         return map(self._page, range(len(self.pages)))
 
 
-def _checked(content: dict[str, Any], path: Path) -> _Top:
+def _checked(content: dict[str, Any], path: str) -> _Top:
     schema = content.get("schema")
     if isinstance(schema, int) and schema > SCHEMA_VERSION:
         raise DataError(
@@ -237,7 +263,7 @@ def _checked(content: dict[str, Any], path: Path) -> _Top:
     if isinstance(schema, int) and schema < SCHEMA_VERSION:
         raise DataError(
             f"'{path}': schema {schema}, of an earlier mmdata, and this one reads {SCHEMA_VERSION}; "
-            f"remove it and run `mmdata index {path.parent}`"
+            f"remove it and run `mmdata index {os.path.dirname(path)}`"
         )
     root = content.pop("root", None)
     try:

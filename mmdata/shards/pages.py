@@ -126,18 +126,16 @@ class PageColumns:
     _mapping: mmap.mmap
 
     @classmethod
-    def open(cls, folder: Path, page: Page) -> PageColumns:
+    def open(cls, path: Path, page: Page) -> PageColumns:
         """Map a page and check it against manifest.json, hash included.
 
         Raises:
-            DataError: missing, or not the file that manifest.json names.
+            FileNotFoundError: there is none.
+            DataError: not the file that manifest.json names.
         """
-        path = folder / page.file
         differs = DataError(f"manifest page '{path}': SHA-256 differs from manifest.json's; {REMAKE}")
         try:
             mapping = _map(path)
-        except FileNotFoundError:
-            raise DataError(f"manifest page '{path}': no such file, and manifest.json names it; {REMAKE}") from None
         except ValueError:  # what is empty cannot be mapped
             raise differs from None
         if hashlib.sha256(mapping).hexdigest() != page.sha256:

@@ -1,61 +1,124 @@
-"""Bytes of members, by offset, from mapped shards. A shard of another size than the manifest's is never read."""
+"""Bytes of members, by offset, from open shards. A shard of another size than the manifest's is never read."""
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections import OrderedDict
-from threading import Lock
+from contextlib import suppress
+from threading import Event, Lock
 
 from mmdata.errors import DataError
+from mmdata.shards.cache import Interrupted
 from mmdata.shards.index import Index
+from mmdata.shards.remote import RemoteFolder
 
 MAX_OPEN = 64
-"""Shards mapped at once; each holds a file descriptor."""
+"""Shards open at once; each holds a file descriptor."""
 
 
 class ShardStore:
     """Reads members of an index's shards. Safe to share between threads.
 
+    A read is a system call without the interpreter's lock; memory that is mapped would be read from the disk under it,
+    and a file cut short under a mapping ends the process.
+
     Args:
-        index: whose shards; they must lie on a local disk.
+        index: whose shards; one behind a URL is fetched into the cache when it is first asked for.
     """
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self._open: OrderedDict[int, memoryview] = OrderedDict()
+        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
         self._lock = Lock()
+        self._stop = Event()
 
-    def read(self, shard: int, offset: int, size: int) -> memoryview:
-        """Bytes [offset, offset + size) of a shard, without a copy; the view keeps the shard mapped.
+    def read(self, shard: int, offset: int, size: int) -> bytes:
+        """Bytes [offset, offset + size) of a shard.
 
         Raises:
             DataError: the shard is missing, its size is not the manifest's, or the range lies outside it.
         """
-        with self._lock:
-            view = self._open.get(shard)
-            if view is None:
-                view = self._open[shard] = self._map(shard)
-                if len(self._open) > MAX_OPEN:
-                    self._open.popitem(last=False)  # unmapped once the last view of it is gone
-            else:
-                self._open.move_to_end(shard)
-        if offset < 0 or size < 0 or offset + size > len(view):
-            path = self._index.shard_path(shard)
-            raise DataError(f"shard '{path}': bytes {offset} to {offset + size} of {len(view)} asked; {_REMEDY}")
-        return view[offset : offset + size]
+        opened = self._opened(shard)
+        if offset < 0 or size < 0 or offset + size > opened.size:
+            place = self._index.shard_place(shard)
+            raise DataError(f"shard '{place}': bytes {offset} to {offset + size} of {opened.size} asked; {_REMEDY}")
+        data = opened.read(offset, size)
+        if len(data) != size:
+            place = self._index.shard_place(shard)
+            raise DataError(f"shard '{place}': is shorter than indexed, {opened.size} bytes; {_REMEDY}")
+        return data
 
-    def _map(self, shard: int) -> memoryview:
-        path = self._index.shard_path(shard)
-        expected = self._index.manifest.entry(shard).bytes
+    def is_here(self, shard: int) -> bool:
+        """Whether a shard can be read without fetching it; one in the cache counts as used now."""
+        part, local = self._index.manifest.part(shard)
+        return not isinstance(part.folder, RemoteFolder) or part.folder.cache.touch(part.entry(local).sha256)
+
+    def fetch(self, shard: int) -> None:
+        """Bring a shard into the cache; returns at once where it is there, or when fetches are stopped.
+
+        Raises:
+            DataError, ConfigError: it cannot be fetched.
+        """
+        part, local = self._index.manifest.part(shard)
+        if isinstance(part.folder, RemoteFolder):
+            with suppress(Interrupted):
+                os.close(part.open_shard(local, self._stop))
+
+    def stop_fetching(self) -> None:
+        """End fetches that are under way; reads that wait for them raise Interrupted. Later ones are not touched."""
+        self._stop.set()
+        self._stop = Event()
+
+    def _opened(self, shard: int) -> _OpenShard:
+        with self._lock:
+            if opened := self._open.get(shard):
+                self._open.move_to_end(shard)
+                return opened
+        opened = self._open_shard(shard)  # may take as long as fetching does: others read meanwhile
+        with self._lock:
+            for number in [number for number, other in self._open.items() if other.is_removed()]:
+                del self._open[number]  # the cache made room, and has it only now
+            opened = self._open.setdefault(shard, opened)
+            if len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
+        return opened
+
+    def _open_shard(self, shard: int) -> _OpenShard:
+        part, local = self._index.manifest.part(shard)
+        expected = part.entry(local).bytes
         try:
-            with path.open("rb") as file:
-                found = os.fstat(file.fileno()).st_size
-                if found != expected:
-                    raise DataError(f"shard '{path}': {found} bytes, and its index was made of {expected}; {_REMEDY}")
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            descriptor = part.open_shard(local, self._stop)
         except FileNotFoundError:
-            raise DataError(f"shard '{path}': no such file, and the manifest names it; {_REMEDY}") from None
+            place = self._index.shard_place(shard)
+            raise DataError(f"shard '{place}': no such file, and the manifest names it; {_REMEDY}") from None
+        opened = _OpenShard(descriptor, cached=isinstance(part.folder, RemoteFolder))
+        if opened.size != expected:
+            place = self._index.shard_place(shard)
+            raise DataError(f"shard '{place}': {opened.size} bytes, and its index was made of {expected}; {_REMEDY}")
+        return opened
+
+
+class _OpenShard:
+    """A descriptor, closed with the last reference: a thread may still read what another has put out of the store."""
+
+    def __init__(self, descriptor: int, *, cached: bool) -> None:
+        self._descriptor = descriptor
+        self._cached = cached
+        self.size = os.fstat(descriptor).st_size
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """As many of the bytes as there are."""
+        if self._cached:
+            with suppress(PermissionError):
+                os.utime(self._descriptor)  # what is read last is removed last
+        return os.pread(self._descriptor, size, offset)
+
+    def is_removed(self) -> bool:
+        """Whether the cache has removed the file, which takes its room as long as it is open."""
+        return self._cached and os.fstat(self._descriptor).st_nlink == 0
 
 
 _REMEDY = "the shard changed since it was indexed: fetch it again, or remove manifest.json and run `mmdata index`"

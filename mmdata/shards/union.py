@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -112,7 +113,8 @@ class UnionManifest:
 def _check_folders_differ(parts: Sequence[Manifest]) -> None:
     seen: dict[str, Manifest] = {}
     for part in parts:
-        first = seen.setdefault(os.path.realpath(part.folder), part)
+        here = os.path.realpath(part.folder) if isinstance(part.folder, Path) else str(part.folder)
+        first = seen.setdefault(here, part)
         if first is not part:
             raise ConfigError(f"shards '{part.folder}': the same folder as '{first.folder}'; {_REMEDY}")
 

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from mmdata.errors import DataError
 from mmdata.shards.build import QUARANTINE_NAME, Progress, Scan, file_sha256, scan_shard, steps
 from mmdata.shards.columns import FIXED, Columns, encode
+from mmdata.shards.folder import local_folder
 from mmdata.shards.histogram import unpack_cells
-from mmdata.shards.index import Index, local_folder
+from mmdata.shards.index import Index
 from mmdata.shards.manifest import MANIFEST_NAME, Manifest
 from mmdata.shards.pages import ShardEntry
 from mmdata.shards.probe import NO_LIMITS
@@ -44,9 +45,10 @@ def verify(folder: str | os.PathLike[str], progress: Progress | None = None) -> 
         DataError: the manifest itself, or a page of it, is missing or damaged.
         ConfigError: `folder` is a URL.
     """
-    manifest = Manifest.read(local_folder(folder))
+    local = local_folder(folder)
+    manifest = Manifest.read(local)
     index = Index(manifest)
-    excused = _quarantined(manifest.folder)
+    excused = _quarantined(local)
     total = manifest.bytes
     problems = [Problem(MANIFEST_NAME, detail) for detail in _wrong_sums(manifest)]
     done = 0

@@ -12,13 +12,12 @@ import fsspec
 from fsspec.compression import compr
 
 from mmdata.errors import DataError
-from mmdata.streaming.source import display_name
+from mmdata.shards.remote import display_name, request_options
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _CHUNK = 2**20  # bytes
 _LOOK_BEHIND = 1024  # bytes: the two blocks that end a tar, which are looked at twice
 _NO_END = 2**63 - 1
-_CONNECT_S, _SILENCE_S = 30, 60
 
 
 class ForwardFile:
@@ -100,14 +99,10 @@ def _codec(kind: str, name: str) -> Callable[..., Any]:
 
 
 def _options(shard: str) -> dict[str, Any]:
-    """Over HTTP one request a shard, for as long as bytes arrive: the customary limit of 5 minutes in all is no limit
-    for a shard that is read as fast as batches are used."""
+    """Over HTTP one request a shard, for as long as bytes arrive."""
     if not shard.startswith(("http://", "https://")):
         return {}
-    from aiohttp import ClientTimeout
-
-    timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
-    return {"block_size": 0, "client_kwargs": {"timeout": timeout}}
+    return {"block_size": 0, **request_options(shard)}
 
 
 def _unreadable(name: str, offset: int, error: Exception) -> DataError:

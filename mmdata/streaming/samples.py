@@ -14,10 +14,10 @@ from webdataset.tariterators import group_by_keys
 
 from mmdata.errors import BadSample, DataError
 from mmdata.shards import ImageInfo, Limits, Member, read_members
+from mmdata.shards.remote import display_name
 from mmdata.shards.samples import MAX_IMAGE_BYTES, Group, describe
 from mmdata.shards.tar import split_name
 from mmdata.streaming.forward import ForwardFile, open_shard
-from mmdata.streaming.source import display_name
 
 LIMITS = Limits()
 

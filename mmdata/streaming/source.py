@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from braceexpand import braceexpand
 
@@ -52,15 +51,6 @@ def deal(shards: list[str], rank: int, world_size: int) -> list[str]:
             "mmdata.Loader, which divides batches instead of shards"
         )
     return shards[rank::world_size]
-
-
-def display_name(shard: str) -> str:
-    """A shard's name for messages and ledgers, without the password or signature that a URL may carry."""
-    if "://" not in shard:
-        return shard
-    head, _, _ = shard.partition("?")
-    login = urlsplit(head).netloc.rpartition("@")[0]
-    return head.replace(f"{login}@", "", 1) if login else head
 
 
 def _expand(name: str) -> list[str]:

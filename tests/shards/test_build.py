@@ -285,7 +285,7 @@ def test_sources_that_are_not_there_are_refused(tmp_path):
     with pytest.raises(DataError, match="no such file or folder"):
         build_index(tmp_path / "none")
     for name in ("https://example.org/a.tar", "pipe:cat a.tar"):
-        with pytest.raises(ConfigError, match=f"'{name}': only local folders"):
+        with pytest.raises(ConfigError, match=f"'{name}': a folder on this disk is needed"):
             build_index(name)
 
 

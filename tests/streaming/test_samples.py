@@ -14,8 +14,8 @@ import webdataset
 import mmdata
 from mmdata.errors import DataError, Reason
 from mmdata.shards import Index
+from mmdata.shards.remote import display_name
 from mmdata.streaming.samples import Dropped, StreamSample, read_shard
-from mmdata.streaming.source import display_name
 
 
 @pytest.fixture

@@ -1,0 +1,273 @@
+"""A bounded folder of files from elsewhere, shared by any number of processes. A file in it under its name is whole.
+
+A file is named by its SHA-256, so equal files are held once. It is written as NAME.BYTES.part by the process that holds
+the lock of that file, checked while it comes, synced and renamed. The system releases the lock with the process: what a
+killed one leaves is one part for each download that was under way, gone on with when that file is asked for again and
+removed like any other file when room is needed. The size in a part's name is room that is taken from the beginning.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event
+from typing import NamedTuple
+
+from mmdata.errors import ConfigError, DataError
+
+GB = 10**9
+LOCK_NAME = ".lock"
+POLL_S = 0.05
+_READ = 2**20  # bytes
+_SPARE = 0.02  # of the room: freed beyond need, so that the folder is not listed for each small file
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+_ENTRY = re.compile(r"[0-9a-f]{64}(?:\.(\d+)\.part)?")
+
+
+class Remote(NamedTuple):
+    """A file elsewhere.
+
+    Attributes:
+        name: for messages.
+        sha256, bytes: what it must be.
+        chunks: its content from an offset on; its errors are DataError and ConfigError.
+    """
+
+    name: str
+    sha256: str
+    bytes: int
+    chunks: Callable[[int], Iterator[bytes]]
+
+
+class Interrupted(Exception):
+    """Whoever waited for the file does not any more."""
+
+
+class ShardCache:
+    """Files of a bounded size in all; those used least recently make room. Safe to share between threads.
+
+    Args:
+        folder: made when first needed; default: mmdata/shards in the user's folder of caches (XDG_CACHE_HOME).
+        max_bytes: of all files, parts included.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, *, max_bytes: int = 100 * GB) -> None:
+        self.folder = default_folder() if folder is None else Path(folder)
+        self.max_bytes = max_bytes
+
+    def path(self, sha256: str) -> Path:
+        """Where a file lies when it is there. Another process may remove it at any moment: use `open`, or try again.
+
+        Raises:
+            DataError: not a SHA-256; the name of a file is never anything else.
+        """
+        if not _HASH.fullmatch(sha256):
+            raise DataError(f"'{sha256}' is not a SHA-256: the manifest is damaged, or not made by mmdata")
+        return self.folder / sha256
+
+    def touch(self, sha256: str) -> bool:
+        """Whether a file is there; it counts as used now."""
+        try:
+            os.utime(self.path(sha256))
+        except OSError:
+            return False
+        return True
+
+    def remove(self, sha256: str) -> None:
+        """Remove a file, so that it is fetched again."""
+        self.path(sha256).unlink(missing_ok=True)
+
+    def open(self, remote: Remote, stop: Event | None = None) -> int:
+        """A descriptor of a whole file, fetched first where it is not there; the caller closes it.
+
+        Of processes and threads that ask for the same file one fetches it, and the others wait.
+
+        Raises:
+            DataError: what came is not the file that was asked for.
+            ConfigError: the file is larger than the cache, or the folder cannot be written or is full.
+            Interrupted: `stop` was set.
+        """
+        self._check_fits(remote)
+        stop = stop or Event()
+        try:
+            while True:
+                if (whole := self._open_whole(remote)) is not None:
+                    return whole
+                if (part := self._claim(remote)) is not None:
+                    return self._fetch(remote, part, stop)
+                if stop.wait(POLL_S):
+                    raise Interrupted(remote.name)
+        except OSError as error:
+            raise ConfigError(
+                f"cache folder '{self.folder}': {error.strerror or error}, for '{remote.name}' ({remote.bytes:,} B); "
+                f"set data.cache_dir to a folder that can be written, on a local disk with {self.max_bytes / GB:g} GB "
+                "free, or data.cache_gb to less"
+            ) from error
+
+    def _check_fits(self, remote: Remote) -> None:
+        if remote.bytes > self.max_bytes:
+            raise ConfigError(
+                f"'{remote.name}': {remote.bytes:,} bytes, and the cache '{self.folder}' holds {self.max_bytes:,}; "
+                f"set data.cache_gb to {remote.bytes / GB * 4:.2g} or more: several shards are in use at once"
+            )
+
+    def _open_whole(self, remote: Remote) -> int | None:
+        path = self.path(remote.sha256)
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        if os.fstat(descriptor).st_size != remote.bytes:  # cut by something else than this program
+            os.close(descriptor)
+            self.remove(remote.sha256)
+            return None
+        with suppress(PermissionError):  # another user's
+            os.utime(descriptor)
+        return descriptor
+
+    def _part(self, remote: Remote) -> Path:
+        return self.folder / f"{remote.sha256}.{remote.bytes}.part"
+
+    def _claim(self, remote: Remote) -> int | None:
+        """The part of a file, locked, with room for the whole; None where another has it, or there is no room yet."""
+        part = self._part(remote)
+        with self._locked() as lock:
+            if self.path(remote.sha256).exists():
+                return None
+            if not part.exists() and not self._make_room(lock, remote.bytes):
+                return None
+            descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o644)
+            if _try_lock(descriptor):
+                return descriptor
+            os.close(descriptor)
+            return None
+
+    def _fetch(self, remote: Remote, descriptor: int, stop: Event) -> int:
+        """Fill a part that is locked, check it, and give it its name."""
+        part = self._part(remote)
+        try:
+            resumed = os.fstat(descriptor).st_size > 0
+            found = _fill(remote, descriptor, stop)
+            if found != remote.sha256 and resumed:  # a power cut may have spoilt what was there
+                os.ftruncate(descriptor, 0)
+                found = _fill(remote, descriptor, stop)
+            if found != remote.sha256:
+                raise DataError(
+                    f"'{remote.name}': its SHA-256 is {found}, and the manifest says {remote.sha256}: the file changed "
+                    "since it was indexed; index it anew, or put back the file that was indexed"
+                )
+            os.fsync(descriptor)
+            with self._locked():
+                os.rename(part, self.path(remote.sha256))
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        except BaseException:
+            try:
+                with self._locked() as lock:
+                    part.unlink(missing_ok=True)
+                    _write_total(lock, None)
+            finally:
+                os.close(descriptor)
+            raise
+        return descriptor
+
+    @contextmanager
+    def _locked(self) -> Generator[int, None, None]:
+        """Hold the folder: parts come and get their names only so. The lock's file says how many bytes are taken."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield lock
+        finally:
+            os.close(lock)
+
+    def _make_room(self, lock: int, needed: int) -> bool:
+        """Take `needed` bytes, removing what was used least recently; False where what is under way leaves no room."""
+        total = _read_total(lock)
+        if total is None or total + needed > self.max_bytes:
+            total = self._evict(self.max_bytes - needed)
+        fits = total + needed <= self.max_bytes
+        _write_total(lock, total + needed if fits else total)
+        return fits
+
+    def _evict(self, room: int) -> int:
+        """Remove files until those left have `room` bytes or less; the bytes left."""
+        found: list[tuple[int, int, str]] = []
+        for entry in os.scandir(self.folder):
+            if match := _ENTRY.fullmatch(entry.name):
+                status = entry.stat()
+                found.append((status.st_mtime_ns, int(match[1] or status.st_size), entry.path))
+        total = sum(size for _, size, _ in found)
+        if total <= room:
+            return total
+        for _, size, path in sorted(found):
+            if total <= room * (1 - _SPARE):
+                break
+            if _remove_unless_alive(path):
+                total -= size
+        return total
+
+
+def default_folder() -> Path:
+    """mmdata/shards in the user's folder of caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mmdata" / "shards"
+
+
+def _fill(remote: Remote, descriptor: int, stop: Event) -> str:
+    """Write what is missing of a file behind what is there; the SHA-256 of the whole."""
+    digest, offset = hashlib.sha256(), 0
+    if os.fstat(descriptor).st_size > remote.bytes:
+        os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    while there := os.read(descriptor, _READ):
+        digest.update(there)
+        offset += len(there)
+    for chunk in remote.chunks(offset):
+        digest.update(chunk)
+        left = memoryview(chunk)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        if stop.is_set():
+            raise Interrupted(remote.name)
+    return digest.hexdigest()
+
+
+def _remove_unless_alive(path: str) -> bool:
+    """Remove a file, or a part that no process is filling."""
+    if not path.endswith(".part"):
+        os.unlink(path)
+        return True
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        dead = _try_lock(descriptor)
+        if dead:
+            os.unlink(path)
+    finally:
+        os.close(descriptor)
+    return dead
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read_total(lock: int) -> int | None:
+    text = os.pread(lock, 32, 0)
+    return int(text) if text.isdigit() else None
+
+
+def _write_total(lock: int, total: int | None) -> None:
+    """Note the bytes that are taken; None: they are to be counted. A kill in between leaves too many, never too few."""
+    os.ftruncate(lock, 0)
+    if total is not None:
+        os.pwrite(lock, b"%d" % total, 0)

@@ -1,0 +1,97 @@
+"""Files of a folder of shards, on a disk or behind a URL. Callers need not know which."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import TypeVar
+
+from mmdata.errors import ConfigError, DataError
+from mmdata.shards.cache import ShardCache
+from mmdata.shards.pages import REMAKE, ShardEntry
+from mmdata.shards.remote import RemoteFolder
+
+Folder = Path | RemoteFolder
+
+T = TypeVar("T")
+
+
+def find_folder(location: str | os.PathLike[str], cache: ShardCache | None = None) -> Folder:
+    """A path, or a URL with the cache for it (the default one unless given).
+
+    Raises:
+        ConfigError: a command, or a URL of a protocol that is not known.
+    """
+    name = os.fspath(location)
+    if name.startswith("pipe:"):
+        raise ConfigError(f"'{name}': pipe: would run a command, and nothing in data may; give a folder or a URL")
+    return RemoteFolder(name, cache or ShardCache()) if "://" in name else Path(name)
+
+
+def local_folder(location: str | os.PathLike[str]) -> Path:
+    """A path, for what is not done from afar.
+
+    Raises:
+        ConfigError: a URL or a command.
+    """
+    name = os.fspath(location)
+    if "://" in name or name.startswith("pipe:"):
+        raise ConfigError(f"'{name}': a folder on this disk is needed here, no URL and no command; copy the shards")
+    return Path(name)
+
+
+def read_top(folder: Folder, name: str) -> bytes:
+    """The manifest's own file; of a URL always fetched."""
+    if isinstance(folder, RemoteFolder):
+        return folder.read(name)
+    try:
+        return (folder / name).read_bytes()
+    except FileNotFoundError:
+        if not folder.is_dir():
+            raise DataError(f"folder '{folder}': no such folder") from None
+        raise DataError(
+            f"folder '{folder}': no {name}; `mmdata index {folder}` makes one for WebDataset tars"
+        ) from None
+
+
+def with_file(folder: Folder, name: str, sha256: str, use: Callable[[Path], T], *, kind: str) -> T:
+    """`use` of the path of a file beside the manifest; `kind` says what it is, for messages.
+
+    Raises:
+        DataError: there is none.
+    """
+    if isinstance(folder, RemoteFolder):
+        return folder.with_file(name, sha256, use)
+    try:
+        return use(folder / name)
+    except FileNotFoundError:
+        raise DataError(f"{kind} '{folder / name}': no such file, and the manifest names it; {REMAKE}") from None
+
+
+def shard_path(folder: Folder, location: str, entry: ShardEntry) -> Path:
+    """Path of a tar; of a URL, that in the cache, fetched first: it may be removed at any time."""
+    if isinstance(folder, RemoteFolder):
+        os.close(open_shard(folder, location, entry))
+        return folder.cache.path(entry.sha256)
+    return folder / location / entry.name
+
+
+def shard_place(folder: Folder, location: str, entry: ShardEntry) -> str:
+    """Path or URL of a tar, for messages."""
+    if isinstance(folder, RemoteFolder):
+        return folder.place(location, entry.name)
+    return str(folder / location / entry.name)
+
+
+def open_shard(folder: Folder, location: str, entry: ShardEntry, stop: Event | None = None) -> int:
+    """A descriptor of a tar, which the caller closes; of a URL it is fetched where it is not in the cache.
+
+    Raises:
+        FileNotFoundError: there is none on this disk.
+        DataError, ConfigError, Interrupted: see `mmdata.shards.cache.ShardCache.open`.
+    """
+    if isinstance(folder, RemoteFolder):
+        return folder.open_file(location, entry.name, sha256=entry.sha256, size=entry.bytes, stop=stop)
+    return os.open(folder / location / entry.name, os.O_RDONLY)

@@ -1,0 +1,246 @@
+"""A folder of shards behind a URL. What is read of it is fetched whole, with fsspec, into a `ShardCache`.
+
+A request asks for a range of a file. One that fails is repeated after a while, from where the last one ended; what
+waiting cannot mend (no such file, no credentials) is an error at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import fsspec
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_when_event_set, wait_random_exponential
+from tenacity.nap import sleep_using_event
+
+from mmdata.errors import ConfigError, DataError
+from mmdata.shards.cache import Interrupted, Remote, ShardCache
+
+ATTEMPTS = 8
+"""Requests for the same range, before it is an error: about a minute of waiting."""
+WAIT_S = 0.5
+"""Longest wait before the second request; it doubles with each, up to MAX_WAIT_S, and a random part of it is waited."""
+MAX_WAIT_S = 30
+CHUNK_BYTES = 8 * 2**20
+"""Bytes of a request."""
+_CONNECT_S, _SILENCE_S = 30, 60
+_OPENS = 8  # times that a file may vanish between being fetched and being opened
+
+_DENIED = {401, 403, 407}
+_FINAL = {400, 404, 405, 410, 416, 501}  # statuses that another request will not change
+_NO_CREDENTIALS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "DefaultCredentialsError",
+    "RefreshError",
+    "GatedRepoError",
+}
+"""Exceptions of botocore, google.auth and huggingface_hub, which are not imported to name them."""
+
+T = TypeVar("T")
+
+
+class RemoteFolder:
+    """A folder behind a URL. Safe to share between threads, and with forked processes.
+
+    Args:
+        url: http(s), s3, gs, hf, file, or what else fsspec opens; a query is kept behind the name of each file.
+        cache: where files are kept.
+
+    Raises:
+        ConfigError: a chain of protocols, or one that fsspec does not know.
+    """
+
+    def __init__(self, url: str, cache: ShardCache) -> None:
+        if "::" in url:
+            raise ConfigError(f"'{display_name(url)}': a chain of protocols is not followed; give one URL")
+        self.url = url
+        self.cache = cache
+        self._lock = Lock()
+        self._opened: tuple[int, Any] | None = None
+        self._file_system()
+
+    def __str__(self) -> str:
+        return display_name(self.url).rstrip("/")
+
+    def read(self, name: str) -> bytes:
+        """A small file, past the cache."""
+        return self._request(self._place(".", name), None, None, Event())
+
+    def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:
+        """`use` of the path of a small file of this hash, in the cache.
+
+        Raises:
+            DataError: `use` raises it, also of a file fetched anew; or the file has another hash.
+        """
+        url = self._place(".", name)
+        damaged: DataError | None = None
+        for _ in range(_OPENS):
+            path = self.cache.path(sha256)
+            if not self.cache.touch(sha256):
+                os.close(self._keep_small(url, sha256))
+            try:
+                return use(path)
+            except FileNotFoundError:  # another process needed the room
+                continue
+            except DataError as error:
+                if damaged is not None or hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
+                    raise
+                damaged = error
+                self.cache.remove(sha256)
+        raise ConfigError(
+            f"'{display_name(url)}': removed from the cache '{self.cache.folder}' as soon as it is fetched; "
+            f"set data.cache_gb to more"
+        )
+
+    def open_file(self, location: str, name: str, *, sha256: str, size: int, stop: Event | None = None) -> int:
+        """A descriptor of a file, whole; fetched where it is not in the cache. See `ShardCache.open`."""
+        url = self._place(location, name)
+        chunks = partial(self._chunks, url, size, stop or Event())
+        return self.cache.open(Remote(display_name(url), sha256, size, chunks), stop)
+
+    def place(self, location: str, name: str) -> str:
+        """URL of a file, for messages."""
+        return display_name(self._place(location, name))
+
+    def _keep_small(self, url: str, sha256: str) -> int:
+        data = self._request(url, None, None, Event())
+
+        def rest(offset: int) -> Iterator[bytes]:
+            return iter([data[offset:]])
+
+        return self.cache.open(Remote(display_name(url), sha256, len(data), rest))
+
+    def _place(self, location: str, name: str) -> str:
+        """URL of a file of a folder that is given relative to this one."""
+        protocol, _, path = self.url.partition("://")
+        path, question, query = path.partition("?") if protocol in ("http", "https") else (path, "", "")
+        root, _, inside = path.partition("/")  # host or bucket; nothing for file:///
+        if protocol in ("http", "https"):
+            location, name = quote(location), quote(name)
+        whole = posixpath.normpath(posixpath.join(inside, location, name))
+        if posixpath.isabs(location) or whole.startswith("../"):
+            raise DataError(f"'{self}': its tars lie in '{location}', which leads out of '{protocol}://{root}'")
+        return f"{protocol}://{root}/{whole}{question}{query}"
+
+    def _chunks(self, url: str, size: int, stop: Event, offset: int) -> Iterator[bytes]:
+        while offset < size:
+            end = min(offset + CHUNK_BYTES, size)
+            data = self._request(url, offset, end, stop)
+            if len(data) == size > end - offset:  # the server knows no ranges, and sent the whole
+                data = data[offset:]
+            elif not 0 < len(data) <= end - offset:
+                raise DataError(
+                    f"'{display_name(url)}': {len(data)} bytes came for bytes {offset} to {end} of {size}: the file "
+                    "changed since it was indexed; index it anew, or put back the file that was indexed"
+                )
+            yield data
+            offset += len(data)
+
+    def _request(self, url: str, start: int | None, end: int | None, stop: Event) -> bytes:
+        """Bytes of a file, asked for until they come.
+
+        Raises:
+            DataError: no such file, or the budget of requests is spent.
+            ConfigError: credentials are missing or not accepted.
+            Interrupted: `stop` was set.
+        """
+        retrying = Retrying(
+            stop=stop_after_attempt(ATTEMPTS) | stop_when_event_set(stop),
+            wait=wait_random_exponential(multiplier=WAIT_S, max=MAX_WAIT_S),
+            retry=retry_if_exception(_may_pass),
+            sleep=sleep_using_event(stop),
+            reraise=True,
+        )
+        file_system = self._file_system()
+        try:
+            return retrying(file_system.cat_file, url, start=start, end=end)
+        except Exception as error:
+            if stop.is_set():
+                raise Interrupted(display_name(url)) from error
+            raise _explained(error, display_name(url), start, retrying.statistics["attempt_number"]) from error
+
+    def _file_system(self) -> Any:
+        """fsspec's; one for each process, as its threads do not outlive a fork."""
+        with self._lock:
+            if self._opened is None or self._opened[0] != os.getpid():
+                protocol = self.url.partition("://")[0]
+                try:
+                    self._opened = (os.getpid(), fsspec.filesystem(protocol, **request_options(self.url)))
+                except (ImportError, ValueError) as error:
+                    raise ConfigError(
+                        f"'{self}': {error}; `pip install mmdata[remote]` brings s3 and gs, http and https are always "
+                        "there, and other protocols need their package of fsspec"
+                    ) from error
+            return self._opened[1]
+
+
+def request_options(url: str) -> dict[str, Any]:
+    """Options of fsspec for a URL. Over HTTP a request may take as long as bytes arrive (the customary limit is 5
+    minutes in all), and bytes come as they lie there, so that a range of them is one of the file."""
+    if not url.startswith(("http://", "https://")):
+        return {}
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+    return {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"timeout": timeout}}
+
+
+def display_name(url: str) -> str:
+    """A file's name for messages and ledgers, without the password or signature that a URL may carry."""
+    if "://" not in url:
+        return url
+    head, _, _ = url.partition("?")
+    login = urlsplit(head).netloc.rpartition("@")[0]
+    return head.replace(f"{login}@", "", 1) if login else head
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status in an exception of aiohttp, botocore, gcsfs or huggingface_hub; None where there is none."""
+    response = getattr(error, "response", None)
+    inside = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
+    found = [
+        getattr(error, "status", None),
+        getattr(error, "code", None),
+        getattr(response, "status_code", None),
+        inside,
+    ]
+    numbers = [int(str(value)) for value in found if str(value).isdecimal()]
+    return numbers[0] if numbers else None
+
+
+def _denied(error: BaseException) -> bool:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, PermissionError) or bool(names & _NO_CREDENTIALS) or _status(error) in _DENIED
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same request may be answered later."""
+    final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, NotImplementedError, ImportError)
+    return not (
+        not isinstance(error, Exception) or isinstance(error, final) or _denied(error) or _status(error) in _FINAL
+    )
+
+
+def _explained(error: Exception, name: str, start: int | None, attempts: int) -> Exception:
+    cause = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
+    if _denied(error):
+        return ConfigError(
+            f"'{name}': access denied ({cause}); give the credentials that this protocol takes from the environment "
+            "(AWS_PROFILE or AWS_ACCESS_KEY_ID for s3, GOOGLE_APPLICATION_CREDENTIALS for gs, HF_TOKEN for hf)"
+        )
+    if isinstance(error, FileNotFoundError) or _status(error) in (404, 410):
+        return DataError(f"'{name}': no such file; upload it, or correct the URL")
+    if _status(error) == 416:
+        return DataError(f"'{name}': ends before byte {start}: shorter than indexed; upload it again, or index it anew")
+    return DataError(
+        f"'{name}': cannot be fetched, {attempts} attempts from byte {start or 0} on, the last one: {cause}; "
+        "is the server up, and the network? What is fetched stays in the cache: start again when it is"
+    )
