@@ -7,21 +7,20 @@ nothing here reads an image. Every row is in an epoch once, or as often as the m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import Bucket, BucketPolicy
-from mmdata.plan.feed import Feed, count_arrivals
-from mmdata.plan.groups import cover_table
+from mmdata.plan.feed import Feed
 from mmdata.plan.lanes import Window, passes_of, rows_of
 from mmdata.plan.mixture import Mixture, Source, Stream
 from mmdata.plan.rows import Rows, fingerprint_policy
 from mmdata.plan.schedule import Schedule
 from mmdata.plan.supply import Order, Supply
 from mmdata.plan.unique import HashesOf, exchange
+from mmdata.plan.units import Units
 from mmdata.seeding import Purpose, random_raw
 
 WINDOW_ROWS = 2**20
@@ -104,14 +103,15 @@ class Plan:
                 f"groups: of_rows has {len(groups.of_rows)} entries for {self.num_rows} rows; give one a row"
             )
         self.batch_sizes = _batch_sizes(policy, global_batch_size)
-        self.order = Order(seed, shuffle)
+        self._order = Order(seed, shuffle)
+        self._units = Units(rows, policy, self.mixture, self._order)
         self._supply = Supply(
             rows.starts,
             self.mixture,
             batch_sizes=self.batch_sizes,
             num_lanes=num_lanes,
             window_rows=window_rows,
-            order=self.order,
+            order=self._order,
         )
         self._schedules: dict[int, tuple[list[list[Window]], Schedule]] = {}
 
@@ -153,7 +153,7 @@ class Plan:
         windows, schedule = self._schedule(epoch)
         begin = schedule.round_of(start)
         numbers = range(first * streams, last * streams)
-        feeds = [Feed(self, epoch, windows[number], schedule, number).at(begin) for number in numbers]
+        feeds = [Feed(self._units, epoch, windows[number], schedule, number).at(begin) for number in numbers]
         for round_ in range(begin, len(schedule.merged)):
             parts = [feed.round(round_) for feed in feeds]
             merged = [batch.bucket for batch in schedule.merged[round_]]
@@ -162,7 +162,7 @@ class Plan:
             if self.mixture.unique:
                 self._exchange(self.mixture.unique, parts, buckets, epoch, round_)
             filled = sum(batch.filled for batch in schedule.merged[round_])  # they stay the last
-            order = self.order(len(buckets) - filled, epoch, Purpose.BATCH_ORDER, round_)
+            order = self._order(len(buckets) - filled, epoch, Purpose.BATCH_ORDER, round_)
             order = np.concatenate([order, np.arange(len(order), len(buckets))])
             number = max(start, int(schedule.first_step[round_]))
             for position in order[number - int(schedule.first_step[round_]) :].tolist():
@@ -194,11 +194,6 @@ class Plan:
                 )
             rank_slice(size, rank, world_size)
 
-    @cached_property
-    def covers(self) -> Ints:
-        """`cover_table` of the policy's buckets."""
-        return cover_table(self.policy.buckets)
-
     def _lay_out(self, parts: list[Ints]) -> Ints:
         """A global batch, lane after lane; in a lane the streams are strewn evenly, so that ranks get equal shares."""
         streams = len(self.mixture.streams)
@@ -227,7 +222,7 @@ class Plan:
         """The windows of each feed, and the schedule; kept for the epoch asked last."""
         if epoch not in self._schedules:
             windows = self._supply.windows(epoch)
-            arrived = count_arrivals(self, epoch, windows)
+            arrived = self._units.arrivals(windows, epoch)
             self._schedules = {epoch: (windows, Schedule(arrived, self.policy.buckets, self._supply.parts))}
         return self._schedules[epoch]
 

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import Bucket
-from mmdata.plan.feed import shapes_of
 from mmdata.plan.lanes import uses_of
 from mmdata.plan.plan import Plan, rank_slice
 from mmdata.plan.unique import HashesOf, count_duplicates
+from mmdata.plan.units import shapes_of
 
 
 @dataclass
