@@ -16,7 +16,7 @@ class SourceConfig(Settings):
     """One dataset of a mixture: all have a weight, or all have a repeat."""
 
     shards: Location
-    """Folder with shards and a manifest."""
+    """Folder or URL with shards and a manifest."""
     weight: Positive | None = None
     """Share of every batch, to the row. The first dataset is passed over once an epoch, the others are cycled."""
     repeat: Annotated[float, Field(gt=0.0)] | None = None
@@ -46,7 +46,7 @@ class DataConfig(Settings):
     """What is loaded, and in which batches."""
 
     shards: Location | Annotated[list[SourceConfig], Field(min_length=1)]
-    """Folder with shards and a manifest (`mmdata convert` or `mmdata index` makes it), or a mixture of several."""
+    """Folder or URL with shards and a manifest (`mmdata convert` or `mmdata index` makes it), or a mixture."""
     val_shards: Location | None = None
     """Shards to evaluate on, with the same tokenizer and image size."""
     tokenizer: Location
@@ -85,6 +85,10 @@ class DataConfig(Settings):
     """Share of the image's area that a training crop keeps (min, max)."""
     shuffle: bool = True
     seed: Integer = 0
+    cache_dir: Location | None = None
+    """Folder for shards behind URLs, shared by all processes; default: mmdata/shards in the user's folder of caches."""
+    cache_gb: Annotated[float, Field(gt=0.0)] = 100.0
+    """Gigabytes (10⁹ bytes) that folder may hold; those used least recently make room."""
     num_workers: Count = 2
     """Worker threads; 0 loads in the caller's thread."""
     prefetch: Positive = 2

@@ -24,11 +24,12 @@ from rich.console import Console
 from rich.progress import Progress, track
 from torch import Tensor
 
-from mmdata import Batch, Config, DataConfig, Index, Loader, load_config
+from mmdata import Batch, Config, DataConfig, Loader, load_config
 from mmdata.atomic import write_whole
 from mmdata.cli import run
-from mmdata.config import once_in_order, sources
+from mmdata.config import once_in_order
 from mmdata.errors import ConfigError, DataError
+from mmdata.loader.planning import open_index
 from mmdata.settings import parse
 from mmdata.train import DualEncoder, distributed
 from mmdata.train.checkpoint import find_checkpoint, load_checkpoint, load_weights
@@ -36,7 +37,10 @@ from mmdata.train.loop import AUTOCAST
 from mmdata.train.neighbours import embed_rows, group_neighbours, mean_similarity
 from mmdata.transform.text import Tokenizer
 
-WHICH_ROWS = ("shards", "limit", "global_batch_size", "num_workers", "prefetch", "max_bad_share")
+WHICH_ROWS = (
+    *("shards", "limit", "global_batch_size"),
+    *("cache_dir", "cache_gb", "num_workers", "prefetch", "max_bad_share"),
+)
 """Settings of `data` that are not the run's but the config's: which rows, and who does the work."""
 
 
@@ -44,7 +48,7 @@ def main() -> int:
     """Embed, group, write the file, say what to put into a config."""
     options = parse_arguments()
     data = load_config(options.config, options.overrides).data
-    index = Index.open([source.shards for source in sources(data)])
+    index = open_index(data)
     check(options, len(index))
     device = distributed.init(options.device)
     if distributed.world_size() > 1:

@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mmdata import cli
-from mmdata.config import load_config, sources
-from mmdata.loader.planning import build_plan
+from mmdata.config import load_config
+from mmdata.loader.planning import build_plan, open_index
 from mmdata.plan import IndexRows, summarize
-from mmdata.shards import Index
 from mmdata.transform.text import Tokenizer
 
 
@@ -33,7 +32,7 @@ def main() -> int:
 
     data = load_config(arguments.config, arguments.overrides).data
     tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
-    index = Index.open([source.shards for source in sources(data)])
+    index = open_index(data)
     plan = build_plan(data, index, tokenizer, count_lengths=True)
     rows = plan.rows
     assert isinstance(rows, IndexRows)

@@ -57,7 +57,7 @@ class FetchAhead:
         self._store = store
         self._room = min(cache.max_bytes for cache in index.caches) // 2  # bytes
         self._changed = threading.Condition()
-        self._closed = False
+        self._stop = threading.Event()
         self._ended = False
         self._error: Exception | None = None  # what the plan raised
         self._ready: deque[Task] = deque()
@@ -90,9 +90,9 @@ class FetchAhead:
             yield task
 
     def close(self) -> None:
-        """Ask for nothing more; what is being fetched may still come."""
+        """Ask for nothing more, and leave what is being fetched."""
+        self._stop.set()
         with self._changed:
-            self._closed = True
             self._changed.notify_all()
 
     def _shards(self, task: Task) -> list[int]:
@@ -102,13 +102,13 @@ class FetchAhead:
         try:
             for number, task in enumerate(self._tasks):
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closed or self._rows < MAX_ROWS)
+                    self._changed.wait_for(lambda: self._stop.is_set() or self._rows < MAX_ROWS)
                     self._ready.append(task)
                     self._rows += len(task.rows)
                     self._changed.notify_all()
                 for shard in self._shards(task):
                     self._ask_for(shard, number)
-                if self._closed:
+                if self._stop.is_set():
                     return
         except Exception as error:
             self._error = error
@@ -130,7 +130,7 @@ class FetchAhead:
         with self._changed:
             self._changed.wait_for(
                 lambda: (
-                    self._closed
+                    self._stop.is_set()
                     or number < self._taken  # a worker waits for it already
                     or not self._unused
                     or sum(self._unused.values()) + size <= self._room
@@ -142,10 +142,8 @@ class FetchAhead:
 
     def _fetch(self) -> None:
         while (shard := self._wanted.get()) is not None:
-            if self._closed:
-                continue
             try:
-                self._store.fetch(shard)
+                self._store.fetch(shard, self._stop)
             except Exception as error:
                 logger.debug("shard %d was not fetched ahead: %s", shard, error)
 

@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.config import DataConfig
+from mmdata.config import DataConfig, sources
 from mmdata.errors import BadSample, DataError
+from mmdata.loader.ahead import warn_of_small_cache
 from mmdata.loader.mixing import build_mixture
 from mmdata.plan import (
     BucketPolicy,
@@ -24,7 +25,8 @@ from mmdata.plan import (
     choose_lengths_by_shape,
 )
 from mmdata.plan.buckets import nearest_shapes
-from mmdata.shards import Index, ShardStore, captions_of
+from mmdata.shards import Index, ShardCache, ShardStore, captions_of
+from mmdata.shards.cache import GB
 from mmdata.shards.columns import hash64
 from mmdata.shards.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
 from mmdata.transform.text import Tokenizer
@@ -35,6 +37,14 @@ CHUNK_ROWS = 4096
 
 Lengths = Literal["index"] | CaptionTokens | None
 """Where caption lengths come from: the index, or counted anew; None where no policy asks for them."""
+
+
+def open_index(data: DataConfig) -> Index:
+    """The index of the shards that a section `data` names, with its cache for those behind URLs."""
+    cache = ShardCache(data.cache_dir, max_bytes=int(data.cache_gb * GB))
+    index = Index.open([source.shards for source in sources(data)], cache=cache)
+    warn_of_small_cache(index, data.window_rows)
+    return index
 
 
 def build_plan(data: DataConfig, index: Index, tokenizer: Tokenizer, *, count_lengths: bool = False) -> Plan:
@@ -197,8 +207,8 @@ def _count_chunk(index: Index, store: ShardStore, tokenizer: Tokenizer, start: i
             found = []
         if [hash64(caption.encode()) for caption in found] != hashes[offsets[i] : offsets[i + 1]].tolist():
             raise DataError(
-                f"shard '{index.shard_path(shard)}', sample '{index.keys(rows[i : i + 1])[0]}': the caption is not the "
-                "one that was indexed; `mmdata verify` says what changed: fetch the shard again, or index it anew"
+                f"shard '{index.shard_place(shard)}', sample '{index.keys(rows[i : i + 1])[0]}': the caption is not "
+                "the one that was indexed; `mmdata verify` says what changed: fetch the shard again, or index it anew"
             )
         captions += found
     return np.asarray(tokenizer.count(captions), np.int32)

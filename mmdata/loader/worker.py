@@ -1,4 +1,4 @@
-"""What a worker does: one call makes one rank's part of one step, its members read by offset from mapped shards."""
+"""What a worker does: one call makes one rank's part of one step, its members read by offset from shards."""
 
 from __future__ import annotations
 
@@ -105,6 +105,6 @@ class IndexSamples:
         """Of the chosen captions, int64 (n,)."""
         return self._hashes[self._hash_offsets[:-1] + self._chosen]
 
-    def _read(self, i: int, kind: str) -> memoryview:
+    def _read(self, i: int, kind: str) -> bytes:
         offset, size = int(self._columns[f"{kind}_offset"][i]), int(self._columns[f"{kind}_bytes"][i])
         return self._store.read(int(self._shards[i]), offset, size)

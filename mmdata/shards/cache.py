@@ -96,13 +96,13 @@ class ShardCache:
         self._check_fits(remote)
         stop = stop or Event()
         try:
-            while True:
+            while not stop.is_set():
                 if (whole := self._open_whole(remote)) is not None:
                     return whole
                 if (part := self._claim(remote)) is not None:
                     return self._fetch(remote, part, stop)
-                if stop.wait(POLL_S):
-                    raise Interrupted(remote.name)
+                stop.wait(POLL_S)
+            raise Interrupted(remote.name)
         except OSError as error:
             raise ConfigError(
                 f"cache folder '{self.folder}': {error.strerror or error}, for '{remote.name}' ({remote.bytes:,} B); "

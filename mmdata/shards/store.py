@@ -53,8 +53,8 @@ class ShardStore:
         part, local = self._index.manifest.part(shard)
         return not isinstance(part.folder, RemoteFolder) or part.folder.cache.touch(part.entry(local).sha256)
 
-    def fetch(self, shard: int) -> None:
-        """Bring a shard into the cache; returns at once where it is there, or when fetches are stopped.
+    def fetch(self, shard: int, stop: Event) -> None:
+        """Bring a shard into the cache; returns at once where it is there, and when `stop` is set.
 
         Raises:
             DataError, ConfigError: it cannot be fetched.
@@ -62,10 +62,10 @@ class ShardStore:
         part, local = self._index.manifest.part(shard)
         if isinstance(part.folder, RemoteFolder):
             with suppress(Interrupted):
-                os.close(part.open_shard(local, self._stop))
+                os.close(part.open_shard(local, stop))
 
     def stop_fetching(self) -> None:
-        """End fetches that are under way; reads that wait for them raise Interrupted. Later ones are not touched."""
+        """Reads that wait for a shard to be fetched raise Interrupted; later ones are not touched."""
         self._stop.set()
         self._stop = Event()
 
