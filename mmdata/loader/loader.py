@@ -15,17 +15,17 @@ from time import perf_counter
 from typing import Any
 
 from mmdata.batch import Batch
-from mmdata.config import Config, DataConfig, load_config
+from mmdata.config import Config, DataConfig, load_config, sources
 from mmdata.errors import ConfigError
-from mmdata.loader.ahead import fetch_ahead
 from mmdata.loader.assemble import Made, Task, worker_threads
 from mmdata.loader.ledger import Ledger, LedgerEntry
 from mmdata.loader.mixing import needs_hashes
-from mmdata.loader.planning import build_plan, open_index
+from mmdata.loader.planning import build_plan
 from mmdata.loader.stats import Stats
 from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
 from mmdata.settings import parse
+from mmdata.shards import Index
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
 
@@ -101,7 +101,7 @@ class Loader:
             DataError: the shards have no index, or are not those that were indexed.
         """
         data = data_config(config)
-        index = open_index(data)
+        index = Index.open([source.shards for source in sources(data)])
         tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
         transform = PixelTransform.from_config(data)
         return cls(
@@ -175,9 +175,14 @@ class Loader:
                 is none that `state_dict` gives.
         """
         identity = self.plan.identity()
-        saved = state.get("plan", {})
-        if changed := [key for key in identity if saved.get(key) != identity[key]]:
-            listed = ", ".join(f"{key} was {saved.get(key)!r} and is {identity[key]!r}" for key in changed)
+        saved = state.get("plan") or {}
+        if untold := [key for key in identity if key not in saved]:
+            raise ConfigError(
+                f"this loader state does not say {', '.join(untold)} of its plan: this version's loader did not "
+                "write it; resume with the one that did, or start anew"
+            )
+        if changed := [key for key in identity if saved[key] != identity[key]]:
+            listed = ", ".join(f"{key} was {saved[key]!r} and is {identity[key]!r}" for key in changed)
             raise ConfigError(
                 f"this loader state belongs to another plan: {listed}; resume with the settings and shards "
                 "it was saved with, or start anew"
@@ -216,9 +221,8 @@ class Loader:
         self._epoch, self._yielded = self._epoch + 1, 0
 
     def _tasks(self, epoch: int, start: int) -> Iterator[Task]:
-        steps = self.plan.steps(epoch, start=start, rank=self._rank, world_size=self._world_size)
-        tasks = (Task(epoch, step.number, step.bucket, step.rows, step.passes) for step in steps)
-        return fetch_ahead(tasks, self.index, self._worker.store)
+        for step in self.plan.steps(epoch, start=start, rank=self._rank, world_size=self._world_size):
+            yield Task(epoch, step.number, step.bucket, step.rows, step.passes)
 
     def _make_ahead(self, tasks: Iterator[Task]) -> Iterator[Made]:
         """Batches in the order of the tasks; at most num_workers × prefetch are ready or being made."""
@@ -226,7 +230,7 @@ class Loader:
             for task in tasks:
                 yield self._timed(partial(self._worker.make, task))
             return
-        pool, current = worker_threads(self._num_workers), self._current
+        pool = worker_threads(self._num_workers)
         ahead: deque[Future[Made]] = deque()
         try:
             for task in tasks:
@@ -236,8 +240,6 @@ class Loader:
             while ahead:
                 yield self._timed(ahead.popleft().result)
         finally:
-            if self._current is current:  # a newer iteration keeps what it waits for
-                self._worker.store.stop_fetching()
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _timed(self, wait: Callable[[], Made]) -> Made:

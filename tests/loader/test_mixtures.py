@@ -179,6 +179,21 @@ def test_state_of_another_mixture_is_refused(corpus, labelled: Path, changes: di
         corpus.loader(shards=str(labelled), **changes).load_state_dict(state)
 
 
+def test_state_from_before_there_were_mixtures_is_refused(corpus):
+    state = corpus.loader().state_dict()
+    del state["plan"]["mixture"]
+    with pytest.raises(
+        ConfigError, match="does not say mixture of its plan: this version's loader did not write it; resume"
+    ):
+        corpus.loader().load_state_dict(state)
+
+
+def test_state_of_many_datasets_is_under_1_kb(corpus, second: Path, labelled: Path):
+    folders = [corpus.settings["shards"], str(second), str(labelled)]
+    shards = [{"shards": folder, "repeat": 1 + 0.1 * i} for i, folder in enumerate(folders)]
+    assert len(json.dumps(corpus.loader(shards=shards).state_dict())) < 300
+
+
 def test_weights_changed_are_another_mixture(corpus, second: Path):
     state = corpus.loader(shards=weighted(corpus, second)).state_dict()
     changed = [{**source, "weight": 1} for source in weighted(corpus, second)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mmdata.plan import Bucket, BucketCount, LengthAspectPolicy, Plan, summarize
+from mmdata.plan.summary import same_shard_lift
 
 
 def test_summary_of_a_small_plan(fake_rows):
@@ -32,3 +33,27 @@ def test_summary_counts_the_masked_places_and_every_row(fake_rows):
         assert summary.masked == 1
         assert sum(count.rows for count in summary.buckets.values()) == 103
         assert sum(count.tokens for count in summary.buckets.values()) == rows.lengths[epoch].sum()
+
+
+def test_same_shard_lift_is_the_number_of_shards_where_batches_are_of_one_shard():
+    starts = np.array([0, 50, 100, 100, 150])  # three shards of fifty rows, and an empty one
+    of_one_shard = np.arange(150).reshape(15, 10)
+    assert same_shard_lift(of_one_shard, starts) == pytest.approx(149 / 49)
+    assert same_shard_lift([np.arange(150)], starts) == 1.0  # all rows: as often as in any order
+    assert same_shard_lift(np.arange(150).reshape(3, 50).T, starts) == 0.0
+    assert same_shard_lift([np.array([7])], starts) == 1.0  # no two rows meet
+
+
+def test_summary_says_which_rank_reads_which_shards(fake_rows):
+    rows = fake_rows([4, 4, 4, 4])
+    plan = Plan(rows, LengthAspectPolicy([77], [(64, 64)]), global_batch_size=4, num_lanes=2)
+    touched = summarize(plan, world_size=2).touched
+    assert touched.shape == (2, 4)
+    assert touched.sum(axis=0).tolist() == [1, 1, 1, 1]
+    assert touched.sum(axis=1).tolist() == [2, 2]
+    assert summarize(plan).touched.all()
+
+
+def test_summary_counts_rows_in_a_bucket_of_another_length(fake_rows):
+    plan = Plan(fake_rows([4], [3, 3, 3, 9]), LengthAspectPolicy([4, 10], [(64, 64)]), global_batch_size=2)
+    assert summarize(plan).merged == 1
