@@ -15,17 +15,17 @@ from time import perf_counter
 from typing import Any
 
 from mmdata.batch import Batch
-from mmdata.config import Config, DataConfig, load_config, sources
+from mmdata.config import Config, DataConfig, load_config
 from mmdata.errors import ConfigError
+from mmdata.loader.ahead import fetch_ahead
 from mmdata.loader.assemble import Made, Task, worker_threads
 from mmdata.loader.ledger import Ledger, LedgerEntry
 from mmdata.loader.mixing import needs_hashes
-from mmdata.loader.planning import build_plan
+from mmdata.loader.planning import build_plan, open_index
 from mmdata.loader.stats import Stats
 from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
 from mmdata.settings import parse
-from mmdata.shards import Index
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
 
@@ -101,7 +101,7 @@ class Loader:
             DataError: the shards have no index, or are not those that were indexed.
         """
         data = data_config(config)
-        index = Index.open([source.shards for source in sources(data)])
+        index = open_index(data)
         tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
         transform = PixelTransform.from_config(data)
         return cls(
@@ -221,8 +221,9 @@ class Loader:
         self._epoch, self._yielded = self._epoch + 1, 0
 
     def _tasks(self, epoch: int, start: int) -> Iterator[Task]:
-        for step in self.plan.steps(epoch, start=start, rank=self._rank, world_size=self._world_size):
-            yield Task(epoch, step.number, step.bucket, step.rows, step.passes)
+        steps = self.plan.steps(epoch, start=start, rank=self._rank, world_size=self._world_size)
+        tasks = (Task(epoch, step.number, step.bucket, step.rows, step.passes) for step in steps)
+        return fetch_ahead(tasks, self.index, self._worker.store)
 
     def _make_ahead(self, tasks: Iterator[Task]) -> Iterator[Made]:
         """Batches in the order of the tasks; at most num_workers × prefetch are ready or being made."""
@@ -230,7 +231,7 @@ class Loader:
             for task in tasks:
                 yield self._timed(partial(self._worker.make, task))
             return
-        pool = worker_threads(self._num_workers)
+        pool, current = worker_threads(self._num_workers), self._current
         ahead: deque[Future[Made]] = deque()
         try:
             for task in tasks:
@@ -240,6 +241,8 @@ class Loader:
             while ahead:
                 yield self._timed(ahead.popleft().result)
         finally:
+            if self._current is current:  # a newer iteration keeps what it waits for
+                self._worker.store.stop_fetching()
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _timed(self, wait: Callable[[], Made]) -> Made:

@@ -462,7 +462,7 @@ def test_loader_takes_a_file_a_dictionary_a_section_or_settings(corpus: Corpus, 
         ({"transform": "trian"}, ConfigError, r"transform 'trian': expected train, eval, or 'module:callable'"),
         ({"shards": "/none"}, DataError, r"folder '/none': no such folder"),
         ({"shards": "/"}, DataError, r"folder '/': no manifest\.json; `mmdata index /` makes one"),
-        ({"shards": "https://host/x"}, ConfigError, r"'https://host/x': only local folders have an index"),
+        ({"shards": "pipe:cat x"}, ConfigError, r"'pipe:cat x': pipe: would run a command, and nothing in data may"),
     ],
 )
 def test_loader_refuses_settings(corpus: Corpus, changes: dict[str, Any], error: type[Exception], message: str):
