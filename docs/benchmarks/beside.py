@@ -1,0 +1,63 @@
+"""What a loader takes from a training loop beside it: many small operations, as kernel launches are, with and without.
+
+PYTHONPATH=. python docs/benchmarks/beside.py photos          # after docs/benchmarks/loading.py make
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from statistics import median
+from threading import Thread
+
+import torch
+
+from docs.benchmarks.loading import HOME, LENGTH
+from mmdata import Loader
+
+
+def steps_per_s(seconds: float) -> float:
+    """Steps of 2,000 small operations, in Python, that hold the interpreter as launches of kernels do."""
+    small = torch.zeros(8)
+    done, started = 0, time.perf_counter()
+    while (spent := time.perf_counter() - started) < seconds:
+        for _ in range(2000):
+            small.add_(1.0)
+        done += 1
+    return done / spent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", choices=["photos", "shrunk", "large"])
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = {
+        "shards": str(HOME / given.workload),
+        "tokenizer": str(HOME / "tokenizer"),
+        "global_batch_size": 4096,  # one batch takes longer than a round: the workers never rest
+        "text_buckets": [LENGTH],
+        "num_workers": given.workers,
+        "prefetch": 3,
+    }
+    alone: list[float] = []
+    beside: list[float] = []
+    for _ in range(given.rounds):
+        alone.append(steps_per_s(given.seconds))
+        batches = iter(Loader.from_config(settings))
+        first = Thread(target=next, args=(batches,))  # as long as it is being made, the workers work
+        first.start()
+        beside.append(steps_per_s(given.seconds))
+        first.join()
+        batches.close()  # type: ignore[attr-defined]
+    print(
+        f"steps/s alone {median(alone):.1f}, beside {given.workers} worker(s) {median(beside):.1f}: "
+        f"{median(b / a for a, b in zip(alone, beside, strict=True)):.3f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
