@@ -155,22 +155,17 @@ class Plan:
         numbers = range(first * streams, last * streams)
         feeds = [Feed(self._units, epoch, windows[number], schedule, number).at(begin) for number in numbers]
         for round_ in range(begin, len(schedule.merged)):
+            buckets = schedule.buckets_of(round_)
             parts = [feed.round(round_) for feed in feeds]
-            merged = [batch.bucket for batch in schedule.merged[round_]]
-            due = np.repeat(np.arange(len(self.policy.buckets)), schedule.due[round_])
-            buckets = np.concatenate([due, np.asarray(merged, np.int64)])
             if self.mixture.unique:
                 self._exchange(self.mixture.unique, parts, buckets, epoch, round_)
-            filled = sum(batch.filled for batch in schedule.merged[round_])  # they stay the last
-            order = self._order(len(buckets) - filled, epoch, Purpose.BATCH_ORDER, round_)
-            order = np.concatenate([order, np.arange(len(order), len(buckets))])
+            order = self._batch_order(len(buckets), schedule.filled(round_), epoch, round_)
             number = max(start, int(schedule.first_step[round_]))
             for position in order[number - int(schedule.first_step[round_]) :].tolist():
                 bucket = int(buckets[position])
-                uses = self._lay_out([part[position] for part in parts])
                 mine = rank_slice(self.batch_sizes[bucket], rank, world_size)
-                offset = first * self.batch_sizes[bucket] // self.num_lanes
-                uses = uses[mine.start - offset : mine.stop - offset]
+                before = first * self.batch_sizes[bucket] // self.num_lanes  # rows of lanes that this rank leaves out
+                uses = self._lay_out([part[position] for part in parts])[mine.start - before : mine.stop - before]
                 yield Step(number, self.policy.buckets[bucket], rows_of(uses), passes_of(uses))
                 number += 1
 
@@ -193,6 +188,11 @@ class Plan:
                     f"{world_size}; set batch_multiple to a multiple of {world_size}"
                 )
             rank_slice(size, rank, world_size)
+
+    def _batch_order(self, count: int, filled: int, epoch: int, round_: int) -> Ints:
+        """The order of the batches of a round; those that are filled up stay the last."""
+        order = self._order(count - filled, epoch, Purpose.BATCH_ORDER, round_)
+        return np.concatenate([order, np.arange(len(order), count)])
 
     def _lay_out(self, parts: list[Ints]) -> Ints:
         """A global batch, lane after lane; in a lane the streams are strewn evenly, so that ranks get equal shares."""

@@ -79,6 +79,15 @@ class Schedule:
         """The round that brings a step."""
         return min(int(np.searchsorted(self.first_step[1:], step, side="right")), len(self.merged) - 1)
 
+    def buckets_of(self, round_: int) -> Ints:
+        """The bucket of each batch of a round: those that were due, then the merged ones."""
+        due = np.repeat(np.arange(self.due.shape[1]), self.due[round_])
+        return np.concatenate([due, np.array([batch.bucket for batch in self.merged[round_]], np.int64)])
+
+    def filled(self, round_: int) -> int:
+        """How many of its batches, the last ones, are filled up."""
+        return sum(batch.filled for batch in self.merged[round_])
+
     def carried_from(self, feed: int, round_: int) -> int:
         """The earliest round that has rows waiting in a feed when `round_` begins; `round_` itself if none has."""
         if round_ == 0:
