@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mmdata import cli
-from mmdata.config import load_config
+from mmdata.config import DataConfig, load_config
 from mmdata.loader.planning import build_plan, open_index
-from mmdata.plan import IndexRows, summarize
+from mmdata.plan import Groups, IndexRows, summarize
 from mmdata.transform.text import Tokenizer
 
 
@@ -42,24 +42,33 @@ def main() -> int:
     for name in ("text length", "image", "batch", "steps", "rows", "padding"):
         table.add_column(name, justify="right")
     for (bucket, count), batch_size in zip(summary.buckets.items(), plan.batch_sizes, strict=True):
-        padding = f"{1 - count.tokens / (count.rows * bucket.length):.1%}" if count.rows else "-"
-        counts = (f"{batch_size:,}", f"{count.steps:,}", f"{count.rows:,}")
-        table.add_row(f"{bucket.length}", bucket.image, *counts, padding)
+        if count.steps:
+            padding = f"{1 - count.tokens / (count.rows * bucket.length):.1%}"
+            counts = (f"{batch_size:,}", f"{count.steps:,}", f"{count.rows:,}")
+            table.add_row(f"{bucket.length}", bucket.image, *counts, padding)
     Console().print(table)
+    if unused := len(summary.buckets) - table.row_count:
+        print(f"shapes: {table.row_count} as above; {unused} more of the settings have no batch in this epoch")
     print(
         f"padding: {summary.padding_share:.1%} of the text positions; "
         f"{summary.padding_share_at(data.max_length):.1%} if every caption were padded to {data.max_length}"
     )
     if len(summary.sources) > 1:
-        for source, used in zip(index.sources, summary.sources, strict=True):
-            print(f"dataset '{source.folder}': {used:,} rows, {used / summary.rows:.1%} of the epoch")
+        for source, span, used in zip(index.sources, plan.mixture.sources, summary.sources, strict=True):
+            own = int(rows.starts[span.last_shard] - rows.starts[span.first_shard])
+            print(
+                f"dataset '{source.folder}': {used:,} rows, {used / summary.rows:.1%} of the epoch; "
+                f"{used / max(own, 1):.2f} passes over its {own:,}"
+            )
+    if groups := plan.mixture.groups:
+        print(f"groups: {describe_groups(groups, int(rows.starts[-1]), data.window_rows)}")
     print(f"masked: {summary.masked:,} places that no row fills; merged into another bucket: {summary.merged:,} rows")
     print(
         f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle (1 is best)"
     )
     print(
         f"duplicates: {summary.duplicates:,} rows meet their own image or caption in a batch"
-        + ("" if data.unique or not summary.duplicates else "; data.unique=true keeps them apart")
+        + (f"; {remedy(data)}" if summary.duplicates else "")
     )
     sizes = np.array([entry.bytes for entry in index.manifest])
     read = [int(sizes[shards].sum()) for shards in summary.touched]
@@ -68,6 +77,28 @@ def main() -> int:
         f"of {sizes.sum() / 1e6:,.1f} MB in all"
     )
     return 0
+
+
+def describe_groups(groups: Groups, num_rows: int, window_rows: int) -> str:
+    """How many of the first rows have others of their group beside them; at most, where windows part a group.
+
+    Of 5 rows of one label with size 4, four stand together; with 3 candidates each of the 5 has all three.
+    """
+    labels = np.asarray(groups.of_rows[:num_rows])
+    counts = np.unique(labels[labels >= 0], return_counts=True)[1]
+    most = "at most " if num_rows > window_rows else ""
+    if groups.candidates:
+        having = int(counts[counts > groups.candidates].sum())
+        return f"{most}{having:,} of {num_rows:,} rows have all {groups.candidates} candidates"
+    together = int((counts // groups.size * groups.size).sum())
+    return f"{most}{together:,} of {num_rows:,} rows stand in whole groups of {groups.size}"
+
+
+def remedy(data: DataConfig) -> str:
+    """What can be done about duplicates that meet in a batch."""
+    if data.unique or data.groups or data.num_lanes > 1:
+        return "train.mask_false_negatives=true makes them no negatives"
+    return "data.unique=true keeps them apart where other batches have room"
 
 
 if __name__ == "__main__":

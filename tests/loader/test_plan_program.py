@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import yaml
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -48,7 +50,33 @@ def test_plan_program_says_what_each_dataset_gives(corpus, tmp_path: Path):
     shards = [{"shards": corpus.settings["shards"]}, {"shards": str(tmp_path / "few"), "repeat": 10}]
     said = plan(tmp_path, {**corpus.settings, "shards": shards, "text_buckets": [32], "global_batch_size": 20})
     assert "100 rows in 5 steps" in said
-    assert re.search(r"dataset '\S+/shards': 50 rows, 50.0% of the epoch\ndataset '\S+/few': 50 rows, 50.0%", said)
+    assert re.search(r"dataset '\S+/shards': 50 rows, 50.0% of the epoch; 1.00 passes over its 50\n", said)
+    assert re.search(r"dataset '\S+/few': 50 rows, 50.0% of the epoch; 10.00 passes over its 5\n", said)
     assert re.search(
         r"duplicates: [1-9]\d* rows meet their own image or caption in a batch; data.unique=true keeps", said
     )
+    kept = plan(
+        tmp_path, {**corpus.settings, "shards": shards, "text_buckets": [32], "global_batch_size": 20, "unique": True}
+    )
+    assert re.search(r"duplicates: [1-9]\d* rows meet .*; train.mask_false_negatives=true makes them no neg", kept)
+
+
+@pytest.mark.parametrize(
+    ("groups", "told"),
+    [
+        ({"size": 5}, "groups: 25 of 50 rows stand in whole groups of 5\n"),  # of groups of 8, 2 and 20: 5, 0, 20
+        ({"candidates": 7}, "groups: 28 of 50 rows have all 7 candidates\n"),  # those of 8 and of 20
+        ({"size": 25}, "groups: 0 of 50 rows stand in whole groups of 25\n"),
+    ],
+)
+def test_plan_program_says_how_many_rows_have_their_group(corpus, tmp_path: Path, groups: dict[str, int], told: str):
+    np.save(tmp_path / "g.npy", np.repeat([0, 1, 2, -1], [8, 2, 20, 20]))
+    settings = {**corpus.settings, "groups": {"by": str(tmp_path / "g.npy"), **groups}, "global_batch_size": 200}
+    assert told in plan(tmp_path, settings)
+    assert told.replace("groups: ", "groups: at most ") in plan(tmp_path, {**settings, "window_rows": 49})
+
+
+def test_plan_program_leaves_out_shapes_without_a_batch(corpus, tmp_path: Path):
+    said = plan(tmp_path, {**corpus.settings, "text_buckets": [1, 32], "image_buckets": None, "image_size": 32})
+    assert "shapes: 1 as above; 1 more of the settings have no batch in this epoch\n" in said
+    assert not re.search(r"│ +0 │", said)
