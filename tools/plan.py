@@ -63,9 +63,8 @@ def main() -> int:
     if groups := plan.mixture.groups:
         print(f"groups: {describe_groups(groups, int(rows.starts[-1]), data.window_rows)}")
     print(f"masked: {summary.masked:,} places that no row fills; merged into another bucket: {summary.merged:,} rows")
-    print(
-        f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle (1 is best)"
-    )
+    best = "1 is best" if len(summary.sources) == 1 else "the shares of the datasets move it away from 1"
+    print(f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle ({best})")
     print(
         f"duplicates: {summary.duplicates:,} rows meet their own image or caption in a batch"
         + (f"; {remedy(data)}" if summary.duplicates else "")

@@ -35,6 +35,7 @@ def test_plan_program_says_what_the_loader_gives(corpus, tmp_path: Path):
     steps = Counter((*batch["pixel_values"].shape[2:], batch["input_ids"].shape[1]) for batch in batches)
     for (height, width, length), count in steps.items():
         assert re.search(rf"{length} │ {height} × {width} │ +8 │ +{count} │", said)
+    assert "in a uniform shuffle (1 is best)\n" in said
     assert "duplicates: 0 rows meet their own image or caption in a batch\n" in said
     assert "reading: each of 2 ranks" in said
 
@@ -52,6 +53,7 @@ def test_plan_program_says_what_each_dataset_gives(corpus, tmp_path: Path):
     assert "100 rows in 5 steps" in said
     assert re.search(r"dataset '\S+/shards': 50 rows, 50.0% of the epoch; 1.00 passes over its 50\n", said)
     assert re.search(r"dataset '\S+/few': 50 rows, 50.0% of the epoch; 10.00 passes over its 5\n", said)
+    assert "in a uniform shuffle (the shares of the datasets move it away from 1)\n" in said
     assert re.search(
         r"duplicates: [1-9]\d* rows meet their own image or caption in a batch; data.unique=true keeps", said
     )
