@@ -1,0 +1,147 @@
+"""Batches on their way to the device: one is copied while the one before it is in use.
+
+The state counts the batches that were handed on, not those taken ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from mmdata.batch import Batch, to_device
+from mmdata.train.batches import Batches
+
+_Copied = tuple[Callable[[], Batch], dict[str, Any]]
+"""Hands a batch on to the current stream; the state of the loader that has just yielded it."""
+
+
+class DevicePrefetcher:
+    """The batches of a loader, their tensors on a device.
+
+    On a GPU the next batch is taken and copied before the current one is handed on: through pinned memory, on a stream
+    of its own, as uint8. On a CPU the loader's own batches are handed on, and nothing is taken ahead.
+
+    The loader is then a batch ahead: where an iteration is left early, call `set_epoch` or `load_state_dict` before the
+    next one.
+
+    Args:
+        batches: a loader.
+        device: where the tensors go; whatever else a batch holds stays as it is.
+
+    Example:
+        loader = DevicePrefetcher(Loader.from_config("configs/scenes.yaml"), "cuda")
+        for batch in loader:
+            step(batch)
+    """
+
+    def __init__(self, batches: Batches, device: torch.device | str) -> None:
+        self.batches = batches
+        self.device = torch.device(device)
+        self._state: dict[str, Any] | None = None  # of the loader before it was asked for the batch ahead
+
+    def __len__(self) -> int:
+        """As the loader's."""
+        return len(self.batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """As the loader's; between two iterations."""
+        self._state = None
+        self.batches.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's state after the last batch that was handed on."""
+        return self.batches.state_dict() if self._state is None else self._state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """As the loader's."""
+        self._state = None
+        self.batches.load_state_dict(state)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The loader's batches; an error of the loader is raised after the batches that came before it."""
+        self._state = None
+        if self.device.type == "cpu":
+            return iter(self.batches)
+        return self._one_ahead(_Copies(self.device).copy if self.device.type == "cuda" else self._plain_copy)
+
+    def _one_ahead(self, copy: Callable[[Batch], Callable[[], Batch]]) -> Iterator[Batch]:
+        batches = iter(self.batches)
+        coming = self._take(batches, copy)
+        while not isinstance(coming, Exception):
+            hand_on, self._state = coming
+            coming = self._take(batches, copy)
+            yield hand_on()
+            del hand_on  # and with it the batch, unless its user keeps it
+        self._state = None
+        if not isinstance(coming, StopIteration):
+            raise coming
+
+    def _take(self, batches: Iterator[Batch], copy: Callable[[Batch], Callable[[], Batch]]) -> _Copied | Exception:
+        """The next batch on its way, or what came in its place."""
+        try:
+            return copy(next(batches)), self.batches.state_dict()
+        except Exception as error:
+            return error
+
+    def _plain_copy(self, batch: Batch) -> Callable[[], Batch]:
+        return partial(to_device, batch, self.device)
+
+
+class _Copies:
+    """Copies to a GPU, beside what it computes. Two stagings take turns: one is filled while the other is copied."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._stagings = (_Staging(), _Staging())
+
+    def copy(self, batch: Batch) -> Callable[[], Batch]:
+        """Begin to copy a batch; the result gives it to the stream that is current when it is called."""
+        staging = self._stagings[0]
+        self._stagings = self._stagings[::-1]
+        staged = staging.fill(batch)
+        # The memory on the device belongs to this stream: it waits for nobody, and nobody waits for it but by `done`.
+        with torch.cuda.stream(self._stream):
+            moved = to_device(staged, self._device)
+            staging.done.record(self._stream)
+        return partial(self._hand_on, moved, staging.done)
+
+    def _hand_on(self, moved: Batch, done: torch.cuda.Event) -> Batch:
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(done)
+        for value in moved.values():
+            if isinstance(value, Tensor):
+                # When the tensor is gone its memory is used again only after what this stream has been given by then.
+                value.record_stream(current)
+        return moved
+
+
+class _Staging:
+    """Pinned memory for the tensors of one batch.
+
+    Attributes:
+        done: recorded once the copy to the device has been asked for.
+    """
+
+    def __init__(self) -> None:
+        self.done = torch.cuda.Event()
+        self._memory: dict[str, Tensor] = {}  # uint8, one for each entry; grows to the largest batch
+
+    def fill(self, batch: Batch) -> Batch:
+        """The same batch in this memory, as soon as what it held before has been copied."""
+        self.done.synchronize()
+        filled = {name: self._put(name, v) if isinstance(v, Tensor) else v for name, v in batch.items()}
+        return cast(Batch, filled)
+
+    def _put(self, name: str, tensor: Tensor) -> Tensor:
+        if tensor.device.type != "cpu":
+            return tensor
+        size = tensor.numel() * tensor.element_size()  # bytes
+        memory = self._memory.get(name)
+        if memory is None or memory.numel() < size:
+            memory = self._memory[name] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return memory[:size].view(tensor.dtype).view(tensor.shape).copy_(tensor)

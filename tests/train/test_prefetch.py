@@ -1,0 +1,137 @@
+"""Batches ahead of the loop: the device's tensors, the loader's state as if nothing was taken ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmdata import Batch, Loader
+from mmdata.convert import ConvertConfig, convert
+from mmdata.train import DevicePrefetcher
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="copies to a GPU: torch sees none here")
+AHEAD = "meta"  # a device that every torch has: its tensors hold nothing, so these tests look at the keys
+
+
+@pytest.fixture
+def settings(raw_corpus: Path, tmp_path: Path) -> dict[str, Any]:
+    """40 rows, 5 steps an epoch."""
+    convert(raw_corpus / "captions.jsonl", tmp_path / "shards", ConvertConfig(train_tokenizer=300))
+    shards = str(tmp_path / "shards")
+    data = {"shards": shards, "tokenizer": f"{shards}/tokenizer", "global_batch_size": 8, "image_size": 16}
+    return data | {"num_workers": 1, "num_text_buckets": 2}
+
+
+def keys(batches: Any) -> list[list[str]]:
+    return [batch["keys"] for batch in batches]
+
+
+def test_prefetcher_on_a_cpu_hands_on_the_loaders_own_batches():
+    batches: list[Any] = [{"valid": torch.ones(2)}, {"valid": torch.zeros(2)}]
+
+    class Two:
+        def __len__(self) -> int:
+            return 2
+
+        def __iter__(self) -> Iterator[Batch]:
+            return iter(batches)
+
+    prefetcher = DevicePrefetcher(Two(), "cpu")  # type: ignore[arg-type]
+    assert len(prefetcher) == 2
+    assert [id(batch) for batch in prefetcher] == [id(batch) for batch in batches]
+
+
+def test_prefetcher_moves_tensors_and_nothing_else(settings: dict[str, Any]):
+    batch = next(iter(DevicePrefetcher(Loader.from_config(settings), AHEAD)))
+    assert {value.device.type for value in batch.values() if isinstance(value, torch.Tensor)} == {AHEAD}
+    assert batch["pixel_values"].dtype == torch.uint8
+    assert batch["keys"] == next(iter(Loader.from_config(settings)))["keys"]
+
+
+@pytest.mark.parametrize("device", ["cpu", AHEAD])
+def test_prefetcher_state_is_the_loaders_at_each_batch(settings: dict[str, Any], device: str):
+    loader = Loader.from_config(settings)
+    prefetcher = DevicePrefetcher(Loader.from_config(settings), device)
+    for _ in range(2):
+        assert prefetcher.state_dict() == loader.state_dict()
+        for expected, found in zip(loader, prefetcher, strict=True):
+            assert found["keys"] == expected["keys"]
+            assert prefetcher.state_dict() == loader.state_dict()
+
+
+@pytest.mark.parametrize("device", ["cpu", AHEAD])
+@pytest.mark.parametrize("taken", range(1, 6))
+def test_prefetcher_resumed_repeats_and_loses_nothing(settings: dict[str, Any], device: str, taken: int):
+    whole = keys(Loader.from_config(settings))
+    left = DevicePrefetcher(Loader.from_config(settings), device)
+    iterator = iter(left)
+    before = [next(iterator)["keys"] for _ in range(taken)]
+    resumed = DevicePrefetcher(Loader.from_config(settings), device)
+    resumed.load_state_dict(left.state_dict())
+    after = keys(resumed) if taken < 5 else []
+    assert before + after == whole
+    left.load_state_dict(resumed.state_dict())  # also of an object that was a batch ahead
+    assert keys(left) == keys(resumed)
+
+
+def test_prefetcher_set_epoch_begins_where_the_loader_would(settings: dict[str, Any]):
+    prefetcher, loader = DevicePrefetcher(Loader.from_config(settings), AHEAD), Loader.from_config(settings)
+    iterator = iter(prefetcher)
+    for _ in range(4):  # the loader has given its last batch by then
+        next(iterator)
+    prefetcher.set_epoch(0)
+    assert keys(prefetcher) == keys(loader)
+    prefetcher.set_epoch(7)
+    loader.set_epoch(7)
+    assert keys(prefetcher) == keys(loader)
+
+
+def test_prefetcher_error_comes_after_the_batches_before_it():
+    class Two:
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def __iter__(self) -> Iterator[Any]:
+            yield {"keys": ["a"]}
+            yield {"keys": ["b"]}
+            raise OSError("disk is gone")
+
+    iterator = iter(DevicePrefetcher(Two(), AHEAD))  # type: ignore[arg-type]
+    assert [next(iterator)["keys"] for _ in range(2)] == [["a"], ["b"]]
+    with pytest.raises(OSError, match="disk is gone"):
+        next(iterator)
+
+
+@NEEDS_GPU
+def test_prefetcher_gpu_batches_equal_the_loaders(settings: dict[str, Any]):
+    prefetcher, loader = DevicePrefetcher(Loader.from_config(settings), "cuda"), Loader.from_config(settings)
+    for _ in range(2):
+        kept = list(prefetcher)
+        for expected, found in zip(loader, kept, strict=True):
+            for name, value in expected.items():
+                if isinstance(value, torch.Tensor):
+                    assert found[name].is_cuda  # type: ignore[literal-required]
+                    assert torch.equal(found[name].cpu(), value)  # type: ignore[literal-required]
+
+
+@NEEDS_GPU
+def test_prefetcher_gpu_memory_is_not_used_again_under_a_slow_reader():
+    # Each batch is dropped before the kernels that read it have run: they must find it as it was.
+    class Numbered:
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def __iter__(self) -> Iterator[Any]:
+            for number in range(50):
+                yield {"pixel_values": torch.full((64, 3, 64, 64), number, dtype=torch.uint8)}
+
+    results = []
+    for batch in DevicePrefetcher(Numbered(), "cuda"):  # type: ignore[arg-type]
+        torch.cuda._sleep(20_000_000)  # cycles, about 10 ms
+        results.append(batch["pixel_values"].float().mean())
+        del batch
+    assert [float(result) for result in results] == list(range(50))
