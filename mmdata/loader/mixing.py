@@ -50,8 +50,8 @@ def build_groups(settings: GroupsConfig, index: Index) -> Groups:
         return Groups(of_rows, size, candidates, f"file {digest}")
     if not index.manifest.has_labels:
         raise ConfigError(
-            "data.groups by label: no row of the corpus has a label; name a file of groups, "
-            "which `mmdata neighbours` makes"
+            "data.groups by label: no row of the corpus has a label; convert it with --label-column, or set by to a "
+            "file of groups, which `mmdata neighbours` makes"
         )
     return Groups(index.column("label"), size, candidates, "label")
 
@@ -65,17 +65,18 @@ def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
         ConfigError: there is no such file, or it is of another corpus.
         DataError: it holds something else.
     """
-    remade = "make it anew with `mmdata neighbours`"
+    ours = path.suffix != ".npy"
+    remade = "make it anew with `mmdata neighbours`" if ours else "save the group of each row as int64, -1 for none"
     try:
-        if path.suffix == ".npy":
-            of_rows, made_for = np.load(path, mmap_mode="r", allow_pickle=False), index.fingerprint
+        if not ours:  # np.load would take zip archives too, and advise unpickling what is neither
+            of_rows, made_for = np.lib.format.open_memmap(path, mode="r"), index.fingerprint
         else:
             with pa.memory_map(str(path)) as source:
                 table = pa.ipc.open_file(source).read_all()
             of_rows = table.column("group").combine_chunks().to_numpy(zero_copy_only=False)
             made_for = (table.schema.metadata or {}).get(b"index", b"").decode()
     except FileNotFoundError:
-        raise ConfigError(f"data.groups.by '{path}': no such file; {remade}, or set it to label") from None
+        raise ConfigError(f"data.groups.by '{path}': no such file; {remade}, or set by to label") from None
     except (ValueError, KeyError, EOFError, pa.ArrowException) as error:
         raise DataError(f"file of groups '{path}': cannot be read: {error}; {remade}") from error
     if of_rows.dtype != np.int64 or of_rows.ndim != 1:
@@ -83,8 +84,9 @@ def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
             f"file of groups '{path}': expected int64 (rows,), got {of_rows.dtype} {of_rows.shape}; {remade}"
         )
     if len(of_rows) != len(index) or made_for != index.fingerprint:
+        other = " of other content" if ours else ""
         raise ConfigError(
-            f"data.groups.by '{path}': made for another corpus: {len(of_rows)} rows, and data.shards has {len(index)} "
-            f"of other content; {remade}"
+            f"data.groups.by '{path}': made for another corpus: {len(of_rows)} rows, and data.shards has "
+            f"{len(index)}{other}; {remade}"
         )
     return of_rows

@@ -13,7 +13,10 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.loader.mixing import read_groups
 from mmdata.shards import Sample, probe
 
-REMEDY = "make it anew with `mmdata neighbours`"
+REMEDIES = {
+    ".arrow": "make it anew with `mmdata neighbours`",
+    ".npy": "save the group of each row as int64, -1 for none",
+}
 
 
 def write_arrow(path: Path, column: object, *, index: str | None, name: str = "group") -> Path:
@@ -39,7 +42,7 @@ def test_groups_are_read_from_arrow_and_from_npy(corpus, tmp_path: Path):
 @pytest.mark.parametrize("name", ["none.arrow", "none.npy"])
 def test_groups_of_a_missing_file(corpus, tmp_path: Path, name: str):
     path = tmp_path / name
-    message = f"data.groups.by '{path}': no such file; {REMEDY}, or set it to label"
+    message = f"data.groups.by '{path}': no such file; {REMEDIES[path.suffix]}, or set by to label"
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         corpus.loader(groups={"by": str(path), "size": 2})
 
@@ -54,7 +57,7 @@ def test_groups_of_a_missing_file(corpus, tmp_path: Path, name: str):
 )
 def test_groups_of_another_type_or_shape(corpus, tmp_path: Path, values: np.ndarray, found: str):
     path = write_npy(tmp_path / "g.npy", values)
-    message = f"file of groups '{path}': expected int64 (rows,), got {found}; {REMEDY}"
+    message = f"file of groups '{path}': expected int64 (rows,), got {found}; {REMEDIES['.npy']}"
     with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
         read_groups(path, corpus.index)
 
@@ -67,7 +70,7 @@ def test_groups_of_another_type_in_arrow(corpus, tmp_path: Path):
 
 def test_groups_in_a_column_of_another_name(corpus, tmp_path: Path):
     path = write_arrow(tmp_path / "g.arrow", np.arange(50), index=corpus.index.fingerprint, name="label")
-    with pytest.raises(DataError, match=rf"file of groups '{path}': cannot be read: .*group.*; {REMEDY}"):
+    with pytest.raises(DataError, match=rf"file of groups '{path}': cannot be read: .*group.*; {REMEDIES['.arrow']}"):
         read_groups(path, corpus.index)
 
 
@@ -80,7 +83,7 @@ def test_groups_of_a_damaged_file(corpus, tmp_path: Path, name: str, kept: int):
     else:
         write_arrow(path, np.arange(50), index=corpus.index.fingerprint)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(DataError, match=rf"^file of groups '{path}': cannot be read: .+; {REMEDY}$"):
+    with pytest.raises(DataError, match=rf"^file of groups '{path}': cannot be read: .+; {REMEDIES[path.suffix]}$"):
         read_groups(path, corpus.index)
 
 
@@ -88,7 +91,9 @@ def test_groups_that_are_pickled_are_not_unpickled(corpus, tmp_path: Path):
     values = np.empty(50, object)
     values[:] = [Unpickled() for _ in range(50)]
     path = write_npy(tmp_path / "g.npy", values, allow_pickle=True)
-    with pytest.raises(DataError, match=rf"file of groups '{path}': cannot be read: .*Python objects.*; {REMEDY}"):
+    with pytest.raises(
+        DataError, match=rf"file of groups '{path}': cannot be read: .*Python objects.*; {REMEDIES['.npy']}"
+    ):
         read_groups(path, corpus.index)
 
 
@@ -104,14 +109,33 @@ def test_groups_made_for_another_corpus(corpus, tmp_path: Path, rows: int, index
     made_for = corpus.index.fingerprint if index == "same" else index
     path = write_arrow(tmp_path / "g.arrow", np.arange(rows), index=made_for)
     message = f"data.groups.by '{path}': made for another corpus: {rows} rows, and data.shards has 50 of other content"
-    with pytest.raises(ConfigError, match=f"^{re.escape(message)}; {REMEDY}$"):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}; {REMEDIES['.arrow']}$"):
         read_groups(path, corpus.index)
+
+
+def test_groups_for_another_number_of_rows_in_npy(corpus, tmp_path: Path):
+    path = write_npy(tmp_path / "g.npy", np.arange(49))
+    message = f"data.groups.by '{path}': made for another corpus: 49 rows, and data.shards has 50; {REMEDIES['.npy']}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        read_groups(path, corpus.index)
+
+
+def test_groups_in_a_file_that_only_bears_the_name_npy(corpus, tmp_path: Path):
+    path = tmp_path / "g.npy"
+    with path.open("wb") as file:
+        np.savez(file, groups=np.arange(50))
+    for content in (path.read_bytes(), b"PK\x03\x04 no archive", b"0\n1\n2\n"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"^file of groups '{path}': cannot be read: .*; {REMEDIES['.npy']}$") as e:
+            read_groups(path, corpus.index)
+        assert "pickle" not in str(e.value)
 
 
 def test_groups_of_labels_where_the_corpus_has_none(corpus, photo, tmp_path: Path):
     image = photo(40, 40)
     corpus.write_beside(tmp_path / "bare", [Sample(str(i), image, probe(image), ["a dog"]) for i in range(8)])
     with pytest.raises(
-        ConfigError, match=r"^data\.groups by label: no row of the corpus has a label; name a file of groups"
+        ConfigError,
+        match=r"^data\.groups by label: no row of the corpus has a label; convert it with --label-column, or set by to",
     ):
         corpus.loader(shards=str(tmp_path / "bare"), groups={"size": 2})
