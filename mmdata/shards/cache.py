@@ -24,7 +24,7 @@ GB = 10**9
 LOCK_NAME = ".lock"
 POLL_S = 0.05
 _READ = 2**20  # bytes
-_SPARE = 0.02  # of the room: freed beyond need, so that the folder is not listed for each small file
+_SPARE = 0.02  # of the cache: freed at once where files are small, so that the folder is not listed for each
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ENTRY = re.compile(r"[0-9a-f]{64}(?:\.(\d+)\.part)?")
@@ -207,7 +207,7 @@ class ShardCache:
         if total <= room:
             return total
         for _, size, path in sorted(found):
-            if total <= room * (1 - _SPARE):
+            if total <= min(room, self.max_bytes * (1 - _SPARE)):
                 break
             if _remove_unless_alive(path):
                 total -= size

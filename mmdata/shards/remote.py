@@ -205,15 +205,13 @@ def display_name(url: str) -> str:
 def _status(error: BaseException) -> int | None:
     """The HTTP status in an exception of aiohttp, botocore, gcsfs or huggingface_hub; None where there is none."""
     response = getattr(error, "response", None)
-    inside = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
-    found = [
-        getattr(error, "status", None),
-        getattr(error, "code", None),
-        getattr(response, "status_code", None),
-        inside,
-    ]
-    numbers = [int(str(value)) for value in found if str(value).isdecimal()]
-    return numbers[0] if numbers else None
+    if isinstance(response, dict):
+        found: Any = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    elif hasattr(error, "status"):
+        found = getattr(error, "status", None)
+    else:
+        found = getattr(response, "status_code", getattr(error, "code", None))
+    return int(found) if str(found).isdecimal() else None
 
 
 def _denied(error: BaseException) -> bool:
