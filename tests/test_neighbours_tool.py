@@ -202,7 +202,13 @@ def test_file_made_for_other_shards_is_refused(folder: Path, made: Path):
         ),
         (
             ("--features", "empty.npy", "--size", 4),
-            "features 'empty.npy': cannot be read: No data left in file; expected a .npy file, float",
+            "features 'empty.npy': cannot be read: EOF: reading magic string, expected 8 bytes got 0; "
+            "expected a .npy file, float",
+        ),
+        (
+            ("--features", "zip.npy", "--size", 4),
+            "features 'zip.npy': cannot be read: EOF: reading magic string, expected 8 bytes got 4; "
+            "expected a .npy file, float",
         ),
         (
             ("--features", "zeros.npy", "--size", 4),
@@ -222,12 +228,19 @@ def test_program_refuses_and_leaves_the_file_there_is(
     np.save("whole.npy", np.ones((42, 2), np.int64))
     np.save("zeros.npy", np.zeros((42, 2), np.float16))
     Path("empty.npy").write_bytes(b"")
+    Path("zip.npy").write_bytes(b"PK\x03\x04")
     Path("there.arrow").write_bytes(b"as it was")
     capsys.readouterr()
     assert run_tool("neighbours", "config.yaml", *words, "--out", "there.arrow") == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
     assert Path("there.arrow").read_bytes() == b"as it was"
     assert not list(folder.glob(".*.part"))
+
+
+def test_program_takes_settings_after_options(folder: Path, capsys: pytest.CaptureFixture[str]):
+    words = ("--run", folder / "run", "--size", 43, "--out", "g.arrow", f"data.shards={folder / 'other'}")
+    assert run_tool("neighbours", folder / "config.yaml", *words) == 2
+    assert "error: --size 43: must be 2 to 42, the rows of data.shards" in capsys.readouterr().err
 
 
 def test_program_refuses_a_name_that_would_be_read_as_npy(folder: Path, capsys: pytest.CaptureFixture[str]):

@@ -85,7 +85,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--of", choices=("pair", "image", "text"), default="pair", help="near in what; default: pair")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    return parser.parse_args()
+    return parser.parse_intermixed_args()
 
 
 def check(options: argparse.Namespace, rows: int) -> None:
@@ -133,7 +133,7 @@ def write_features(file: BinaryIO, rows: int, parts: Iterator[tuple[Tensor, Tens
 def map_features(path: Path, rows: int) -> NDArray[np.floating[Any]]:
     """Features of a file, float (rows, D), mapped."""
     try:
-        features = np.load(path, mmap_mode="c", allow_pickle=False)
+        features: NDArray[Any] = np.lib.format.open_memmap(path, mode="c")  # no zip archive, no pickle
     except (ValueError, EOFError) as error:
         raise DataError(f"features '{path}': cannot be read: {error}; expected a .npy file, float") from error
     if features.ndim != 2 or features.dtype not in (np.float16, np.float32, np.float64):
