@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--steps", type=int, default=50, help="batches to measure after the first (50)")
     parser.add_argument("--step-ms", type=float, default=0.0, help="how long a training step takes; 0: full speed")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     if given.steps < 1 or given.step_ms < 0:
         raise ConfigError(f"--steps must be 1 or more and --step-ms 0 or more: got {given.steps}, {given.step_ms}")
 
