@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
@@ -31,6 +31,23 @@ class Batches(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where `state_dict` was taken."""
+        ...
+
+
+@runtime_checkable
+class CountsRows(Protocol):
+    """A loader that counts rows which cannot be used, and can do so over all ranks; `mmdata.Loader` is one."""
+
+    def judge_together(self) -> None:
+        """Leave it to `check_rows` whether too many rows are bad."""
+        ...
+
+    def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """One state of those that all ranks took at the same step: their rows are added up."""
+        ...
+
+    def check_rows(self, state: dict[str, Any]) -> None:
+        """Raise a DataError where too many of the rows that a state counts could not be used."""
         ...
 
 

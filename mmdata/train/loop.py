@@ -18,19 +18,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mmdata.atomic import write_whole
-from mmdata.batch import Batch, to_device
+from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
 from mmdata.train import checkpoint, distributed, losses, miners
-from mmdata.train.batches import Batches, count_steps
+from mmdata.train.batches import Batches, CountsRows, count_steps
 from mmdata.train.checkpoint import CHECKPOINTS
 from mmdata.train.finite import TrainingError, Update
 from mmdata.train.log import METRICS, RunLog, evaluated_steps
 from mmdata.train.meter import Meter
+from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.randomness import rng_state, seed_rank, set_rng_state
 from mmdata.train.schedule import learning_rate, make_optimizer, set_learning_rate
 from mmdata.train.step import train_step
 from mmdata.train.stopping import StopSignals
+from mmdata.train.together import checked_state, gather, taken_together
 
 EVALUATION = "evaluation.json"
 SKIPS_IN_A_ROW = 50  # a scaler that has halved itself so often will not find a finite gradient
@@ -69,16 +71,18 @@ class Trainer:
         evaluate: Evaluate | None = None,
     ) -> None:
         self.model = model
-        self.batches = batches
         self.config = config
         self.output = output
         self.settings = settings or {"train": config.model_dump(mode="json")}
         self.evaluate = evaluate
         self.device = next(model.parameters()).device
+        self.source, self.batches = batches, DevicePrefetcher(batches, self.device)
         # Ranks agree over CPU tensors: a collective on the GPU would make the host wait for the step.
         several = distributed.world_size() > 1
         group = dist.new_group(backend="gloo", timeout=distributed.TIMEOUT) if several else None
         self.group = cast("dist.ProcessGroup | None", group)
+        if several and isinstance(batches, CountsRows):
+            batches.judge_together()
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.meter = Meter(self.group)
@@ -109,7 +113,8 @@ class Trainer:
             0, or 128 + the number of the signal that stopped the run, a checkpoint having been written.
 
         Raises:
-            TrainingError: a loss or gradient that is not finite, or batches that do not keep to their `len`.
+            TrainingError: a loss or gradient that is not finite, batches that do not keep to their `len`, too many rows
+                that could not be used over all ranks, or no batch on another rank; raised on every rank.
         """
         with StopSignals(self.group) as stop, contextlib.closing(self.log):
             stopped = self._evaluate_if_due(stop)  # the run before this one may have ended just before it
@@ -127,7 +132,7 @@ class Trainer:
     def _run_epoch(self, stop: StopSignals) -> int:
         """The rest of this epoch; returns the signal that stopped it, or 0."""
         length = len(self.batches)
-        for batch in self.meter.waited_for(iter(self.batches)):
+        for batch in taken_together(self.meter.waited_for(iter(self.batches)), self.group):
             if self.epoch_step == length:
                 raise TrainingError(f"epoch {self.epoch}: more than len(batches) = {length} batches came")
             self._update(batch)
@@ -150,7 +155,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         output = train_step(
             self.parallel,
-            to_device(batch, self.device),
+            batch,
             loss_at(self.step, self.config),
             micro_batch_size=self.config.micro_batch_size,
             autocast_dtype=AUTOCAST[self.config.precision],
@@ -189,6 +194,7 @@ class Trainer:
 
     def _log(self, rate: float, logit_scale: Tensor) -> None:
         self._check()
+        checked_state(self.batches, self.source, self.group)
         measured = self.meter.read()
         values = {"step": self.step, "epoch": self.epoch, "loss": measured.pop("loss"), "lr": rate}
         values |= {"grad_norm": self.grad_norm, **measured, "logit_scale": float(logit_scale)}
@@ -228,21 +234,15 @@ class Trainer:
         return stopped
 
     def _save(self) -> None:
-        ranks: list[Any] = [None] * distributed.world_size()
-        mine = rng_state(self.device)
-        if self.group is None:
-            ranks = [mine]
-        else:
-            dist.all_gather_object(ranks, mine, group=self.group)
         state = {
             **{name: getattr(self, name) for name in COUNTERS},
             "settings": self.settings,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "batches": self.batches.state_dict(),
+            "batches": checked_state(self.batches, self.source, self.group),
             "meter": self.meter.state_dict(),
-            "rng": ranks,
+            "rng": gather(rng_state(self.device), self.group),
         }
         failed: list[Exception | None] = [None]
         if distributed.rank() == 0:
@@ -259,14 +259,8 @@ class Trainer:
         """Go on from the newest checkpoint in `output`, where there is one; returns a line that says so."""
         path = checkpoint.latest_checkpoint(self.output / CHECKPOINTS)
         evaluated = evaluated_steps(self.output / METRICS)
-        found = (path and path.name, evaluated)
-        if self.group is not None:
-            all_found: list[Any] = [None] * distributed.world_size()
-            dist.all_gather_object(all_found, found, group=self.group)
-            if len(set(all_found)) > 1:
-                raise ConfigError(
-                    f"train.output '{self.output}': the ranks see different files there; share the folder"
-                )
+        if len(set(gather((path and path.name, evaluated), self.group))) > 1:
+            raise ConfigError(f"train.output '{self.output}': the ranks see different files there; share the folder")
         if path is None:
             self._evaluated_step = None
             return f"starting: {self.total_steps} steps"

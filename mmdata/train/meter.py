@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mmdata.batch import Batch
 
@@ -31,9 +32,10 @@ class Meter:
             except StopIteration:
                 return
             self._wait_s += time.perf_counter() - before_s
-            self._samples += int(batch["valid"].sum())
+            # Added up where the batch is: to look at a number on a GPU would be to wait for it.
+            self._samples = batch["valid"].sum() + self._samples
             self._tokens += batch["attention_mask"].numel()
-            self._useful_tokens += int(batch["attention_mask"][batch["valid"]].sum())
+            self._useful_tokens = (batch["attention_mask"] * batch["valid"].unsqueeze(1)).sum() + self._useful_tokens
             yield batch
 
     def add_loss(self, loss: float) -> None:
@@ -49,9 +51,9 @@ class Meter:
             data_wait_share: of time, mean over ranks; padding_share: of tokens that mean nothing.
         """
         elapsed_s = time.perf_counter() - self._start_s
+        samples, useful = int(self._samples), int(self._useful_tokens)
         sums = torch.tensor(
-            [self._wait_s / elapsed_s, self._samples / elapsed_s, self._tokens, self._useful_tokens, 1.0],
-            dtype=torch.float64,
+            [self._wait_s / elapsed_s, samples / elapsed_s, self._tokens, useful, 1.0], dtype=torch.float64
         )
         if self._group is not None:
             dist.all_reduce(sums, group=self._group)
@@ -84,4 +86,6 @@ class Meter:
     def _restart(self) -> None:
         self._start_s = time.perf_counter()
         self._wait_s = 0.0
-        self._samples = self._tokens = self._useful_tokens = 0
+        self._tokens = 0
+        self._samples: int | Tensor = 0
+        self._useful_tokens: int | Tensor = 0
