@@ -133,7 +133,7 @@ def write_features(file: BinaryIO, rows: int, parts: Iterator[tuple[Tensor, Tens
 def map_features(path: Path, rows: int) -> NDArray[np.floating[Any]]:
     """Features of a file, float (rows, D), mapped."""
     try:
-        features: NDArray[Any] = np.lib.format.open_memmap(path, mode="c")  # no zip archive, no pickle
+        features: Any = np.lib.format.open_memmap(path, mode="c")  # no zip archive, no pickle
     except (ValueError, EOFError) as error:
         raise DataError(f"features '{path}': cannot be read: {error}; expected a .npy file, float") from error
     if features.ndim != 2 or features.dtype not in (np.float16, np.float32, np.float64):
