@@ -6,7 +6,7 @@ import math
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from mmdata.errors import ConfigError
 from mmdata.settings import BelowOne, Count, Integer, Location, Positive, Settings, Share, parse, read_yaml
@@ -21,6 +21,13 @@ class SourceConfig(Settings):
     """Share of every batch, to the row. The first dataset is passed over once an epoch, the others are cycled."""
     repeat: Annotated[float, Field(gt=0.0)] | None = None
     """Passes an epoch, 1 unless given: 2 uses each row twice, 0.5 half of the rows and the other half in the next."""
+
+    @field_validator("weight", mode="before")
+    @classmethod
+    def _whole(cls, weight: object) -> object:
+        if isinstance(weight, float):
+            raise ValueError(f"weights are whole numbers, as 7 and 3 for 70 % and 30 % of a batch: got {weight}")
+        return weight
 
 
 class GroupsConfig(Settings):
@@ -174,7 +181,7 @@ class DataConfig(Settings):
         mixed = self.shards if isinstance(self.shards, list) else []
         given = {source.weight is not None for source in mixed}
         if len(given) > 1 or (True in given and any(source.repeat is not None for source in mixed)):
-            listed = "; ".join(f"'{s.shards}' has weight {s.weight}, repeat {s.repeat}" for s in mixed)
+            listed = "; ".join(f"'{s.shards}' has {_shares(s)}" for s in mixed)
             raise ValueError(f"give each dataset a weight and none a repeat, or none of them a weight: {listed}")
         if len(mixed) > 1 and self.limit is not None:
             raise ValueError(f"limit ({self.limit}) takes the first rows of one dataset, and shards lists {len(mixed)}")
@@ -193,6 +200,11 @@ class DataConfig(Settings):
                     f"it must be a multiple of {unit}; {rows // unit * unit or unit} is"
                 )
         return self
+
+
+def _shares(source: SourceConfig) -> str:
+    given = {"weight": source.weight, "repeat": source.repeat}
+    return " and ".join(f"{name} {value:g}" for name, value in given.items() if value is not None) or "neither"
 
 
 def sources(data: DataConfig) -> list[SourceConfig]:

@@ -120,15 +120,17 @@ def _explain(kind: type[Settings], location: list[str], error: Any) -> str:
     dotted = ".".join(location)
     if error["type"] == "extra_forbidden":
         known = list(_section(kind, location[:-1]).model_fields)
-        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.0)
+        longer = [name for name in known if location[-1] in name]  # batch_size: global_batch_size, not patch_size
+        near = difflib.get_close_matches(location[-1], longer or known, n=1, cutoff=0.0)
         return f"unknown key '{dotted}'; did you mean '{'.'.join([*location[:-1], *near])}'?"
     if error["type"] == "missing":
         return f"'{dotted}' is required and missing"
     if error["type"] == "value_error":  # from a validator of ours, which says what it got
         return f"'{dotted}': {error['ctx']['error']}" if dotted else str(error["ctx"]["error"])
     if error["type"] == "model_type":
-        fields = _section(kind, location).model_fields.items()
-        keys = ", ".join(f"{name}: …" for name, field in fields if field.is_required()) or "…"
+        fields = _section(kind, location).model_fields
+        needed = [name for name, field in fields.items() if field.is_required()] or list(fields)[:3]
+        keys = ", ".join(f"{name}: …" for name in needed)
         return f"'{dotted}': expected {{{keys}}}; got {error['input']!r}"
     return f"'{dotted}': {error['msg']}; got {error['input']!r}"
 

@@ -164,6 +164,14 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
             {"data": DATA, "train": {"miner": {"name": "top_k", "kk": 3}}},
             "c.yaml: unknown key 'train.miner.kk'; did you mean 'train.miner.k'?",
         ),
+        (
+            {"data": {**DATA, "batch_size": 8}},
+            "c.yaml: unknown key 'data.batch_size'; did you mean 'data.global_batch_size'?",
+        ),
+        (
+            {"data": {**DATA, "groups": "g.npy"}},
+            "c.yaml: 'data.groups': expected {by: …, size: …, candidates: …}; got 'g.npy'",
+        ),
         ({"data": DATA, "models": {}}, "c.yaml: unknown key 'models'; did you mean 'model'?"),
     ],
 )
@@ -302,6 +310,7 @@ def test_config_cannot_be_changed_later():
 
 B = {"shards": "b"}
 BUDGET = {"token_budget": 99, "batch_multiple": 4}
+WHOLE = "weights are whole numbers, as 7 and 3 for 70 % and 30 % of a batch"
 
 
 def data_of(shards: object, **changes: object) -> DataConfig:
@@ -336,9 +345,9 @@ def test_config_sources_all_have_a_weight_or_all_a_repeat(shards: object, expect
 @pytest.mark.parametrize(
     ("shards", "message"),
     [
-        ([{"shards": "a", "weight": 3}, {"shards": "b"}], "'b' has weight None, repeat None"),
-        ([{"shards": "a", "weight": 3}, {"shards": "b", "repeat": 2}], "'b' has weight None, repeat 2.0"),
-        ([{"shards": "a", "weight": 3, "repeat": 2}], "'a' has weight 3, repeat 2.0"),
+        ([{"shards": "a", "weight": 3}, {"shards": "b"}], "'a' has weight 3; 'b' has neither"),
+        ([{"shards": "a", "weight": 3}, {"shards": "b", "repeat": 2}], "'a' has weight 3; 'b' has repeat 2"),
+        ([{"shards": "a", "weight": 3, "repeat": 2}], "'a' has weight 3 and repeat 2"),
     ],
 )  # fmt: skip
 def test_config_mixture_of_weights_and_repeats_is_refused(shards: object, message: str):
@@ -393,6 +402,7 @@ def test_config_weights_that_make_whole_rows_are_taken():
         ([{"shards": "a"}, {"weight": 1}], "'shards.1.shards' is required and missing"),
         ([{"shards": "a"}, {**B, "weight": []}], "'shards.1.weight': Input should be a valid integer; got []"),
         ([{"shards": "a", "weight": 0}], "'shards.0.weight': Input should be greater than or equal to 1; got 0"),
+        ([{"shards": "a", "weight": 0.7}], f"'shards.0.weight': {WHOLE}: got 0.7"),
         ([{"shards": "a", "repeat": 0}], "'shards.0.repeat': Input should be greater than 0; got 0"),
         ([{"shards": "a", "wieght": 1}], "unknown key 'shards.0.wieght'; did you mean 'shards.0.weight'?"),
     ],
