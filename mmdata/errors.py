@@ -55,3 +55,10 @@ class BadSample(Exception):
         super().__init__(f"{reason.value}: {detail}")
         self.reason = reason
         self.detail = detail
+
+
+class LoadError(RuntimeError):
+    """A batch could not be made, and no sample is at fault: a defect, or a machine that gave out.
+
+    The message names shard, sample, epoch and step; the error itself is the `__cause__`.
+    """

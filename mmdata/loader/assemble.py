@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmdata.batch import Batch
-from mmdata.errors import BadSample
-from mmdata.loader.ledger import LedgerEntry
+from mmdata.errors import BadSample, ConfigError, DataError, LoadError
+from mmdata.loader.ledger import LedgerEntry, Stage
 from mmdata.loader.pixels import Images, Patches, batch_pixels
 from mmdata.loader.slots import SlotRing
 from mmdata.loader.stats import Stats
 from mmdata.plan import Bucket
+from mmdata.shards.cache import Interrupted
 from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import Tokenizer
 
@@ -73,6 +74,10 @@ class Samples(Protocol):
         """Name of the shard, for messages."""
         ...
 
+    def offset(self, i: int, kind: Literal["image", "caption"]) -> int:
+        """Of a member in its shard, in bytes; -1: unknown."""
+        ...
+
     def image(self, i: int) -> EncodedImage:
         """The image, not yet decoded."""
         ...
@@ -110,12 +115,22 @@ class Assembler:
         self._slots = SlotRing()
 
     def make(self, task: Task, samples: Samples, *, labels: bool) -> Made:
-        """Make a batch; `labels` says whether it has them."""
+        """Make a batch; `labels` says whether it has them.
+
+        Raises:
+            DataError: a shard is not the one that was indexed.
+            LoadError: anything else that is no fault of a sample; names where it happened.
+        """
         places = np.flatnonzero(task.rows >= 0)
         rows = _Rows(self, task, samples, places)
-        pixels = batch_pixels(task.bucket, len(task.rows), self._slots, self.transform)
-        rows.write_pixels(pixels)
-        input_ids, attention_mask = rows.tokenize()
+        try:
+            pixels = batch_pixels(task.bucket, len(task.rows), self._slots, self.transform)
+            rows.write_pixels(pixels)
+            input_ids, attention_mask = rows.tokenize()
+        except (DataError, ConfigError, Interrupted):
+            raise  # they name their file; nobody waits for what was interrupted
+        except Exception as error:
+            raise LoadError(f"{rows.place()}: {type(error).__name__}: {error}") from error
         usable = np.zeros(len(task.rows), bool)
         usable[places] = rows.usable
         rows.count(usable, attention_mask)
@@ -153,30 +168,46 @@ class _Rows:
         self.usable = np.ones(len(places), bool)
         self.masked: list[LedgerEntry] = []
         self.stats = Stats()
+        self._at: int | None = None  # the sample that is worked at
+
+    def place(self) -> str:
+        """What is worked at, for messages."""
+        task = self._task
+        if self._at is None:
+            of = f"{len(self._places)} rows, the first {task.rows[self._places[:1]].tolist()}"
+        else:
+            row = int(task.rows[self._places[self._at]])
+            of = f"shard '{self._samples.shard(self._at)}', sample '{self._samples.keys[self._at]}' (row {row})"
+        return f"epoch {task.epoch}, step {task.step}, {of}"
 
     def write_pixels(self, pixels: Images | Patches) -> None:
         """Decode and crop each row into its place."""
         stats, clock = self.stats, perf_counter
         for i, place in enumerate(self._places.tolist()):
+            self._at = i
             started = clock()
             image = self._samples.image(i)
             read = clock()
             decoded = read
+            stage: Stage = "decode"
             try:
                 epoch = int(self._task.passes[place])
                 whole = pixels.decode(image, epoch=epoch)
                 decoded = clock()
+                stage = "transform"
                 pixels.write(whole, place, number=image.number, epoch=epoch)
             except BadSample as error:
-                self._mask(i, error)
+                self._mask(i, stage, error)
             stats.read_s += read - started
             stats.decode_s += decoded - read
             stats.transform_s += clock() - decoded
+        self._at = None
 
     def tokenize(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """input_ids and attention_mask, int64 (B, L) each; every row has at least one unmasked position."""
         started = perf_counter()
         captions = [self._caption(i) for i in range(len(self._places))]
+        self._at = None
         read = perf_counter()
         length = self._task.bucket.length
         shape = (len(self._task.rows), length)
@@ -209,16 +240,19 @@ class _Rows:
         self.stats.token_places = int(valid.sum()) * self._task.bucket.length
 
     def _caption(self, i: int) -> str:
+        self._at = i
         try:
             return self._samples.caption(i)
         except BadSample as error:
-            self._mask(i, error)
+            self._mask(i, "caption", error)
             return ""
 
-    def _mask(self, i: int, error: BadSample) -> None:
+    def _mask(self, i: int, stage: Stage, error: BadSample) -> None:
         if not self.usable[i]:
             return  # image and caption both bad: one line for the row
         self.usable[i] = False
-        row, task = int(self._task.rows[self._places[i]]), self._task
-        shard, key = self._samples.shard(i), self._samples.keys[i]
-        self.masked.append(LedgerEntry(task.epoch, task.step, row, shard, key, error.reason.value, error.detail))
+        task, samples = self._task, self._samples
+        offset = samples.offset(i, "caption" if stage == "caption" else "image")
+        row, shard, key = int(task.rows[self._places[i]]), samples.shard(i), samples.keys[i]
+        reason = error.reason.value
+        self.masked.append(LedgerEntry(task.epoch, task.step, row, shard, key, offset, stage, reason, error.detail))

@@ -6,29 +6,76 @@ import contextlib
 import json
 import logging
 from collections import Counter, deque
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 from mmdata.atomic import write_whole
-from mmdata.errors import DataError
+from mmdata.errors import ConfigError, DataError
 
 logger = logging.getLogger("mmdata")
 
 MIN_ROWS_FOR_RATE = 1000
 KEPT_ENTRIES = 10_000
 
+Stage = Literal["read", "decode", "transform", "caption"]
+
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """A row that is masked in its batch."""
+    """A row that is masked in its batch.
+
+    Attributes:
+        epoch, step: of the batch.
+        row: in the index; -1 where a stream's sample came into no batch.
+        shard, key: of the sample.
+        offset: of its image in the shard, in bytes, or of its caption where that was at fault; -1 in a stream.
+        stage: at which it failed.
+        reason: of the closed list, `mmdata.errors.Reason`.
+        detail: what was seen, for a person.
+    """
 
     epoch: int
     step: int
     row: int
     shard: str
     key: str
+    offset: int
+    stage: Stage
     reason: str
     detail: str
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """Rows seen, and how many of them were masked, by reason."""
+
+    seen: int = 0
+    masked: Counter[str] = field(default_factory=Counter[str])
+
+    def __add__(self, other: RowCounts) -> RowCounts:
+        return RowCounts(self.seen + other.seen, self.masked + other.masked)
+
+    def __sub__(self, other: RowCounts) -> RowCounts:
+        return RowCounts(self.seen - other.seen, self.masked - other.masked)
+
+    def state(self) -> dict[str, Any]:
+        """As JSON, a part of a loader's state."""
+        return {"rows_seen": self.seen, "rows_masked": dict(self.masked)}
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> RowCounts:
+        """Undo of `state`; raises ConfigError for what it cannot have given."""
+        seen, masked = state.get("rows_seen"), state.get("rows_masked")
+        counts = list(masked.values()) if isinstance(masked, dict) else [None]
+        if any(type(count) is not int or count < 0 for count in [seen, *counts]) or sum(counts) > seen:  # type: ignore[arg-type,operator]
+            raise ConfigError(
+                "loader state: 'rows_seen' must be a whole number from 0 on, and 'rows_masked' numbers by reason that "
+                f"are no more in sum: got {seen!r} and {masked!r}; give the dictionary that state_dict() returned, or "
+                "start anew"
+            )
+        return cls(seen, Counter(masked))  # type: ignore[arg-type]
 
 
 class Ledger:
@@ -39,38 +86,40 @@ class Ledger:
 
     Attributes:
         entries: the newest, at most `KEPT_ENTRIES`.
-        masked: rows by reason, exact, of this process.
-        rows_seen, rows_masked: of the whole run, with what was counted before it was resumed.
+        earlier: rows of the run before it was resumed, of all its ranks.
+        own: rows since then, of this rank.
+        alone: `add` and `check` judge by what this rank has seen; False: whoever runs all ranks does, with `judge`.
     """
 
     def __init__(self, max_bad_share: float) -> None:
         self.entries: deque[LedgerEntry] = deque(maxlen=KEPT_ENTRIES)
-        self.masked: Counter[str] = Counter()
-        self.rows_seen = self.rows_masked = 0
+        self.earlier = self.own = RowCounts()
+        self.alone = True
         self._max_bad_share = max_bad_share
         self._path: Path | None = None
 
-    def write_to(self, path: Path, *, epoch: int, step: int) -> None:
-        """Append each entry to a file as it comes, one JSON object a line.
+    @property
+    def counts(self) -> RowCounts:
+        """Rows of the whole run, as far as this rank knows."""
+        return self.earlier + self.own
 
-        Entries of batches from (epoch, step) on, which a killed run left there and this one makes again, are cut off,
-        and so is a line that a kill cut.
-        """
-        kept: list[str] = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-            with contextlib.suppress(json.JSONDecodeError):
-                entry = json.loads(line)
-                if (entry["epoch"], entry["step"]) < (epoch, step):
-                    kept.append(line + "\n")
-        if path.is_file():
-            write_whole(path, "".join(kept).encode())
+    def write_to(self, path: Path, *, epoch: int, step: int) -> None:
+        """Append each entry to a file as it comes, one JSON object a line; what it holds is cut with `cut_ledger`."""
+        cut_ledger(path, epoch=epoch, step=step)
         self._path = path
 
-    def restore(self, *, rows_seen: int, rows_masked: int) -> None:
+    def restore(self, counts: RowCounts) -> None:
         """Go on from the counts of a run that was stopped."""
-        self.rows_seen, self.rows_masked = rows_seen, rows_masked
+        self.earlier, self.own = counts, RowCounts()
         self.entries.clear()
-        self.masked.clear()
+
+    def merge(self, counts: Sequence[RowCounts]) -> RowCounts:
+        """The counts of all ranks as one: what they had before they were resumed counts once.
+
+        Example:
+            Resumed at 100 rows; now two ranks have counted 108 rows each: 116 in all.
+        """
+        return sum((count - self.earlier for count in counts), start=self.earlier)
 
     def add(self, entries: list[LedgerEntry], rows_seen: int) -> None:
         """Account for the rows of one batch.
@@ -79,7 +128,7 @@ class Ledger:
             DataError: too many rows could not be used.
         """
         for entry in entries:
-            if entry.reason not in self.masked:
+            if entry.reason not in self.own.masked:
                 logger.warning(
                     "shard '%s', sample '%s': %s (%s); left out, as all like it will be: `.ledger` lists them",
                     entry.shard,
@@ -87,26 +136,43 @@ class Ledger:
                     entry.reason,
                     entry.detail,
                 )
-            self.masked[entry.reason] += 1
         self.entries += entries
-        self.rows_seen += rows_seen
-        self.rows_masked += len(entries)
+        self.own += RowCounts(rows_seen, Counter(entry.reason for entry in entries))
         if entries and self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(asdict(entry)) + "\n" for entry in entries)
-        if self.rows_seen >= MIN_ROWS_FOR_RATE:
-            self.check()
+        if self.alone and self.counts.seen >= MIN_ROWS_FOR_RATE:
+            self.judge(self.counts)
 
     def check(self) -> None:
-        """Raise a DataError if more than `max_bad_share` of the rows seen were masked."""
-        if self.rows_masked > self._max_bad_share * self.rows_seen:
-            counts = self.masked.most_common()
-            if earlier := self.rows_masked - self.masked.total():
-                counts.append(("before the run was resumed", earlier))
-            listed = ", ".join(f"{reason} {count}" for reason, count in counts)
+        """At the end of an epoch, raise a DataError if more than `max_bad_share` of the rows seen were masked."""
+        if self.alone:
+            self.judge(self.counts)
+
+    def judge(self, counts: RowCounts) -> None:
+        """Raise a DataError if more than `max_bad_share` of the rows in `counts` were masked."""
+        bad = counts.masked.total()
+        if bad > self._max_bad_share * counts.seen:
+            listed = ", ".join(f"{reason} {count}" for reason, count in counts.masked.most_common())
             first = [f"; the first: shard '{e.shard}', sample '{e.key}': {e.detail}" for e in list(self.entries)[:1]]
             raise DataError(
-                f"{self.rows_masked} of {self.rows_seen} rows could not be used ({listed}), more than max_bad_share "
+                f"{bad} of {counts.seen} rows could not be used ({listed}), more than max_bad_share "
                 f"{self._max_bad_share:.1%}{''.join(first)}. "
                 "`mmdata verify` checks the shards; data.max_bad_share sets the limit"
             )
+
+
+def cut_ledger(path: Path, *, epoch: int, step: int) -> None:
+    """Take out of a ledger's file what a killed run left there and a resumed one makes again.
+
+    That is the entries of batches from (epoch, step) on, and a line that a kill cut. All others stay.
+    """
+    if not path.is_file():
+        return
+    kept: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            entry = json.loads(line)
+            if (entry["epoch"], entry["step"]) < (epoch, step):
+                kept.append(line + "\n")
+    write_whole(path, "".join(kept).encode())

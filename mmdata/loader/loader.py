@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from mmdata.config import Config, DataConfig, load_config
 from mmdata.errors import ConfigError
 from mmdata.loader.ahead import fetch_ahead
 from mmdata.loader.assemble import Made, Task, worker_threads
-from mmdata.loader.ledger import Ledger, LedgerEntry
+from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.mixing import needs_hashes
 from mmdata.loader.planning import build_plan, open_index
 from mmdata.loader.stats import Stats
@@ -134,7 +134,7 @@ class Loader:
     @property
     def masked(self) -> Counter[str]:
         """Rows that this loader has masked, by reason, exact."""
-        return self._ledger.masked
+        return self._ledger.own.masked
 
     def write_ledger(self, path: str | os.PathLike[str]) -> None:
         """Append each row that is masked from here on to a file, one JSON object a line, before its batch is yielded.
@@ -159,11 +159,32 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is, counted in batches yielded, and the plan it belongs to; JSON, under 1 KB.
 
-        The rows seen and masked are this rank's; whoever loads the state judges by them whether too many are bad.
+        It counts the rows that this rank has seen and masked, beside those of the state that was loaded; `merge_states`
+        makes one state of those of all ranks.
         """
         place = {"epoch": self._epoch, "step": self._yielded}
-        rows = {"rows_seen": self._ledger.rows_seen, "rows_masked": self._ledger.rows_masked}
-        return {**place, **rows, "plan": self.plan.identity()}
+        return {**place, **self._ledger.counts.state(), "plan": self.plan.identity()}
+
+    def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """One state of those that all ranks took at the same step: the rows that they have counted are added up."""
+        return {**states[0], **self._ledger.merge([RowCounts.of(state) for state in states]).state()}
+
+    def judge_together(self) -> None:
+        """Leave it to `check_rows`, called with a merged state on every rank, whether too many rows are bad.
+
+        Otherwise the iteration over this loader ends with an error where too many of its own rows are.
+        """
+        self._ledger.alone = False
+
+    def check_rows(self, state: dict[str, Any]) -> None:
+        """Judge the rows that a state counts, from the thousandth row or the end of the first epoch on.
+
+        Raises:
+            DataError: more than `max_bad_share` of them could not be used; says how many for which reason.
+        """
+        counts = RowCounts.of(state)
+        if counts.seen >= MIN_ROWS_FOR_RATE or state["epoch"] > 0 or state["step"] == self.plan.num_steps(0):
+            self._ledger.judge(counts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the last batch that was yielded when the state was taken.
@@ -189,8 +210,7 @@ class Loader:
             )
         epoch = _count(state, "epoch")
         step = _count(state, "step", at_most=self.plan.num_steps(epoch))
-        seen = _count(state, "rows_seen")
-        self._ledger.restore(rows_seen=seen, rows_masked=_count(state, "rows_masked", at_most=seen))
+        self._ledger.restore(RowCounts.of(state))
         self._epoch, self._yielded = epoch, step
         self._resume, self._stay = True, False
 

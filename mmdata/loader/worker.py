@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -77,6 +79,10 @@ class IndexSamples:
         """Name of the shard, for messages."""
         return self._index.shard_name(int(self._shards[i]))
 
+    def offset(self, i: int, kind: Literal["image", "caption"]) -> int:
+        """Of a member in its shard, in bytes."""
+        return int(self._columns[f"{kind}_offset"][i])
+
     def image(self, i: int) -> EncodedImage:
         """The image; its random numbers are the row's."""
         image_format = FORMATS[self._columns["image_format"][i]]
@@ -105,6 +111,6 @@ class IndexSamples:
         """Of the chosen captions, int64 (n,)."""
         return self._hashes[self._hash_offsets[:-1] + self._chosen]
 
-    def _read(self, i: int, kind: str) -> bytes:
-        offset, size = int(self._columns[f"{kind}_offset"][i]), int(self._columns[f"{kind}_bytes"][i])
-        return self._store.read(int(self._shards[i]), offset, size)
+    def _read(self, i: int, kind: Literal["image", "caption"]) -> bytes:
+        size = int(self._columns[f"{kind}_bytes"][i])
+        return self._store.read(int(self._shards[i]), self.offset(i, kind), size)

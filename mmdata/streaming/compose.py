@@ -144,7 +144,7 @@ class Pass:
 
     def _entry(self, bad: Dropped) -> LedgerEntry:
         reason, detail = bad.error.reason.value, bad.error.detail
-        return LedgerEntry(self._epoch, self._step, -1, bad.shard, bad.key, reason, detail)
+        return LedgerEntry(self._epoch, self._step, -1, bad.shard, bad.key, -1, "read", reason, detail)
 
     def _wait(self, samples: list[StreamSample]) -> list[Waiting]:
         # The image's hash stands for the sample: it goes through its captions in turn, in whatever order it comes.

@@ -137,7 +137,7 @@ class Stream:
     @property
     def masked(self) -> Counter[str]:
         """Samples that could not be used, by reason, exact."""
-        return self._ledger.masked
+        return self._ledger.own.masked
 
     def set_epoch(self, epoch: int) -> None:
         """Begin with an epoch."""

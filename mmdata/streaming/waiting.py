@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,10 @@ class WaitingSamples:
     def shard(self, i: int) -> str:
         """Name of the shard."""
         return self._waiting[i].sample.shard
+
+    def offset(self, i: int, kind: Literal["image", "caption"]) -> int:
+        """Unknown: -1."""
+        return -1
 
     def image(self, i: int) -> EncodedImage:
         """The image; its random numbers are those of its bytes, so they do not change with the order of a pass."""

@@ -132,8 +132,8 @@ def test_loader_masks_a_row_whose_transform_fails(corpus: Corpus, tmp_path: Path
     squares = {row for row, sample in enumerate(corpus.samples) if sample.info.height == sample.info.width}
     masked = {int(row) for batch in loader for row in batch["rows"][~batch["valid"]] if row >= 0}
     assert masked == squares == {entry.row for entry in loader.ledger}
-    assert {(entry.reason, entry.detail) for entry in loader.ledger} == {
-        ("transform_failed", "RuntimeError: no squares")
+    assert {(entry.stage, entry.reason, entry.detail) for entry in loader.ledger} == {
+        ("transform", "transform_failed", "RuntimeError: no squares")
     }
 
 
@@ -160,7 +160,7 @@ def test_loader_ends_when_too_many_rows_are_bad(damaged: Corpus):
 
 
 def entry(reason: str) -> LedgerEntry:
-    return LedgerEntry(0, 0, 0, "s.tar", "k", reason, "d")
+    return LedgerEntry(0, 0, 0, "s.tar", "k", 512, "decode", reason, "d")
 
 
 def test_ledger_judges_after_a_thousand_rows():

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mmdata.errors import DataError
-from mmdata.loader.ledger import Ledger, LedgerEntry
+from mmdata.loader.ledger import Ledger, LedgerEntry, RowCounts
 
 from .conftest import Corpus
 
 
 def entry(epoch: int, step: int, row: int = 0, reason: str = "corrupt_image") -> LedgerEntry:
-    return LedgerEntry(epoch, step, row, "s.tar", "k", reason, "d")
+    return LedgerEntry(epoch, step, row, "s.tar", "k", 512, "decode", reason, "d")
 
 
 def places(path: Path) -> list[tuple[int, int, int]]:
@@ -28,8 +30,7 @@ def test_ledger_keeps_the_newest_entries_and_exact_counts():
     ledger.add([entry(0, 1, row, "file_changed") for row in range(10_000)], 10_000)
     assert len(ledger.entries) == 10_000
     assert {e.reason for e in ledger.entries} == {"file_changed"}
-    assert ledger.masked == {"corrupt_image": 3, "file_changed": 10_000}
-    assert ledger.rows_masked == 10_003
+    assert ledger.counts == RowCounts(10_003, Counter({"corrupt_image": 3, "file_changed": 10_000}))
 
 
 def test_ledger_file_has_an_entry_as_soon_as_it_is_known(tmp_path: Path):
@@ -57,17 +58,35 @@ def test_ledger_file_loses_what_a_resumed_run_makes_again(tmp_path: Path):
 
 def test_ledger_judges_by_what_was_counted_before_the_run_was_resumed():
     ledger = Ledger(0.05)
-    ledger.restore(rows_seen=900, rows_masked=50)
+    ledger.restore(RowCounts(900, Counter(corrupt_image=49, file_changed=1)))
     ledger.add([entry(0, 0)], 50)
     message = (
-        r"^51 of 1000 rows could not be used \(corrupt_image 1, before the run was resumed 50\), more than "
+        r"^51 of 1000 rows could not be used \(corrupt_image 50, file_changed 1\), more than "
         r"max_bad_share 5\.0%; the first: shard 's\.tar', sample 'k': d\. `mmdata verify`"
     )
     with pytest.raises(DataError, match=message):
         ledger.add([], 50)
-    ledger.restore(rows_seen=1000, rows_masked=51)
-    with pytest.raises(DataError, match=r"resumed 51\), more than max_bad_share 5\.0%\. `mmdata verify`"):
+    ledger.restore(RowCounts(1000, Counter(corrupt_image=51)))
+    with pytest.raises(DataError, match=r"\(corrupt_image 51\), more than max_bad_share 5\.0%\. `mmdata verify`"):
         ledger.check()
+
+
+def test_ledger_merged_counts_what_was_before_the_resume_once():
+    earlier = RowCounts(100, Counter(corrupt_image=2))
+    ranks = [Ledger(1.0), Ledger(1.0)]
+    for number, ledger in enumerate(ranks):
+        ledger.restore(earlier)
+        ledger.add([entry(0, 0)] * number, 8)
+    assert ranks[0].merge([ledger.counts for ledger in ranks]) == RowCounts(116, Counter(corrupt_image=3))
+
+
+def test_ledger_that_is_not_alone_leaves_the_judgement_to_others():
+    ledger = Ledger(0.0)
+    ledger.alone = False
+    ledger.add([entry(0, 0)], 2000)
+    ledger.check()
+    with pytest.raises(DataError, match=r"^1 of 2000 rows"):
+        ledger.judge(ledger.counts)
 
 
 def test_loader_resumed_writes_each_masked_row_once_and_goes_on_counting(corpus: Corpus, tmp_path: Path):
@@ -90,5 +109,49 @@ def test_loader_resumed_writes_each_masked_row_once_and_goes_on_counting(corpus:
     list(resumed)
     assert sorted(row for _, _, row in places(path)) == list(range(0, 50, 5))
     end = resumed.state_dict()
-    assert (end["rows_seen"], end["rows_masked"]) == (50, 10)
+    assert (end["rows_seen"], end["rows_masked"]) == (50, {"corrupt_image": 10})
     assert resumed.masked.total() == len(resumed.ledger) < 10
+
+
+def test_loader_states_of_two_ranks_merge_into_one_for_any_number(corpus: Corpus, tmp_path: Path):
+    damaged = corpus.copy(tmp_path / "corpus")
+    for row in range(0, 50, 5):
+        damaged.overwrite(row, "image", bytes(400))
+    ranks = [damaged.loader(rank=rank, world_size=2, max_bad_share=0.1) for rank in range(2)]
+    for loader in ranks:
+        loader.judge_together()
+        list(loader)
+    states = [json.loads(json.dumps(loader.state_dict())) for loader in ranks]
+    merged = ranks[1].merge_states(states)
+    assert (merged["rows_seen"], merged["rows_masked"]) == (50, {"corrupt_image": 10})
+    with pytest.raises(DataError, match=r"^10 of 50 rows could not be used \(corrupt_image 10\), more than max_bad"):
+        ranks[0].check_rows(merged)
+    damaged.loader(max_bad_share=0.2).check_rows(merged)
+    resumed = [damaged.loader(rank=rank, world_size=4, max_bad_share=0.5) for rank in range(4)]
+    for loader in resumed:
+        loader.load_state_dict(merged)
+    assert resumed[3].merge_states([loader.state_dict() for loader in resumed]) == merged
+
+
+def test_loader_rows_are_judged_from_the_thousandth_or_the_end_of_an_epoch_on(corpus: Corpus):
+    loader = corpus.loader(max_bad_share=0.1)
+    state = {**loader.state_dict(), "rows_seen": 40, "rows_masked": {"file_changed": 10}}
+    loader.check_rows({**state, "step": 6})
+    for change in ({"step": 7}, {"epoch": 1}, {"rows_seen": 1000, "rows_masked": {"file_changed": 101}}):
+        with pytest.raises(DataError, match=r"rows could not be used \(file_changed"):
+            loader.check_rows({**state, **change})
+
+
+def test_ledger_says_where_a_row_lies_and_at_which_stage_it_failed(corpus: Corpus, tmp_path: Path):
+    damaged = corpus.copy(tmp_path / "corpus")
+    damaged.overwrite(3, "image", bytes(400))
+    damaged.overwrite(22, "caption", b"\xff")
+    list(loader := damaged.loader(max_bad_share=0.5))
+    found = {(e.row, e.shard, e.key, e.offset, e.stage, e.reason) for e in loader.ledger}
+    columns = corpus.index.take(np.array([3, 22]), ["image_offset", "caption_offset"])
+    image, caption = int(columns["image_offset"][0]), int(columns["caption_offset"][1])
+    assert found == {
+        (3, "000000.tar", "00003", image, "decode", "corrupt_image"),
+        (22, "000001.tar", "00022", caption, "caption", "bad_caption"),
+    }
+    assert (damaged.folder / "shards" / "000000.tar").read_bytes()[image : image + 400] == bytes(400)

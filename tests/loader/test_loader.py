@@ -323,8 +323,10 @@ def test_loader_refuses_what_is_no_state_of_its_own(corpus: Corpus):
         ({"step": None}, r"'step' must be .*: got None"),
         ({"step": True}, r"'step' must be .*: got True"),
         ({"epoch": "1"}, r"'epoch' must be a whole number from 0 on: got '1'; give"),
-        ({"rows_seen": 2.0}, r"'rows_seen' must be a whole number from 0 on: got 2\.0; give"),
-        ({"rows_seen": 3, "rows_masked": 4}, r"'rows_masked' must be a whole number from 0 on, at most 3: got 4; give"),
+        ({"rows_seen": 2.0}, r"'rows_seen' must be a whole number from 0 on, and .*: got 2\.0 and \{\}; give the dict"),
+        ({"rows_seen": 3, "rows_masked": {"filtered": 4}}, r".* no more in sum: got 3 and \{'filtered': 4\}; give"),
+        ({"rows_masked": 4}, r".* numbers by reason that are no more in sum: got 0 and 4; give"),
+        ({"rows_seen": 3, "rows_masked": {"filtered": -1}}, r".* got 3 and \{'filtered': -1\}"),
     ],
 )
 def test_loader_names_the_number_of_a_state_that_cannot_be(corpus: Corpus, change: dict[str, Any], message: str):
