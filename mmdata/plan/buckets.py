@@ -177,17 +177,19 @@ class TokenBudgetPolicy:
         self._policy = policy
         self.uses_cells = bool(getattr(policy, "uses_cells", False))
         self.buckets = tuple(policy.buckets)
-        self.batch_sizes: list[int] = []
-        for bucket in self.buckets:
-            row = bucket.length + (bucket.patches or (bucket.height // patch_size) * (bucket.width // patch_size))
-            rows = min(token_budget // row, global_batch_size) // multiple * multiple
-            if not rows:
-                raise ValueError(
-                    f"{bucket}: {multiple} rows of {row} tokens and patches do not fit into token_budget "
-                    f"{token_budget} and global_batch_size {global_batch_size}; set token_budget to {multiple * row} "
-                    f"or more, or batch_multiple ({multiple}) lower"
-                )
-            self.batch_sizes.append(rows)
+        tokens = [
+            bucket.length + (bucket.patches or (bucket.height // patch_size) * (bucket.width // patch_size))
+            for bucket in self.buckets
+        ]
+        most = max(tokens)
+        if min(token_budget // most, global_batch_size) < multiple:
+            bucket = self.buckets[tokens.index(most)]
+            raise ValueError(
+                f"{multiple} rows of {most} tokens and patches (text {bucket.length}, image {bucket.image}) do not fit "
+                f"into token_budget {token_budget} and global_batch_size {global_batch_size}; set token_budget to "
+                f"{multiple * most} or more, or batch_multiple ({multiple}) lower"
+            )
+        self.batch_sizes = [min(token_budget // each, global_batch_size) // multiple * multiple for each in tokens]
 
     def assign(self, shapes: Shapes) -> NDArray[np.int64]:
         """Positions in `buckets`, int64 (n,)."""

@@ -129,14 +129,16 @@ def test_token_budget_policy_fills_the_budget_and_no_more(lengths: list[int], mu
         assert (size + multiple) * (bucket.length + 4) > budget or size + multiple > most
 
 
-def test_token_budget_policy_names_the_bucket_that_does_not_fit():
+@pytest.mark.parametrize("budget", [100, 2000])
+def test_token_budget_policy_names_the_largest_bucket_where_one_does_not_fit(budget: int):
     policy = LengthAspectPolicy([16, 77], [(224, 224)])
     message = (
-        r"Bucket\(length=77, height=224, width=224, patches=0\): 8 rows of 273 tokens and patches do not fit into "
-        r"token_budget 2000 and global_batch_size 64; set token_budget to 2184 or more, or batch_multiple \(8\) lower"
+        r"^8 rows of 273 tokens and patches \(text 77, image 224 × 224\) do not fit into "
+        rf"token_budget {budget} and global_batch_size 64; set token_budget to 2184 or more, "
+        r"or batch_multiple \(8\) lower$"
     )
     with pytest.raises(ValueError, match=message):
-        TokenBudgetPolicy(policy, 2000, global_batch_size=64)
+        TokenBudgetPolicy(policy, budget, global_batch_size=64)
 
 
 # A policy of one's own
