@@ -9,6 +9,7 @@ from mmdata.cli import run
 from mmdata.config import load_config, sources
 from mmdata.errors import ConfigError
 from mmdata.inspect.report import write_report
+from mmdata.shards.folder import local_folder
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
     config = load_config(path) if path else None
     shards: list[Path] = given.shards
     if config and not shards:
-        shards = [Path(source.shards) for source in sources(config.data)]
+        shards = [local_folder(source.shards) for source in sources(config.data)]
     if not shards:
         raise ConfigError("say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`")
     data, settings = (config.data, config.model_dump(mode="json")) if config else (None, None)
