@@ -13,6 +13,7 @@ import argparse
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -22,6 +23,7 @@ from mmdata import Loader
 from mmdata.atomic import write_whole
 from mmdata.cli import run
 from mmdata.config import Config, DataConfig, evaluation_data, load_config
+from mmdata.loader.ledger import cut_ledger
 from mmdata.train import DualEncoder, distributed
 from mmdata.train.evaluate import evaluate_retrieval
 from mmdata.train.loop import AUTOCAST, Trainer
@@ -55,7 +57,16 @@ def train(config: Config, output: Path, device: torch.device) -> int:
     if rank == 0:
         write_whole(output / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
     loader.write_ledger(output / f"ledger-rank{rank}.jsonl")
+    if rank == 0:
+        cut_ledgers_of_former_ranks(output, loader.state_dict(), world_size)
     return trainer.run()
+
+
+def cut_ledgers_of_former_ranks(output: Path, state: dict[str, Any], world_size: int) -> None:
+    """Take out what ranks that this run has no more have listed after the step at which it goes on."""
+    for path in output.glob("ledger-rank*.jsonl"):
+        if int(path.stem.removeprefix("ledger-rank")) >= world_size:
+            cut_ledger(path, epoch=state["epoch"], step=state["step"])
 
 
 def evaluate_on(data: DataConfig, autocast_dtype: torch.dtype | None) -> Callable[[nn.Module], Mapping[str, float]]:

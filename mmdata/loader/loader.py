@@ -9,7 +9,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -163,7 +163,11 @@ class Loader:
         makes one state of those of all ranks.
         """
         place = {"epoch": self._epoch, "step": self._yielded}
-        return {**place, **self._ledger.counts.state(), "plan": self.plan.identity()}
+        return {**place, **self._ledger.counts.state(), "plan": self._identity}
+
+    @cached_property
+    def _identity(self) -> dict[str, str | int | bool]:
+        return self.plan.identity()  # takes a millisecond; a state may be asked for at every step
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of those that all ranks took at the same step: the rows that they have counted are added up."""
@@ -195,7 +199,7 @@ class Loader:
             ConfigError: the state belongs to another plan; what differs is named. Or a number in it is missing, or
                 is none that `state_dict` gives.
         """
-        identity = self.plan.identity()
+        identity = self._identity
         saved = state.get("plan") or {}
         if untold := [key for key in identity if key not in saved]:
             raise ConfigError(

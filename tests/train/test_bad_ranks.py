@@ -1,0 +1,150 @@
+"""Rows and ranks that go bad in runs of two real processes over gloo, without a launcher that would stop one for the
+other's sake."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from mmdata import Index, Loader
+from mmdata.convert import ConvertConfig, convert
+from mmdata.train.checkpoint import find_checkpoint, load_checkpoint
+
+TRAIN = Path(__file__).parents[2] / "tools" / "train.py"
+ROWS, BATCH = 24, 6
+
+
+@pytest.fixture
+def config(tmp_path: Path, make_corpus: Callable[..., Path]) -> Path:
+    """A run over 24 rows in batches of 6; its folder is `run`."""
+    raw = make_corpus(tmp_path / "raw", ROWS)
+    shards = tmp_path / "shards"
+    convert(raw / "captions.jsonl", shards, ConvertConfig(train_tokenizer=300))
+    data = {"shards": str(shards), "tokenizer": str(shards / "tokenizer"), "global_batch_size": BATCH}
+    data |= {"image_size": 16, "num_text_buckets": 2, "num_workers": 1}
+    train = {"output": str(tmp_path / "run"), "epochs": 1, "warmup_steps": 1, "log_every_steps": 1, "device": "cpu"}
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump({"data": data, "train": train}))
+    return path
+
+
+def spoil(shards: Path, rows: list[int]) -> None:
+    """Zeros in place of these rows' images."""
+    index = Index.open(shards)
+    columns = index.take(np.array(rows), ["image_offset", "image_bytes"])
+    for offset, size in zip(columns["image_offset"].tolist(), columns["image_bytes"].tolist(), strict=True):
+        with index.shard_path(0).open("r+b") as file:
+            file.seek(offset)
+            file.write(bytes(size))
+
+
+def rows_of_rank(config: Path, rank: int) -> list[int]:
+    """The rows that a rank of two has in epoch 0, in order."""
+    return [int(row) for batch in Loader.from_config(str(config), rank=rank, world_size=2) for row in batch["rows"]]
+
+
+def start(config: Path, *words: str, ranks: int = 2, of_rank: dict[int, str] | None = None) -> list[subprocess.Popen]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, str(TRAIN), str(config), *words]
+    return [
+        subprocess.Popen(
+            command + [word for number, word in (of_rank or {}).items() if number == rank],
+            env=os.environ | world | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str]]:
+    """Exit code and stderr of each; none may hang."""
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
+
+
+def ledger(run: Path) -> list[tuple[int, int]]:
+    """(epoch, row) of each line of all ranks."""
+    lines = [line for path in sorted(run.glob("ledger-rank*")) for line in path.read_text().splitlines()]
+    return sorted((entry["epoch"], entry["row"]) for entry in map(json.loads, lines))
+
+
+def counts(run: Path) -> tuple[int, dict[str, int]]:
+    state: dict[str, Any] = load_checkpoint(find_checkpoint(run))["batches"]
+    return state["rows_seen"], state["rows_masked"]
+
+
+def test_budget_counts_the_rows_of_all_ranks(config: Path, tmp_path: Path):
+    bad = rows_of_rank(config, 1)[:2]  # 2 of 24 rows, and 2 of rank 1's 12
+    spoil(tmp_path / "shards", bad)
+    results = finish(start(config, "data.max_bad_share=0.1"))
+    assert [code for code, _ in results] == [0, 0], results
+    assert ledger(tmp_path / "run") == sorted((0, row) for row in bad)
+    assert not (tmp_path / "run" / "ledger-rank0.jsonl").exists()
+    assert counts(tmp_path / "run") == (24, {"corrupt_image": 2})
+
+
+def test_budget_spent_stops_all_ranks_with_the_summary(config: Path, tmp_path: Path):
+    spoil(tmp_path / "shards", rows_of_rank(config, 1)[:2])
+    results = finish(start(config, "data.max_bad_share=0.05"))
+    for code, error in results:
+        assert code == 2
+        assert "error: over 2 ranks, 2 of 24 rows could not be used (corrupt_image 2), more than max_bad_share" in error
+    # Only rank 1 knows which rows they were.
+    assert ["; the first: shard '000000.tar', sample '" in error for _, error in results] == [False, True]
+
+
+def test_error_on_one_rank_stops_all_and_is_named(config: Path, tmp_path: Path):
+    shutil.copytree(tmp_path / "shards", tmp_path / "copy")
+    gone = Index.open(tmp_path / "copy").shard_path(0)
+    gone.unlink()
+    first, second = finish(start(config, of_rank={1: f"data.shards={tmp_path / 'copy'}"}))
+    assert (first[0], second[0]) == (2, 2)
+    assert f"error: shard '{gone}': no such file" in second[1]
+    said = f"error: rank 1 got no batch, and all ranks stop: DataError: shard '{gone}': no such file"
+    assert said in first[1]
+
+
+def test_two_ranks_killed_and_resumed_by_one_list_and_count_each_masked_row_once(config: Path, tmp_path: Path):
+    bad = [1, 8, 15, 22]
+    spoil(tmp_path / "shards", bad)
+    words = ["data.max_bad_share=0.5", "train.epochs=20", "train.checkpoint_every_steps=8"]
+    ranks = start(config, *words)
+    try:
+        assert ranks[0].stdout is not None
+        for line in ranks[0].stdout:
+            if line.startswith("step 13 "):
+                break
+    finally:
+        for process in ranks:
+            process.send_signal(signal.SIGKILL)
+    assert [code for code, _ in finish(ranks)] == [-signal.SIGKILL] * 2
+    seen, masked = counts(tmp_path / "run")
+    step = load_checkpoint(find_checkpoint(tmp_path / "run"))["step"]
+    assert seen == step * BATCH
+    assert masked == {"corrupt_image": step // 4 * len(bad)}
+    assert len(ledger(tmp_path / "run")) > masked["corrupt_image"]
+    (result,) = finish(start(config, *words, ranks=1))
+    assert result[0] == 0, result[1]
+    assert ledger(tmp_path / "run") == [(epoch, row) for epoch in range(20) for row in bad]
+    assert counts(tmp_path / "run") == (20 * ROWS, {"corrupt_image": 20 * len(bad)})
