@@ -124,7 +124,7 @@ def test_program_says_what_to_put_into_a_config(folder: Path, made: Path, capsys
     features = made.with_name("groups.features.npy")
     out = folder / "again.arrow"
     words = ("--features", features, "--size", 6, "--out", out, "--seed", 3)
-    overrides = ("data.window_rows=20", "data.num_lanes=2")
+    overrides = ("data.window_rows=20", "data.num_lanes=2", "data.unique=true")
     assert run_tool("neighbours", folder / "config.yaml", *overrides, *words) == 0
     said = capsys.readouterr().out
     assert said.startswith("42 rows in 7 groups of 6; 0 without a group\nmean similarity: ")
@@ -134,6 +134,7 @@ def test_program_says_what_to_put_into_a_config(folder: Path, made: Path, capsys
     assert settings == {
         "data": {
             "groups": {"by": str(out), "size": 6},
+            "unique": False,
             "window_rows": 42,
             "num_lanes": 1,
             "global_batch_size": 12,
@@ -143,6 +144,17 @@ def test_program_says_what_to_put_into_a_config(folder: Path, made: Path, capsys
     groups, said_of = read(out)
     assert (groups[units[units >= 0]].reshape(-1, 6) == groups[units[units >= 0]].reshape(-1, 6)[:, :1]).all()
     assert said_of == {"index": Index.open(folder / "shards").fingerprint, "size": "6", "seed": "3"}
+
+
+def test_program_says_that_groups_exclude_weights(folder: Path, capsys: pytest.CaptureFixture[str]):
+    np.save(folder / "random.npy", np.random.default_rng(0).normal(size=(84, 4)))
+    for share, told in (("weight", 1), ("repeat", 0)):
+        shards = (
+            f"data.shards=[{{shards: {folder / 'shards'}, {share}: 3}}, {{shards: {folder / 'other'}, {share}: 1}}]"
+        )
+        words = ("--features", folder / "random.npy", "--size", 4, "--out", folder / "weighted.arrow")
+        assert run_tool("neighbours", folder / "config.yaml", shards, *words) == 0
+        assert capsys.readouterr().out.count("a repeat for each dataset in place of its weight") == told
 
 
 def test_mixture_is_grouped_as_one_corpus(folder: Path):

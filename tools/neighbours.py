@@ -179,6 +179,10 @@ def write_groups(path: Path, groups: Tensor, made_of: dict[str, str | int]) -> N
 def settings_for(path: Path, size: int, data: DataConfig, rows: int) -> str:
     """The lines of a config: rows of a group stand together only where one window and one lane hold them."""
     lines = ["data:", f"  groups: {{by: {path}, size: {size}}}"]
+    if isinstance(data.shards, list) and data.shards[0].weight is not None:
+        lines.append("  # in shards: a repeat for each dataset in place of its weight, which groups exclude")
+    if data.unique:
+        lines.append("  unique: false  # groups exclude it")
     if rows > data.window_rows:
         lines.append(f"  window_rows: {rows}  # neighbours in different windows do not meet")
     if data.num_lanes > 1:
