@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from mmdata.loader.loader import data_config
 from mmdata.loader.planning import open_index
 from mmdata.shards import ShardWriter
 from mmdata.transform.text import Tokenizer
-from tests.shards.servers import serve, serve_s3
+from tests.shards.servers import Server, running, serve, serve_s3
 
 
 @pytest.fixture(scope="module")
@@ -94,22 +95,29 @@ print(digest(Loader.from_config(json.loads(sys.argv[1]))))
 """
 
 
-def start(config: dict[str, Any], url: str) -> subprocess.Popen[str]:
+def start(config: dict[str, Any], server: Server) -> subprocess.Popen[str]:
+    url = "s3://bucket" if server.behind else server.url
     command = [sys.executable, "-c", PROCESS, json.dumps({**config, "shards": url})]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "AWS_ENDPOINT_URL": server.url}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def test_four_processes_share_a_cache_and_one_is_killed_in_mid_download(config, far: Path):
+@pytest.mark.parametrize("serve", [serve, serve_s3])
+def test_four_processes_share_a_cache_and_one_is_killed_in_mid_download(config, far: Path, serve):
     here = digest(Loader.from_config({**config, "shards": str(far), "num_workers": 0}))
-    with serve(far, fault_every=20) as server, serve(far) as held:
-        held.hold_after = 60  # past the index: a shard is under way
-        killed = start(config, held.url)
-        processes = [start(config, server.url) for _ in range(3)]
+    with (
+        serve(far, fault_every=20) as server,
+        running(Server(folder=server.folder, behind=server.behind)) as held,
+    ):
+        held.held = "/000030.tar"
+        killed = start(config, held)
         assert held.holding.wait(120)
+        assert list(Path(config["cache_dir"]).glob("*.part"))
+        processes = [start(config, server) for _ in range(3)]
         killed.kill()
         killed.wait()
         held.release.set()
-        processes.append(start(config, held.url))
+        processes.append(start(config, held))
         assert [process.communicate(timeout=240)[0] for process in processes] == [f"{here}\n"] * 4
     check_clean(Path(config["cache_dir"]), room_of(config))
 

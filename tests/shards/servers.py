@@ -39,7 +39,7 @@ class Server(ThreadingHTTPServer):
         self.answers: dict[str, int | bytes] = {}
         self.requests: list[tuple[str, str | None]] = []
         self.faults: list[str] = []
-        self.hold_after = 0  # requests, after which one is held until `release` is set
+        self.held = ""  # path whose requests wait until `release` is set
         self.holding, self.release = threading.Event(), threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path, range_ = unquote(urlsplit(self.path).path), self.headers.get("Range")
         fault = self.server.next_fault(path, range_)
-        if 0 < self.server.hold_after < len(self.server.requests) and path.endswith(".tar"):
+        if self.server.held and path.endswith(self.server.held):
             self.server.holding.set()
             self.server.release.wait(120)
         time.sleep(SLOW_S if fault == "slow" else 0)
@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serve(folder: Path, *, fault_every: int = 0, ranges: bool = True) -> Generator[Server, None, None]:
     """HTTP over a folder."""
-    with _running(Server(folder=folder, fault_every=fault_every, ranges=ranges)) as server:
+    with running(Server(folder=folder, fault_every=fault_every, ranges=ranges)) as server:
         yield server
 
 
@@ -155,7 +155,7 @@ def serve_s3(folder: Path, *, fault_every: int = 0) -> Generator[Server, None, N
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 client.put_object(Bucket="bucket", Key=str(path.relative_to(folder)), Body=path.read_bytes())
-        with _running(Server(behind=f"{host}:{port}", fault_every=fault_every)) as server:
+        with running(Server(behind=f"{host}:{port}", fault_every=fault_every)) as server:
             os.environ["AWS_ENDPOINT_URL"] = server.url
             s3fs.S3FileSystem.clear_instance_cache()
             yield server
@@ -167,7 +167,8 @@ def serve_s3(folder: Path, *, fault_every: int = 0) -> Generator[Server, None, N
 
 
 @contextmanager
-def _running(server: Server) -> Generator[Server, None, None]:
+def running(server: Server) -> Generator[Server, None, None]:
+    """Answer requests until the block ends."""
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     try:
         yield server
