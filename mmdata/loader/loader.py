@@ -46,7 +46,7 @@ class Loader:
         max_bad_share: of the rows seen; the run ends when more could not be used.
 
     Attributes:
-        plan, index: as given.
+        plan, worker, index: as given.
         ledger: the newest entries of the rows that were masked on this rank.
         masked: how many were, by reason.
         stats: sums over the batches yielded.
@@ -76,7 +76,7 @@ class Loader:
         self.index = worker.index
         self.stats = Stats()
         self._ledger = Ledger(max_bad_share)
-        self._worker = worker
+        self.worker = worker
         self._rank, self._world_size = rank, world_size
         self._num_workers, self._prefetch = num_workers, prefetch
         self._epoch = 0
@@ -247,26 +247,26 @@ class Loader:
     def _tasks(self, epoch: int, start: int) -> Iterator[Task]:
         steps = self.plan.steps(epoch, start=start, rank=self._rank, world_size=self._world_size)
         tasks = (Task(epoch, step.number, step.bucket, step.rows, step.passes) for step in steps)
-        return fetch_ahead(tasks, self.index, self._worker.store)
+        return fetch_ahead(tasks, self.index, self.worker.store)
 
     def _make_ahead(self, tasks: Iterator[Task]) -> Iterator[Made]:
         """Batches in the order of the tasks; at most num_workers × prefetch are ready or being made."""
         if self._num_workers == 0:
             for task in tasks:
-                yield self._timed(partial(self._worker.make, task))
+                yield self._timed(partial(self.worker.make, task))
             return
         pool, current = worker_threads(self._num_workers), self._current
         ahead: deque[Future[Made]] = deque()
         try:
             for task in tasks:
-                ahead.append(pool.submit(self._worker.make, task))
+                ahead.append(pool.submit(self.worker.make, task))
                 if len(ahead) == self._num_workers * self._prefetch:
                     yield self._timed(ahead.popleft().result)
             while ahead:
                 yield self._timed(ahead.popleft().result)
         finally:
             if self._current is current:  # a newer iteration keeps what it waits for
-                self._worker.store.stop_fetching()
+                self.worker.store.stop_fetching()
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _timed(self, wait: Callable[[], Made]) -> Made:

@@ -41,6 +41,7 @@ class Worker:
     def __init__(self, index: Index, tokenizer: Tokenizer, transform: PixelTransform, *, hashes: bool = False) -> None:
         self.index = index
         self.store = ShardStore(index)
+        self.transform = transform
         self._assembler = Assembler(tokenizer, transform, hashes=hashes)
         self._has_labels = index.manifest.has_labels
 
