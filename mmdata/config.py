@@ -19,7 +19,7 @@ class SourceConfig(Settings):
     """Folder or URL with shards and a manifest."""
     weight: Positive | None = None
     """Share of every batch, to the row. The first dataset is passed over once an epoch, the others are cycled."""
-    repeat: Annotated[float, Field(gt=0.0)] | None = None
+    repeat: Annotated[float, Field(gt=0.0, le=1000.0)] | None = None
     """Passes an epoch, 1 unless given: 2 uses each row twice, 0.5 half of the rows and the other half in the next."""
 
     @field_validator("weight", mode="before")
