@@ -197,6 +197,7 @@ class _Rows:
                 stage = "transform"
                 pixels.write(whole, place, number=image.number, epoch=epoch)
             except BadSample as error:
+                decoded = clock() if stage == "decode" else decoded
                 self._mask(i, stage, error)
             stats.read_s += read - started
             stats.decode_s += decoded - read

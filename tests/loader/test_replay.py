@@ -1,0 +1,158 @@
+"""mmdata replay: one row made as in its batch, and what is printed of it."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from mmdata import cli
+from mmdata.errors import DataError
+from mmdata.loader.replay import find_task, place_in_ledger, replay, row_of_key
+
+from .conftest import Corpus
+
+TOOL = Path(__file__).parents[2] / "tools" / "replay.py"
+
+
+def run_tool(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["replay", *map(str, words)])
+    with pytest.raises(SystemExit) as leaving:
+        cli.run(runpy.run_path(str(TOOL))["main"])
+    assert isinstance(leaving.value.code, int)
+    return leaving.value.code
+
+
+def config(corpus: Corpus, folder: Path, **changes: Any) -> Path:
+    path = folder / "c.yaml"
+    path.write_text(yaml.safe_dump({"data": {**corpus.settings, **changes}}))
+    return path
+
+
+@pytest.mark.parametrize("settings", [{}, {"decode": "exact"}, {"transform": "eval"}, {"image_patches": [4, 6]}])
+def test_replay_gives_the_rows_of_the_batches_bit_for_bit(corpus: Corpus, settings: dict[str, Any]):
+    if "image_patches" in settings:
+        settings = {**settings, "image_buckets": None}
+    loader = corpus.loader(**settings)
+    for epoch in (0, 1):
+        for step, batch in enumerate(loader):
+            for place in (0, 5):
+                row = int(batch["rows"][place])
+                if row < 0:
+                    continue
+                found = replay(loader.worker, find_task(loader.plan, row, epoch))
+                assert (found.task.epoch, found.task.step, found.key) == (epoch, step, batch["keys"][place])
+                for name, value in batch.items():
+                    if isinstance(value, torch.Tensor):
+                        assert torch.equal(found.made.batch[name][0], value[place]), name  # type: ignore[literal-required]
+
+
+def test_replay_says_what_happened_at_each_stage(corpus: Corpus):
+    loader = corpus.loader()
+    found = replay(loader.worker, find_task(loader.plan, 9, 0))  # row % 9 == 0: turned by EXIF
+    assert found.image.orientation == 6
+    assert bytes(found.image.data) == corpus.samples[9].image
+    assert found.caption in corpus.samples[9].captions
+    info = corpus.samples[9].info
+    assert found.size == (info.width, info.height)
+    assert found.decoded is not None
+    assert found.decoded.size == (found.task.bucket.height, found.task.bucket.width)
+    tar = (corpus.folder / "shards" / found.shard).read_bytes()
+    assert tar[found.image_offset :].startswith(corpus.samples[9].image)
+    assert found.made.masked == []
+
+
+def test_replay_row_that_is_in_no_batch_is_an_error(corpus: Corpus):
+    loader = corpus.loader(limit=20)
+    with pytest.raises(
+        DataError, match=r"^row 20 is in no batch of epoch 3 from step 0 on; the index has rows 0 to 19"
+    ):
+        find_task(loader.plan, 20, 3)
+
+
+def test_replay_key_must_be_that_of_one_row(corpus: Corpus):
+    assert row_of_key(corpus.index, "00042") == 42
+    with pytest.raises(DataError, match=r"^key '42': none of 50 rows has it; give the number of the row"):
+        row_of_key(corpus.index, "42")
+
+
+def test_replay_ledger_line_must_be_of_these_shards(corpus: Corpus, tmp_path: Path):
+    path = tmp_path / "l.jsonl"
+    line = {"epoch": 2, "step": 4, "row": 42, "key": "00042"}
+    path.write_text("\n".join(json.dumps(entry) for entry in (line, {**line, "key": "7"}, {"row": 3})) + "\n")
+    assert place_in_ledger(path, 1, corpus.index) == (42, 2, 4)
+    for number, message in (
+        (2, r"line 2: row 42 with key '7' is not in these shards; give the config of that run"),
+        (3, r"line 3: not a line of a run's ledger; KeyError\('epoch'\)"),
+        (4, r"has lines 1 to 3, and line 4 was asked for"),
+        (0, r"has lines 1 to 3, and line 0 was asked for"),
+    ):
+        with pytest.raises(DataError, match=message):
+            place_in_ledger(path, number, corpus.index)
+
+
+def test_replay_program_prints_the_stages_and_saves_the_pixels(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    path, png = config(corpus, tmp_path), tmp_path / "out.png"
+    assert run_tool(monkeypatch, path, 7, "--epoch", 1, "--save", png) == 0
+    shown = capsys.readouterr().out
+    names = [line.split()[0] for line in shown.splitlines()]
+    assert names == ["row", "batch", "read", "decode", "transform", "caption", "tokenize", "pixels", "pixels:"]
+    loader = corpus.loader()
+    task = find_task(loader.plan, 7, 1)
+    assert f"epoch 1, step {task.step}: {task.bucket.length} tokens, {task.bucket.image}" in shown
+    expected = replay(loader.worker, task).made.batch["pixel_values"][0].permute(1, 2, 0)
+    assert np.array_equal(np.asarray(Image.open(png)), expected.numpy())
+    assert run_tool(monkeypatch, path, "--key", "00007", "--epoch", 1) == 0
+    first = [line for line in capsys.readouterr().out.splitlines() if " ms  " not in line]
+    assert first == [line for line in shown.splitlines()[:-1] if " ms  " not in line]
+
+
+def test_replay_program_says_why_a_row_of_the_ledger_is_masked(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    damaged = corpus.copy(tmp_path / "corpus")
+    damaged.overwrite(3, "image", bytes(400))
+    loader = damaged.loader(max_bad_share=0.5)
+    loader.set_epoch(1)
+    loader.write_ledger(tmp_path / "l.jsonl")
+    list(loader)
+    assert run_tool(monkeypatch, config(damaged, tmp_path), "--ledger", tmp_path / "l.jsonl") == 1
+    shown = capsys.readouterr().out
+    assert "row                   3, key '00003', shard '000000.tar'\n" in shown
+    assert f"epoch 1, step {loader.ledger[0].step}: " in shown
+    assert f"at decode: corrupt_image: {loader.ledger[0].detail}\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "say which row: a number, --key or --ledger, one of them: got none"),
+        ([3, "--key", "00003"], "say which row: a number, --key or --ledger, one of them: got ['3']"),
+        (["x"], "one of them: got ['x']"),
+        ([99], "row 99 is in no batch of epoch 0 from step 0 on; the index has rows 0 to 49"),
+        (
+            [3, "data.image_patches=[4]", "data.image_buckets=null", "--save", "x.png"],
+            "--save: the row is patches at native resolution, not an image; leave --save out",
+        ),
+    ],
+)
+def test_replay_program_says_in_one_line_what_is_wrong(
+    words: list[object],
+    message: str,
+    corpus: Corpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    assert run_tool(monkeypatch, config(corpus, tmp_path), *words) == 2
+    assert message in capsys.readouterr().err
