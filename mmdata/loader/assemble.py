@@ -106,13 +106,21 @@ class Assembler:
         tokenizer: for the captions.
         transform: for the pixels.
         hashes: add image_hash and caption_hash to the batches.
+        slots: lends the memory of pixels; default: memory of this process.
     """
 
-    def __init__(self, tokenizer: Tokenizer, transform: PixelTransform, *, hashes: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        transform: PixelTransform,
+        *,
+        hashes: bool = False,
+        slots: SlotRing | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.transform = transform
         self._hashes = hashes
-        self._slots = SlotRing()
+        self._slots = slots or SlotRing()
 
     def make(self, task: Task, samples: Samples, *, labels: bool) -> Made:
         """Make a batch; `labels` says whether it has them.
@@ -130,7 +138,7 @@ class Assembler:
         except (DataError, ConfigError, Interrupted):
             raise  # they name their file; nobody waits for what was interrupted
         except Exception as error:
-            raise LoadError(f"{rows.place()}: {type(error).__name__}: {error}") from error
+            raise LoadError(rows.explain(error)) from error
         usable = np.zeros(len(task.rows), bool)
         usable[places] = rows.usable
         rows.count(usable, attention_mask)
@@ -170,15 +178,17 @@ class _Rows:
         self.stats = Stats()
         self._at: int | None = None  # the sample that is worked at
 
-    def place(self) -> str:
-        """What is worked at, for messages."""
-        task = self._task
-        if self._at is None:
-            of = f"{len(self._places)} rows, the first {task.rows[self._places[:1]].tolist()}"
-        else:
-            row = int(task.rows[self._places[self._at]])
-            of = f"shard '{self._samples.shard(self._at)}', sample '{self._samples.keys[self._at]}' (row {row})"
-        return f"epoch {task.epoch}, step {task.step}, {of}"
+    def explain(self, error: Exception) -> str:
+        """Where an error happened, what it is, and how to see it again."""
+        task, samples, i = self._task, self._samples, self._at
+        words = f"epoch {task.epoch}, step {task.step}"
+        if i is None:
+            first = task.rows[self._places[:1]].tolist()
+            return f"{words}, {len(self._places)} rows, the first {first}: {type(error).__name__}: {error}"
+        row = int(task.rows[self._places[i]])
+        words = f"{words}, shard '{samples.shard(i)}', sample '{samples.keys[i]}': {type(error).__name__}: {error}"
+        in_index = samples.offset(i, "image") >= 0
+        return f"{words}; `mmdata replay CONFIG {row} --epoch {task.epoch}` makes it alone" if in_index else words
 
     def write_pixels(self, pixels: Images | Patches) -> None:
         """Decode and crop each row into its place."""
