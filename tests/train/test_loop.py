@@ -303,25 +303,36 @@ def test_loop_resumed_from_further_back_evaluates_each_step_once(tmp_path: Path)
     assert go() == [4, 8]
 
 
-def test_loop_full_disk_stops_all_ranks_with_the_error(tmp_path: Path):
+def run_two_ranks(output: Path, **spec: Any) -> list[tuple[int, str]]:
+    """Exit code and stderr of two ranks; no launcher here that would stop one for the other's sake."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    spec = {"output": str(tmp_path), "dropout": 0.0, "largest_file": 5000}
-    command = [sys.executable, str(PROGRAM), json.dumps(spec)]
+    command = [sys.executable, str(PROGRAM), json.dumps({"output": str(output), "dropout": 0.0, **spec})]
     world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
         subprocess.Popen(command, env=os.environ | world | {"RANK": rank}, stderr=subprocess.PIPE, text=True)
         for rank in "01"
     ]
     try:
-        for process in ranks:  # no launcher here that would stop one for the other's sake
-            assert "OSError: [Errno 27] File too large" in process.communicate(timeout=300)[1]
-            assert process.returncode == 1
+        errors = [process.communicate(timeout=300)[1] for process in ranks]
     finally:
         for process in ranks:
             process.kill()
+    return [(process.returncode, error) for process, error in zip(ranks, errors, strict=True)]
+
+
+def test_loop_full_disk_stops_all_ranks_with_the_error(tmp_path: Path):
+    for code, error in run_two_ranks(tmp_path, largest_file=5000):
+        assert "OSError: [Errno 27] File too large" in error
+        assert code == 1
     assert latest_checkpoint(tmp_path / "checkpoints") is None
+
+
+def test_loop_epoch_that_ends_early_on_one_rank_stops_all(tmp_path: Path):
+    for code, error in run_two_ranks(tmp_path, steps_of_last=2):
+        assert "TrainingError: rank 1 got no batch, and all ranks stop: its epoch has ended" in error
+        assert code == 1
 
 
 def test_loop_mines_only_after_the_steps_that_are_set():
