@@ -97,7 +97,13 @@ class DataConfig(Settings):
     cache_gb: Annotated[float, Field(gt=0.0)] = 100.0
     """Gigabytes (10⁹ bytes) that folder may hold; those used least recently make room."""
     num_workers: Count = 2
-    """Worker threads; 0 loads in the caller's thread."""
+    """Threads that make batches; 0 loads in the caller's thread, whatever `workers` is."""
+    workers: Literal["thread", "process"] = "thread"
+    """thread: they run beside the training loop in its own process, and start at once. process: in a side process
+    whose batches lie in shared memory. The loop then never waits for their Python code, as one of many small operations
+    does; the price is a start of some seconds and the memory of one more interpreter. Batches are the same."""
+    num_processes: Positive = 1
+    """Side processes that share the `num_workers` threads: more than one for a transform that is much Python code."""
     prefetch: Positive = 2
     """Batches made ahead by each worker."""
     window_rows: Positive = 2**20
@@ -137,6 +143,11 @@ class DataConfig(Settings):
                 raise ValueError(f"image_patches must rise: got {self.image_patches}")
             if self.image_buckets is not None:
                 raise ValueError("image_patches and image_buckets exclude each other: give one")
+        if self.num_processes > 1 and (self.workers == "thread" or self.num_processes > self.num_workers):
+            raise ValueError(
+                f"num_processes ({self.num_processes}) are side processes that share num_workers: set workers to "
+                f"process (it is {self.workers}), and num_workers ({self.num_workers}) to as many or more"
+            )
         if self.crop_scale[0] > self.crop_scale[1] or self.crop_scale[0] == 0:
             raise ValueError(f"crop_scale must be (min, max) with 0 < min <= max: got {self.crop_scale}")
         return self

@@ -19,15 +19,13 @@ from mmdata.config import Config, DataConfig, load_config
 from mmdata.errors import ConfigError
 from mmdata.loader.ahead import fetch_ahead
 from mmdata.loader.assemble import Made, Task, worker_threads
+from mmdata.loader.beside import SideProcesses
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
-from mmdata.loader.mixing import needs_hashes
-from mmdata.loader.planning import build_plan, open_index
+from mmdata.loader.planning import build_plan
 from mmdata.loader.stats import Stats
 from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
 from mmdata.settings import parse
-from mmdata.transform.pixels import PixelTransform
-from mmdata.transform.text import Tokenizer
 
 
 class Loader:
@@ -41,7 +39,7 @@ class Loader:
         worker: makes batches.
         rank: 0 … world_size-1.
         world_size: processes that share each global batch; must divide the global batch size.
-        num_workers: threads; 0 makes batches in the caller's thread.
+        num_workers: threads; 0 makes batches in the caller's thread. Those of a side process: only by `from_config`.
         prefetch: batches made ahead by each worker.
         max_bad_share: of the rows seen; the run ends when more could not be used.
 
@@ -82,6 +80,7 @@ class Loader:
         self._epoch = 0
         self._yielded = 0  # of the current epoch
         self._resume = False  # the next iteration goes on at _yielded
+        self._side: SideProcesses | None = None  # makes the batches in place of threads here
         self._current: object = None  # the iteration whose position it is
         self._stay = False  # … and in this epoch, even where nothing is left of it
 
@@ -101,18 +100,19 @@ class Loader:
             DataError: the shards have no index, or are not those that were indexed.
         """
         data = data_config(config)
-        index = open_index(data)
-        tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
-        transform = PixelTransform.from_config(data)
-        return cls(
-            build_plan(data, index, tokenizer),
-            Worker(index, tokenizer, transform, hashes=needs_hashes(data)),
+        worker = Worker.from_config(data)
+        loader = cls(
+            build_plan(data, worker.index, worker.tokenizer),
+            worker,
             rank=rank,
             world_size=world_size,
             num_workers=data.num_workers,
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,
         )
+        if data.workers == "process" and data.num_workers > 0:
+            loader._side = SideProcesses(data, loader.plan.identity(), rank=rank, world_size=world_size)
+        return loader
 
     def __len__(self) -> int:
         """Steps of the current epoch, exact, the same on every rank.
@@ -231,7 +231,8 @@ class Loader:
         elif not self._resume:
             self._yielded = 0
         self._resume = self._stay = False
-        for made in self._make_ahead(self._tasks(self._epoch, self._yielded)):
+        make = self._side.make if self._side else self._make
+        for made in make(self._epoch, self._yielded):
             self.stats.add(made.stats)
             self._ledger.add(made.masked, made.stats.rows + len(made.masked))
             self._yielded += 1
@@ -244,13 +245,15 @@ class Loader:
         self._ledger.check()
         self._epoch, self._yielded = self._epoch + 1, 0
 
-    def _tasks(self, epoch: int, start: int) -> Iterator[Task]:
+    def tasks(self, epoch: int, start: int) -> Iterator[Task]:
+        """What is to be made for an epoch on this rank, from step `start` on."""
         steps = self.plan.steps(epoch, start=start, rank=self._rank, world_size=self._world_size)
         tasks = (Task(epoch, step.number, step.bucket, step.rows, step.passes) for step in steps)
         return fetch_ahead(tasks, self.index, self.worker.store)
 
-    def _make_ahead(self, tasks: Iterator[Task]) -> Iterator[Made]:
-        """Batches in the order of the tasks; at most num_workers × prefetch are ready or being made."""
+    def _make(self, epoch: int, start: int) -> Iterator[Made]:
+        """Batches in the order of the plan; at most num_workers × prefetch are ready or being made."""
+        tasks = self.tasks(epoch, start)
         if self._num_workers == 0:
             for task in tasks:
                 yield self._timed(partial(self.worker.make, task))

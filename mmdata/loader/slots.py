@@ -8,20 +8,31 @@ from __future__ import annotations
 import math
 import threading
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+
+def own_memory(size: int) -> NDArray[np.uint8]:
+    """Bytes of this process."""
+    return np.empty(size, np.uint8)
 
 
 class SlotRing:
     """Lends uint8 tensors. Safe to use from many threads.
 
     Allocating a batch anew would cost a page fault for every 4 KiB of it, about as much time as copying it.
+
+    Args:
+        allocate: gives so many bytes or more.
     """
 
-    def __init__(self) -> None:
-        self._free: list[np.ndarray[tuple[int], np.dtype[np.uint8]]] = []
+    def __init__(self, allocate: Callable[[int], NDArray[np.uint8]] = own_memory) -> None:
+        self._allocate = allocate
+        self._free: list[NDArray[np.uint8]] = []
         self._lock = threading.Lock()
 
     def lend(self, shape: tuple[int, ...]) -> Tensor:
@@ -33,7 +44,7 @@ class SlotRing:
             if buffer is None and self._free:
                 self._free.pop()  # too small: replaced by a larger one, so that the ring does not grow
         if buffer is None:
-            buffer = np.empty(size, np.uint8)
+            buffer = self._allocate(size)
         # The tensor's storage keeps this view alive, and the view's end is the sign that no tensor shares it any more.
         view = buffer[:size]
         # The garbage collector may run it at any moment, in the midst of `lend` too: it must not wait for the lock.

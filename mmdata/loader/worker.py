@@ -7,8 +7,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.config import DataConfig
 from mmdata.errors import BadSample, Reason
 from mmdata.loader.assemble import Assembler, Made, Task
+from mmdata.loader.mixing import needs_hashes
+from mmdata.loader.planning import open_index
+from mmdata.loader.slots import SlotRing
 from mmdata.plan import choose_captions
 from mmdata.shards import FORMATS, Index, ShardStore, captions_of
 from mmdata.shards.columns import hash64
@@ -36,14 +40,31 @@ class Worker:
         tokenizer: for the captions.
         transform: for the pixels.
         hashes: add image_hash and caption_hash to the batches.
+        slots: lends the memory of pixels; default: memory of this process.
     """
 
-    def __init__(self, index: Index, tokenizer: Tokenizer, transform: PixelTransform, *, hashes: bool = False) -> None:
+    def __init__(
+        self,
+        index: Index,
+        tokenizer: Tokenizer,
+        transform: PixelTransform,
+        *,
+        hashes: bool = False,
+        slots: SlotRing | None = None,
+    ) -> None:
         self.index = index
         self.store = ShardStore(index)
+        self.tokenizer = tokenizer
         self.transform = transform
-        self._assembler = Assembler(tokenizer, transform, hashes=hashes)
+        self._assembler = Assembler(tokenizer, transform, hashes=hashes, slots=slots)
         self._has_labels = index.manifest.has_labels
+
+    @classmethod
+    def from_config(cls, data: DataConfig, *, slots: SlotRing | None = None) -> Worker:
+        """The worker that a section `data` describes."""
+        tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
+        transform = PixelTransform.from_config(data)
+        return cls(open_index(data), tokenizer, transform, hashes=needs_hashes(data), slots=slots)
 
     def make(self, task: Task) -> Made:
         """Make a batch.

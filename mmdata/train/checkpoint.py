@@ -30,6 +30,8 @@ MAY_CHANGE = frozenset(
         "data.shards.shards",
         "data.val_shards",
         "data.num_workers",
+        "data.num_processes",
+        "data.workers",
         "data.cache_dir",
         "data.cache_gb",
         "data.prefetch",

@@ -1,0 +1,233 @@
+"""The loader's end of its side processes: starts them, takes their batches, and says so when one is gone.
+
+The training loop reads one small message a batch, and makes views of memory that is shared; all else is done elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from time import perf_counter
+from typing import Any
+
+from mmdata.config import DataConfig
+from mmdata.errors import ConfigError, DataError, LoadError
+from mmdata.loader.assemble import Made
+from mmdata.loader.shared import REMEDY, Channel, MappedMemory, unpack
+
+logger = logging.getLogger("mmdata")
+
+START = "import sys; sys.path[:] = sys.argv[2:]; from mmdata.loader.side import main; main(int(sys.argv[1]))"
+"""The path is this process's before anything is imported: `python -m` would look into the current folder first."""
+KILLED = "the system kills a process so when memory runs out: lower data.prefetch or data.num_workers"
+
+
+class SideProcesses:
+    """Side processes that make a loader's batches: process p makes every num_processes-th batch from the p-th on.
+
+    They are started when first needed, wait between epochs, and end with this object or with this process.
+
+    Args:
+        data: settings.
+        identity: of the plan; theirs must be the same.
+        rank: 0 … world_size-1.
+        world_size: processes that share each global batch.
+
+    Raises:
+        ConfigError: a transform that another process cannot import.
+    """
+
+    def __init__(self, data: DataConfig, identity: dict[str, Any], *, rank: int, world_size: int) -> None:
+        if data.transform.startswith("__main__:"):
+            raise ConfigError(
+                f"transform '{data.transform}': data.workers is process, and another process cannot import what is "
+                "defined in the program itself; put it into a file of its own, or set data.workers to thread"
+            )
+        self._settings = {"data": data.model_dump(mode="json"), "rank": rank, "world_size": world_size}
+        self._identity = json.loads(json.dumps(identity))
+        self._num_threads, self._num_processes = data.num_workers, data.num_processes
+        self._processes: list[_SideProcess] = []
+        self._pid = 0
+        self._runs = 0
+
+    def make(self, epoch: int, start: int) -> Iterator[Made]:
+        """The batches of an epoch from step `start` on, in the plan's order; `wait_s` of each says how long it took.
+
+        Raises:
+            LoadError: a process is gone; the next call starts others.
+            Exception: what a worker raised, as a `LoadError` unless it is one of `mmdata.errors`.
+        """
+        self._runs += 1
+        run = self._runs
+        try:
+            self._start()
+            for process in self._processes:
+                process.tell("begin", run, epoch=epoch, start=start)
+            for step in count(start):
+                began = perf_counter()
+                process = self._processes[(step - start) % self._num_processes]
+                made = process.take(run, f"epoch {epoch}, step {step} was to come next")
+                if made is None:
+                    return
+                made.stats.wait_s = perf_counter() - began
+                yield made
+        except GeneratorExit:  # left in the middle
+            if run == self._runs:
+                for process in self._processes:
+                    with suppress(LoadError):  # one that is gone has stopped
+                        process.tell("stop", run)
+            raise
+        except BaseException:
+            self.close()  # it may be gone, or was interrupted in the middle of a message
+            raise
+
+    def close(self) -> None:
+        """End the processes; `make` starts others."""
+        for process in self._processes:
+            process.close()
+        self._processes = []
+
+    def _start(self) -> None:
+        """Have the processes running; in a forked child of the process that started them, others."""
+        if self._pid == os.getpid() and self._processes:
+            return
+        self._processes = []  # of the parent, in a forked child
+        self._pid = os.getpid()
+        for place in range(self._num_processes):
+            threads = len(range(place, self._num_threads, self._num_processes))  # 5 threads in 2 processes: 3 and 2
+            share = {"threads": threads, "place": place, "places": self._num_processes}
+            self._processes.append(_SideProcess({**self._settings, **share}))
+        for process in self._processes:
+            process.wait_until_ready(self._identity)
+
+
+class SideTraceback(Exception):
+    """Where in a side process an error came from; the `__cause__` of that error here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"in the loader's side process:\n{text}")
+
+
+KNOWN = {"ConfigError": ConfigError, "DataError": DataError, "LoadError": LoadError}
+
+
+def error_of(message: dict[str, str]) -> Exception:
+    """The error that a side process described."""
+    kind, text = message["type"], message["text"]
+    error = KNOWN[kind](text) if kind in KNOWN else LoadError(f"{kind}: {text}")
+    error.__cause__ = SideTraceback(message["traceback"])
+    return error
+
+
+class _SideProcess:
+    """One process, and the memory it shares with this one."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._memory = MappedMemory()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise ConfigError(f"data.workers process: no socket: {error}; {REMEDY}") from error
+        self._channel = Channel(ours)
+        try:
+            with theirs:
+                # In a session of its own: Ctrl-C at the terminal is for this process alone.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-u", "-c", START, str(theirs.fileno()), *map(str, sys.path)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            raise ConfigError(
+                f"data.workers process: '{sys.executable}' cannot be started: {error}; {REMEDY}"
+            ) from error
+        self._ending = weakref.finalize(self, _end, self._channel, self._process, os.getpid())
+        self._send(settings, "its settings")
+
+    def wait_until_ready(self, identity: dict[str, Any]) -> None:
+        """Wait until it has opened the index and made a plan, which must be this process's.
+
+        Raises:
+            DataError: it is another.
+        """
+        message, _ = self._receive(0, "while it opened the index")
+        if message.get("ready") != identity:
+            raise DataError(
+                f"the loader's side process made another plan, {message.get('ready')}, than this one, {identity}: the "
+                "shards or the tokenizer have changed since the loader was built; build it anew"
+            )
+
+    def tell(self, what: str, run: int, **more: int) -> None:
+        """Ask for something, and say which memory nothing looks at any more."""
+        dropped = [self._memory.dropped.popleft() for _ in range(len(self._memory.dropped))]
+        self._send({"do": what, "run": run, "dropped": dropped, **more}, f"'{what}'")
+
+    def take(self, run: int, when: str) -> Made | None:
+        """The next batch of a run; None: there is none. `when` says for messages what it was needed for."""
+        while True:
+            message, files = self._receive(run, when)
+            if "made" in message:
+                for (number, size), file in zip(message["buffers"], files, strict=True):
+                    self._memory.add(number, size, file)
+                for number in message["removed"]:
+                    self._memory.forget(number)
+                made = unpack(message["made"], self._memory)
+                if message["run"] == run:
+                    self.tell("go on", run)
+                    return made
+            elif "end" in message and message["run"] == run:
+                return None
+
+    def close(self) -> None:
+        """End the process."""
+        self._ending()
+
+    def _send(self, message: dict[str, Any], what: str) -> None:
+        try:
+            self._channel.send(message)
+        except OSError:
+            raise self._gone(f"when it was to be told {what}") from None
+
+    def _receive(self, run: int, when: str) -> tuple[dict[str, Any], list[int]]:
+        """The next message that is no log record; raises what is an error, unless it is of another run."""
+        while True:
+            try:
+                message, files = self._channel.receive()
+            except EOFError:
+                raise self._gone(when) from None
+            if "log" in message:
+                logger.log(message["log"][0], "%s", message["log"][1])
+            elif "error" in message:
+                if message.get("run", run) == run:
+                    raise error_of(message["error"])
+            else:
+                return message, files
+
+    def _gone(self, when: str) -> LoadError:
+        code = self._process.wait()  # its end of the socket is closed: it has ended
+        how, why = f"exit code {code}", "what it printed says why"
+        if code < 0:
+            how = f"killed by {signal.Signals(-code).name}"
+            why = KILLED if -code == signal.SIGKILL else "a defect in a library does so, or a person"
+        return LoadError(
+            f"the loader's side process {self._process.pid} is gone ({how}), {when}; {why}, or set data.workers to "
+            "thread. Iterating anew starts another; the loader's state is what was yielded before"
+        )
+
+
+def _end(channel: Channel, process: subprocess.Popen[bytes], owner: int) -> None:
+    channel.close()
+    if owner == os.getpid():  # a forked child has a copy, which is not its own
+        process.kill()  # it holds nothing that outlives it
+        process.wait()

@@ -1,0 +1,465 @@
+"""Side processes: the batches of threads, bit for bit, whatever becomes of either side; nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmdata import Batch, stream
+from mmdata.errors import ConfigError, DataError, LoadError
+
+from .conftest import Corpus
+
+Same = Callable[[Batch, Batch], bool]
+Join = Callable[[list[Batch]], Batch]
+SIDE: dict[str, Any] = {"workers": "process"}
+ROOT = Path(__file__).parents[2]
+
+
+def sides(parent: int | None = None) -> list[int]:
+    """Process ids of a process's side processes."""
+    found: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            ppid = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(ppid) == (parent or os.getpid()) and b"mmdata.loader.side" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def gone(pid: int, *, within_s: float = 10.0) -> bool:
+    """Whether a process ends; one that nobody has waited for yet has."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Side processes end with their loaders."""
+    yield
+    gc.collect()
+    assert sides() == []
+
+
+# The same batches
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_workers": 1, "prefetch": 1},
+        {"num_workers": 3, "hashes": True},
+        {"num_workers": 3, "num_processes": 2},
+        {"image_buckets": None, "image_patches": [4, 9, 16], "patch_size": 8, "transform": "eval"},
+        {"groups": {"candidates": 1}},
+        {"token_budget": 400, "global_batch_size": 32, "batch_multiple": 2},
+    ],
+)
+def test_side_gives_the_batches_of_threads(corpus: Corpus, same: Same, changes: dict[str, Any]):
+    loader, threads = corpus.loader(**SIDE, **changes), corpus.loader(**{**changes, "num_processes": 1})
+    for _ in range(2):
+        batches = list(loader)
+        assert len(batches) >= 2
+        assert all(same(a, b) for a, b in zip(batches, threads, strict=True))
+    assert loader.state_dict() == threads.state_dict()
+    counted = ("rows", "masked", "tokens", "token_places")
+    assert [getattr(loader.stats, name) for name in counted] == [getattr(threads.stats, name) for name in counted]
+    assert min(loader.stats.decode_s, loader.stats.transform_s, loader.stats.tokenize_s, loader.stats.wait_s) > 0
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_side_resumes_in_the_middle_of_an_epoch_on_two_ranks(
+    corpus: Corpus, same: Same, join: Join, num_processes: int
+):
+    whole = list(corpus.loader())
+    ranks = [corpus.loader(rank=rank, world_size=2, num_processes=num_processes, **SIDE) for rank in range(2)]
+    state = {**ranks[0].state_dict(), "step": 3}
+    for rank in ranks:
+        rank.load_state_dict(state)
+    rest = [join(list(parts)) for parts in zip(*ranks, strict=True)]
+    assert all(same(a, b) for a, b in zip(rest, whole[3:], strict=True))
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_side_left_in_the_middle_begins_anew(corpus: Corpus, same: Same, num_processes: int):
+    loader, whole = corpus.loader(num_processes=num_processes, **SIDE), list(corpus.loader())
+    started: set[int] = set()
+    for left_at in range(5):
+        loader.set_epoch(0)
+        for step, batch in enumerate(loader):
+            assert same(batch, whole[step])
+            if step == left_at:
+                break
+        started.update(sides())
+    loader.set_epoch(0)
+    assert all(same(a, b) for a, b in zip(loader, whole, strict=True))
+    assert len(started) == num_processes  # once, for all iterations
+
+
+def test_side_older_of_two_iterations_stops(corpus: Corpus, same: Same):
+    loader, whole = corpus.loader(**SIDE), list(corpus.loader())
+    older = iter(loader)
+    next(older)
+    newer = iter(loader)
+    assert same(next(newer), whole[0])
+    with pytest.raises(RuntimeError, match="a newer iteration over this loader has begun"):
+        next(older)
+    assert all(same(a, b) for a, b in zip(newer, whole[1:], strict=True))
+
+
+def test_side_without_workers_is_not_started(corpus: Corpus, same: Same):
+    loader = corpus.loader(num_workers=0, **SIDE)
+    iterator = iter(loader)
+    assert same(next(iterator), next(iter(corpus.loader())))
+    assert sides() == []
+
+
+# Memory
+
+
+def test_side_batches_may_be_kept_whole_and_in_part(corpus: Corpus):
+    loader = corpus.loader(**SIDE)
+    kept: list[Any] = []
+    copies: list[Any] = []
+    for _ in range(3):
+        for step, batch in enumerate(loader):
+            for key in ("pixel_values", "input_ids", "valid", "rows"):
+                value: Any = batch[key]
+                kept.append([value, value[3:], value.numpy()[1:4], memoryview(value.numpy())][step % 4])
+                copies.append(np.asarray(kept[-1]).copy())
+            del batch, value
+    assert all(np.array_equal(np.asarray(a), b) for a, b in zip(kept, copies, strict=True))
+    del loader  # memory outlives the process that filled it
+    gc.collect()
+    assert sides() == []
+    assert all(np.array_equal(np.asarray(a), b) for a, b in zip(kept, copies, strict=True))
+
+
+def test_side_tensors_are_saved_without_their_neighbours(corpus: Corpus):
+    batch = next(iter(corpus.loader(**SIDE)))
+    assert [batch[key].untyped_storage().nbytes() for key in ("rows", "valid", "labels")] == [64, 8, 64]
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_side_memory_is_used_again_and_nothing_grows_over_epochs(corpus: Corpus):
+    gc.collect()
+    shm = sorted(os.listdir("/dev/shm"))
+    loader = corpus.loader(num_workers=1, prefetch=2, image_buckets=[[32, 32]], text_buckets=[32], **SIDE)
+    before, files, places = open_files(), [], set()
+    for _ in range(20):
+        for batch in loader:
+            places.add(batch["pixel_values"].data_ptr())
+            places.add(batch["input_ids"].data_ptr())
+            del batch
+        files.append(open_files())
+    assert len(places) <= 2 * 5  # two ahead, one in use, one just dropped, one more when the epoch begins
+    assert max(files) <= before + 1 + len(places)
+    assert sorted(os.listdir("/dev/shm")) == shm
+    del loader
+    gc.collect()
+    assert open_files() <= before
+
+
+def test_side_memory_follows_the_size_of_batches(corpus: Corpus):
+    # Buckets of growing size: buffers that are too small are given up on both sides.
+    loader = corpus.loader(image_buckets=[[16, 16], [96, 160], [320, 192]], global_batch_size=4, prefetch=1, **SIDE)
+    counts: list[int] = []
+    for _ in range(6):
+        for batch in loader:
+            del batch
+        counts.append(open_files())
+    assert max(counts) <= counts[0] + 4
+
+
+# Ends
+
+
+def test_side_killed_is_an_error_that_names_it_and_the_next_iteration_starts_another(corpus: Corpus, same: Same):
+    loader, whole = corpus.loader(**SIDE), list(corpus.loader())
+    iterator = iter(loader)
+    first = next(iterator)
+    (pid,) = sides()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(
+        LoadError,
+        match=rf"side process {pid} is gone \(killed by SIGKILL\), epoch 0, step \d was to come next; the system kills "
+        r".* lower data\.prefetch or data\.num_workers, or set data\.workers to thread\. Iterating anew starts another",
+    ):
+        list(iterator)
+    assert same(first, whole[0])
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert all(same(a, b) for a, b in zip(loader, whole[state["step"] :], strict=True))
+
+
+def test_side_killed_between_epochs_is_an_error(corpus: Corpus):
+    loader = corpus.loader(**SIDE)
+    list(loader)
+    (pid,) = sides()
+    os.kill(pid, signal.SIGTERM)
+    assert gone(pid)
+    with pytest.raises(
+        LoadError, match=rf"side process {pid} is gone \(killed by SIGTERM\), .*; a defect in a library"
+    ):
+        list(loader)
+    assert len(list(loader)) == 7
+
+
+PROGRAM = """
+    import json, os, sys, time
+    import mmdata
+    loader = mmdata.Loader.from_config(json.loads(sys.argv[1]))
+    batches = iter(loader)
+    next(batches)
+    print("ready", flush=True)
+"""
+
+
+def program(corpus: Corpus, folder: Path, more: str, **changes: Any) -> subprocess.Popen[str]:
+    """A program of its own without a `__main__` guard, in another folder; it has printed a line."""
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(PROGRAM) + textwrap.dedent(more))
+    (folder / "random.py").write_text("raise SystemExit('the current folder is not on the path of a program')")
+    (folder / "elsewhere").mkdir()
+    path = path.rename(folder / "elsewhere" / "program.py")
+    settings = json.dumps({**corpus.settings, **SIDE, **changes})
+    started = subprocess.Popen(
+        [sys.executable, str(path), settings],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "ready\n", started.communicate()
+    return started
+
+
+def test_side_works_in_a_program_without_a_guard_and_ends_with_it(corpus: Corpus, tmp_path: Path):
+    with program(corpus, tmp_path, "print(1 + len(list(batches)))\nsys.stdin.read()") as started:
+        pids = sides(started.pid)
+        out, err = started.communicate(timeout=60)
+    assert (out, err, started.returncode) == ("7\n", "", 0)
+    assert len(pids) == 1
+    assert gone(pids[0], within_s=0.1)
+
+
+def test_side_ends_when_its_parent_is_killed(corpus: Corpus, tmp_path: Path):
+    with program(corpus, tmp_path, "time.sleep(60)", num_processes=2) as started:
+        pids = sides(started.pid)
+        started.kill()
+        assert len(pids) == 2
+        assert all(gone(pid) for pid in pids)
+        assert started.communicate(timeout=10) == ("", "")  # nobody holds its output open
+
+
+def test_side_ends_when_its_parent_is_killed_and_a_fork_of_it_lives(corpus: Corpus, tmp_path: Path):
+    fork = """
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+    time.sleep(60)
+    """
+    with program(corpus, tmp_path, fork) as started:
+        (pid,) = sides(started.pid)
+        assert started.stdout is not None
+        child = int(started.stdout.readline())
+        started.kill()
+        assert gone(pid)
+        assert not gone(child, within_s=0.05)
+        os.kill(child, signal.SIGKILL)
+
+
+def test_side_says_nothing_at_an_interrupt(corpus: Corpus, tmp_path: Path):
+    with program(corpus, tmp_path, "while True:\n    list(loader)") as started:
+        pids = sides(started.pid)
+        os.killpg(started.pid, signal.SIGINT)
+        out, err = started.communicate(timeout=60)
+    assert out == ""
+    assert err.count("Traceback (most recent call last)") == 1
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert "in the loader's side process" not in err
+    assert all(gone(pid) for pid in pids)
+
+
+def test_side_interrupted_loader_goes_on(corpus: Corpus, tmp_path: Path):
+    # As a cell of a notebook: stopped by hand at any moment, and run again.
+    more = """
+    import signal
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    for _ in range(4):
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            while True:
+                list(loader)
+        except KeyboardInterrupt:
+            pass
+    print(len(list(loader)))
+    """
+    with program(corpus, tmp_path, more) as started:
+        assert started.communicate(timeout=120) == ("7\n", "")
+
+
+def test_side_works_from_a_thread(corpus: Corpus, same: Same):
+    found: list[Batch] = []
+    thread = threading.Thread(target=lambda: found.extend(corpus.loader(**SIDE)))
+    thread.start()
+    thread.join(60)
+    assert all(same(a, b) for a, b in zip(found, corpus.loader(), strict=True))
+
+
+# What is raised, masked and said
+
+
+def transforms(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    (folder / "my_transforms.py").write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(str(folder))
+    sys.modules.pop("my_transforms", None)
+
+
+def test_side_transform_that_raises_masks_its_row(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    transforms(
+        tmp_path,
+        monkeypatch,
+        """
+        import torch
+
+        def fail(image, size, generator):
+            if image.shape[1] == 40:
+                raise RuntimeError("no landscapes")
+            return torch.full((3, *size), 7, dtype=torch.uint8)
+        """,
+    )
+    changes: dict[str, Any] = {"transform": "my_transforms:fail", "max_bad_share": 1.0}
+    loader, threads = corpus.loader(**SIDE, **changes), corpus.loader(**changes)
+    assert len(list(loader)) == len(list(threads)) == 7
+    assert loader.ledger == threads.ledger
+    assert {entry.detail for entry in loader.ledger} == {"RuntimeError: no landscapes"}
+    assert loader.masked == threads.masked
+
+
+def test_side_transform_that_fails_at_import_is_an_error(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    transforms(
+        tmp_path,
+        monkeypatch,
+        f"""
+        import os
+
+        if os.getpid() != {os.getpid()}:
+            undefined
+
+        def mine(image, size, generator):
+            return image
+        """,
+    )
+    loader = corpus.loader(**SIDE, transform="my_transforms:mine")
+    for _ in range(2):
+        with pytest.raises(LoadError, match="NameError: name 'undefined' is not defined") as caught:
+            next(iter(loader))
+        assert "my_transforms.py" in str(caught.value.__cause__)
+        assert str(caught.value.__cause__).startswith("in the loader's side process:\nTraceback")
+
+
+def test_side_refuses_a_transform_of_the_program_itself(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys.modules["__main__"], "mine", lambda image, size, generator: image, raising=False)
+    with pytest.raises(ConfigError, match=r"'__main__:mine': data\.workers is process, .* into a file of its own, or"):
+        corpus.loader(**SIDE, transform="__main__:mine")
+
+
+def test_side_error_of_a_shard_keeps_its_type_and_ends_the_epoch(corpus: Corpus, tmp_path: Path):
+    damaged = corpus.copy(tmp_path / "corpus")
+    loader = damaged.loader(**SIDE)
+    path = damaged.index.shard_path(1)
+    path.write_bytes(path.read_bytes()[:-512])
+    with pytest.raises(DataError, match=r"000001\.tar': \d+ bytes, and its index was made of \d+; the shard changed"):
+        list(loader)
+
+
+def test_side_refuses_shards_that_changed_since_the_loader_was_built(corpus: Corpus, tmp_path: Path):
+    changed = corpus.copy(tmp_path / "corpus")
+    loader = changed.loader(**SIDE)
+    for path in (changed.folder / "shards").iterdir():
+        path.unlink()
+    corpus.write_beside(changed.folder / "shards", corpus.samples[:30])
+    with pytest.raises(DataError, match=r"side process made another plan, \{.*\}, than this one, .*; build it anew"):
+        next(iter(loader))
+
+
+def test_side_warnings_reach_the_loggers_of_the_program(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    transforms(
+        tmp_path,
+        monkeypatch,
+        """
+        import logging, torch
+
+        def warn(image, size, generator):
+            logging.getLogger("mmdata").warning("seen %d", image.shape[0])
+            return torch.zeros(3, *size, dtype=torch.uint8)
+        """,
+    )
+    with caplog.at_level(logging.WARNING, "mmdata"):
+        list(corpus.loader(**SIDE, transform="my_transforms:warn"))
+    assert [record.getMessage() for record in caplog.records].count("seen 3") == 50
+
+
+def test_side_without_descriptors_says_what_to_do(corpus: Corpus, tmp_path: Path):
+    more = """
+    import resource
+    files = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    kept = list(batches)
+    """
+    with program(corpus, tmp_path, more) as started:
+        _, err = started.communicate(timeout=60)
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("mmdata.errors.ConfigError: data.workers process: ")
+    assert last.endswith("(`ulimit -n 65536` for files, the container's for memory), or set data.workers to thread")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workers": "processes"}, r"'workers': Input should be 'thread' or 'process'; got 'processes'"),
+        ({"num_processes": 2}, r"num_processes \(2\) are side processes .*: set workers to process \(it is thread\)"),
+        ({**SIDE, "num_processes": 3}, r"and num_workers \(2\) to as many or more"),
+    ],
+)
+def test_side_refuses_settings(corpus: Corpus, changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(**changes)
+
+
+def test_side_is_not_for_streams(corpus: Corpus):
+    with pytest.raises(ConfigError, match=r"cannot do workers: process; leave that out, or make an index"):
+        stream(str(corpus.folder / "shards" / "000000.tar"), {**corpus.settings, **SIDE})
