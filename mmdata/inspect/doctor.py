@@ -186,7 +186,7 @@ def _shared_memory() -> Check:
             "shared memory",
             "warn",
             found,
-            "start the container with `--shm-size=2g`: NCCL and worker processes need it (worker threads do not)",
+            "start the container with `--shm-size=2g`: NCCL and torch's DataLoader need it (this loader does not)",
         )
     return Check("shared memory", "ok", found)
 

@@ -196,7 +196,7 @@ class _SideProcess:
     def _send(self, message: dict[str, Any], what: str) -> None:
         try:
             self._channel.send(message)
-        except OSError:
+        except EOFError:
             raise self._gone(f"when it was to be told {what}") from None
 
     def _receive(self, run: int, when: str) -> tuple[dict[str, Any], list[int]]:

@@ -49,11 +49,18 @@ class Channel:
         self._lock = threading.Lock()
 
     def send(self, message: dict[str, Any], files: Sequence[int] = ()) -> None:
-        """Send a message; threads take turns."""
+        """Send a message; threads take turns.
+
+        Raises:
+            EOFError: the other side has closed its end, or is gone.
+        """
         body = json.dumps(message).encode()
-        with self._lock:
-            socket.send_fds(self._socket, [len(body).to_bytes(8, "big")], files)
-            self._socket.sendall(body)
+        try:
+            with self._lock:
+                socket.send_fds(self._socket, [len(body).to_bytes(8, "big")], files)
+                self._socket.sendall(body)
+        except ConnectionError as error:
+            raise EOFError from error
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
         """Wait for the next message; one thread only.

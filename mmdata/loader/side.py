@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -52,7 +53,8 @@ def main(descriptor: int) -> None:
     except EOFError:
         pass
     except Exception as error:
-        channel.send({"error": described(error)})
+        with suppress(EOFError):
+            channel.send({"error": described(error)})
     os._exit(0)  # nobody waits for what the workers do
 
 
@@ -64,7 +66,8 @@ class _Forward(logging.Handler):
         self._channel = channel
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._channel.send({"log": [record.levelno, record.getMessage()]})
+        with suppress(EOFError):  # nobody is left to tell
+            self._channel.send({"log": [record.levelno, record.getMessage()]})
 
 
 class Run:
@@ -148,7 +151,7 @@ class Side:
             while ahead and not run.stopped:
                 self._send(run, ahead.popleft())
             self._channel.send({"run": run.number, "end": True})
-        except OSError:
+        except EOFError:
             os._exit(0)  # the other side is gone
         except Exception as error:
             if not run.stopped:
