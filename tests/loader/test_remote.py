@@ -173,7 +173,7 @@ def test_what_the_plan_raises_ends_the_loop(config, far: Path):
         yield from ()
         raise DataError("the plan broke")
 
-    ahead = FetchAhead(tasks(), loader.index, loader._worker.store)
+    ahead = FetchAhead(tasks(), loader.index, loader.worker.store)
     with pytest.raises(DataError, match="the plan broke"):
         list(ahead)
     ahead.close()
