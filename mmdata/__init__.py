@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmdata.batch import Batch, model_inputs
-    from mmdata.config import Config, DataConfig, load_config
+    from mmdata.config import Config, load_config
+    from mmdata.data_config import DataConfig
     from mmdata.loader import Loader
     from mmdata.samplers import BucketBatchSampler, TwoStreamBatchSampler
     from mmdata.shards import Index
@@ -21,7 +22,7 @@ _HOME = {
     "Batch": "mmdata.batch",
     "BucketBatchSampler": "mmdata.samplers",
     "Config": "mmdata.config",
-    "DataConfig": "mmdata.config",
+    "DataConfig": "mmdata.data_config",
     "Index": "mmdata.shards",
     "Loader": "mmdata.loader",
     "TwoStreamBatchSampler": "mmdata.samplers",

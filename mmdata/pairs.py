@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mmdata.batch import Batch
-from mmdata.config import DataConfig
+from mmdata.data_config import DataConfig
 from mmdata.errors import BadSample, DataError
 from mmdata.files import read_inside
 from mmdata.loader.pixels import batch_pixels

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mmdata.config import Config, DataConfig, SourceConfig, evaluation_data, load_config, sources
+from mmdata.config import Config, load_config
+from mmdata.data_config import DataConfig, SourceConfig, evaluation_data, sources
 from mmdata.errors import ConfigError
 from mmdata.settings import parse, read_yaml
 

@@ -17,7 +17,7 @@ import mmdata
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mmdata"
 
-TOP = ["atomic", "batch", "cli", "config", "errors", "files", "seeding", "settings"]
+TOP = ["atomic", "batch", "cli", "config", "data_config", "errors", "files", "seeding", "settings"]
 DATA_HALF = [*TOP, "shards", "plan", "transform", "loader", "samplers", "streaming", "pairs", "convert"]
 
 MAY_IMPORT: dict[str, list[str]] = {

@@ -16,8 +16,8 @@ import torch
 import yaml
 
 from mmdata import Config, Index, Loader, cli
-from mmdata.config import evaluation_data
 from mmdata.convert import ConvertConfig, convert
+from mmdata.data_config import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.settings import parse
 from mmdata.train import DualEncoder, distributed

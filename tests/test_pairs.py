@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer
 
-from mmdata.config import DataConfig
+from mmdata.data_config import DataConfig
 from mmdata.errors import DataError
 from mmdata.pairs import load_pairs, read_pairs
 from mmdata.transform.image import Box, decode, resize_crop

@@ -28,7 +28,7 @@ from torch import Tensor
 from mmdata import Batch, Config, DataConfig, Loader
 from mmdata.atomic import write_whole
 from mmdata.cli import run
-from mmdata.config import evaluation_data
+from mmdata.data_config import evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.pairs import load_pairs
 from mmdata.settings import parse

@@ -27,7 +27,7 @@ from torch import Tensor
 from mmdata import Batch, Config, DataConfig, Loader, load_config
 from mmdata.atomic import write_whole
 from mmdata.cli import run
-from mmdata.config import once_in_order
+from mmdata.data_config import once_in_order
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader.planning import open_index
 from mmdata.settings import parse

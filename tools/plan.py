@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mmdata import cli
-from mmdata.config import DataConfig, load_config
+from mmdata.config import load_config
+from mmdata.data_config import DataConfig
 from mmdata.loader.planning import build_plan, open_index
 from mmdata.plan import Groups, IndexRows, summarize
 from mmdata.transform.text import Tokenizer

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from mmdata.cli import run
-from mmdata.config import load_config, sources
+from mmdata.config import load_config
+from mmdata.data_config import sources
 from mmdata.errors import ConfigError
 from mmdata.inspect.report import write_report
 from mmdata.shards.folder import local_folder

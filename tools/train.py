@@ -22,7 +22,8 @@ from torch import nn
 from mmdata import Loader
 from mmdata.atomic import write_whole
 from mmdata.cli import run
-from mmdata.config import Config, DataConfig, evaluation_data, load_config
+from mmdata.config import Config, load_config
+from mmdata.data_config import DataConfig, evaluation_data
 from mmdata.loader.ledger import cut_ledger
 from mmdata.train import DualEncoder, distributed
 from mmdata.train.evaluate import evaluate_retrieval

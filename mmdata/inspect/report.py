@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mmdata.atomic import write_whole
-from mmdata.config import DataConfig, SourceConfig, sources
+from mmdata.data_config import DataConfig, SourceConfig, sources
 from mmdata.inspect import corpus, runs
 from mmdata.inspect.page import Fact, Page, Section, render
 from mmdata.loader.planning import build_plan

@@ -15,7 +15,7 @@ from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 
-from mmdata.config import DataConfig, evaluation_data
+from mmdata.data_config import DataConfig, evaluation_data
 from mmdata.integrations.adapt import CLIP_MEAN, CLIP_STD, normalized, valid_inputs
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config

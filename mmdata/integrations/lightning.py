@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, Trainer
 
 from mmdata.batch import Batch
-from mmdata.config import DataConfig, evaluation_data
+from mmdata.data_config import DataConfig, evaluation_data
 from mmdata.integrations.adapt import SameEpoch
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config

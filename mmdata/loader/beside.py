@@ -19,7 +19,7 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-from mmdata.config import DataConfig
+from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError, DataError, LoadError
 from mmdata.loader.assemble import Made
 from mmdata.loader.shared import REMEDY, Channel, MappedMemory, unpack

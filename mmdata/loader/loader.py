@@ -15,7 +15,8 @@ from time import perf_counter
 from typing import Any
 
 from mmdata.batch import Batch
-from mmdata.config import Config, DataConfig, load_config
+from mmdata.config import Config, load_config
+from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.loader.ahead import fetch_ahead
 from mmdata.loader.assemble import Made, Task, worker_threads

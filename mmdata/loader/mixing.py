@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mmdata.config import DataConfig, GroupsConfig, sources
+from mmdata.data_config import DataConfig, GroupsConfig, sources
 from mmdata.errors import ConfigError, DataError
 from mmdata.plan import Groups, IndexRows, Mixture, Source, Stream
 from mmdata.shards import Index

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.config import DataConfig, sources
+from mmdata.data_config import DataConfig, sources
 from mmdata.errors import BadSample, DataError
 from mmdata.loader.ahead import warn_of_small_cache
 from mmdata.loader.mixing import build_mixture

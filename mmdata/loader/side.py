@@ -19,7 +19,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from mmdata.config import DataConfig
+from mmdata.data_config import DataConfig
 from mmdata.loader.assemble import Task, worker_threads
 from mmdata.loader.loader import Loader
 from mmdata.loader.planning import build_plan

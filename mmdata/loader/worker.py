@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.config import DataConfig
+from mmdata.data_config import DataConfig
 from mmdata.errors import BadSample, Reason
 from mmdata.loader.assemble import Assembler, Made, Task
 from mmdata.loader.mixing import needs_hashes

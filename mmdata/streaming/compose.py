@@ -13,7 +13,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from mmdata.config import DataConfig
+from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.loader.assemble import Task
 from mmdata.loader.ledger import LedgerEntry

@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any
 
 from mmdata.batch import Batch
-from mmdata.config import DataConfig, sources
+from mmdata.data_config import DataConfig, sources
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader.assemble import Assembler, Made, worker_threads
 from mmdata.loader.ledger import Ledger, LedgerEntry

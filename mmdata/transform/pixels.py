@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from mmdata.config import DataConfig
+from mmdata.data_config import DataConfig
 from mmdata.errors import BadSample, ConfigError, Reason
 from mmdata.seeding import Purpose, random_raw, uniforms
 from mmdata.transform.image import Box, decode, eval_crop, jpeg_size, resize_crop, train_crop

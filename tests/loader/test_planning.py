@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmdata.config import DataConfig
+from mmdata.data_config import DataConfig
 from mmdata.loader.planning import bucket_policy, build_plan, caption_histogram, caption_lengths, text_lengths
 from mmdata.plan import (
     Bucket,

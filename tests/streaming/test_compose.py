@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from mmdata.config import DataConfig
+from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.shards import ImageInfo
 from mmdata.streaming import compose

@@ -146,7 +146,8 @@ def test_settings_of_a_mixture_may_change_in_their_folders_only():
 
 
 def test_settings_that_may_change_exist():
-    from mmdata.config import DataConfig, ModelConfig, TrainConfig
+    from mmdata.config import ModelConfig, TrainConfig
+    from mmdata.data_config import DataConfig
 
     sections = {k: s.model_fields for k, s in (("data", DataConfig), ("model", ModelConfig), ("train", TrainConfig))}
     assert all(key.split(".")[1] in sections[key.split(".")[0]] for key in MAY_CHANGE)

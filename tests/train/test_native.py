@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModel
 from transformers.models.siglip2.image_processing_siglip2 import Siglip2ImageProcessor
 
 from mmdata import Batch, Loader
-from mmdata.config import DataConfig, ModelConfig, TrainConfig, evaluation_data
+from mmdata.config import ModelConfig, TrainConfig
+from mmdata.data_config import DataConfig, evaluation_data
 from mmdata.shards import Sample, ShardWriter, probe
 from mmdata.train import DualEncoder, losses, train_step
 from mmdata.train.evaluate import evaluate_retrieval
