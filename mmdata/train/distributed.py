@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import sys
+import time
 from datetime import timedelta
 from inspect import signature
 from typing import Any
@@ -19,6 +20,8 @@ from mmdata.errors import ConfigError
 
 TIMEOUT = timedelta(minutes=10)
 """A collective that waits longer for another rank is an error."""
+SETTLE_S = 0.2
+"""What a thread of gloo gets at exit to let go of the tensors of the last collective."""
 
 
 def is_initialized() -> bool:
@@ -87,12 +90,13 @@ def _finish_at_exit() -> None:
     After a collective, a thread of gloo takes the interpreter's lock to let go of the tensors. Where it comes so late
     that the interpreter is gone, the process aborts ("terminate called without an active exception") in place of
     exiting with its own code. After an error the traceback, which Python keeps, holds the trainer and so the group by
-    which ranks agree, the one used last. The default group under DDP stays: an error right after a collective of the
-    model or the loss can still abort.
+    which ranks agree, the one used last. The default group under DDP stays; its thread, which only waits for the lock,
+    gets it while this one sleeps.
     """
     for name in ("last_value", "last_traceback", "last_exc"):
         setattr(sys, name, None)
     finish()
+    time.sleep(SETTLE_S)
 
 
 def wrap(model: nn.Module, device: torch.device) -> nn.Module:
