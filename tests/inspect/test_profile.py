@@ -119,4 +119,5 @@ def test_command_prints_speed_and_where_the_time_goes(data: dict[str, Any], tmp_
     assert re.search(r"decode +\d+\.\d% +█*", output)
     assert re.search(r"at full speed the loader gives [\d,]+ samples/s; \w+ takes \d+% of the workers' time", output)
     status, _, errors = command("bench", str(tmp_path / "c.yaml"), "--steps", "0")
-    assert (status, errors) == (2, "error: --steps must be 1 or more and --step-ms 0 or more: got 0, 0.0\n")
+    assert status == 2
+    assert errors == "error: --steps and --rounds must be 1 or more and --step-ms 0 or more: got 0, 3, 0.0\n"
