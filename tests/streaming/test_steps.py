@@ -50,7 +50,7 @@ def test_stream_on_several_ranks_asks_for_the_number_of_steps(shards, config):
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_ranks_with_very_unequal_shards_have_equal_steps_and_batch_sizes(uneven, config, shuffle, num_workers):
-    folder = uneven(5, 50, 200)
+    folder = uneven(5, 50, 500)
     settings = config(global_batch_size=24, shuffle=shuffle, num_workers=num_workers, text_buckets=[12, 48])
     for stream in open_ranks(folder, settings, 3, 6):
         assert len(stream) == 6
