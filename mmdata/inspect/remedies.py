@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from PIL import Image
 
+from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.resize import Resize
 from mmdata.data_config import DataConfig
 from mmdata.errors import BadSample
 from mmdata.inspect.profile import CORE, Profile, profile
@@ -66,7 +65,7 @@ def remedies(loader: Loader, data: DataConfig, found: Profile) -> list[Remedy]:
     sample = _Sample(loader, found)
     tried: list[Remedy | None] = []
     if stage in ("decode", "transform"):
-        tried += [_shrink(sample), _decode_fast(sample, data)]
+        tried += [_shrink(sample, data), _decode_fast(sample, data)]
     elif stage == "read":
         tried.append(_read_again(sample))
     elif stage == "tokenize":
@@ -136,33 +135,30 @@ class _Sample:
         return make
 
 
-def _shrink(sample: _Sample) -> Remedy | None:
+def _shrink(sample: _Sample, data: DataConfig) -> Remedy | None:
     bucket = sample.bucket
     if bucket.patches:
         return None  # native resolution takes what size there is
     # 256 for 224, as is customary: room for a crop.
     side = -(-max(bucket.height, bucket.width) * 256 // 224 // 32) * 32
-    small = [_shrunk(image, side) for image in sample.images]
+    resize = Resize(side, ConvertConfig().quality)
+    small = [_shrunk(image, resize) for image in sample.images]
     gain = _gain(sample.pixels(sample.images, sample.transform), sample.pixels(small, sample.transform))
-    words = f"shrink to {side} with `mmdata convert --resize {side}`"
+    made_of = f"{data.shards} {data.shards}-{side} " if isinstance(data.shards, str) else ""
+    words = f"shrink to {side} with `mmdata convert {made_of}--resize {side}`"
     return Remedy(words, gain, f"decoding and cropping {sample.count} of your images")
 
 
-def _shrunk(image: EncodedImage, side: int) -> EncodedImage:
-    """An image whose shorter side is at most `side`, as JPEG, the way that `mmdata convert --resize` makes it."""
+def _shrunk(image: EncodedImage, resize: Resize) -> EncodedImage:
+    """An image as `mmdata convert --resize` makes it."""
     try:
         pixels = decode(image.data, format=image.format, orientation=image.orientation)
     except BadSample:
         return image
-    height, width = pixels.shape[1:]
-    if min(height, width) <= side:
+    if min(pixels.shape[1:]) <= resize.side:
         return image
-    scale, buffer = side / min(height, width), io.BytesIO()
-    picture = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))
-    picture.resize((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC).save(
-        buffer, "JPEG", quality=95
-    )
-    return image._replace(data=buffer.getvalue(), format="JPEG", orientation=1)
+    data, _ = resize(pixels, bytes(image.data), image.format)
+    return image._replace(data=data, format="JPEG", orientation=1)
 
 
 def _decode_fast(sample: _Sample, data: DataConfig) -> Remedy | None:

@@ -74,7 +74,8 @@ def test_diagnosis_names_slow_decoding_and_what_helps(make: Callable[..., dict[s
     found = profile(loader, 4)
     assert found.bottleneck == "decode"
     listed = [str(remedy) for remedy in remedies(loader, data, found)]
-    assert any(line.startswith("shrink to 64 with `mmdata convert --resize 64` (") for line in listed)
+    command = f"mmdata convert {data.shards} {data.shards}-64 --resize 64"
+    assert any(line.startswith(f"shrink to 64 with `{command}` (") for line in listed)
     assert any(line.startswith("data.decode=fast (") for line in listed)
     assert all(line.endswith(("decoding and cropping 8 of your images)", " cores)")) for line in listed)
 
