@@ -40,6 +40,7 @@ class Images:
         self._transform = transform
         self._shape = (bucket.height, bucket.width)
         self._pixel_values = slots.lend((rows, 3, bucket.height, bucket.width))
+        self._places = self._pixel_values.unbind()
 
     def decode(self, image: EncodedImage, *, epoch: int) -> Decoded:
         """Decode an image as far as this batch needs it; raises BadSample."""
@@ -47,7 +48,7 @@ class Images:
 
     def write(self, decoded: Decoded, place: int, *, number: int, epoch: int) -> None:
         """Write a decoded image into row `place` of the batch; raises BadSample."""
-        self._transform.write(decoded, self._pixel_values[place], number=number, epoch=epoch)
+        self._transform.write(decoded, self._places[place], number=number, epoch=epoch)
 
     def entries(self, valid: Tensor) -> PixelEntries:
         """What has been written, zeros where not `valid` (B,)."""
