@@ -127,8 +127,10 @@ class Ledger:
         Raises:
             DataError: too many rows could not be used.
         """
+        told = set(self.own.masked)
         for entry in entries:
-            if entry.reason not in self.own.masked:
+            if entry.reason not in told:
+                told.add(entry.reason)
                 logger.warning(
                     "shard '%s', sample '%s': %s (%s); left out, as all like it will be: `.ledger` lists them",
                     entry.shard,

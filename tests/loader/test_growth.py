@@ -1,0 +1,92 @@
+"""Twenty epochs take no more than two: descriptors, threads, processes, memory of batches."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mmdata.loader import slots
+from mmdata.shards import ShardWriter, store
+from mmdata.transform.text import Tokenizer
+
+from .conftest import Corpus
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="counts in /proc")
+
+
+class Held(NamedTuple):
+    """What this process and its children hold."""
+
+    descriptors: int
+    threads: int
+    children: int
+    shared_files: int
+    private_mb: float
+
+
+def held() -> Held:
+    gc.collect()
+    own = os.getpid()
+    children = [int(i) for file in Path(f"/proc/{own}/task").glob("*/children") for i in file.read_text().split()]
+    lines = [line for i in (own, *children) for line in Path(f"/proc/{i}/smaps_rollup").read_text().splitlines()]
+    return Held(
+        sum(len(os.listdir(f"/proc/{i}/fd")) for i in (own, *children)),
+        threading.active_count(),
+        len(children),
+        len(os.listdir("/dev/shm")),
+        sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Dirty:", "Shared_Dirty:"))) / 1024,
+    )
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_loader_holds_no_more_after_twenty_epochs_than_after_two(corpus: Corpus, workers: str):
+    loader = corpus.loader(workers=workers, image_buckets=[[224, 224], [192, 256]], global_batch_size=32)
+    after: list[Held] = []
+    for _ in range(20):
+        assert sum(int(batch["valid"].sum()) for batch in loader) == len(loader.index)
+        after.append(held())
+    # A batch of 4.8 MB that is lost in every epoch would be 86 MB.
+    assert after[-1].private_mb < after[1].private_mb + 24
+    assert [later[:4] for later in after[2:]] == [after[1][:4]] * 18
+
+
+def test_loader_makes_no_slot_after_the_first_epochs(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
+    made: list[int] = []
+
+    def allocate(size: int) -> NDArray[np.uint8]:
+        made.append(size)
+        return np.empty(size, np.uint8)
+
+    ring = slots.SlotRing.__init__
+    monkeypatch.setattr(slots.SlotRing, "__init__", lambda self, _=None: ring(self, allocate))
+    loader: Any = corpus.loader(image_buckets=[[32, 32]], global_batch_size=8)
+    for _ in range(20):
+        for _batch in loader:
+            pass
+    # Two workers with two batches each, the one in use, and one that comes while that is still looked at.
+    assert len(made) <= 6
+
+
+def test_loader_opens_at_most_64_shards(corpus: Corpus, tmp_path: Path):
+    tokenizer = Tokenizer.load(corpus.folder / "tokenizer")
+    with ShardWriter(
+        tmp_path / "shards", shard_rows=1, count_tokens=tokenizer.count, tokenizer=tokenizer.fingerprint
+    ) as writer:
+        for i in range(80):
+            writer.write(replace(corpus.samples[i % len(corpus.samples)], key=f"{i:05d}"))
+    loader = corpus.loader(shards=str(tmp_path / "shards"), num_workers=0)  # each thread may hold one more
+    assert loader.index.manifest.num_shards == 80
+    most = 0
+    for _ in range(2):
+        for _batch in loader:
+            links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()]
+            most = max(most, sum(link.endswith(".tar") for link in links))
+    assert (most, store.MAX_OPEN) == (64, 64)
