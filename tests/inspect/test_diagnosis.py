@@ -12,9 +12,10 @@ import pytest
 import tokenizers
 from numpy.typing import NDArray
 
-from mmdata.inspect.profile import profile
-from mmdata.inspect.remedies import remedies
-from mmdata.loader import Loader, Worker
+from mmdata.inspect import remedies as found_remedies
+from mmdata.inspect.profile import Profile, profile
+from mmdata.inspect.remedies import cores_in_words, remedies, storage_in_words
+from mmdata.loader import Loader, Stats, Worker
 from mmdata.loader.loader import data_config
 from mmdata.loader.planning import build_plan
 from mmdata.shards import Sample, ShardWriter, probe
@@ -110,3 +111,34 @@ def test_diagnosis_names_a_slow_device(make: Callable[..., dict[str, Any]]):
     assert found.bottleneck == "device"
     assert "the loader keeps up, and there is nothing to do" in found.in_words()
     assert remedies(loader, data, found) == []
+
+
+def test_storage_in_words_says_what_came_and_what_the_loop_would_take():
+    stats = Stats(rows=80, read_bytes=80 * 50_000)  # 0.05 MB a row
+    assert storage_in_words(Profile(10, 80, 4.0, 0.1, 1.0, 0.0, 0.0, stats)) == "the shards gave 1.0 MB/s of images"
+    asked = storage_in_words(Profile(10, 80, 4.0, 0.1, 0.9, 0.0, 0.1, stats))
+    assert asked == "the shards gave 1.0 MB/s of images, and the loop would take 4.0 MB/s"
+    assert storage_in_words(Profile(10, 80, 4.0, 0.1, 1.0, 0.0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        (9.0, "the load of this machine is 9.0 on 2 cores: end what else runs, or lower data.num_workers"),
+        (
+            1.5,
+            "a tokenizer or transform that is Python code holds the interpreter's lock: data.workers=process with "
+            "data.num_processes gives it several",
+        ),
+    ],
+)
+def test_cores_in_words_tells_a_busy_machine_from_the_lock(load: float, words: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(found_remedies, "num_cores", lambda: 2)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    waiting = Stats()
+    waiting.wall_s |= {"decode": 10.0, "transform": 10.0}
+    waiting.cpu_s |= {"decode": 5.0, "transform": 5.0}
+    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, 0.0, waiting)) == words
+    working = Stats()
+    working.wall_s["decode"] = working.cpu_s["decode"] = 1.0
+    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, 0.0, working)) == ""
