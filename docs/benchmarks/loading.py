@@ -154,8 +154,11 @@ def augmented(image: Any, rng: random.Random, augment: dict[str, float]) -> Any:
     return image
 
 
-def bare_loop(workload: str, *, train: bool, exact: bool, augment: dict[str, float] | None) -> float:
-    """Samples a second of two threads, each over its half of the images in memory, into the rows of a ready batch."""
+def bare_loop(workload: str, *, train: bool, exact: bool, augment: dict[str, float] | None) -> dict[str, float]:
+    """Samples a second of two threads, and their processor time a sample.
+
+    Each goes over its half of the images in memory, into the rows of a ready batch.
+    """
     import simplejpeg
     import torch
     from torch.nn.functional import interpolate
@@ -169,7 +172,7 @@ def bare_loop(workload: str, *, train: bool, exact: bool, augment: dict[str, flo
         samples += [(data, found[f"{name[:-3]}txt"].decode()) for name, data in found.items() if name.endswith("jpg")]
     size, tokenize, rng = WORKLOADS[workload][2], tokenizer(), random.Random(0)
     batches = TIMED // 2
-    times = [0.0] * WORKERS
+    times, busy = [0.0] * WORKERS, [0.0] * WORKERS
     ready = threading.Barrier(WORKERS)
 
     def crop(height: int, width: int) -> tuple[int, int, int, int]:
@@ -202,19 +205,21 @@ def bare_loop(workload: str, *, train: bool, exact: bool, augment: dict[str, flo
         for batch in range(-1, batches):
             if batch == 0:  # the one before warmed up
                 ready.wait()
-                started = time.perf_counter()
+                started, busy[thread] = time.perf_counter(), -time.thread_time()
             part = [mine[(batch * size + i) % len(mine)] for i in range(size)]
             for row, (data, _) in zip(out, part, strict=True):
                 place(data, row)
             tokenize([caption for _, caption in part])
         times[thread] = time.perf_counter() - started
+        busy[thread] += time.thread_time()
 
     threads = [threading.Thread(target=work, args=(thread,)) for thread in range(WORKERS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return WORKERS * batches * size / max(times)
+    rows = WORKERS * batches * size
+    return {"samples_per_s": rows / max(times), "cpu_ms": 1e3 * sum(busy) / rows}
 
 
 OURS = {"mmdata fast": False, "mmdata exact": True}
@@ -223,12 +228,13 @@ OTHERS = {"webdataset": False, "webdataset by hand": True}
 
 
 def run(workload: str, name: str, *, train: bool, augment: dict[str, float] | None) -> dict[str, float]:
-    """Samples a second, seconds to the first batch, and memory (proportional share of all processes) in MB."""
+    """Samples a second, processor time of this process a sample, which other programs change little, seconds to the
+    first batch, and memory (proportional share of all processes) in MB."""
     import torch
 
     torch.set_num_threads(1)
     if name in BARE:
-        return {"samples_per_s": bare_loop(workload, train=train, exact=BARE[name], augment=augment)}
+        return bare_loop(workload, train=train, exact=BARE[name], augment=augment)
     started = time.perf_counter()
     if name in OURS:
         batches = mmdata_batches(workload, train=train, exact=OURS[name], augment=augment)
@@ -238,11 +244,15 @@ def run(workload: str, name: str, *, train: bool, augment: dict[str, float] | No
     first_s = time.perf_counter() - started
     for _ in range(SKIPPED - 1):
         next(batches)
-    started = time.perf_counter()
+    rows = TIMED * WORKLOADS[workload][2]
+    started, busy = time.perf_counter(), time.process_time()
     for _ in range(TIMED):
         next(batches)
-    rate = TIMED * WORKLOADS[workload][2] / (time.perf_counter() - started)
-    return {"samples_per_s": rate, "first_batch_s": first_s, "memory_mb": memory_mb()}
+    found = {
+        "samples_per_s": rows / (time.perf_counter() - started),
+        "cpu_ms": 1e3 * (time.process_time() - busy) / rows,
+    }
+    return {**found, "first_batch_s": first_s, "memory_mb": memory_mb()}
 
 
 def memory_mb() -> float:
