@@ -13,10 +13,7 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
-from itertools import count
-from time import perf_counter
 from typing import Any
 
 from mmdata.data_config import DataConfig
@@ -28,6 +25,9 @@ logger = logging.getLogger("mmdata")
 
 START = "import sys; sys.path[:] = sys.argv[2:]; from mmdata.loader.side import main; main(int(sys.argv[1]))"
 """The path is this process's before anything is imported: `python -m` would look into the current folder first."""
+MAX_RESTARTS = 3
+"""For one batch: one that kills its process each time would do so for ever."""
+AGAIN = "Iterating anew starts another; the loader's state is what was yielded before"
 KILLED = "the system kills a process so when memory runs out: lower data.prefetch or data.num_workers"
 
 
@@ -55,59 +55,84 @@ class SideProcesses:
         self._settings = {"data": data.model_dump(mode="json"), "rank": rank, "world_size": world_size}
         self._identity = json.loads(json.dumps(identity))
         self._num_threads, self._num_processes = data.num_workers, data.num_processes
-        self._processes: list[_SideProcess] = []
+        self._processes: dict[int, _SideProcess] = {}  # by place, 0 … num_processes-1
         self._pid = 0
-        self._runs = 0
+        self._run = 0  # counts the positions that were gone to
+        self._taken = 0  # batches of this run
+        self._onward = False
 
-    def make(self, epoch: int, start: int) -> Iterator[Made]:
-        """The batches of an epoch from step `start` on, in the plan's order; `wait_s` of each says how long it took.
+    def begin(self, epoch: int, start: int, *, onward: bool) -> None:
+        """Go to step `start` of an epoch; `onward`: at its end make the batches of the epochs after it."""
+        self.stop()
+        self._run += 1
+        self._taken, self._onward = 0, onward
+
+    def take(self, epoch: int, step: int) -> Made:
+        """The next batch, which is that of the given step.
+
+        A process that is killed is replaced, and nothing is lost: what it had made is made again.
 
         Raises:
-            LoadError: a process is gone; the next call starts others.
+            LoadError: a process has ended by itself, or one was killed again and again without a batch in between.
             Exception: what a worker raised, as a `LoadError` unless it is one of `mmdata.errors`.
         """
-        self._runs += 1
-        run = self._runs
         try:
-            self._start()
-            for process in self._processes:
-                process.tell("begin", run, epoch=epoch, start=start)
-            for step in count(start):
-                began = perf_counter()
-                process = self._processes[(step - start) % self._num_processes]
-                made = process.take(run, f"epoch {epoch}, step {step} was to come next")
-                if made is None:
-                    return
-                made.stats.wait_s = perf_counter() - began
-                yield made
-        except GeneratorExit:  # left in the middle
-            if run == self._runs:
-                for process in self._processes:
-                    with suppress(LoadError):  # one that is gone has stopped
-                        process.tell("stop", run)
-            raise
+            for restarts_left in reversed(range(MAX_RESTARTS + 1)):
+                try:
+                    return self._take(epoch, step)
+                except SideProcessKilled as error:
+                    if not restarts_left:
+                        raise LoadError(
+                            f"{error}. So did {MAX_RESTARTS} others before it, with no batch in between: set "
+                            f"data.workers to thread, or see what is in that batch. {AGAIN}"
+                        ) from None
+                    logger.warning("%s. Another goes on at epoch %d, step %d; nothing is lost", str(error), epoch, step)
+                    self._processes = {place: one for place, one in self._processes.items() if not one.ended}
         except BaseException:
             self.close()  # it may be gone, or was interrupted in the middle of a message
             raise
+        raise AssertionError
+
+    def stop(self) -> None:
+        """Make no more."""
+        for process in self._processes.values():
+            if process.run == self._run and self._pid == os.getpid():
+                with suppress(LoadError):  # one that is gone has stopped
+                    process.tell("stop", self._run)
 
     def close(self) -> None:
-        """End the processes; `make` starts others."""
-        for process in self._processes:
+        """End the processes; `take` starts others."""
+        for process in self._processes.values():
             process.close()
-        self._processes = []
+        self._processes = {}
+
+    def _take(self, epoch: int, step: int) -> Made:
+        self._start()
+        due = self._taken % self._num_processes
+        for place, process in self._processes.items():
+            if process.run != self._run:
+                first = (place - due) % self._num_processes
+                process.begin(self._run, epoch=epoch, start=step, place=first, onward=self._onward)
+        made = self._processes[due].take(epoch, step)
+        self._taken += 1
+        return made
 
     def _start(self) -> None:
         """Have the processes running; in a forked child of the process that started them, others."""
-        if self._pid == os.getpid() and self._processes:
-            return
-        self._processes = []  # of the parent, in a forked child
-        self._pid = os.getpid()
-        for place in range(self._num_processes):
+        if self._pid != os.getpid():
+            self._processes = {}  # those of the parent
+            self._pid = os.getpid()
+        absent = [place for place in range(self._num_processes) if place not in self._processes]
+        for place in absent:
             threads = len(range(place, self._num_threads, self._num_processes))  # 5 threads in 2 processes: 3 and 2
-            share = {"threads": threads, "place": place, "places": self._num_processes}
-            self._processes.append(_SideProcess({**self._settings, **share}))
-        for process in self._processes:
-            process.wait_until_ready(self._identity)
+            share = {"threads": threads, "places": self._num_processes}
+            self._processes[place] = _SideProcess({**self._settings, **share})
+        for place in absent:
+            self._processes[place].wait_until_ready(self._identity)
+
+
+class SideProcessKilled(LoadError):
+    """A signal has ended a side process."""
 
 
 class SideTraceback(Exception):
@@ -129,9 +154,14 @@ def error_of(message: dict[str, str]) -> Exception:
 
 
 class _SideProcess:
-    """One process, and the memory it shares with this one."""
+    """One process, and the memory it shares with this one.
+
+    Attributes:
+        run: that it is at.
+    """
 
     def __init__(self, settings: dict[str, Any]) -> None:
+        self.run = -1
         self._memory = MappedMemory()
         try:
             ours, theirs = socket.socketpair()
@@ -161,33 +191,40 @@ class _SideProcess:
         Raises:
             DataError: it is another.
         """
-        message, _ = self._receive(0, "while it opened the index")
+        message, _ = self._receive("while it opened the index")
         if message.get("ready") != identity:
             raise DataError(
                 f"the loader's side process made another plan, {message.get('ready')}, than this one, {identity}: the "
                 "shards or the tokenizer have changed since the loader was built; build it anew"
             )
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone."""
+        return self._process.poll() is not None
+
+    def begin(self, run: int, **position: int) -> None:
+        """Have it make the batches from a position on."""
+        self.run = run
+        self.tell("begin", run, **position)
+
     def tell(self, what: str, run: int, **more: int) -> None:
         """Ask for something, and say which memory nothing looks at any more."""
         dropped = [self._memory.dropped.popleft() for _ in range(len(self._memory.dropped))]
         self._send({"do": what, "run": run, "dropped": dropped, **more}, f"'{what}'")
 
-    def take(self, run: int, when: str) -> Made | None:
-        """The next batch of a run; None: there is none. `when` says for messages what it was needed for."""
+    def take(self, epoch: int, step: int) -> Made:
+        """Its next batch, which is that of the given step."""
         while True:
-            message, files = self._receive(run, when)
-            if "made" in message:
-                for (number, size), file in zip(message["buffers"], files, strict=True):
-                    self._memory.add(number, size, file)
-                for number in message["removed"]:
-                    self._memory.forget(number)
-                made = unpack(message["made"], self._memory)
-                if message["run"] == run:
-                    self.tell("go on", run)
-                    return made
-            elif "end" in message and message["run"] == run:
-                return None
+            message, files = self._receive(f"epoch {epoch}, step {step} was to come next")
+            for (number, size), file in zip(message["buffers"], files, strict=True):
+                self._memory.add(number, size, file)
+            for number in message["removed"]:
+                self._memory.forget(number)
+            made = unpack(message["made"], self._memory)
+            if message["run"] == self.run:
+                self.tell("go on", self.run, epoch=epoch)
+                return made
 
     def close(self) -> None:
         """End the process."""
@@ -199,7 +236,7 @@ class _SideProcess:
         except EOFError:
             raise self._gone(f"when it was to be told {what}") from None
 
-    def _receive(self, run: int, when: str) -> tuple[dict[str, Any], list[int]]:
+    def _receive(self, when: str) -> tuple[dict[str, Any], list[int]]:
         """The next message that is no log record; raises what is an error, unless it is of another run."""
         while True:
             try:
@@ -209,20 +246,19 @@ class _SideProcess:
             if "log" in message:
                 logger.log(message["log"][0], "%s", message["log"][1])
             elif "error" in message:
-                if message.get("run", run) == run:
+                if message.get("run", self.run) == self.run:
                     raise error_of(message["error"])
             else:
                 return message, files
 
     def _gone(self, when: str) -> LoadError:
         code = self._process.wait()  # its end of the socket is closed: it has ended
-        how, why = f"exit code {code}", "what it printed says why"
+        name = f"the loader's side process {self._process.pid} is gone"
         if code < 0:
-            how = f"killed by {signal.Signals(-code).name}"
             why = KILLED if -code == signal.SIGKILL else "a defect in a library does so, or a person"
+            return SideProcessKilled(f"{name} (killed by {signal.Signals(-code).name}), {when}; {why}")
         return LoadError(
-            f"the loader's side process {self._process.pid} is gone ({how}), {when}; {why}, or set data.workers to "
-            "thread. Iterating anew starts another; the loader's state is what was yielded before"
+            f"{name} (exit code {code}), {when}; what it printed says why, or set data.workers to thread. {AGAIN}"
         )
 
 

@@ -6,10 +6,9 @@ What a batch holds depends on the plan alone; workers change only who makes it a
 from __future__ import annotations
 
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from functools import cached_property, partial
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,13 +16,14 @@ from typing import Any
 from mmdata.batch import Batch
 from mmdata.config import Config, load_config
 from mmdata.data_config import DataConfig
-from mmdata.errors import ConfigError
-from mmdata.loader.ahead import fetch_ahead
-from mmdata.loader.assemble import Made, Task, worker_threads
+from mmdata.loader.assemble import Made
 from mmdata.loader.beside import SideProcesses
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.planning import build_plan
+from mmdata.loader.state import position_of
 from mmdata.loader.stats import Stats
+from mmdata.loader.tasks import Tasks
+from mmdata.loader.threads import ThreadedBatches
 from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
 from mmdata.settings import parse
@@ -33,7 +33,8 @@ class Loader:
     """The batches of one rank, epoch after epoch.
 
     Iterating gives the rest of the current epoch; when it is exhausted the next epoch begins, also without
-    `set_epoch`. A batch may be kept; its memory is used again once it is gone.
+    `set_epoch`, and its first batches are made meanwhile: num_workers × prefetch, as ever, until somebody asks for them
+    or goes elsewhere. A batch may be kept; its memory is used again once it is gone.
 
     Args:
         plan: of the global batches.
@@ -76,12 +77,19 @@ class Loader:
         self.stats = Stats()
         self._ledger = Ledger(max_bad_share)
         self.worker = worker
-        self._rank, self._world_size = rank, world_size
-        self._num_workers, self._prefetch = num_workers, prefetch
+        self._world_size = world_size
+        tasks = Tasks(plan, worker, rank=rank, world_size=world_size)
+        self._source: ThreadedBatches | SideProcesses = ThreadedBatches(
+            tasks, worker, count=num_workers, room=num_workers * prefetch
+        )
+        self._next: tuple[int, int, int] | None = (
+            None  # process, epoch and step of the batch that the source gives next
+        )
+        self._onward = True  # at the end of an epoch the source goes on with the one after it
+        self._follows: tuple[int, int] | None = None  # the position after the last epoch that was given to its end
         self._epoch = 0
         self._yielded = 0  # of the current epoch
         self._resume = False  # the next iteration goes on at _yielded
-        self._side: SideProcesses | None = None  # makes the batches in place of threads here
         self._current: object = None  # the iteration whose position it is
         self._stay = False  # … and in this epoch, even where nothing is left of it
 
@@ -112,7 +120,7 @@ class Loader:
             max_bad_share=data.max_bad_share,
         )
         if data.workers == "process" and data.num_workers > 0:
-            loader._side = SideProcesses(data, loader.plan.identity(), rank=rank, world_size=world_size)
+            loader._source = SideProcesses(data, loader.plan.identity(), rank=rank, world_size=world_size)
         return loader
 
     def __len__(self) -> int:
@@ -156,6 +164,7 @@ class Loader:
             self._stay = True
         elif epoch != self._epoch or self._yielded == len(self):
             self._epoch, self._yielded, self._resume, self._stay = epoch, 0, False, False
+        self._give_up_what_is_elsewhere()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is, counted in batches yielded, and the plan it belongs to; JSON, under 1 KB.
@@ -200,24 +209,11 @@ class Loader:
             ConfigError: the state belongs to another plan; what differs is named. Or a number in it is missing, or
                 is none that `state_dict` gives.
         """
-        identity = self._identity
-        saved = state.get("plan") or {}
-        if untold := [key for key in identity if key not in saved]:
-            raise ConfigError(
-                f"this loader state does not say {', '.join(untold)} of its plan: this version's loader did not "
-                "write it; resume with the one that did, or start anew"
-            )
-        if changed := [key for key in identity if saved[key] != identity[key]]:
-            listed = ", ".join(f"{key} was {saved[key]!r} and is {identity[key]!r}" for key in changed)
-            raise ConfigError(
-                f"this loader state belongs to another plan: {listed}; resume with the settings and shards "
-                "it was saved with, or start anew"
-            )
-        epoch = _count(state, "epoch")
-        step = _count(state, "step", at_most=self.plan.num_steps(epoch))
+        epoch, step = position_of(state, self._identity, self.plan)
         self._ledger.restore(RowCounts.of(state))
         self._epoch, self._yielded = epoch, step
         self._resume, self._stay = True, False
+        self._give_up_what_is_elsewhere()
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the current epoch, from where `load_state_dict` put it, or from its start.
@@ -232,63 +228,50 @@ class Loader:
         elif not self._resume:
             self._yielded = 0
         self._resume = self._stay = False
-        make = self._side.make if self._side else self._make
-        for made in make(self._epoch, self._yielded):
-            self.stats.add(made.stats)
-            self._ledger.add(made.masked, made.stats.rows + len(made.masked))
-            self._yielded += 1
-            yield made.batch
-            if self._current is not current:
-                raise RuntimeError(
-                    "a newer iteration over this loader has begun and moved its position; "
-                    "go on with that one, or iterate at once over two loaders"
-                )
-        self._ledger.check()
+        if self._follows:  # whoever went elsewhere after the last epoch may do so again: nothing is made in vain twice
+            self._onward, self._follows = self._follows == (self._epoch, self._yielded), None
+        try:
+            for made in self._rest_of_epoch():
+                self.stats.add(made.stats)
+                self._ledger.add(made.masked, made.stats.rows + len(made.masked))
+                self._yielded += 1
+                yield made.batch
+                if self._current is not current:
+                    raise RuntimeError(
+                        "a newer iteration over this loader has begun and moved its position; "
+                        "go on with that one, or iterate at once over two loaders"
+                    )
+            self._ledger.check()
+        except BaseException as error:
+            at_the_end = self._next is not None and self._next[2] == 0
+            if self._current is current and not (at_the_end and isinstance(error, GeneratorExit)):
+                self._stop()
+            raise
         self._epoch, self._yielded = self._epoch + 1, 0
 
-    def tasks(self, epoch: int, start: int) -> Iterator[Task]:
-        """What is to be made for an epoch on this rank, from step `start` on."""
-        steps = self.plan.steps(epoch, start=start, rank=self._rank, world_size=self._world_size)
-        tasks = (Task(epoch, step.number, step.bucket, step.rows, step.passes) for step in steps)
-        return fetch_ahead(tasks, self.index, self.worker.store)
+    def _rest_of_epoch(self) -> Iterator[Made]:
+        epoch, num_steps = self._epoch, len(self)
+        for step in range(self._yielded, num_steps):
+            if self._next != (os.getpid(), epoch, step):  # a forked child has none of its parent's workers
+                self._source.begin(epoch, step, onward=self._onward)
+            started = perf_counter()
+            made = self._source.take(epoch, step)
+            self.stats.wait_s += perf_counter() - started
+            self._next = (os.getpid(), epoch, step + 1)
+            if step + 1 == num_steps:
+                self._next, self._follows = (os.getpid(), epoch + 1, 0), (epoch + 1, 0)
+                if not self._onward:
+                    self._stop()
+            yield made
 
-    def _make(self, epoch: int, start: int) -> Iterator[Made]:
-        """Batches in the order of the plan; at most num_workers × prefetch are ready or being made."""
-        tasks = self.tasks(epoch, start)
-        if self._num_workers == 0:
-            for task in tasks:
-                yield self._timed(partial(self.worker.make, task))
-            return
-        pool, current = worker_threads(self._num_workers), self._current
-        ahead: deque[Future[Made]] = deque()
-        try:
-            for task in tasks:
-                ahead.append(pool.submit(self.worker.make, task))
-                if len(ahead) == self._num_workers * self._prefetch:
-                    yield self._timed(ahead.popleft().result)
-            while ahead:
-                yield self._timed(ahead.popleft().result)
-        finally:
-            if self._current is current:  # a newer iteration keeps what it waits for
-                self.worker.store.stop_fetching()
-            pool.shutdown(wait=True, cancel_futures=True)
+    def _give_up_what_is_elsewhere(self) -> None:
+        """Drop the first batches of the next epoch where another one is asked for."""
+        if self._next and self._next[2] == 0 and self._next[1:] != (self._epoch, self._yielded):
+            self._stop()
 
-    def _timed(self, wait: Callable[[], Made]) -> Made:
-        started = perf_counter()
-        made = wait()
-        self.stats.wait_s += perf_counter() - started
-        return made
-
-
-def _count(state: dict[str, Any], name: str, *, at_most: int | None = None) -> int:
-    value = state.get(name)
-    if type(value) is not int or value < 0 or (at_most is not None and value > at_most):
-        most = "" if at_most is None else f", at most {at_most}"
-        raise ConfigError(
-            f"loader state: '{name}' must be a whole number from 0 on{most}: got {value!r}; "
-            "give the dictionary that state_dict() returned, or start anew"
-        )
-    return value
+    def _stop(self) -> None:
+        self._next = None
+        self._source.stop()
 
 
 def data_config(config: str | os.PathLike[str] | dict[str, Any] | DataConfig) -> DataConfig:

@@ -13,18 +13,18 @@ import signal
 import socket
 import threading
 import traceback
-from collections import deque
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import closing, suppress
 from itertools import islice
 from typing import Any
 
 from mmdata.data_config import DataConfig
-from mmdata.loader.assemble import Task, worker_threads
-from mmdata.loader.loader import Loader
+from mmdata.loader.assemble import Task
 from mmdata.loader.planning import build_plan
 from mmdata.loader.shared import Channel, LentMemory, Packed, pack
 from mmdata.loader.slots import SlotRing
+from mmdata.loader.tasks import Tasks
+from mmdata.loader.threads import WorkerThreads
 from mmdata.loader.worker import Worker
 
 LOOK_S = 1.0
@@ -71,20 +71,22 @@ class _Forward(logging.Handler):
 
 
 class Run:
-    """One iteration over the loader.
+    """Batches from one position on.
 
     Args:
-        number: of the iteration.
+        number: of the run.
+        threads: make them.
         room: batches that may be ready or being made.
 
     Attributes:
-        number: as given.
+        number, threads: as given.
         room: acquired for each batch that is begun, released when the other side takes one.
         stopped: the other side wants no more.
     """
 
-    def __init__(self, number: int, room: int) -> None:
+    def __init__(self, number: int, threads: WorkerThreads[Packed], room: int) -> None:
         self.number = number
+        self.threads = threads
         self.room = threading.Semaphore(room)
         self.stopped = False
 
@@ -94,8 +96,8 @@ class Side:
 
     Args:
         channel: to the other side.
-        settings: data (a DataConfig as JSON), rank, world_size; threads; place among the `places` side processes,
-            each of which makes every places-th batch.
+        settings: data (a DataConfig as JSON), rank, world_size; threads; places: of as many side processes each makes
+            every places-th batch.
     """
 
     def __init__(self, channel: Channel, settings: dict[str, Any]) -> None:
@@ -105,12 +107,11 @@ class Side:
         self._rest = SlotRing(self._memory.allocate)
         self._worker = Worker.from_config(data, slots=SlotRing(self._memory.allocate))
         plan = build_plan(data, self._worker.index, self._worker.tokenizer)
-        self._loader = Loader(plan, self._worker, rank=settings["rank"], world_size=settings["world_size"])
-        self._place, self._places = settings["place"], settings["places"]
-        self._room = settings["threads"] * data.prefetch
-        self._pool = worker_threads(settings["threads"])
+        self._tasks = Tasks(plan, self._worker, rank=settings["rank"], world_size=settings["world_size"])
+        self._places, self._num_threads = settings["places"], settings["threads"]
+        self._room = self._num_threads * data.prefetch
         self._lent: dict[int, Any] = {}  # tensors in the buffers that the other side looks at, by number
-        self._run = Run(-1, 0)
+        self._run: Run | None = None
         self._thread = threading.Thread()
         channel.send({"ready": json.loads(json.dumps(plan.identity()))})
 
@@ -120,51 +121,46 @@ class Side:
             del self._lent[number]
         if message["do"] == "begin":
             self._stop()
-            self._run = Run(message["run"], self._room)
-            self._thread = threading.Thread(
-                target=self._make_all, args=(self._run, message["epoch"], message["start"]), daemon=True
-            )
+            tasks = self._tasks.begin(message["epoch"], message["start"], onward=message["onward"])
+            own = every(tasks, message["place"], self._places)
+            self._run = Run(message["run"], WorkerThreads(own, self._make, self._num_threads), self._room)
+            self._thread = threading.Thread(target=self._send_all, args=(self._run,), daemon=True)
             self._thread.start()
-        elif message["run"] == self._run.number:
+        elif self._run and message["run"] == self._run.number:
             if message["do"] == "stop":
                 self._stop()
             else:
+                self._tasks.asked = message["epoch"]
                 self._run.room.release()
 
     def _stop(self) -> None:
-        self._run.stopped = True
-        self._run.room.release()
-        self._worker.store.stop_fetching()
-        if self._thread.ident is not None:
+        if self._run:
+            self._run.stopped = True
+            self._run.threads.close()
+            self._run.room.release()
             self._thread.join()
+            self._run = None
 
-    def _make_all(self, run: Run, epoch: int, start: int) -> None:
+    def _send_all(self, run: Run) -> None:
         """Send the batches of a run in the order of the plan, each as soon as it and those before it are ready."""
-        ahead: deque[Future[Packed]] = deque()
         try:
-            for task in islice(self._loader.tasks(epoch, start), self._place, None, self._places):
-                while not run.room.acquire(blocking=not ahead):
-                    self._send(run, ahead.popleft())
-                if run.stopped:
-                    return
-                ahead.append(self._pool.submit(self._make, task))
-            while ahead and not run.stopped:
-                self._send(run, ahead.popleft())
-            self._channel.send({"run": run.number, "end": True})
+            while not run.stopped:
+                if run.room.acquire(blocking=len(run.threads) == 0):
+                    run.threads.ask()
+                else:
+                    self._send(run, run.threads.take())
+        except StopIteration:
+            pass  # it was not to go on into the next epoch
         except EOFError:
             os._exit(0)  # the other side is gone
         except Exception as error:
             if not run.stopped:
                 self._channel.send({"run": run.number, "error": described(error)})
-        finally:
-            for future in ahead:
-                future.cancel()
 
-    def _make(self, task: Task) -> Packed:
-        return pack(self._worker.make(task), self._memory, self._rest)
+    def _make(self, task: Task, stop: threading.Event) -> Packed:
+        return pack(self._worker.make(task, stop), self._memory, self._rest)
 
-    def _send(self, run: Run, future: Future[Packed]) -> None:
-        packed = future.result()
+    def _send(self, run: Run, packed: Packed) -> None:
         untold = [found for buffer in packed.buffers if (found := self._memory.untold(buffer)) is not None]
         for buffer in packed.buffers:
             number = self._memory.number(buffer)
@@ -178,3 +174,9 @@ class Side:
 def described(error: Exception) -> dict[str, str]:
     """An error as JSON: its type, its text, and where it came from."""
     return {"type": type(error).__name__, "text": str(error), "traceback": traceback.format_exc()}
+
+
+def every(tasks: Generator[Task, None, None], first: int, step: int) -> Generator[Task, None, None]:
+    """Every step-th task from the first-th on."""
+    with closing(tasks):
+        yield from islice(tasks, first, None, step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Event
 from typing import Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from mmdata.loader.planning import open_index
 from mmdata.loader.slots import SlotRing
 from mmdata.plan import choose_captions
 from mmdata.shards import FORMATS, Index, ShardStore, captions_of
+from mmdata.shards.cache import Interrupted
 from mmdata.shards.columns import hash64
 from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import Tokenizer
@@ -66,14 +68,15 @@ class Worker:
         transform = PixelTransform.from_config(data)
         return cls(open_index(data), tokenizer, transform, hashes=needs_hashes(data), slots=slots)
 
-    def make(self, task: Task) -> Made:
+    def make(self, task: Task, stop: Event | None = None) -> Made:
         """Make a batch.
 
         Raises:
             DataError: a shard is not the one that was indexed.
+            Interrupted: `stop` was set meanwhile.
         """
         there = task.rows >= 0
-        samples = IndexSamples(self.index, self.store, task.rows[there], task.passes[there])
+        samples = IndexSamples(self.index, self.store, task.rows[there], task.passes[there], stop=stop)
         return self._assembler.make(task, samples, labels=self._has_labels)
 
 
@@ -85,11 +88,21 @@ class IndexSamples:
         store: reads its members.
         rows: int64 (n,).
         passes: int64 (n,), decide which of its captions each row has.
+        stop: once it is set, nothing more is read.
     """
 
-    def __init__(self, index: Index, store: ShardStore, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        index: Index,
+        store: ShardStore,
+        rows: NDArray[np.int64],
+        passes: NDArray[np.int64],
+        *,
+        stop: Event | None = None,
+    ) -> None:
         self._index = index
         self._store = store
+        self._stop = stop or Event()
         self._rows = rows
         self._shards, _ = index.locate(rows)
         self._columns = index.take(rows, COLUMNS)
@@ -135,4 +148,6 @@ class IndexSamples:
 
     def _read(self, i: int, kind: Literal["image", "caption"]) -> bytes:
         size = int(self._columns[f"{kind}_bytes"][i])
-        return self._store.read(int(self._shards[i]), self.offset(i, kind), size)
+        if self._stop.is_set():
+            raise Interrupted(self.shard(i))
+        return self._store.read(int(self._shards[i]), self.offset(i, kind), size, self._stop)

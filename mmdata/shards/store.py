@@ -30,15 +30,15 @@ class ShardStore:
         self._index = index
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
         self._lock = Lock()
-        self._stop = Event()
 
-    def read(self, shard: int, offset: int, size: int) -> bytes:
+    def read(self, shard: int, offset: int, size: int, stop: Event | None = None) -> bytes:
         """Bytes [offset, offset + size) of a shard.
 
         Raises:
             DataError: the shard is missing, its size is not the manifest's, or the range lies outside it.
+            Interrupted: `stop` was set while the shard was being fetched.
         """
-        opened = self._opened(shard)
+        opened = self._opened(shard, stop)
         if offset < 0 or size < 0 or offset + size > opened.size:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': bytes {offset} to {offset + size} of {opened.size} asked; {_REMEDY}")
@@ -64,17 +64,12 @@ class ShardStore:
             with suppress(Interrupted):
                 os.close(part.open_shard(local, stop))
 
-    def stop_fetching(self) -> None:
-        """Reads that wait for a shard to be fetched raise Interrupted; later ones are not touched."""
-        self._stop.set()
-        self._stop = Event()
-
-    def _opened(self, shard: int) -> _OpenShard:
+    def _opened(self, shard: int, stop: Event | None) -> _OpenShard:
         with self._lock:
             if opened := self._open.get(shard):
                 self._open.move_to_end(shard)
                 return opened
-        opened = self._open_shard(shard)  # may take as long as fetching does: others read meanwhile
+        opened = self._open_shard(shard, stop)  # may take as long as fetching does: others read meanwhile
         with self._lock:
             for number in [number for number, other in self._open.items() if other.is_removed()]:
                 del self._open[number]  # the cache made room, and has it only now
@@ -83,11 +78,11 @@ class ShardStore:
                 self._open.popitem(last=False)
         return opened
 
-    def _open_shard(self, shard: int) -> _OpenShard:
+    def _open_shard(self, shard: int, stop: Event | None) -> _OpenShard:
         part, local = self._index.manifest.part(shard)
         expected = part.entry(local).bytes
         try:
-            descriptor = part.open_shard(local, self._stop)
+            descriptor = part.open_shard(local, stop)
         except FileNotFoundError:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': no such file, and the manifest names it; {_REMEDY}") from None

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
-import signal
-import subprocess
 import sys
-import textwrap
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,43 +17,11 @@ from mmdata import Batch, stream
 from mmdata.errors import ConfigError, DataError, LoadError
 
 from .conftest import Corpus
+from .sides import SIDE, nothing_left, open_files, program, sides, transforms
 
 Same = Callable[[Batch, Batch], bool]
 Join = Callable[[list[Batch]], Batch]
-SIDE: dict[str, Any] = {"workers": "process"}
-ROOT = Path(__file__).parents[2]
-
-
-def sides(parent: int | None = None) -> list[int]:
-    """Process ids of a process's side processes."""
-    found: list[int] = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            ppid = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(ppid) == (parent or os.getpid()) and b"mmdata.loader.side" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
-
-
-def gone(pid: int, *, within_s: float = 10.0) -> bool:
-    """Whether a process ends; one that nobody has waited for yet has."""
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.02)
-    return False
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """Side processes end with their loaders."""
-    yield
-    gc.collect()
-    assert sides() == []
+__all__ = ["nothing_left"]  # a fixture
 
 
 # The same batches
@@ -86,7 +47,7 @@ def test_side_gives_the_batches_of_threads(corpus: Corpus, same: Same, changes: 
     assert loader.state_dict() == threads.state_dict()
     counted = ("rows", "masked", "tokens", "token_places")
     assert [getattr(loader.stats, name) for name in counted] == [getattr(threads.stats, name) for name in counted]
-    assert min(loader.stats.decode_s, loader.stats.transform_s, loader.stats.tokenize_s, loader.stats.wait_s) > 0
+    assert min(*loader.stats.wall_s.values(), loader.stats.wait_s) > 0
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
@@ -162,10 +123,6 @@ def test_side_tensors_are_saved_without_their_neighbours(corpus: Corpus):
     assert [batch[key].untyped_storage().nbytes() for key in ("rows", "valid", "labels")] == [64, 8, 64]
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_side_memory_is_used_again_and_nothing_grows_over_epochs(corpus: Corpus):
     gc.collect()
     shm = sorted(os.listdir("/dev/shm"))
@@ -196,152 +153,7 @@ def test_side_memory_follows_the_size_of_batches(corpus: Corpus):
     assert max(counts) <= counts[0] + 4
 
 
-# Ends
-
-
-def test_side_killed_is_an_error_that_names_it_and_the_next_iteration_starts_another(corpus: Corpus, same: Same):
-    loader, whole = corpus.loader(**SIDE), list(corpus.loader())
-    iterator = iter(loader)
-    first = next(iterator)
-    (pid,) = sides()
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(
-        LoadError,
-        match=rf"side process {pid} is gone \(killed by SIGKILL\), epoch 0, step \d was to come next; the system kills "
-        r".* lower data\.prefetch or data\.num_workers, or set data\.workers to thread\. Iterating anew starts another",
-    ):
-        list(iterator)
-    assert same(first, whole[0])
-    state = loader.state_dict()
-    loader.load_state_dict(state)
-    assert all(same(a, b) for a, b in zip(loader, whole[state["step"] :], strict=True))
-
-
-def test_side_killed_between_epochs_is_an_error(corpus: Corpus):
-    loader = corpus.loader(**SIDE)
-    list(loader)
-    (pid,) = sides()
-    os.kill(pid, signal.SIGTERM)
-    assert gone(pid)
-    with pytest.raises(
-        LoadError, match=rf"side process {pid} is gone \(killed by SIGTERM\), .*; a defect in a library"
-    ):
-        list(loader)
-    assert len(list(loader)) == 7
-
-
-PROGRAM = """
-    import json, os, sys, time
-    import mmdata
-    loader = mmdata.Loader.from_config(json.loads(sys.argv[1]))
-    batches = iter(loader)
-    next(batches)
-    print("ready", flush=True)
-"""
-
-
-def program(corpus: Corpus, folder: Path, more: str, **changes: Any) -> subprocess.Popen[str]:
-    """A program of its own without a `__main__` guard, in another folder; it has printed a line."""
-    path = folder / "program.py"
-    path.write_text(textwrap.dedent(PROGRAM) + textwrap.dedent(more))
-    (folder / "random.py").write_text("raise SystemExit('the current folder is not on the path of a program')")
-    (folder / "elsewhere").mkdir()
-    path = path.rename(folder / "elsewhere" / "program.py")
-    settings = json.dumps({**corpus.settings, **SIDE, **changes})
-    started = subprocess.Popen(
-        [sys.executable, str(path), settings],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert started.stdout is not None
-    assert started.stdout.readline() == "ready\n", started.communicate()
-    return started
-
-
-def test_side_works_in_a_program_without_a_guard_and_ends_with_it(corpus: Corpus, tmp_path: Path):
-    with program(corpus, tmp_path, "print(1 + len(list(batches)))\nsys.stdin.read()") as started:
-        pids = sides(started.pid)
-        out, err = started.communicate(timeout=60)
-    assert (out, err, started.returncode) == ("7\n", "", 0)
-    assert len(pids) == 1
-    assert gone(pids[0], within_s=0.1)
-
-
-def test_side_ends_when_its_parent_is_killed(corpus: Corpus, tmp_path: Path):
-    with program(corpus, tmp_path, "time.sleep(60)", num_processes=2) as started:
-        pids = sides(started.pid)
-        started.kill()
-        assert len(pids) == 2
-        assert all(gone(pid) for pid in pids)
-        assert started.communicate(timeout=10) == ("", "")  # nobody holds its output open
-
-
-def test_side_ends_when_its_parent_is_killed_and_a_fork_of_it_lives(corpus: Corpus, tmp_path: Path):
-    fork = """
-    if os.fork() == 0:
-        print(os.getpid(), flush=True)
-        time.sleep(60)
-    time.sleep(60)
-    """
-    with program(corpus, tmp_path, fork) as started:
-        (pid,) = sides(started.pid)
-        assert started.stdout is not None
-        child = int(started.stdout.readline())
-        started.kill()
-        assert gone(pid)
-        assert not gone(child, within_s=0.05)
-        os.kill(child, signal.SIGKILL)
-
-
-def test_side_says_nothing_at_an_interrupt(corpus: Corpus, tmp_path: Path):
-    with program(corpus, tmp_path, "while True:\n    list(loader)") as started:
-        pids = sides(started.pid)
-        os.killpg(started.pid, signal.SIGINT)
-        out, err = started.communicate(timeout=60)
-    assert out == ""
-    assert err.count("Traceback (most recent call last)") == 1
-    assert err.rstrip().endswith("KeyboardInterrupt")
-    assert "in the loader's side process" not in err
-    assert all(gone(pid) for pid in pids)
-
-
-def test_side_interrupted_loader_goes_on(corpus: Corpus, tmp_path: Path):
-    # As a cell of a notebook: stopped by hand at any moment, and run again.
-    more = """
-    import signal
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
-    for _ in range(4):
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        try:
-            while True:
-                list(loader)
-        except KeyboardInterrupt:
-            pass
-    print(len(list(loader)))
-    """
-    with program(corpus, tmp_path, more) as started:
-        assert started.communicate(timeout=120) == ("7\n", "")
-
-
-def test_side_works_from_a_thread(corpus: Corpus, same: Same):
-    found: list[Batch] = []
-    thread = threading.Thread(target=lambda: found.extend(corpus.loader(**SIDE)))
-    thread.start()
-    thread.join(60)
-    assert all(same(a, b) for a, b in zip(found, corpus.loader(), strict=True))
-
-
 # What is raised, masked and said
-
-
-def transforms(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    (folder / "my_transforms.py").write_text(textwrap.dedent(text))
-    monkeypatch.syspath_prepend(str(folder))
-    sys.modules.pop("my_transforms", None)
 
 
 def test_side_transform_that_raises_masks_its_row(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,96 @@
+"""Side processes of a program, and programs that have some."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Corpus
+
+SIDE: dict[str, Any] = {"workers": "process"}
+ROOT = Path(__file__).parents[2]
+
+
+def sides(parent: int | None = None) -> list[int]:
+    """Process ids of a process's side processes."""
+    found: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            ppid = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(ppid) == (parent or os.getpid()) and b"mmdata.loader.side" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def gone(pid: int, *, within_s: float = 10.0) -> bool:
+    """Whether a process ends; one that nobody has waited for yet has."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Side processes end with their loaders."""
+    yield
+    gc.collect()
+    assert sides() == []
+
+
+PROGRAM = """
+    import json, os, sys, time
+    import mmdata
+    loader = mmdata.Loader.from_config(json.loads(sys.argv[1]))
+    batches = iter(loader)
+    next(batches)
+    print("ready", flush=True)
+"""
+
+
+def program(corpus: Corpus, folder: Path, more: str, **changes: Any) -> subprocess.Popen[str]:
+    """A program of its own without a `__main__` guard, in another folder; it has printed a line."""
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(PROGRAM) + textwrap.dedent(more))
+    (folder / "random.py").write_text("raise SystemExit('the current folder is not on the path of a program')")
+    (folder / "elsewhere").mkdir()
+    path = path.rename(folder / "elsewhere" / "program.py")
+    settings = json.dumps({**corpus.settings, **SIDE, **changes})
+    started = subprocess.Popen(
+        [sys.executable, str(path), settings],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "ready\n", started.communicate()
+    return started
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def transforms(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    (folder / "my_transforms.py").write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(str(folder))
+    sys.modules.pop("my_transforms", None)

@@ -1,0 +1,142 @@
+"""The workers go on into the next epoch, as far as ever, until somebody goes elsewhere; threads end with the loader."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from mmdata import Batch, Loader
+from mmdata.loader.assemble import Made, Task
+
+from .conftest import Corpus
+
+Same = Callable[[Batch, Batch], bool]
+
+
+class Watched:
+    """A loader with two threads, three batches ahead, and the steps that its worker has begun."""
+
+    def __init__(self, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loader = corpus.loader()
+        self.begun: list[tuple[int, int]] = []
+        begun, make = self.begun, self.loader.worker.make  # the threads must not hold the loader
+
+        def watched(task: Task, stop: threading.Event | None = None) -> Made:
+            begun.append((task.epoch, task.step))
+            return make(task, stop)
+
+        monkeypatch.setattr(self.loader.worker, "make", watched)
+
+    def of_epoch(self, epoch: int) -> list[int]:
+        """Its steps that were begun until all threads wait."""
+        while True:
+            count = len(self.begun)
+            time.sleep(0.3)
+            if count == len(self.begun):
+                return sorted(step for e, step in self.begun if e == epoch)
+
+
+@pytest.fixture
+def watched(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(corpus, monkeypatch)
+
+
+def workers() -> list[str]:
+    """Names of the threads, once loaders of earlier tests are gone."""
+    gc.collect()
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("mmdata")]
+
+
+def test_first_batches_of_the_next_epoch_are_made_before_it_is_asked_for(watched: Watched):
+    assert len(list(watched.loader)) == 7
+    assert watched.of_epoch(1) == [0, 1, 2]
+    assert watched.loader.state_dict()["epoch"] == 1
+    assert watched.loader.state_dict()["step"] == 0, "a state counts what was yielded"
+    assert len(list(watched.loader)) == 7
+    assert watched.of_epoch(1) == [0, 1, 2, 3, 4, 5, 6], "each once"
+
+
+def left_at_the_end(loader: Loader) -> None:
+    for _ in islice(loader, len(loader)):  # never asks for the end of the epoch, as Lightning and Hugging Face do
+        pass
+
+
+@pytest.mark.parametrize("tell", [lambda loader: None, lambda loader: loader.set_epoch(1)])
+def test_loop_that_counts_to_len_finds_them_too(watched: Watched, tell: Callable[[Loader], None]):
+    left_at_the_end(watched.loader)
+    assert watched.of_epoch(1) == [0, 1, 2]
+    tell(watched.loader)
+    left_at_the_end(watched.loader)
+    assert watched.of_epoch(1) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_another_epoch_gives_them_up_and_is_remembered(watched: Watched, corpus: Corpus, same: Same):
+    first = list(watched.loader)
+    assert watched.of_epoch(1) == [0, 1, 2]
+    watched.loader.set_epoch(0)
+    assert workers() == []
+    assert all(same(a, b) for a, b in zip(watched.loader, first, strict=True))
+    assert watched.of_epoch(1) == [0, 1, 2], "a loader that goes back each time, as for validation, makes none in vain"
+    assert list(map(len, watched.loader)) == list(map(len, first))
+    assert watched.of_epoch(1) == [0, 0, 1, 1, 2, 2, 3, 4, 5, 6]
+    assert watched.of_epoch(2) == [0, 1, 2], "the next epoch was asked for: it goes on again"
+
+
+@pytest.mark.parametrize("changes", [{}, {"workers": "process"}])
+def test_state_loaded_between_epochs_gives_them_up(corpus: Corpus, same: Same, changes: dict[str, Any]):
+    loader, whole = corpus.loader(**changes), list(corpus.loader())
+    state = {**loader.state_dict(), "step": 4}
+    for _ in range(2):
+        assert all(same(a, b) for a, b in zip(loader, whole, strict=True))
+        loader.load_state_dict(state)
+        assert all(same(a, b) for a, b in zip(loader, whole[4:], strict=True))
+        loader.set_epoch(0)
+
+
+def test_dropped_loader_ends_its_threads(watched: Watched):
+    list(watched.loader)
+    assert len(workers()) == 2
+    del watched.loader
+    assert workers() == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_loader_in_a_forked_child_makes_its_own(corpus: Corpus):
+    program = """
+import json, os, sys
+import mmdata
+loader = mmdata.Loader.from_config(json.loads(sys.argv[1]))
+list(loader)
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or len(list(loader)) - 7)
+os._exit(len(list(loader)) - 7)
+"""
+    assert run(program, corpus) == (0, "")
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit", "next(iter(loader))"])
+def test_program_ends_while_its_loader_has_more_to_make(corpus: Corpus, end: str):
+    program = """
+import json, sys
+import mmdata
+loader = mmdata.Loader.from_config(json.loads(sys.argv[1]))
+list(loader)
+"""
+    assert run(program + end, corpus) == (0, "")
+
+
+def run(program: str, corpus: Corpus) -> tuple[int, str]:
+    """Exit code and what it wrote to stderr, of a program that is given the settings."""
+    command = [sys.executable, "-W", "ignore", "-c", program, json.dumps(corpus.settings)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr

@@ -1,0 +1,180 @@
+"""How side processes end, and what is left then: nothing; those that are killed are replaced."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mmdata import Batch
+from mmdata.errors import LoadError
+
+from .conftest import Corpus
+from .sides import SIDE, gone, nothing_left, open_files, program, sides, transforms
+
+Same = Callable[[Batch, Batch], bool]
+__all__ = ["nothing_left"]  # a fixture
+
+MOMENTS = {
+    "before the first batch": (0, 0),
+    "in mid-epoch": (0, 3),
+    "before the last batch": (0, 6),
+    "between epochs": (0, 7),
+    "in the next epoch": (1, 2),
+}
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_side_killed_is_replaced_and_nothing_is_lost(
+    corpus: Corpus, same: Same, caplog: pytest.LogCaptureFixture, moment: str, num_processes: int
+):
+    loader, threads = corpus.loader(num_processes=num_processes, **SIDE), corpus.loader()
+    for each in (loader, threads):
+        list(each)
+        each.set_epoch(0)
+    gc.collect()
+    files = open_files()
+    killed: list[int] = []
+
+    def kill(at: tuple[int, int]) -> None:
+        if at == MOMENTS[moment]:
+            killed.append(sides()[0])
+            os.kill(killed[0], signal.SIGKILL)
+            assert gone(killed[0])
+
+    for epoch in range(2):
+        kill((epoch, 0))
+        for step, (batch, whole) in enumerate(zip(loader, threads, strict=True), start=1):
+            assert same(batch, whole)
+            del batch
+            kill((epoch, step))
+    assert loader.state_dict() == threads.state_dict()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"the loader's side process {killed[0]} is gone (killed by SIGKILL), ")
+    assert "; the system kills a process so when memory runs out: lower data.prefetch or data.num_workers. " in said
+    assert re.search(r"\. Another goes on at epoch [01], step \d; nothing is lost$", said)
+    assert killed[0] not in sides()
+    assert len(sides()) == num_processes
+    del loader
+    gc.collect()
+    assert open_files() <= files
+
+
+def test_side_killed_by_a_batch_again_and_again_is_an_error(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    transforms(
+        tmp_path,
+        monkeypatch,
+        """
+        import os, signal, torch
+
+        def kill(image, size, generator):
+            if image.shape[1] == 40:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            return torch.zeros(3, *size, dtype=torch.uint8)
+        """,
+    )
+    loader = corpus.loader(**SIDE, num_workers=1, prefetch=1, transform="my_transforms:kill")
+    with pytest.raises(
+        LoadError,
+        match=r"side process \d+ is gone \(killed by SIGSEGV\), epoch 0, step \d was to come next; a defect in a "
+        r"library .* So did 3 others before it, with no batch in between: set data\.workers to thread, .* Iterating",
+    ):
+        list(loader)
+    step = loader.state_dict()["step"]
+    assert len([True for record in caplog.records if f"goes on at epoch 0, step {step};" in record.getMessage()]) == 3
+    assert sides() == []
+
+
+def test_side_goes_on_into_the_next_epoch_while_nobody_asks(corpus: Corpus, same: Same):
+    loader, threads = corpus.loader(**SIDE), corpus.loader()
+    assert all(same(a, b) for a, b in zip(loader, threads, strict=True))
+    (pid,) = sides()
+    time.sleep(1.0)
+    os.kill(pid, signal.SIGSTOP)  # what comes from here on was there before
+    try:
+        assert same(next(iter(loader)), next(iter(threads)))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_side_works_in_a_program_without_a_guard_and_ends_with_it(corpus: Corpus, tmp_path: Path):
+    with program(corpus, tmp_path, "print(1 + len(list(batches)))\nsys.stdin.read()") as started:
+        pids = sides(started.pid)
+        out, err = started.communicate(timeout=60)
+    assert (out, err, started.returncode) == ("7\n", "", 0)
+    assert len(pids) == 1
+    assert gone(pids[0], within_s=0.1)
+
+
+def test_side_ends_when_its_parent_is_killed(corpus: Corpus, tmp_path: Path):
+    with program(corpus, tmp_path, "time.sleep(60)", num_processes=2) as started:
+        pids = sides(started.pid)
+        started.kill()
+        assert len(pids) == 2
+        assert all(gone(pid) for pid in pids)
+        assert started.communicate(timeout=10) == ("", "")  # nobody holds its output open
+
+
+def test_side_ends_when_its_parent_is_killed_and_a_fork_of_it_lives(corpus: Corpus, tmp_path: Path):
+    fork = """
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+    time.sleep(60)
+    """
+    with program(corpus, tmp_path, fork) as started:
+        (pid,) = sides(started.pid)
+        assert started.stdout is not None
+        child = int(started.stdout.readline())
+        started.kill()
+        assert gone(pid)
+        assert not gone(child, within_s=0.05)
+        os.kill(child, signal.SIGKILL)
+
+
+def test_side_says_nothing_at_an_interrupt(corpus: Corpus, tmp_path: Path):
+    with program(corpus, tmp_path, "while True:\n    list(loader)") as started:
+        pids = sides(started.pid)
+        os.killpg(started.pid, signal.SIGINT)
+        out, err = started.communicate(timeout=60)
+    assert out == ""
+    assert err.count("Traceback (most recent call last)") == 1
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert "in the loader's side process" not in err
+    assert all(gone(pid) for pid in pids)
+
+
+def test_side_interrupted_loader_goes_on(corpus: Corpus, tmp_path: Path):
+    # As a cell of a notebook: stopped by hand at any moment, and run again.
+    more = """
+    import signal
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    for _ in range(4):
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            while True:
+                list(loader)
+        except KeyboardInterrupt:
+            pass
+    print(len(list(loader)))
+    """
+    with program(corpus, tmp_path, more) as started:
+        assert started.communicate(timeout=120) == ("7\n", "")
+
+
+def test_side_works_from_a_thread(corpus: Corpus, same: Same):
+    found: list[Batch] = []
+    thread = threading.Thread(target=lambda: found.extend(corpus.loader(**SIDE)))
+    thread.start()
+    thread.join(60)
+    assert all(same(a, b) for a, b in zip(found, corpus.loader(), strict=True))
