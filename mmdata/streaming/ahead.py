@@ -33,17 +33,22 @@ def make_ahead(
         make: called in the workers' threads.
         num_workers: threads.
         prefetch: tasks for each of them.
-        stats: counts the seconds for which the caller waited.
+        stats: counts the seconds for which the caller waited, and those for which workers waited for tasks as reading.
     """
+    waited_s: deque[float] = deque()  # for tasks, not yet in `stats`, which is the caller's
 
     def make_next(next_task: Callable[[], Task | None]) -> Made | None:
+        started = perf_counter()
         task = next_task()
+        waited_s.append(perf_counter() - started)
         return None if task is None else make(task)
 
     def timed(wait: Callable[[], Made | None]) -> Made | None:
         started = perf_counter()
         made = wait()
         stats.wait_s += perf_counter() - started
+        while waited_s:
+            stats.wall_s["read"] += waited_s.popleft()
         return made
 
     if num_workers == 0:

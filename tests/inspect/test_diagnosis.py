@@ -12,6 +12,7 @@ import pytest
 import tokenizers
 from numpy.typing import NDArray
 
+import mmdata
 from mmdata.inspect import remedies as found_remedies
 from mmdata.inspect.profile import Profile, profile
 from mmdata.inspect.remedies import cores_in_words, remedies, storage_in_words
@@ -67,6 +68,13 @@ def test_diagnosis_names_a_slow_disk(make: Callable[..., dict[str, Any]], tmp_pa
         found = profile(loader, 3)
     assert found.bottleneck == "read"
     assert "read takes" in found.in_words()
+
+
+def test_diagnosis_names_the_server_of_a_slow_stream(make: Callable[..., dict[str, Any]]):
+    settings = make(48, shard_rows=2)
+    with running(SlowServer(folder=Path(settings["shards"]))) as server:
+        urls = [f"{server.url}/{path.name}" for path in sorted(Path(settings["shards"]).glob("*.tar"))]
+        assert profile(mmdata.stream(urls, settings), 8).bottleneck == "read"  # also of the next pass
 
 
 def test_diagnosis_names_slow_decoding_and_what_helps(make: Callable[..., dict[str, Any]]):
