@@ -60,6 +60,8 @@ class TrainConfig(Settings):
     """Passes over the data; this or `steps` is required to train."""
     steps: Positive | None = None
     """Optimizer updates in all, in place of `epochs`."""
+    overfit_batches: Positive | None = None
+    """Train on the first so many batches of epoch 0 again and again: can the model learn them? null: on all."""
     lr: Annotated[float, Field(gt=0.0)] = 5e-4
     """Learning rate at the end of the warm-up; falls to 0 along a half cosine."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.2

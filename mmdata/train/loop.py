@@ -27,6 +27,7 @@ from mmdata.train.checkpoint import CHECKPOINTS
 from mmdata.train.finite import TrainingError, Update
 from mmdata.train.log import METRICS, RunLog, evaluated_steps
 from mmdata.train.meter import Meter
+from mmdata.train.overfit import FirstBatches
 from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.randomness import rng_state, seed_rank, set_rng_state
 from mmdata.train.schedule import learning_rate, make_optimizer, set_learning_rate
@@ -77,6 +78,8 @@ class Trainer:
         self.settings = settings or {"train": config.model_dump(mode="json")}
         self.evaluate = evaluate
         self.device = next(model.parameters()).device
+        if config.overfit_batches is not None:
+            batches = FirstBatches(batches, config.overfit_batches)
         self.source, self.batches = batches, DevicePrefetcher(batches, self.device)
         # Ranks agree over CPU tensors: a collective on the GPU would make the host wait for the step.
         several = distributed.world_size() > 1

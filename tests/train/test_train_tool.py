@@ -16,8 +16,11 @@ import torch
 import yaml
 from PIL import Image
 
-from mmdata import Index, cli
+from mmdata import Index, Loader, cli
+from mmdata.config import load_config
 from mmdata.convert import ConvertConfig, convert
+from mmdata.errors import ConfigError
+from mmdata.train.overfit import FirstBatches
 
 TOOLS = Path(__file__).parents[2] / "tools"
 CLOCKS = ("samples_per_s", "data_wait_share")
@@ -169,6 +172,35 @@ def test_train_resumed_from_further_back_lists_each_masked_row_once(
     (tmp_path / "run" / "checkpoints" / "latest").write_text("step-0000000002.pt\n")
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
     assert ledger.read_text() == written
+
+
+def test_train_overfits_the_same_pixels_and_evaluates_on_all(
+    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    words = [config, "train.overfit_batches=1", "train.epochs=60", "train.lr=0.001", "train.evaluate_every_epochs=0"]
+    assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
+    lines = read_metrics(tmp_path / "run")
+    losses = [line["loss"] for line in kind_of(lines, "train")]
+    assert len(losses) == 60
+    assert losses[0] > 1.5, "ln 6 is chance"
+    assert losses[-1] < 0.05
+    assert [(line["step"], line["rows"]) for line in kind_of(lines, "evaluation")] == [(60, 24)]
+
+
+def test_overfit_batches_of_a_loader_are_its_first_ones(config: Path):
+    def pixels(batches: Any) -> list[torch.Tensor]:
+        return [batch["pixel_values"].clone() for batch in batches]
+
+    data = load_config(config).data
+    expected = pixels(Loader.from_config(data))[:2]
+    batches = FirstBatches(Loader.from_config(data), 2)
+    state = batches.state_dict()
+    for epoch in range(3):
+        batches.set_epoch(epoch)
+        assert all(torch.equal(a, b) for a, b in zip(pixels(batches), expected, strict=True))
+    other = FirstBatches(Loader.from_config(data.model_copy(update={"seed": 9})), 2)
+    with pytest.raises(ConfigError, match="seed"):
+        other.load_state_dict(state)
 
 
 def test_train_refuses_to_resume_under_other_settings(
