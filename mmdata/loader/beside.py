@@ -13,7 +13,8 @@ import socket
 import subprocess
 import sys
 import weakref
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from mmdata.data_config import DataConfig
@@ -57,15 +58,22 @@ class SideProcesses:
         self._num_threads, self._num_processes = data.num_workers, data.num_processes
         self._processes: dict[int, _SideProcess] = {}  # by place, 0 … num_processes-1
         self._pid = 0
+        self._killed = 0  # processes, since the last batch
         self._run = 0  # counts the positions that were gone to
         self._taken = 0  # batches of this run
         self._onward = False
 
     def begin(self, epoch: int, start: int, *, onward: bool) -> None:
-        """Go to step `start` of an epoch; `onward`: at its end make the batches of the epochs after it."""
+        """Go to step `start` of an epoch; `onward`: at its end make the batches of the epochs after it.
+
+        Processes that are ready begin at once, others with the first `take`.
+        """
         self.stop()
         self._run += 1
         self._taken, self._onward = 0, onward
+        if self._pid == os.getpid():
+            with suppress(LoadError):  # one is gone: `take` says so, or starts another
+                self._direct(epoch, start)
 
     def take(self, epoch: int, step: int) -> Made:
         """The next batch, which is that of the given step.
@@ -76,22 +84,24 @@ class SideProcesses:
             LoadError: a process has ended by itself, or one was killed again and again without a batch in between.
             Exception: what a worker raised, as a `LoadError` unless it is one of `mmdata.errors`.
         """
-        try:
-            for restarts_left in reversed(range(MAX_RESTARTS + 1)):
-                try:
-                    return self._take(epoch, step)
-                except SideProcessKilled as error:
-                    if not restarts_left:
-                        raise LoadError(
-                            f"{error}. So did {MAX_RESTARTS} others before it, with no batch in between: set "
-                            f"data.workers to thread, or see what is in that batch. {AGAIN}"
-                        ) from None
-                    logger.warning("%s. Another goes on at epoch %d, step %d; nothing is lost", str(error), epoch, step)
-                    self._processes = {place: one for place, one in self._processes.items() if not one.ended}
-        except BaseException:
-            self.close()  # it may be gone, or was interrupted in the middle of a message
-            raise
-        raise AssertionError
+        with self._ended_by_errors():
+            while True:
+                with self._replaced(epoch, step):
+                    self._start(wait=True)
+                    self._direct(epoch, step)
+                    made = self._processes[self._taken % self._num_processes].take(epoch, step)
+                    self._taken, self._killed = self._taken + 1, 0
+                    return made
+
+    def look(self, epoch: int, step: int) -> bool:
+        """Whether all processes are ready for `begin`. Starts them where they are not there, and waits for nothing.
+
+        The position is that of the caller, for messages. Raises what `take` would while they start.
+        """
+        with self._ended_by_errors():
+            with self._replaced(epoch, step):
+                return self._start(wait=False)
+            return False
 
     def stop(self) -> None:
         """Make no more."""
@@ -106,29 +116,49 @@ class SideProcesses:
             process.close()
         self._processes = {}
 
-    def _take(self, epoch: int, step: int) -> Made:
-        self._start()
-        due = self._taken % self._num_processes
-        for place, process in self._processes.items():
-            if process.run != self._run:
-                first = (place - due) % self._num_processes
-                process.begin(self._run, epoch=epoch, start=step, place=first, onward=self._onward)
-        made = self._processes[due].take(epoch, step)
-        self._taken += 1
-        return made
+    @contextmanager
+    def _ended_by_errors(self) -> Generator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()  # one may be gone, or was interrupted in the middle of a message
+            raise
 
-    def _start(self) -> None:
-        """Have the processes running; in a forked child of the process that started them, others."""
+    @contextmanager
+    def _replaced(self, epoch: int, step: int) -> Generator[None]:
+        """Forget a process that was killed, so that another is started; the fourth in a row is an error."""
+        try:
+            yield
+        except SideProcessKilled as error:
+            if self._killed == MAX_RESTARTS:
+                self._killed = 0
+                raise LoadError(
+                    f"{error}. So did {MAX_RESTARTS} others before it, with no batch in between: set "
+                    f"data.workers to thread, or see what is in that batch. {AGAIN}"
+                ) from None
+            self._killed += 1
+            logger.warning("%s. Another goes on at epoch %d, step %d; nothing is lost", str(error), epoch, step)
+            self._processes = {place: one for place, one in self._processes.items() if not one.ended}
+
+    def _start(self, *, wait: bool) -> bool:
+        """Have the processes running; in a forked child of the process that started them, others. Are they ready?"""
         if self._pid != os.getpid():
             self._processes = {}  # those of the parent
             self._pid = os.getpid()
-        absent = [place for place in range(self._num_processes) if place not in self._processes]
-        for place in absent:
-            threads = len(range(place, self._num_threads, self._num_processes))  # 5 threads in 2 processes: 3 and 2
-            share = {"threads": threads, "places": self._num_processes}
-            self._processes[place] = _SideProcess({**self._settings, **share})
-        for place in absent:
-            self._processes[place].wait_until_ready(self._identity)
+        for place in range(self._num_processes):
+            if place not in self._processes:
+                threads = len(range(place, self._num_threads, self._num_processes))  # 5 threads in 2 processes: 3 and 2
+                share = {"threads": threads, "places": self._num_processes}
+                self._processes[place] = _SideProcess({**self._settings, **share})
+        return all(process.is_ready(self._identity, wait=wait) for process in self._processes.values())
+
+    def _direct(self, epoch: int, step: int) -> None:
+        """Have the processes that are ready make the batches from a position on, where they are at another."""
+        due = self._taken % self._num_processes
+        for place, process in self._processes.items():
+            if process.ready and process.run != self._run:
+                first = (place - due) % self._num_processes
+                process.begin(self._run, epoch=epoch, start=step, place=first, onward=self._onward)
 
 
 class SideProcessKilled(LoadError):
@@ -157,10 +187,12 @@ class _SideProcess:
     """One process, and the memory it shares with this one.
 
     Attributes:
+        ready: it has opened the index and made a plan.
         run: that it is at.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
+        self.ready = False
         self.run = -1
         self._memory = MappedMemory()
         try:
@@ -185,18 +217,21 @@ class _SideProcess:
         self._ending = weakref.finalize(self, _end, self._channel, self._process, os.getpid())
         self._send(settings, "its settings")
 
-    def wait_until_ready(self, identity: dict[str, Any]) -> None:
-        """Wait until it has opened the index and made a plan, which must be this process's.
+    def is_ready(self, identity: dict[str, Any], *, wait: bool) -> bool:
+        """Whether it has opened the index and made a plan, which must be this process's; `wait`: until it has.
 
         Raises:
             DataError: it is another.
         """
-        message, _ = self._receive("while it opened the index")
-        if message.get("ready") != identity:
-            raise DataError(
-                f"the loader's side process made another plan, {message.get('ready')}, than this one, {identity}: the "
-                "shards or the tokenizer have changed since the loader was built; build it anew"
-            )
+        if not self.ready and (wait or self._channel.wait(0)):
+            message, _ = self._receive("while it opened the index")
+            if message.get("ready") != identity:
+                raise DataError(
+                    f"the loader's side process made another plan, {message.get('ready')}, than this one, {identity}: "
+                    "the shards or the tokenizer have changed since the loader was built; build it anew"
+                )
+            self.ready = True
+        return self.ready
 
     @property
     def ended(self) -> bool:
@@ -205,8 +240,8 @@ class _SideProcess:
 
     def begin(self, run: int, **position: int) -> None:
         """Have it make the batches from a position on."""
-        self.run = run
         self.tell("begin", run, **position)
+        self.run = run
 
     def tell(self, what: str, run: int, **more: int) -> None:
         """Ask for something, and say which memory nothing looks at any more."""
