@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mmdata.data_config import DataConfig, sources
 from mmdata.errors import BadSample, DataError
 from mmdata.loader.ahead import warn_of_small_cache
+from mmdata.loader.limits import ensure_files, files_needed
 from mmdata.loader.mixing import build_mixture
 from mmdata.plan import (
     BucketPolicy,
@@ -40,10 +41,15 @@ Lengths = Literal["index"] | CaptionTokens | None
 
 
 def open_index(data: DataConfig) -> Index:
-    """The index of the shards that a section `data` names, with its cache for those behind URLs."""
+    """The index of the shards that a section `data` names, with its cache for those behind URLs.
+
+    Raises:
+        ConfigError: this process may not open as many files as a loader over it needs.
+    """
     cache = ShardCache(data.cache_dir, max_bytes=int(data.cache_gb * GB))
     index = Index.open([source.shards for source in sources(data)], cache=cache)
     warn_of_small_cache(index, data.window_rows)
+    ensure_files(files_needed(data, index.manifest.num_shards))
     return index
 
 

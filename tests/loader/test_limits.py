@@ -1,0 +1,149 @@
+"""What the system allows a process, as it is on hosts and in containers: few open files, no room in /dev/shm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmdata.data_config import DataConfig
+from mmdata.loader.limits import files_needed
+from mmdata.settings import parse
+from mmdata.shards import ShardWriter
+from mmdata.transform.text import Tokenizer
+
+from .conftest import Corpus
+from .sides import ROOT, sides
+
+LIMITED = """
+import json, os, resource, sys
+from mmdata import Loader
+from mmdata.data_config import DataConfig
+from mmdata.loader.limits import files_needed
+from mmdata.settings import parse
+
+settings = json.loads(sys.argv[1])
+needed = files_needed(parse(DataConfig, settings, origin="test"), int(sys.argv[2]))
+there = len(os.listdir("/proc/self/fd")) - 1  # listing opens one itself
+"""
+
+
+def limited(folder: Path, more: str, settings: dict[str, Any], num_shards: int) -> subprocess.CompletedProcess[str]:
+    """Run a program that knows how many files are `there` and `needed`."""
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(LIMITED) + textwrap.dedent(more))
+    return subprocess.run(
+        [sys.executable, str(path), json.dumps(settings), str(num_shards)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_files_needed_example_of_the_docstring():
+    data: dict[str, Any] = {"shards": "s", "tokenizer": "t", "global_batch_size": 8, "num_workers": 2, "prefetch": 2}
+    needed = [
+        files_needed(parse(DataConfig, {**data, "workers": workers}, origin="test"), 1000)
+        for workers in ("thread", "process")
+    ]
+    assert needed == [98, 112]
+
+
+@pytest.fixture(scope="module")
+def many_shards(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Settings for 70 shards of one row, more than stay open."""
+    folder = tmp_path_factory.mktemp("many")
+    tokenizer = Tokenizer.load(corpus.folder / "tokenizer")
+    with ShardWriter(folder, shard_rows=1, count_tokens=tokenizer.count, tokenizer=tokenizer.fingerprint) as writer:
+        for sample in [*corpus.samples, *(replace(s, key=f"again-{s.key}") for s in corpus.samples[:20])]:
+            writer.write(sample)
+    return {**corpus.settings, "shards": str(folder)}
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_loader_runs_with_as_many_files_as_it_asks_for(many_shards: dict[str, Any], tmp_path: Path, workers: str):
+    more = """
+    enough = there + needed + 1  # a side process has a socket more when it begins
+    resource.setrlimit(resource.RLIMIT_NOFILE, (enough, enough))
+    loader = Loader.from_config(settings)
+    print([sum(int(batch["valid"].sum()) for batch in loader) for epoch in range(3)])
+    """
+    done = limited(tmp_path, more, {**many_shards, "workers": workers, "num_workers": 4}, 70)
+    assert done.stdout == "[70, 70, 70]\n", done.stderr
+
+
+def test_loader_raises_a_soft_limit_that_is_too_low(many_shards: dict[str, Any], tmp_path: Path):
+    more = """
+    resource.setrlimit(resource.RLIMIT_NOFILE, (there + 20, 2000))
+    loader = Loader.from_config(settings)
+    print(sum(int(batch["valid"].sum()) for batch in loader), resource.getrlimit(resource.RLIMIT_NOFILE))
+    """
+    done = limited(tmp_path, more, many_shards, 70)
+    assert done.stdout == "70 (2000, 2000)\n", done.stderr
+
+
+def test_loader_leaves_a_soft_limit_that_is_enough(corpus: Corpus, tmp_path: Path):
+    more = """
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, 2000))
+    loader = Loader.from_config(settings)
+    print(resource.getrlimit(resource.RLIMIT_NOFILE))
+    """
+    done = limited(tmp_path, more, corpus.settings, 3)
+    assert done.stdout == "(300, 2000)\n", done.stderr
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_loader_says_before_it_begins_that_files_are_too_few(corpus: Corpus, tmp_path: Path, workers: str):
+    more = """
+    from mmdata.errors import ConfigError
+    resource.setrlimit(resource.RLIMIT_NOFILE, (there + 20, there + 20))
+    try:
+        Loader.from_config(settings)
+    except ConfigError as error:
+        print(error)
+    print(there, open(f"/proc/self/task/{os.getpid()}/children").read().split())
+    """
+    done = limited(tmp_path, more, {**corpus.settings, "workers": workers}, 3)
+    said, _, there_and_children = done.stdout.strip().rpartition("\n")
+    there = int(there_and_children.removesuffix(" []"))  # and no child
+    needed = {"thread": 37, "process": 51}[workers]
+    assert said.startswith(
+        f"this process may open {there + 20} files, {there} are open, and a loader needs up to {needed} more (shards, "
+        "buffers, sockets): let it open 4096 ("
+    ), done.stderr
+    assert said.endswith("), or set data.num_workers or data.prefetch to less")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounts need root")
+def test_side_process_needs_no_room_in_dev_shm(corpus: Corpus, tmp_path: Path):
+    # In a mount namespace of its own: /dev/shm is full, and read-only.
+    mount = "mount -t tmpfs -o size=4k,ro tmpfs /dev/shm"
+    if subprocess.run(["unshare", "--mount", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount")
+    more = """
+    try:
+        open("/dev/shm/x", "w")
+    except OSError as error:
+        print(error.strerror)
+    print(sum(int(batch["valid"].sum()) for batch in Loader.from_config(settings)))
+    """
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(LIMITED) + textwrap.dedent(more))
+    settings = json.dumps({**corpus.settings, "workers": "process"})
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, str(path), settings, "3"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "Read-only file system\n50\n", done.stderr
+    assert sides() == []
