@@ -10,42 +10,23 @@ import importlib.metadata
 import io
 import os
 import re
-import resource
-import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from mmdata.inspect import machine
 from mmdata.inspect.builds import TORCH_PAIR, build_of, check_torchvision
+from mmdata.inspect.check import Check, in_one_line
 
 __all__ = ["Check", "check_torchvision", "examine"]
-
-Status = Literal["ok", "info", "warn", "fail"]
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding.
-
-    Attributes:
-        name: what was looked at.
-        status: ok; info (nothing to do, good to know); warn (works, with a loss); fail (does not work).
-        found: what is there, in one line.
-        remedy: what to do about it; "" where nothing is to be done.
-    """
-
-    name: str
-    status: Status
-    found: str
-    remedy: str = ""
 
 
 def examine() -> list[Check]:
     """All checks, in the order in which a reader should mend things."""
     checks: list[Callable[[], Check | list[Check]]] = [
-        _python, _torch, _torchvision, _packages, _decoders, _cores, descriptors, _shared_memory, _gpu, _hub
+        _python, _torch, _torchvision, _packages, _decoders, machine.cores, machine.threads, machine.tokenizer_threads,
+        machine.memory, machine.descriptors, machine.shared_memory, machine.cache, _gpu, _hub
     ]  # fmt: skip
     found: list[Check] = []
     for check in checks:
@@ -68,7 +49,7 @@ def _torch() -> Check:
     try:
         importlib.import_module("torch")
     except Exception as error:  # a broken wheel raises anything: OSError for a missing library, RuntimeError, …
-        return Check("torch", "fail", f"{build}: {_line(error)}", TORCH_PAIR)
+        return Check("torch", "fail", f"{build}: {in_one_line(error)}", TORCH_PAIR)
     return Check("torch", "ok", str(build))
 
 
@@ -78,7 +59,7 @@ def _torchvision() -> Check:
         check_torchvision()
         importlib.import_module("torchvision")
     except Exception as error:
-        found, _, remedy = _line(error).partition("; ")
+        found, _, remedy = in_one_line(error).partition("; ")
         return Check("torchvision", "fail", found, remedy or TORCH_PAIR)
     torch = build_of("torch")
     if build and torch and torch.cuda and not build.cuda:
@@ -129,7 +110,7 @@ def _decoders() -> Check:
         Image.new("RGB", (16, 16)).save(buffer, "JPEG")
         decode(buffer.getvalue(), format="JPEG")
     except Exception as error:
-        return Check("image decoders", "fail", f"JPEG: {_line(error)}", "`pip install -U simplejpeg pillow`")
+        return Check("image decoders", "fail", f"JPEG: {in_one_line(error)}", "`pip install -U simplejpeg pillow`")
     absent = [name.upper() for name in ("webp", "avif") if not features.check(name)]
     if absent:
         return Check(
@@ -138,64 +119,11 @@ def _decoders() -> Check:
     return Check("image decoders", "ok", "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF")
 
 
-def _cores() -> Check:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota()
-    if quota is not None and quota < cores:
-        return Check(
-            "CPU cores",
-            "warn",
-            f"{cores} visible, the container may use {quota:g}",
-            f"set data.num_workers to at most {max(1, int(quota))}",
-        )
-    return Check("CPU cores", "ok", str(cores))
-
-
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores that a container's quota (cgroup v2 or v1) allows; None where there is none."""
-    try:
-        words = (root / "cpu.max").read_text().split()
-    except OSError:
-        try:
-            words = [(root / "cpu" / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")]
-        except OSError:
-            return None
-    return None if words[0] in ("max", "-1") else int(words[0]) / int(words[1])
-
-
-def descriptors() -> Check:
-    """How many files this process may hold open at once."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < 1024:
-        return Check(
-            "open files",
-            "warn",
-            f"limit {soft}",
-            f"`ulimit -n {hard if 0 < hard < 65536 else 65536}` before starting: shards stay open while they are read",
-        )
-    return Check("open files", "ok", f"limit {soft}")
-
-
-def _shared_memory() -> Check:
-    if not Path("/dev/shm").is_dir():
-        return Check("shared memory", "info", "no /dev/shm on this system")
-    total = shutil.disk_usage("/dev/shm").total
-    found = f"/dev/shm holds {total / 2**30:.2g} GiB"
-    if total < 2**30:
-        return Check(
-            "shared memory",
-            "warn",
-            found,
-            "start the container with `--shm-size=2g`: NCCL and torch's DataLoader need it (this loader does not)",
-        )
-    return Check("shared memory", "ok", found)
-
-
 def _gpu() -> Check:
     try:
         import torch
     except Exception as error:
-        return Check("GPU", "fail", f"torch cannot be imported: {_line(error)}", TORCH_PAIR)
+        return Check("GPU", "fail", f"torch cannot be imported: {in_one_line(error)}", TORCH_PAIR)
     if not torch.cuda.is_available():
         if Path("/dev/nvidiactl").exists():
             remedy = (
@@ -235,7 +163,3 @@ def _hub() -> Check:
     return Check(
         "Hugging Face hub", "info", "reached only when a tokenizer or tower is given by name; folders need no network"
     )
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 
 from mmdata.cli import shipped
 from mmdata.inspect.builds import Build, build_of, check_torchvision, mismatch
-from mmdata.inspect.doctor import cpu_quota, descriptors, examine
+from mmdata.inspect.doctor import examine
 
 
 @pytest.fixture
@@ -67,17 +66,6 @@ def test_doctor_names_the_jpeg_decoder_that_cannot_be_loaded(tmp_path: Path):
     assert re.search(
         r"fail +image decoders +JPEG: libturbojpeg.so: cannot open +`pip install -U simplejpeg pillow`", done.stdout
     )
-
-
-def test_descriptors_warns_of_a_low_limit():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
-    try:
-        check = descriptors()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert (check.status, check.found) == ("warn", "limit 512")
-    assert re.match(r"`ulimit -n \d+` before starting", check.remedy)
 
 
 CPU_29, CUDA_29 = Build("2.9.0", None), Build("2.9.0", "12.8")
@@ -149,15 +137,3 @@ print(build_of('torchvision'), 'torchvision' in sys.modules)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert re.fullmatch(r"\d+\.\d+\.\d+ \((CPU only|CUDA \d+\.\d+)\) False\n", done.stdout)
     assert build_of("no_such_package") is None
-
-
-def test_cpu_quota_reads_both_cgroup_versions(tmp_path: Path):
-    assert cpu_quota(tmp_path) is None
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("150000\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert cpu_quota(tmp_path) == 1.5
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert cpu_quota(tmp_path) is None
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert cpu_quota(tmp_path) == 0.5

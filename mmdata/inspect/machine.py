@@ -1,0 +1,156 @@
+"""What the system allows this process: cores, threads, memory, open files, room on disk.
+
+Nothing here crashes on a broken installation: this file imports only the standard library at its head.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from pathlib import Path
+
+from mmdata.inspect.check import Check, in_one_line
+
+
+def cores() -> Check:
+    """Those that this process may use."""
+    visible, quota = _visible_cores(), cpu_quota()
+    if quota is not None and quota < visible:
+        return Check(
+            "CPU cores",
+            "warn",
+            f"{visible} visible, the container may use {quota:g}",
+            f"set data.num_workers to at most {max(1, int(quota))}",
+        )
+    return Check("CPU cores", "ok", str(visible))
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores that a container's quota (cgroup v2 or v1) allows; None where there is none."""
+    try:
+        words = (root / "cpu.max").read_text().split()
+    except OSError:
+        try:
+            words = [(root / "cpu" / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")]
+        except OSError:
+            return None
+    return None if words[0] in ("max", "-1") else int(words[0]) / int(words[1])
+
+
+def threads() -> Check:
+    """Variables that give each process more threads than there are cores."""
+    limit = int(_usable_cores())
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
+        value = os.environ.get(name, "")
+        if value.isdecimal() and int(value) > limit:
+            return Check(
+                "threads",
+                "warn",
+                f"{name}={value}, and there are {limit} cores",
+                f"unset {name}, or set it to the cores divided by the processes of this host: more wait for a turn",
+            )
+    return Check("threads", "ok", f"OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS') or 'not set'}")
+
+
+def tokenizer_threads() -> Check:
+    """Whether the tokenizers library starts threads of its own, as many as there are cores, in every process."""
+    value = os.environ.get("TOKENIZERS_PARALLELISM", "")
+    name = "tokenizer threads"
+    if value.lower() in ("0", "false", "f", "no", "n", "off"):
+        return Check(name, "ok", f"TOKENIZERS_PARALLELISM={value}: none")
+    return Check(
+        name,
+        "warn" if value else "info",
+        f"TOKENIZERS_PARALLELISM {'is ' + value if value else 'is not set'}",
+        "set it to false before a loop of your own starts: the loader's workers are threads enough, and a "
+        "program that forks is safe then" + ("" if value else " (`mmdata train` and its like do so themselves)"),
+    )
+
+
+def memory() -> Check:
+    """What there is, and what a container may use of it."""
+    total, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit()
+    if limit is None or limit >= total:
+        return Check("memory", "ok", f"{total / 2**30:.3g} GiB")
+    return Check(
+        "memory",
+        "warn" if limit < 4 * 2**30 else "info",
+        f"{total / 2**30:.3g} GiB, the container may use {limit / 2**30:.3g} GiB",
+        "beyond it the system kills a process without a word: lower data.prefetch or train.micro_batch_size then",
+    )
+
+
+def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that a container (cgroup v2 or v1) may use; None where it may use all."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            text = (root / name).read_text().strip()
+        except OSError:
+            continue
+        return int(text) if text.isdecimal() and int(text) < 2**60 else None  # v1 says a huge number for no limit
+    return None
+
+
+def descriptors() -> Check:
+    """How many files this process may hold open at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 1024:
+        return Check(
+            "open files",
+            "warn",
+            f"hard limit {hard}",
+            "as root `ulimit -n 65536`, for a container `--ulimit nofile=65536`: a loader keeps 64 shards open",
+        )
+    if soft < 1024:
+        return Check(
+            "open files",
+            "warn",
+            f"limit {soft}",
+            f"`ulimit -n {hard if 0 < hard < 65536 else 65536}` before starting: shards stay open while they are read",
+        )
+    return Check("open files", "ok", f"limit {soft}")
+
+
+def shared_memory() -> Check:
+    """What /dev/shm holds."""
+    if not Path("/dev/shm").is_dir():
+        return Check("shared memory", "info", "no /dev/shm on this system")
+    total = shutil.disk_usage("/dev/shm").total
+    found = f"/dev/shm holds {total / 2**30:.2g} GiB"
+    if total < 2**30:
+        return Check(
+            "shared memory",
+            "warn",
+            found,
+            "start the container with `--shm-size=2g`: NCCL and torch's DataLoader need it (this loader does not)",
+        )
+    return Check("shared memory", "ok", found)
+
+
+def cache(folder: Path | None = None) -> Check:
+    """Whether shards behind URLs can be kept in a folder (default: the loader's), and how much of them."""
+    if folder is None:
+        try:
+            from mmdata.shards.cache import default_folder
+        except Exception as error:
+            return Check("shard cache", "fail", in_one_line(error), "see the packages above")
+        folder = default_folder()
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Check("shard cache", "warn", f"'{there}' cannot be written", "for shards behind URLs set data.cache_dir")
+    free = shutil.disk_usage(there).free / 10**9
+    found = f"'{folder}': {free:.3g} GB free"
+    if free < 100:  # the default of data.cache_gb
+        return Check(
+            "shard cache", "info", found, f"for shards behind URLs set data.cache_gb to {int(free * 0.9)} or less"
+        )
+    return Check("shard cache", "ok", found)
+
+
+def _visible_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _usable_cores() -> float:
+    return max(1.0, min(_visible_cores(), cpu_quota() or float("inf")))
