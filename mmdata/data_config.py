@@ -116,12 +116,14 @@ class DataConfig(Settings):
     """Gigabytes (10⁹ bytes) that folder may hold; those used least recently make room."""
     num_workers: Count = 2
     """Threads that make batches; 0 loads in the caller's thread, whatever `workers` is."""
-    workers: Literal["thread", "process"] = "thread"
-    """thread: they run beside the training loop in its own process, and start at once. process: in a side process
-    whose batches lie in shared memory. The loop then never waits for their Python code, as one of many small operations
-    does; the price is a start of some seconds and the memory of one more interpreter. Batches are the same."""
+    workers: Literal["auto", "thread", "process"] = "auto"
+    """thread: they run beside the training loop in its own process. process: in a side process whose batches lie in
+    shared memory. The loop then never waits for their Python code, as one of many small operations does; the price is
+    the memory of one more interpreter. auto: processes where there is a GPU, or where a transform of your own is
+    measured to hold Python's lock (the GIL) for too long; otherwise threads. Batches are the same."""
     num_processes: Positive = 1
-    """Side processes that share the `num_workers` threads: more than one for a transform that is much Python code."""
+    """With `workers: process`, side processes that share the `num_workers` threads: more than one for a transform that
+    is much Python code. auto chooses them itself."""
     prefetch: Positive = 2
     """Batches made ahead by each worker."""
     window_rows: Positive = 2**20
@@ -161,7 +163,7 @@ class DataConfig(Settings):
                 raise ValueError(f"image_patches must rise: got {self.image_patches}")
             if self.image_buckets is not None:
                 raise ValueError("image_patches and image_buckets exclude each other: give one")
-        if self.num_processes > 1 and (self.workers == "thread" or self.num_processes > self.num_workers):
+        if self.num_processes > 1 and (self.workers != "process" or self.num_processes > self.num_workers):
             raise ValueError(
                 f"num_processes ({self.num_processes}) are side processes that share num_workers: set workers to "
                 f"process (it is {self.workers}), and num_workers ({self.num_workers}) to as many or more"
@@ -270,11 +272,14 @@ def once_in_order(data: DataConfig) -> DataConfig:
 def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
     """The settings that load `data.val_shards`, as `once_in_order`.
 
-    `hashes` adds those also where training has none.
+    `hashes` adds those also where training has none. `workers: auto` is threads: an evaluation is short, and a second
+    side process would take its memory all the time.
 
     Raises:
         ConfigError: `data.val_shards` is not set.
     """
     if data.val_shards is None:
         raise ConfigError("data.val_shards is not set: there is nothing to evaluate on")
-    return once_in_order(data.model_copy(update={"shards": data.val_shards, "hashes": hashes or data.hashes}))
+    workers = "thread" if data.workers == "auto" else data.workers
+    changes = {"shards": data.val_shards, "hashes": hashes or data.hashes, "workers": workers}
+    return once_in_order(data.model_copy(update=changes))

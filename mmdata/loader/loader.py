@@ -18,8 +18,10 @@ from mmdata.config import Config, load_config
 from mmdata.data_config import DataConfig
 from mmdata.loader.assemble import Made
 from mmdata.loader.beside import SideProcesses
+from mmdata.loader.choice import source_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.planning import build_plan
+from mmdata.loader.relay import Relay
 from mmdata.loader.state import position_of
 from mmdata.loader.stats import Stats
 from mmdata.loader.tasks import Tasks
@@ -79,7 +81,7 @@ class Loader:
         self.worker = worker
         self._world_size = world_size
         tasks = Tasks(plan, worker, rank=rank, world_size=world_size)
-        self._source: ThreadedBatches | SideProcesses = ThreadedBatches(
+        self._source: ThreadedBatches | SideProcesses | Relay = ThreadedBatches(
             tasks, worker, count=num_workers, room=num_workers * prefetch
         )
         self._next: tuple[int, int, int] | None = (
@@ -119,8 +121,8 @@ class Loader:
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,
         )
-        if data.workers == "process" and data.num_workers > 0:
-            loader._source = SideProcesses(data, loader.plan.identity(), rank=rank, world_size=world_size)
+        beside = source_of(data, loader.plan, worker, rank=rank, world_size=world_size)
+        loader._source = beside or loader._source
         return loader
 
     def __len__(self) -> int:

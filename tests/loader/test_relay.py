@@ -1,0 +1,231 @@
+"""Threads that bridge the start of side processes: the batches of threads alone, whenever the hand-over comes."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from mmdata import Batch, Loader
+from mmdata.errors import ConfigError, DataError
+from mmdata.loader import choice
+from mmdata.loader.relay import EndingTasks, Relay
+
+from .conftest import Corpus
+from .sides import SIDE, gone, sides
+
+Same = Callable[[Batch, Batch], bool]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert sides() == []
+    assert workers() == []
+
+
+def workers() -> list[str]:
+    """Worker threads of this process."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("mmdata-worker")]
+
+
+def wait_until_ready(loader: Loader) -> None:
+    """Until the side processes could take over."""
+    until = time.monotonic() + 60
+    while not loader._source._beside.look(0, 0):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("ready_at", [1, 3, 6, 7, 9])
+def test_relay_gives_the_batches_of_threads_wherever_it_hands_over(
+    corpus: Corpus, same: Same, ready_at: int, num_processes: int
+):
+    loader = corpus.loader(num_workers=2, num_processes=num_processes, **SIDE)
+    threads = corpus.loader(workers="thread")
+    steps = 0
+    for _ in range(3):  # of 7 steps
+        for batch, whole in zip(loader, threads, strict=True):
+            assert same(batch, whole)
+            steps += 1
+            assert loader._source._here or steps >= ready_at
+            if steps == ready_at:
+                wait_until_ready(loader)
+    assert loader._source._here is None
+    assert loader.state_dict() == threads.state_dict()
+    assert (loader.stats.rows, loader.masked) == (threads.stats.rows, threads.masked) == (150, {})
+    assert len(sides()) == num_processes
+
+
+def test_relay_starts_with_threads_and_ends_without(corpus: Corpus):
+    loader = corpus.loader(**SIDE)
+    batches = iter(loader)
+    next(batches)
+    assert len(workers()) == 2
+    wait_until_ready(loader)
+    for batch in batches:
+        del batch
+    assert workers() == []
+    (pid,) = sides()
+    loader.set_epoch(0)
+    assert len(list(loader)) == 7  # by the process alone, from the first step on
+    assert (workers(), sides()) == ([], [pid])
+
+
+def test_relay_hands_over_batches_that_are_in_progress_to_nobody(corpus: Corpus, same: Same):
+    # The process dies after it has been told where to begin: the threads' batches come, and then those of another.
+    loader, whole = corpus.loader(**SIDE), list(corpus.loader(workers="thread"))
+    batches = iter(loader)
+    assert same(next(batches), whole[0])
+    wait_until_ready(loader)
+    assert same(next(batches), whole[1])
+    (pid,) = sides()
+    os.kill(pid, signal.SIGKILL)
+    assert all(same(a, b) for a, b in zip(batches, whole[2:], strict=True))
+
+
+@pytest.mark.parametrize("left_at", [0, 2, 6])
+def test_relay_left_in_the_middle_begins_anew_with_threads_then_processes(corpus: Corpus, same: Same, left_at: int):
+    loader, whole = corpus.loader(**SIDE), list(corpus.loader(workers="thread"))
+    for when in ("starting", "starting", "ready", "ready"):
+        if when == "ready":
+            wait_until_ready(loader)
+        loader.set_epoch(0)
+        for step, batch in enumerate(loader):
+            assert same(batch, whole[step])
+            if step == left_at:
+                break
+    loader.load_state_dict({**loader.state_dict(), "epoch": 0, "step": 4})
+    assert all(same(a, b) for a, b in zip(loader, whole[4:], strict=True))
+    assert len(sides()) == 1
+
+
+def test_relay_that_does_not_go_on_into_the_next_epoch(corpus: Corpus, same: Same):
+    # Two jumps back to the first epoch: from then on nothing is made beyond its end.
+    loader, whole = corpus.loader(**SIDE), list(corpus.loader(workers="thread"))
+    for turn in range(4):
+        loader.set_epoch(0)
+        for step, (batch, expected) in enumerate(zip(loader, whole, strict=True)):
+            assert same(batch, expected)
+            if (turn, step) == (2, 5):
+                wait_until_ready(loader)
+    assert workers() == []
+
+
+def test_relay_of_a_process_killed_while_it_starts(corpus: Corpus, same: Same, caplog: pytest.LogCaptureFixture):
+    loader, threads = corpus.loader(**SIDE), corpus.loader(workers="thread")
+    batches = iter(loader)
+    first = next(batches)
+    (killed,) = sides()
+    os.kill(killed, signal.SIGKILL)
+    assert gone(killed)
+    second = next(batches)
+    wait_until_ready(loader)
+    assert all(same(a, b) for a, b in zip([first, second, *batches], threads, strict=True))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"the loader's side process {killed} is gone (killed by SIGKILL), while it opened the index")
+    assert said.endswith("Another goes on at epoch 0, step 1; nothing is lost")
+    assert killed not in sides()
+
+
+def test_relay_dropped_before_the_process_is_ready_leaves_nothing(corpus: Corpus):
+    loader = corpus.loader(**SIDE)
+    batches = iter(loader)
+    next(batches)
+    (pid,) = sides()
+    del batches, loader
+    gc.collect()
+    with pytest.raises(ProcessLookupError):  # no zombie either
+        os.kill(pid, 0)
+
+
+def test_relay_of_a_forked_child_has_threads_of_its_own(corpus: Corpus):
+    loader = corpus.loader(**SIDE)
+    batches = iter(loader)
+    next(batches)
+    pid = os.fork()
+    if pid == 0:
+        done = 1
+        with suppress(BaseException):
+            done = 0 if len(list(loader)) == 7 else 2
+            loader._source._beside.close()
+        os._exit(done)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert len(list(batches)) == 6
+
+
+def test_relay_error_of_a_process_that_starts_ends_the_epoch(corpus: Corpus, tmp_path: Any):
+    changed = corpus.copy(tmp_path / "corpus")
+    loader = changed.loader(**SIDE)
+    batches = iter(loader)
+    next(batches)
+    (folder := changed.folder / "tokenizer").rename(changed.folder / "elsewhere")
+    assert loader._source._beside._processes[0]._channel.wait(60)
+    with pytest.raises(ConfigError, match=f"'{folder}'"):
+        next(batches)
+    assert (sides(), workers()) == ([], [])
+
+
+def test_relay_that_was_chosen_stays_with_threads_where_no_process_starts(
+    corpus: Corpus, same: Same, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(choice, "has_gpu", lambda: True)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    loader, threads = corpus.loader(), corpus.loader(workers="thread")
+    for _ in range(2):
+        assert all(same(a, b) for a, b in zip(loader, threads, strict=True))
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said.startswith("data.workers process: '/nowhere/python' cannot be started: ")
+    assert said.endswith(". Threads of this process make all batches")
+    with pytest.raises(ConfigError, match="'/nowhere/python' cannot be started"):
+        next(iter(corpus.loader(**SIDE)))
+
+
+def test_relay_error_of_a_worker_is_the_threads(corpus: Corpus, tmp_path: Any):
+    damaged = corpus.copy(tmp_path / "corpus")
+    loader = damaged.loader(**SIDE)
+    path = damaged.index.shard_path(1)
+    path.write_bytes(path.read_bytes()[:-512])
+    with pytest.raises(DataError, match=r"the shard changed"):
+        list(loader)
+    assert workers() == []
+
+
+def test_relay_tasks_end_where_somebody_else_goes_on(corpus: Corpus):
+    loader = corpus.loader(workers="thread")
+    tasks = EndingTasks(loader.plan, loader.worker, rank=0, world_size=1)
+
+    def position(taken: int, *, onward: bool = True, start: int = 5) -> tuple[int, int] | None:
+        rest = tasks.begin(3, start, onward=onward)
+        for _ in range(taken):
+            next(rest)
+        end = tasks.end()
+        assert (next(rest, None) is None) == (end is not None or not onward)
+        return end
+
+    assert [position(taken) for taken in (0, 1, 2, 3)] == [(3, 5), (3, 6), (4, 0), (4, 1)]
+    assert [position(taken, onward=False) for taken in (1, 2)] == [(3, 6), None]
+
+
+def test_relay_in_a_program_that_ends_while_the_process_starts(corpus: Corpus):
+    program = (
+        "import json, sys, mmdata\n"
+        "loader = mmdata.Loader.from_config(json.loads(sys.argv[1]))\n"
+        "print(len(next(iter(loader))['rows']), type(loader._source).__name__)\n"
+    )
+    settings = json.dumps({**corpus.settings, **SIDE})
+    done = subprocess.run([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == (f"8 {Relay.__name__}\n", "", 0)
