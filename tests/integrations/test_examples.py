@@ -50,6 +50,17 @@ def test_plain_torch_trains_and_resumes(
     assert (state["loader"]["epoch"], state["loader"]["step"], state["step"]) == (1, 3, 6)
 
 
+def test_time_a_step_says_what_a_loop_waits_for(
+    data: dict[str, Any], model: str, example: Any, capsys: pytest.CaptureFixture[str]
+):
+    example("time_a_step", data["shards"], model, "--batch-size", "8")
+    assert re.fullmatch(
+        r"batch [\d.]+ ms \(middle half within [\d.]+ ms\)\nstep [\d.]+ ms \(middle half within [\d.]+ ms\)\n"
+        r"a loop waits for data for \d+% of its time or more\n",
+        capsys.readouterr().out,
+    )
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("lightning") is None, reason="lightning is not installed: pip install 'mmdata[lightning]'"
 )
