@@ -66,9 +66,9 @@ def test_auto_is_a_side_process_where_there_is_a_gpu(
     assert chosen(loader) == (Relay.__name__, 1)
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
-        "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL): batches are "
-        "made in 1 side process. Set data.workers to thread to have none, or to process (data.num_processes=1) not to "
-        "see this again"
+        "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL): batches "
+        "are made in 1 side process. Set data.workers to thread to have none, or to process (data.num_processes=1) not "
+        "to see this again"
     )
     assert all(same(a, b) for a, b in zip(loader, corpus.loader(workers="thread"), strict=True))
     assert chosen(corpus.loader(num_workers=0)) == ("thread", 0)
