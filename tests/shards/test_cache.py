@@ -255,3 +255,39 @@ def test_what_is_being_fetched_keeps_its_room(tmp_path):
         os.close(first.result())
         assert second.result() == b"b" * 60
     assert names(tmp_path) == {sha(b"b" * 60)}
+
+
+def in_a_mount(options: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Fetch 100,000 bytes into a cache in a file system of its own, mounted over `folder` for that process alone."""
+    mount = f"mount -t tmpfs -o {options} tmpfs {folder}"
+    if subprocess.run(["unshare", "--mount", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount")
+    code = f"""
+    import os, sys
+    sys.path.insert(0, "tests/shards")
+    from test_cache import ConfigError, File, ShardCache, read
+    try:
+        read(ShardCache({str(folder)!r}), File(b"a" * 100_000))
+    except ConfigError as error:
+        print(error)
+    print(sorted(os.listdir({str(folder)!r})))
+    """
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "cause", "left"),
+    [("size=64k", "No space left on device", [".lock"]), ("ro", "Read-only file system", [])],
+)
+def test_a_file_system_that_is_full_or_read_only_is_named(tmp_path, options, cause, left):
+    done = in_a_mount(options, tmp_path)
+    said, files = done.stdout.splitlines()
+    assert said == (
+        f"cache folder '{tmp_path}': {cause}, for 'far/x.tar' (100,000 B); set data.cache_dir to a folder that can be "
+        "written, on a local disk with 100 GB free, or data.cache_gb to less"
+    ), done.stderr
+    assert files == str(left)
