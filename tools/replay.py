@@ -60,18 +60,18 @@ def show(found: Replay) -> None:
     _line("row", f"{task.rows[0]}, key '{found.key}', shard '{found.shard}'")
     _line("batch", f"epoch {task.epoch}, step {task.step}: {task.bucket.length} tokens, {task.bucket.image}")
     bytes_read = f"image {len(found.image.data):,} bytes at {found.image_offset}; caption at {found.caption_offset}"
-    _line("read", bytes_read, stats.read_s)
+    _line("read", bytes_read, stats.wall_s["read"])
     image = f"{found.image.format} {_size(found.size)}, EXIF orientation {found.image.orientation}"
     if found.decoded is None:
-        _line("decode", image, stats.decode_s)
+        _line("decode", image, stats.wall_s["decode"])
     else:
         box, decoded = found.decoded.box, _size(found.decoded.image.shape[1:])
-        _line("decode", f"{image}, to {decoded}", stats.decode_s)
+        _line("decode", f"{image}, to {decoded}", stats.wall_s["decode"])
         crop = f"{box.height:.1f} × {box.width:.1f} at ({box.top:.1f}, {box.left:.1f})"
-        _line("transform", f"crop {crop}, to {_size(found.decoded.size)}", stats.transform_s)
+        _line("transform", f"crop {crop}, to {_size(found.decoded.size)}", stats.wall_s["transform"])
     _line("caption", repr(found.caption))
     ids = batch["input_ids"][0][batch["attention_mask"][0] == 1].tolist()
-    _line("tokenize", f"{len(ids)} tokens: {' '.join(map(str, ids))}", stats.tokenize_s)
+    _line("tokenize", f"{len(ids)} tokens: {' '.join(map(str, ids))}", stats.wall_s["tokenize"])
     pixels = batch["pixel_values"][0]
     _line("pixels", f"uint8 {_size(pixels.shape)}, mean {float(pixels.float().mean()):.1f}")
     for entry in found.made.masked:
