@@ -125,7 +125,7 @@ class DataConfig(Settings):
     """With `workers: process`, side processes that share the `num_workers` threads: more than one for a transform that
     is much Python code. auto chooses them itself."""
     prefetch: Positive = 2
-    """Batches made ahead by each worker."""
+    """Batches made ahead of the one in use, by all workers together: they share the rows of one after the other."""
     window_rows: Positive = 2**20
     """Rows that are shuffled together; whole shards."""
     groups: GroupsConfig | None = None

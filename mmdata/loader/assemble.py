@@ -1,11 +1,14 @@
-"""Makes a batch of samples, wherever their bytes come from: rows written in place, bad ones masked with a reason."""
+"""Makes a batch of samples, wherever their bytes come from: rows written in place, bad ones masked with a reason.
+
+It is made in units that threads share. Each row is written by one of them and depends on nothing but itself, so a batch
+is the same whoever makes which unit, and when.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,24 +17,23 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, LoadError
+from mmdata.loader.job import Job
 from mmdata.loader.ledger import LedgerEntry, Stage
-from mmdata.loader.pixels import Images, Patches, batch_pixels
+from mmdata.loader.pixels import batch_pixels
+from mmdata.loader.samples import Samples
 from mmdata.loader.slots import SlotRing
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.plan import Bucket
 from mmdata.shards.cache import Interrupted
-from mmdata.transform.pixels import EncodedImage, PixelTransform
+from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
 
-
-def worker_threads(count: int) -> ThreadPoolExecutor:
-    """Threads to make batches in, each with one thread of torch: more would compete with the other workers' cores.
-
-    The caller's own number of threads stays as it is.
-    """
-    return ThreadPoolExecutor(
-        count, thread_name_prefix="mmdata-worker", initializer=torch.set_num_threads, initargs=(1,)
-    )
+UNIT_ROWS = 16
+"""Rows that a thread takes at a time, at most: some 10 ms of work, for which a clock and a turn cost 20 µs."""
+MIN_UNITS = 16
+"""A small batch has so many units nevertheless, so that each of as many threads finds one."""
+CAPTIONS_AT_ONCE = 256
+"""Captions tokenized in one call: it takes about as long as a unit of photos, and one of 1,024 would be waited for."""
 
 
 @dataclass(frozen=True)
@@ -61,43 +63,6 @@ class Made:
     stats: Stats
 
 
-class Samples(Protocol):
-    """The n samples of a task, for its rows that are not -1, in that order; i is 0 … n-1."""
-
-    @property
-    def keys(self) -> Sequence[str]:
-        """n keys."""
-        ...
-
-    def shard(self, i: int) -> str:
-        """Name of the shard, for messages."""
-        ...
-
-    def offset(self, i: int, kind: Literal["image", "caption"]) -> int:
-        """Of a member in its shard, in bytes; -1: unknown."""
-        ...
-
-    def image(self, i: int) -> EncodedImage:
-        """The image, not yet decoded."""
-        ...
-
-    def caption(self, i: int) -> str:
-        """The caption chosen for this epoch; raises BadSample."""
-        ...
-
-    def labels(self) -> NDArray[np.int64]:
-        """int64 (n,), -1 where a sample has none."""
-        ...
-
-    def image_hashes(self) -> NDArray[np.int64]:
-        """int64 (n,)."""
-        ...
-
-    def caption_hashes(self) -> NDArray[np.int64]:
-        """Of the chosen captions, int64 (n,)."""
-        ...
-
-
 class Assembler:
     """Makes batches. One serves many threads at once.
 
@@ -118,72 +83,96 @@ class Assembler:
     ) -> None:
         self.tokenizer = tokenizer
         self.transform = transform
-        self._hashes = hashes
-        self._slots = slots or SlotRing()
+        self.hashes = hashes
+        self.slots = slots or SlotRing()
 
-    def make(self, task: Task, samples: Samples, *, labels: bool) -> Made:
-        """Make a batch; `labels` says whether it has them.
+    def begin(self, task: Task, samples: Samples, *, labels: bool) -> Job[Made]:
+        """Begin a batch; `labels` says whether it has them.
 
-        Raises:
+        What its units and its end raise:
             DataError: a shard is not the one that was indexed.
             LoadError: anything else that is no fault of a sample; names where it happened.
         """
-        places = np.flatnonzero(task.rows >= 0)
-        rows = _Rows(self, task, samples, places)
-        try:
-            pixels = batch_pixels(task.bucket, len(task.rows), self._slots, self.transform)
-            rows.write_pixels(pixels)
-            input_ids, attention_mask = rows.tokenize()
-        except (DataError, ConfigError, Interrupted):
-            raise  # they name their file; nobody waits for what was interrupted
-        except Exception as error:
-            raise LoadError(rows.explain(error)) from error
-        usable = np.zeros(len(task.rows), bool)
-        usable[places] = rows.usable
-        rows.count(usable, attention_mask)
-        valid = torch.from_numpy(usable)
-        batch = Batch(
-            **pixels.entries(valid),
-            input_ids=torch.from_numpy(input_ids),
-            attention_mask=torch.from_numpy(attention_mask),
-            valid=valid,
-            rows=torch.from_numpy(task.rows.copy()),
-            keys=rows.spread_keys(),
-        )
-        if labels:
-            batch["labels"] = rows.spread(samples.labels(), fill=-1)
-        if self._hashes:
-            batch["image_hash"] = rows.spread(samples.image_hashes(), fill=0)
-            batch["caption_hash"] = rows.spread(samples.caption_hashes(), fill=0)
-        rows.clock.lap("collate")
-        rows.clock.stop()
-        return Made(batch, rows.masked, rows.stats)
+        batch = _BatchInProgress(self, task, samples, labels=labels)
+        return Job(batch.units(), batch.finish)
 
 
-class _Rows:
-    """The rows of one task that are not filled up, while their batch is made.
+class _Part:
+    """What one thread does of a batch.
 
     Attributes:
-        usable: bool (n,); False from the moment at which a row turned out bad.
-        masked: the ledger's lines for those.
-        stats: of this batch.
+        samples: numbers of those that it is about.
+        at: the one that it is at; None: none of them.
+        wrote: those whose pixels it has written.
+        stats: of this part.
         clock: measures for them.
     """
 
-    def __init__(self, assembler: Assembler, task: Task, samples: Samples, places: NDArray[np.int64]) -> None:
-        self._assembler = assembler
-        self._task = task
-        self._samples = samples
-        self._places = places  # (n,) positions in the batch
-        self.usable = np.ones(len(places), bool)
-        self.masked: list[LedgerEntry] = []
+    def __init__(self, samples: range) -> None:
+        self.samples = samples
+        self.at: int | None = None
+        self.wrote = range(0)
         self.stats = Stats()
         self.clock = StageClock(self.stats)
-        self._at: int | None = None  # the sample that is worked at
 
-    def explain(self, error: Exception) -> str:
+
+class _BatchInProgress:
+    """A batch while it is made. Its samples are numbered 0 … n-1, in the order of their rows."""
+
+    def __init__(self, assembler: Assembler, task: Task, samples: Samples, *, labels: bool) -> None:
+        self._tokenizer, self._hashes = assembler.tokenizer, assembler.hashes
+        self._task, self._samples, self._labels = task, samples, labels
+        self._places = np.flatnonzero(task.rows >= 0)  # (n,) positions in the batch
+        self._bad_images: dict[int, LedgerEntry] = {}  # by sample
+        self._bad_captions: dict[int, LedgerEntry] = {}
+        self._parts: list[_Part] = []  # those that are done
+        self._failed = False
+        shape = (len(task.rows), task.bucket.length)
+        self._input_ids = np.full(shape, self._tokenizer.pad_id, np.int64)
+        self._attention_mask = np.zeros(shape, np.int64)
+        self._do(partial(self._lend, assembler), range(0))
+
+    def units(self) -> list[Callable[[], None]]:
+        """The work on the rows; the longest units come first."""
+        n = len(self._places)
+        captions = _split(n, CAPTIONS_AT_ONCE)
+        images = _split(n, min(UNIT_ROWS, -(-n // MIN_UNITS)))
+        return [partial(self._do, self._tokenize, samples) for samples in captions] + [
+            partial(self._do, self._write_pixels, samples) for samples in images
+        ]
+
+    def finish(self) -> Made:
+        """Put the batch together; all units must be done."""
+        made: list[Batch] = []
+        self._do(lambda part: made.append(self._collate(part)), range(0))
+        bad = {**self._bad_captions, **self._bad_images}  # image and caption both bad: one line for the row
+        return Made(made[0], [bad[i] for i in sorted(bad)], self._sum_up(made[0]))
+
+    def _do(self, work: Callable[[_Part], None], samples: range) -> None:
+        """A part of the work, under a clock of its own; nothing where another part has failed."""
+        if self._failed:
+            return
+        part = _Part(samples)
+        try:
+            work(part)
+        except BaseException as error:
+            self._failed = True
+            # The first three name their file, or nobody waits for what was interrupted.
+            if isinstance(error, (DataError, ConfigError, Interrupted)) or not isinstance(error, Exception):
+                raise
+            raise LoadError(self._explain(error, part.at)) from error
+        part.clock.stop()
+        self._parts.append(part)
+
+    def _lend(self, assembler: Assembler, part: _Part) -> None:
+        """Have a place for the pixels."""
+        task = self._task
+        self._pixels = batch_pixels(task.bucket, len(task.rows), assembler.slots, assembler.transform)
+        part.clock.lap("collate")
+
+    def _explain(self, error: Exception, i: int | None) -> str:
         """Where an error happened, what it is, and how to see it again."""
-        task, samples, i = self._task, self._samples, self._at
+        task, samples = self._task, self._samples
         words = f"epoch {task.epoch}, step {task.step}"
         if i is None:
             first = task.rows[self._places[:1]].tolist()
@@ -193,77 +182,106 @@ class _Rows:
         in_index = samples.offset(i, "image") >= 0
         return f"{words}; `mmdata replay CONFIG {row} --epoch {task.epoch}` makes it alone" if in_index else words
 
-    def write_pixels(self, pixels: Images | Patches) -> None:
-        """Decode and crop each row into its place."""
-        clock = self.clock
+    def _write_pixels(self, part: _Part) -> None:
+        """Decode and crop each image into its place."""
+        clock, first = part.clock, part.samples.start
         clock.lap("collate")
-        for i, place in enumerate(self._places.tolist()):
-            self._at = i
-            clock.watch(i % WATCH_EVERY == 0)
+        for i in part.samples:
+            if self._failed:
+                return
+            part.at = i
+            clock.watch((i - first) % WATCH_EVERY == 0)
             image = self._samples.image(i)
-            self.stats.read_bytes += len(image.data)
+            part.stats.read_bytes += len(image.data)
             clock.lap("read")
             stage: Stage = "decode"
+            place = int(self._places[i])
             try:
                 epoch = int(self._task.passes[place])
-                whole = pixels.decode(image, epoch=epoch)
+                whole = self._pixels.decode(image, epoch=epoch)
                 clock.lap("decode")
                 stage = "transform"
-                pixels.write(whole, place, number=image.number, epoch=epoch)
+                self._pixels.write(whole, place, number=image.number, epoch=epoch)
             except BadSample as error:
-                self._mask(i, stage, error)
+                self._bad_images[i] = self._entry(i, stage, error)
             clock.lap(stage)
-        clock.watch(True)
-        self._at = None
+        part.wrote = part.samples
 
-    def tokenize(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """input_ids and attention_mask, int64 (B, L) each; every row has at least one unmasked position."""
-        captions = [self._caption(i) for i in range(len(self._places))]
-        self._at = None
-        self.clock.lap("read")
-        length = self._task.bucket.length
-        shape = (len(self._task.rows), length)
-        input_ids = np.full(shape, self._assembler.tokenizer.pad_id, np.int64)
-        attention_mask = np.zeros(shape, np.int64)
-        input_ids[self._places], attention_mask[self._places] = self._assembler.tokenizer.encode(captions, length)
+    def _tokenize(self, part: _Part) -> None:
+        """Read the captions, and tokenize them in one call."""
+        captions: list[str] = []
+        for i in part.samples:
+            if self._failed:
+                return
+            part.at = i
+            try:
+                captions.append(self._samples.caption(i))
+            except BadSample as error:
+                self._bad_captions[i] = self._entry(i, "caption", error)
+                captions.append("")
+        part.at = None
+        part.clock.lap("read")
+        places = self._places[part.samples.start : part.samples.stop]
+        encoded = self._tokenizer.encode(captions, self._task.bucket.length)
+        self._input_ids[places], self._attention_mask[places] = encoded
+        part.clock.lap("tokenize")
+
+    def _entry(self, i: int, stage: Stage, error: BadSample) -> LedgerEntry:
+        task, samples = self._task, self._samples
+        offset = samples.offset(i, "caption" if stage == "caption" else "image")
+        row, shard, key = int(task.rows[self._places[i]]), samples.shard(i), samples.keys[i]
+        return LedgerEntry(task.epoch, task.step, row, shard, key, offset, stage, error.reason.value, error.detail)
+
+    def _collate(self, part: _Part) -> Batch:
+        usable = np.zeros(len(self._task.rows), bool)
+        usable[self._places] = self._usable()
+        valid = torch.from_numpy(usable)
         # Attention over no position at all is NaN, and NaN reaches the gradient even where the loss masks the row.
-        attention_mask[:, 0] = 1
-        self.clock.lap("tokenize")
-        return input_ids, attention_mask
+        self._attention_mask[:, 0] = 1
+        keys = [""] * len(usable)
+        for place, key in zip(self._places.tolist(), self._samples.keys, strict=True):
+            keys[place] = key
+        batch = Batch(
+            **self._pixels.entries(valid),
+            input_ids=torch.from_numpy(self._input_ids),
+            attention_mask=torch.from_numpy(self._attention_mask),
+            valid=valid,
+            rows=torch.from_numpy(self._task.rows.copy()),
+            keys=keys,
+        )
+        if self._labels:
+            batch["labels"] = self._spread(self._samples.labels(), fill=-1)
+        if self._hashes:
+            batch["image_hash"] = self._spread(self._samples.image_hashes(), fill=0)
+            batch["caption_hash"] = self._spread(self._samples.caption_hashes(), fill=0)
+        part.clock.lap("collate")
+        return batch
 
-    def spread(self, values: NDArray[np.int64], *, fill: int) -> Tensor:
+    def _spread(self, values: NDArray[np.int64], *, fill: int) -> Tensor:
         """Values of the samples (n,) at their places in the batch (B,)."""
         spread = np.full(len(self._task.rows), fill, np.int64)
         spread[self._places] = values
         return torch.from_numpy(spread)
 
-    def spread_keys(self) -> list[str]:
-        """B keys."""
-        keys = [""] * len(self._task.rows)
-        for place, key in zip(self._places.tolist(), self._samples.keys, strict=True):
-            keys[place] = key
-        return keys
+    def _usable(self) -> NDArray[np.bool_]:
+        """Which samples are, bool (n,)."""
+        usable = np.ones(len(self._places), bool)
+        usable[[*self._bad_images, *self._bad_captions]] = False
+        return usable
 
-    def count(self, valid: NDArray[np.bool_], attention_mask: NDArray[np.int64]) -> None:
-        """Account for rows and padding."""
-        self.stats.rows, self.stats.masked = int(valid.sum()), int((~valid).sum())
-        self.stats.tokens = int(attention_mask[valid].sum())
-        self.stats.token_places = int(valid.sum()) * self._task.bucket.length
+    def _sum_up(self, batch: Batch) -> Stats:
+        """The sums of all parts; each row is of the worker that wrote its pixels."""
+        usable, valid = self._usable(), batch["valid"]
+        total = Stats(rows=int(valid.sum()), masked=int((~valid).sum()))
+        total.tokens = int(batch["attention_mask"][valid].sum())
+        total.token_places = total.rows * self._task.bucket.length
+        for part in self._parts:
+            for worker in part.stats.workers.values():
+                worker["rows"] = int(usable[part.wrote.start : part.wrote.stop].sum())
+            total.add(part.stats)
+        return total
 
-    def _caption(self, i: int) -> str:
-        self._at = i
-        try:
-            return self._samples.caption(i)
-        except BadSample as error:
-            self._mask(i, "caption", error)
-            return ""
 
-    def _mask(self, i: int, stage: Stage, error: BadSample) -> None:
-        if not self.usable[i]:
-            return  # image and caption both bad: one line for the row
-        self.usable[i] = False
-        task, samples = self._task, self._samples
-        offset = samples.offset(i, "caption" if stage == "caption" else "image")
-        row, shard, key = int(task.rows[self._places[i]]), samples.shard(i), samples.keys[i]
-        reason = error.reason.value
-        self.masked.append(LedgerEntry(task.epoch, task.step, row, shard, key, offset, stage, reason, error.detail))
+def _split(n: int, size: int) -> list[range]:
+    """0 … n-1 in ranges of so many, one at least."""
+    return [range(i, min(i + size, n)) for i in range(0, n, max(1, size))] or [range(0)]

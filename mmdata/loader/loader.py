@@ -35,7 +35,7 @@ class Loader:
     """The batches of one rank, epoch after epoch.
 
     Iterating gives the rest of the current epoch; when it is exhausted the next epoch begins, also without
-    `set_epoch`, and its first batches are made meanwhile: num_workers × prefetch, as ever, until somebody asks for them
+    `set_epoch`, and its first batches are made meanwhile: `prefetch`, as ever, until somebody asks for them
     or goes elsewhere. A batch may be kept; its memory is used again once it is gone.
 
     Args:
@@ -44,7 +44,7 @@ class Loader:
         rank: 0 … world_size-1.
         world_size: processes that share each global batch; must divide the global batch size.
         num_workers: threads; 0 makes batches in the caller's thread. Those of a side process: only by `from_config`.
-        prefetch: batches made ahead by each worker.
+        prefetch: batches made ahead of the one that was yielded, by all workers together.
         max_bad_share: of the rows seen; the run ends when more could not be used.
 
     Attributes:
@@ -82,7 +82,7 @@ class Loader:
         self._world_size = world_size
         tasks = Tasks(plan, worker, rank=rank, world_size=world_size)
         self._source: ThreadedBatches | SideProcesses | Relay = ThreadedBatches(
-            tasks, worker, count=num_workers, room=num_workers * prefetch
+            tasks, worker, count=num_workers, room=prefetch
         )
         self._next: tuple[int, int, int] | None = (
             None  # process, epoch and step of the batch that the source gives next

@@ -20,6 +20,7 @@ from typing import Any
 
 from mmdata.data_config import DataConfig
 from mmdata.loader.assemble import Task
+from mmdata.loader.job import Job
 from mmdata.loader.planning import build_plan
 from mmdata.loader.shared import Channel, LentMemory, Packed, pack
 from mmdata.loader.slots import SlotRing
@@ -76,7 +77,7 @@ class Run:
     Args:
         number: of the run.
         threads: make them.
-        room: batches that may be ready or being made.
+        room: batches that may be ready or being made, beside those that the other side has taken.
 
     Attributes:
         number, threads: as given.
@@ -84,7 +85,7 @@ class Run:
         stopped: the other side wants no more.
     """
 
-    def __init__(self, number: int, threads: WorkerThreads[Packed], room: int) -> None:
+    def __init__(self, number: int, threads: WorkerThreads[Task, Packed], room: int) -> None:
         self.number = number
         self.threads = threads
         self.room = threading.Semaphore(room)
@@ -109,7 +110,7 @@ class Side:
         plan = build_plan(data, self._worker.index, self._worker.tokenizer)
         self._tasks = Tasks(plan, self._worker, rank=settings["rank"], world_size=settings["world_size"])
         self._places, self._num_threads = settings["places"], settings["threads"]
-        self._room = self._num_threads * data.prefetch
+        self._room = -(-data.prefetch // self._places)
         self._lent: dict[int, Any] = {}  # tensors in the buffers that the other side looks at, by number
         self._run: Run | None = None
         self._thread = threading.Thread()
@@ -123,7 +124,7 @@ class Side:
             self._stop()
             tasks = self._tasks.begin(message["epoch"], message["start"], onward=message["onward"])
             own = every(tasks, message["place"], self._places)
-            self._run = Run(message["run"], WorkerThreads(own, self._make, self._num_threads), self._room)
+            self._run = Run(message["run"], WorkerThreads(own, self._begin, self._num_threads), self._room)
             self._thread = threading.Thread(target=self._send_all, args=(self._run,), daemon=True)
             self._thread.start()
         elif self._run and message["run"] == self._run.number:
@@ -157,8 +158,8 @@ class Side:
             if not run.stopped:
                 self._channel.send({"run": run.number, "error": described(error)})
 
-    def _make(self, task: Task, stop: threading.Event) -> Packed:
-        return pack(self._worker.make(task, stop), self._memory, self._rest)
+    def _begin(self, task: Task, stop: threading.Event) -> Job[Packed]:
+        return self._worker.begin(task, stop).then(lambda made: pack(made, self._memory, self._rest))
 
     def _send(self, run: Run, packed: Packed) -> None:
         untold = [found for buffer in packed.buffers if (found := self._memory.untold(buffer)) is not None]

@@ -1,5 +1,6 @@
-"""Worker threads: they make tasks ahead of whoever takes the results, which come in the order of the tasks.
+"""Worker threads: they share the units of one batch after the other, and results come in the order of the tasks.
 
+So a batch takes no longer than its rows take all threads together, and more threads take no more memory.
 They are daemons, so that no program waits for a server that does not answer, and are ended before the interpreter is.
 """
 
@@ -10,58 +11,64 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
-from queue import SimpleQueue
+from concurrent.futures import CancelledError, Future
+from functools import partial
 from time import monotonic
 from typing import Generic, TypeVar
 
 import torch
 
 from mmdata.loader.assemble import Made, Task
+from mmdata.loader.job import Job
 from mmdata.loader.tasks import Tasks
 from mmdata.loader.worker import Worker
 
 T = TypeVar("T")
+TaskT = TypeVar("TaskT")
 END_S = 5.0
 """Seconds that threads are waited for: they end at the next row, unless a user's transform or a disk hangs."""
 
 
-class WorkerThreads(Generic[T]):
-    """Threads that take turns at taking a task, and then make it. They end with this object.
+class WorkerThreads(Generic[TaskT, T]):
+    """Threads that begin a task in turn, and share its units. They end with this object.
 
     Args:
         tasks: iterated in the threads, one at a time.
-        make: called with a task, and with an event that is set when nobody wants the result any more.
+        begin: called with a task, and with an event that is set when nobody wants the result any more.
         count: of threads; each has one thread of torch, since more would compete with the other workers' cores. The
             caller's own number of threads stays as it is.
     """
 
     def __init__(
-        self, tasks: Generator[Task, None, None], make: Callable[[Task, threading.Event], T], count: int
+        self,
+        tasks: Generator[TaskT, None, None],
+        begin: Callable[[TaskT, threading.Event], Job[T]],
+        count: int,
     ) -> None:
         self._ahead: deque[Future[T]] = deque()
-        self._jobs: SimpleQueue[Future[T] | None] = SimpleQueue()
-        self._stop = threading.Event()
-        turn = threading.Lock()
-        work = (self._jobs, tasks, make, self._stop, turn)
-        threads = [threading.Thread(target=_work, args=work, name=f"mmdata-worker_{i}") for i in range(count)]
-        for thread in threads:
-            thread.daemon = True
-            thread.start()
+        self._line = _Line(tasks, begin)
+        self._threads: list[threading.Thread] = []
         # Also called when this object goes, and at the end of the program.
-        self.close = weakref.finalize(self, _close, self._jobs, tasks, self._stop, threads, self._ahead, os.getpid())
+        self.close = weakref.finalize(self, _close, self._line, self._threads, self._ahead, os.getpid())
+        self.resize(count)
 
     def __len__(self) -> int:
         """Results that were asked for and not taken yet."""
         return len(self._ahead)
 
+    def resize(self, count: int) -> None:
+        """Have so many threads; one too many ends after its unit."""
+        for name in self._line.resize(count):
+            thread = threading.Thread(target=_work, args=(self._line, name), daemon=True)
+            thread.name = f"mmdata-worker_{name}"
+            self._threads[:] = [one for one in self._threads if one.is_alive()] + [thread]
+            thread.start()
+
     def ask(self) -> None:
         """Have the next task made."""
         future: Future[T] = Future()
         self._ahead.append(future)
-        self._jobs.put(future)
-        if self._stop.is_set():
-            future.cancel()
+        self._line.ask(future)
 
     def take(self) -> T:
         """The next result, as soon as it is there.
@@ -69,60 +76,118 @@ class WorkerThreads(Generic[T]):
         Raises:
             StopIteration: there are no more tasks.
             CancelledError: the threads have been ended.
-            Exception: what `tasks` or `make` raised.
+            Exception: what `tasks`, `begin` or its job raised.
         """
         return self._ahead.popleft().result()
 
 
-def _work(
-    jobs: SimpleQueue[Future[T] | None],
-    tasks: Generator[Task, None, None],
-    make: Callable[[Task, threading.Event], T],
-    stop: threading.Event,
-    turn: threading.Lock,
-) -> None:
-    """One thread. It knows nothing of whoever takes the results, who may then go at any moment."""
-    torch.set_num_threads(1)
-    while True:
-        with turn:  # so that the n-th result is that of the n-th task
-            future = jobs.get()
-            if future is None:
-                return
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                task = next(tasks)
-            except BaseException as error:
-                future.set_exception(error)
-                continue
+class _Line(Generic[TaskT, T]):
+    """Where threads find work. It knows nothing of whoever takes the results, who may go at any moment."""
+
+    def __init__(self, tasks: Generator[TaskT, None, None], begin: Callable[[TaskT, threading.Event], Job[T]]) -> None:
+        self.tasks = tasks
+        self.stop = threading.Event()
+        self.changed = threading.Condition()  # of a lock that its holder may take again: see `_close`
+        self._begin = begin
+        self._beginning = False  # tasks are begun one at a time, so that the n-th result is that of the n-th task
+        self._asked: deque[Future[T]] = deque()  # for tasks to begin
+        self._units: deque[Callable[[], None]] = deque()  # of batches in progress, the oldest first
+        self._count = 0
+        self._working: set[int] = set()  # the threads
+
+    def resize(self, count: int) -> list[int]:
+        """Have so many threads; returns those that are to be started."""
+        with self.changed:
+            self._count = count
+            new = [name for name in range(count) if name not in self._working]
+            self._working.update(new)
+            self.changed.notify_all()
+        return new
+
+    def ask(self, future: Future[T]) -> None:
+        """Have the next task made for this future."""
+        with self.changed:
+            self._asked.append(future)
+            if self.stop.is_set():
+                future.cancel()
+            self.changed.notify()
+
+    def next_work(self, thread: int) -> Callable[[], None] | None:
+        """Wait for something to do: a unit, or else to begin a batch. None: there is no more for this thread."""
+        with self.changed:
+            while thread < self._count:
+                if self._units:
+                    return self._units.popleft()
+                if self.stop.is_set():
+                    break
+                if self._asked and not self._beginning:
+                    self._beginning = True
+                    return partial(self._begin_next, self._asked.popleft())
+                self.changed.wait()
+            self._working.remove(thread)
+            return None
+
+    def _begin_next(self, future: Future[T]) -> None:
+        units: list[Callable[[], None]] = []
         try:
-            future.set_result(make(task, stop))
+            if future.set_running_or_notify_cancel():
+                batch = _Batch(self._begin(next(self.tasks), self.stop), future, self.stop)
+                units = [partial(batch.do, unit) for unit in batch.job.units]
         except BaseException as error:
             future.set_exception(error)
-        del future, task  # or a batch that was dropped would live until the next one is made
+        with self.changed:
+            self._beginning = False
+            self._units += units
+            self.changed.notify_all()
 
 
-def _close(
-    jobs: SimpleQueue[Future[T] | None],
-    tasks: Generator[Task, None, None],
-    stop: threading.Event,
-    threads: list[threading.Thread],
-    ahead: deque[Future[T]],
-    owner: int,
-) -> None:
+class _Batch(Generic[T]):
+    """A batch in progress: whoever does its last unit finishes it; its first error is its end."""
+
+    def __init__(self, job: Job[T], future: Future[T], stop: threading.Event) -> None:
+        self.job = job
+        self._future, self._stop = future, stop
+        self._left = len(job.units)
+        self._lock = threading.Lock()
+
+    def do(self, unit: Callable[[], None]) -> None:
+        try:
+            if self._stop.is_set():
+                raise CancelledError
+            unit()
+            with self._lock:
+                self._left -= 1
+                last = self._left == 0
+            if last:
+                self._future.set_result(self.job.finish())
+        except BaseException as error:
+            with self._lock:
+                if not self._future.done():
+                    self._future.set_exception(error)
+
+
+def _work(line: _Line[TaskT, T], thread: int) -> None:
+    torch.set_num_threads(1)
+    while work := line.next_work(thread):
+        work()
+        del work  # or a batch that was dropped would live until there is more to do
+
+
+def _close(line: _Line[TaskT, T], threads: list[threading.Thread], ahead: deque[Future[T]], owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child has none of the threads
-    stop.set()
+    line.stop.set()
+    with line.changed:
+        line.changed.notify_all()
     for future in list(ahead):
         future.cancel()
-    for _ in threads:
-        jobs.put(None)
+    if threading.current_thread() in threads:
+        return  # the garbage collector may run in any; the others may wait for what this one holds
     until = monotonic() + END_S
     for thread in threads:
-        if thread is not threading.current_thread():  # the garbage collector may run in any
-            thread.join(max(0.0, until - monotonic()))
+        thread.join(max(0.0, until - monotonic()))
     if not any(thread.is_alive() for thread in threads):
-        tasks.close()
+        line.tasks.close()
 
 
 class ThreadedBatches:
@@ -132,13 +197,13 @@ class ThreadedBatches:
         tasks: of the rank.
         worker: makes them.
         count: of threads.
-        room: batches that may be ready or being made.
+        room: batches that may be ready or being made, beside the one that was taken last.
     """
 
     def __init__(self, tasks: Tasks, worker: Worker, *, count: int, room: int) -> None:
         self._tasks, self._worker = tasks, worker
         self._count, self._room = count, room
-        self._threads: WorkerThreads[Made] | None = None
+        self._threads: WorkerThreads[Task, Made] | None = None
         self._here: Iterator[Made] = iter(())
 
     def begin(self, epoch: int, start: int, *, onward: bool) -> None:
@@ -146,7 +211,7 @@ class ThreadedBatches:
         self.stop()
         tasks = self._tasks.begin(epoch, start, onward=onward)
         if self._count:
-            self._threads = WorkerThreads(tasks, self._worker.make, self._count)
+            self._threads = WorkerThreads(tasks, self._worker.begin, self._count)
         else:
             self._here = map(self._worker.make, tasks)
 
@@ -154,18 +219,23 @@ class ThreadedBatches:
         """The next batch, which is that of the given step.
 
         Raises:
-            LoadError, DataError, ConfigError: see `Worker.make`.
+            LoadError, DataError, ConfigError: see `Assembler.begin`.
         """
         self._tasks.asked = epoch
         if self._threads is None:
             return next(self._here)
-        while len(self._threads) < self._room:
-            self._threads.ask()
-        return self._threads.take()
+        self._ask(self._threads)
+        made = self._threads.take()
+        self._ask(self._threads)  # or with a room of one nothing would be made while the caller works on this one
+        return made
 
     def stop(self) -> None:
         """Make no more, and give up what was made."""
         self._here = iter(())
-        if self._threads:
+        if self._threads is not None:
             self._threads.close()
             self._threads = None
+
+    def _ask(self, threads: WorkerThreads[Task, Made]) -> None:
+        while len(threads) < self._room:
+            threads.ask()

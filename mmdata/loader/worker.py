@@ -1,4 +1,4 @@
-"""What a worker does: one call makes one rank's part of one step, its members read by offset from shards."""
+"""Makes one rank's part of one step, its members read by offset from shards."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mmdata.data_config import DataConfig
 from mmdata.errors import BadSample, Reason
 from mmdata.loader.assemble import Assembler, Made, Task
+from mmdata.loader.job import Job
 from mmdata.loader.mixing import needs_hashes
 from mmdata.loader.planning import open_index
 from mmdata.loader.slots import SlotRing
@@ -68,16 +69,20 @@ class Worker:
         transform = PixelTransform.from_config(data)
         return cls(open_index(data), tokenizer, transform, hashes=needs_hashes(data), slots=slots)
 
-    def make(self, task: Task, stop: Event | None = None) -> Made:
-        """Make a batch.
+    def begin(self, task: Task, stop: Event | None = None) -> Job[Made]:
+        """Begin a batch; see `Assembler.begin`. Its units raise Interrupted once `stop` is set."""
+        there = task.rows >= 0
+        samples = IndexSamples(self.index, self.store, task.rows[there], task.passes[there], stop=stop)
+        return self._assembler.begin(task, samples, labels=self._has_labels)
+
+    def make(self, task: Task) -> Made:
+        """Make a batch in the caller's thread.
 
         Raises:
             DataError: a shard is not the one that was indexed.
-            Interrupted: `stop` was set meanwhile.
+            LoadError: anything else that is no fault of a sample.
         """
-        there = task.rows >= 0
-        samples = IndexSamples(self.index, self.store, task.rows[there], task.passes[there], stop=stop)
-        return self._assembler.make(task, samples, labels=self._has_labels)
+        return self.begin(task).run()
 
 
 class IndexSamples:

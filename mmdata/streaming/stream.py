@@ -18,6 +18,7 @@ from mmdata.batch import Batch
 from mmdata.data_config import DataConfig
 from mmdata.errors import DataError
 from mmdata.loader.assemble import Assembler, Made
+from mmdata.loader.job import Job
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.loader import data_config
 from mmdata.loader.stats import Stats
@@ -231,7 +232,7 @@ class Stream:
         self._position.begin()
         passes = self._passes()
         workers = {"num_workers": self._data.num_workers, "prefetch": self._data.prefetch}
-        batches = make_ahead(self._numbered(passes.tasks), self._make, stats=self.stats, **workers)
+        batches = make_ahead(self._numbered(passes.tasks), self._begin_batch, stats=self.stats, **workers)
         kept = False  # for the next epoch
         try:
             for made, dropped, place in batches:
@@ -294,6 +295,6 @@ class Stream:
             yield replace(task, task=replace(task.task, epoch=epoch, step=step), dropped=dropped)
             step += 1
 
-    def _make(self, task: StreamTask) -> _Outcome:
-        made = self._assembler.make(task.task, task.samples, labels=task.labels)
-        return _Outcome(made, task.dropped, task.place)
+    def _begin_batch(self, task: StreamTask) -> Job[_Outcome]:
+        made = self._assembler.begin(task.task, task.samples, labels=task.labels)
+        return made.then(lambda made: _Outcome(made, task.dropped, task.place))

@@ -17,6 +17,7 @@ import pytest
 
 from mmdata import Batch, Loader
 from mmdata.loader.assemble import Made, Task
+from mmdata.loader.job import Job
 
 from .conftest import Corpus
 
@@ -24,18 +25,18 @@ Same = Callable[[Batch, Batch], bool]
 
 
 class Watched:
-    """A loader with two threads, three batches ahead, and the steps that its worker has begun."""
+    """A loader with two threads, three batches ahead in all, and the steps that its worker has begun."""
 
     def __init__(self, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.loader = corpus.loader()
+        self.loader = corpus.loader(prefetch=3)
         self.begun: list[tuple[int, int]] = []
-        begun, make = self.begun, self.loader.worker.make  # the threads must not hold the loader
+        begun, begin = self.begun, self.loader.worker.begin  # the threads must not hold the loader
 
-        def watched(task: Task, stop: threading.Event | None = None) -> Made:
+        def watched(task: Task, stop: threading.Event | None = None) -> Job[Made]:
             begun.append((task.epoch, task.step))
-            return make(task, stop)
+            return begin(task, stop)
 
-        monkeypatch.setattr(self.loader.worker, "make", watched)
+        monkeypatch.setattr(self.loader.worker, "begin", watched)
 
     def of_epoch(self, epoch: int) -> list[int]:
         """Its steps that were begun until all threads wait."""
