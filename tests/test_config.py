@@ -421,7 +421,7 @@ def test_config_evaluation_is_plain_whatever_training_mixes():
     mixture = [{"shards": "a", "repeat": 1}, {"shards": "b", "repeat": 2}]
     training = {"groups": {"size": 2}, "unique": True, "token_budget": 4096}
     plain = evaluation_data(data_of(mixture, val_shards="v", **training))
-    assert plain == data_of("v", val_shards="v", transform="eval", shuffle=False)
+    assert plain == data_of("v", val_shards="v", transform="eval", shuffle=False, workers="thread")
 
 
 AUGMENT = {"hue": 0.1, "horizontal_flip_prob": 0.5}
