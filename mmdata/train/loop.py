@@ -21,12 +21,13 @@ from mmdata.atomic import write_whole
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
-from mmdata.train import checkpoint, distributed, losses, miners
+from mmdata.train import checkpoint, distributed, miners
 from mmdata.train.batches import Batches, CountsRows, count_steps
 from mmdata.train.checkpoint import CHECKPOINTS
 from mmdata.train.finite import TrainingError, Update
 from mmdata.train.log import METRICS, RunLog, evaluated_steps
 from mmdata.train.meter import Meter
+from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.randomness import rng_state, seed_rank, set_rng_state
 from mmdata.train.schedule import learning_rate, make_optimizer, set_learning_rate
@@ -284,9 +285,9 @@ class Trainer:
         return f"resuming from {path}: step {self.step} of {self.total_steps}"
 
 
-def loss_at(step: int, config: TrainConfig) -> losses.ContrastiveLoss:
+def loss_at(step: int, config: TrainConfig) -> ContrastiveLoss:
     """The loss and miner that a configuration names, for the update after `step` updates."""
     miner = None
     if config.miner is not None and step >= config.miner.after_steps:
         miner = miners.TopK(config.miner.k)
-    return losses.ContrastiveLoss(config.loss, miner=miner, mask_same=config.mask_false_negatives)
+    return ContrastiveLoss(config.loss, miner=miner, mask_same=config.mask_false_negatives)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+Side = Literal["image", "text"]
+"""Of an anchor: images are contrasted with texts, texts with images."""
 
 
 class Miner(Protocol):
@@ -32,6 +35,20 @@ class Miner(Protocol):
             are ignored. A weight w counts as w equal negatives would.
         """
         ...
+
+
+@runtime_checkable
+class BlockMiner(Protocol):
+    """A miner that needs to know which anchors it sees."""
+
+    def block(self, side: Side, rows: slice) -> Miner:
+        """The miner for anchors `rows` of the global batch, images or texts."""
+        ...
+
+
+def for_block(miner: Miner | BlockMiner, side: Side, rows: slice) -> Miner:
+    """What mines for these anchors: `miner` itself, unless it wants to know which they are."""
+    return miner.block(side, rows) if isinstance(miner, BlockMiner) else miner
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def train_step(
     Args:
         model: a DualEncoder or a module with its forward, also inside DDP.
         batch: this rank's rows, on the model's device.
-        loss_function: from the model's output and the batch, such as `losses.ContrastiveLoss()`.
+        loss_function: from the model's output and the batch, such as `objective.ContrastiveLoss()`.
         micro_batch_size: rows per forward; None, or at least B: all at once.
         autocast_dtype: torch.bfloat16 or torch.float16 runs the towers under autocast; losses stay float32.
         scaler: scales the loss (float16); the caller unscales and steps with it.

@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
-from mmdata.train import DualEncoder, distributed, losses, miners, train_step
+from mmdata.train import DualEncoder, distributed, miners, train_step
+from mmdata.train.objective import ContrastiveLoss
 
 ROWS, LENGTH, VOCABULARY = 4, 5, 30
 
@@ -40,9 +41,9 @@ def make_batch(rank: int, valid: list[int]) -> Batch:
     }
 
 
-def loss_function(case: dict) -> losses.ContrastiveLoss:
+def loss_function(case: dict) -> ContrastiveLoss:
     miner = miners.TopK(case["top_k"]) if case.get("top_k") else None
-    return losses.ContrastiveLoss(case["loss"], miner=miner, mask_same=case.get("mask_same", False))
+    return ContrastiveLoss(case["loss"], miner=miner, mask_same=case.get("mask_same", False))
 
 
 def run_case(case: dict, rank: int, out: Path) -> None:

@@ -7,8 +7,9 @@ from pytorch_metric_learning.losses import NTXentLoss
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from mmdata.train import losses, miners
+from mmdata.train import losses, miners, tiles
 from mmdata.train.model import DualEncoderOutput
+from mmdata.train.objective import ContrastiveLoss
 
 
 def features(rows: int, width: int = 6, *, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -179,8 +180,11 @@ def test_weight_two_counts_as_two_negatives():
     assert_equal([losses.siglip_loss(images, texts, s, b, miner=twice)], [expected])
 
 
+@pytest.mark.parametrize("elements", [1, 8, 30])  # tiles of 1 × 2, 2 × 4, 3 × 10; blocks of 1, 1 and 3 rows
 @pytest.mark.parametrize("miner", [None, miners.TopK(3), weights_by_similarity])
-def test_blocks_change_neither_value_nor_gradient(monkeypatch: pytest.MonkeyPatch, miner: miners.Miner | None):
+def test_blocks_change_neither_value_nor_gradient(
+    monkeypatch: pytest.MonkeyPatch, elements: int, miner: miners.Miner | None
+):
     images, texts = features(10)
     s, b = scalar(9.0), scalar(-4.0)
     valid = torch.arange(10) != 4
@@ -192,7 +196,7 @@ def test_blocks_change_neither_value_nor_gradient(monkeypatch: pytest.MonkeyPatc
         return value_and_gradients(loss, images, texts, s, b)
 
     whole = both()
-    monkeypatch.setattr(losses, "BLOCK_ELEMENTS", 30)  # 3 rows a block, the last one of 1
+    monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
     assert_equal(both(), whole)
 
 
@@ -218,9 +222,9 @@ def test_contrastive_loss_reads_mask_and_hashes_from_the_batch():
     same = (batch["image_hash"], batch["caption_hash"])
     clip = losses.clip_loss(*output[:3], valid=batch["valid"], same=same)
     siglip = losses.siglip_loss(*output, valid=batch["valid"], same=same)
-    assert losses.ContrastiveLoss("clip")(output, batch) == clip
-    assert losses.ContrastiveLoss("siglip")(output, batch) == siglip
-    unmasked = losses.ContrastiveLoss("clip", mask_same=False)(output, batch)
+    assert ContrastiveLoss("clip")(output, batch) == clip
+    assert ContrastiveLoss("siglip")(output, batch) == siglip
+    unmasked = ContrastiveLoss("clip", mask_same=False)(output, batch)
     assert unmasked == losses.clip_loss(*output[:3], valid=batch["valid"])
     assert unmasked != clip
 
@@ -229,7 +233,7 @@ def test_clip_loss_gives_a_bias_the_gradient_zero():
     images, texts = features(3)
     bias = scalar(-10.0)
     output = DualEncoderOutput(images, texts, scalar(5.0), bias)
-    losses.ContrastiveLoss("clip")(output, {"valid": torch.ones(3, dtype=torch.bool)}).backward()
+    ContrastiveLoss("clip")(output, {"valid": torch.ones(3, dtype=torch.bool)}).backward()
     assert bias.grad == 0
 
 
@@ -237,7 +241,7 @@ def test_siglip_without_bias_is_an_error():
     images, texts = features(3)
     output = DualEncoderOutput(images, texts, scalar(5.0), None)
     with pytest.raises(ValueError, match=r"loss 'siglip' needs a bias: set model.logit_bias_init \(-10 in the paper\)"):
-        losses.ContrastiveLoss("siglip")(output, {"valid": torch.ones(3, dtype=torch.bool)})
+        ContrastiveLoss("siglip")(output, {"valid": torch.ones(3, dtype=torch.bool)})
 
 
 def test_shapes_that_do_not_pair_are_errors():

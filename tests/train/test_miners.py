@@ -49,5 +49,7 @@ def test_a_function_is_a_miner_and_cannot_admit_what_is_masked():
     valid = torch.tensor([T, T, N, T, T])
     same = [torch.tensor([1, 2, 3, 1, 4])]
     scale = torch.tensor(5.0)
-    expected = losses.clip_loss(images, texts, scale, valid=valid, same=same)
-    assert losses.clip_loss(images, texts, scale, valid=valid, same=same, miner=everything) == expected
+    mined = losses.clip_loss(images, texts, scale, valid=valid, same=same, miner=everything)
+    assert mined == losses.clip_loss(images, texts, scale, valid=valid, same=same, miner=miners.TopK(5))
+    unmined = losses.clip_loss(images, texts, scale, valid=valid, same=same)  # another way of computing
+    torch.testing.assert_close(mined, unmined, rtol=1e-6, atol=0)

@@ -1,0 +1,41 @@
+"""Negatives from outside the batch: captions written to be hard, or features of earlier batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmdata.train import distributed
+
+
+@dataclass(frozen=True)
+class ExtraNegatives:
+    """Images or texts that belong to no row of the batch.
+
+    Attributes:
+        features: (M, D), L2-normalised. With several ranks what each holds is contrasted with its own rows; `gather`
+            shares them.
+        same: int64 (M,) each, as the `same` of the loss: no negatives of rows that they are equal to in any of them.
+        valid: bool (M,), False leaves a row out; None: all are valid.
+    """
+
+    features: Tensor
+    same: Sequence[Tensor] = ()
+    valid: Tensor | None = None
+
+    def gather(self) -> ExtraNegatives:
+        """Those of all ranks, with gradient; M is equal on all of them. A collective."""
+        valid = None if self.valid is None else distributed.gather(self.valid.long()).bool()
+        same = [distributed.gather(key) for key in self.same]
+        return ExtraNegatives(distributed.gather_with_grad(self.features), same, valid)
+
+    def admissible(self, keys: Sequence[Tensor], columns: slice = slice(None)) -> Tensor:
+        """Which of them are negatives of b rows with these keys, (b,) each: bool (b, M), or (1, M) without keys."""
+        usable = torch.ones(len(self.features), dtype=torch.bool, device=self.features.device)
+        result = (usable if self.valid is None else self.valid)[None, columns]
+        for ours, theirs in zip(keys, self.same, strict=True):
+            result = result & (ours[:, None] != theirs[columns])
+        return result
