@@ -176,9 +176,7 @@ def triplet_loss(
     if not 0 <= margin <= 2:
         raise ValueError(f"margin is a difference of cosines, 0 to 2: got {margin}")
 
-    def hinge(
-        scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, *_scalars: Tensor
-    ) -> Tensor:
+    def hinge(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None) -> Tensor:
         own = scores.where(positives, 0.0).sum(1, keepdim=True)  # (b, 1)
         losses = F.relu(margin + scores - own).where(negatives, 0.0)
         return (losses if weights is None else losses * weights).sum(1)
@@ -221,9 +219,7 @@ def hard_negative_loss(
     if beta < 0 or not 0 <= positive_share < 1:
         raise ValueError(f"beta must be 0 or more, positive_share 0 to below 1: got {beta} and {positive_share}")
 
-    def reweighted(
-        scores: Tensor, positives: Tensor, negatives: Tensor, _weights: Tensor | None, scale: Tensor
-    ) -> Tensor:
+    def reweighted(scores: Tensor, positives: Tensor, negatives: Tensor, _: None, scale: Tensor) -> Tensor:
         logits = scale * scores
         own = logits.where(positives, 0.0).sum(1)  # (b,)
         count = negatives.sum(1)  # (b,)
@@ -272,8 +268,8 @@ def _over_extra(pairs: Pairs, anchors: Tensor, extra: ExtraNegatives) -> Tensor:
     return log_sum_exps(anchors, extra.features.to(anchors.dtype), exclude_)[0]
 
 
-def _infonce(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, *scalars: Tensor) -> Tensor:
-    logits = scalars[0] * scores
+def _infonce(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor) -> Tensor:
+    logits = scale * scores
     own = logits.where(positives, 0.0).sum(1) / positives.sum(1)  # (b,)
     if weights is not None:
         logits = logits + weights.log()
@@ -281,9 +277,10 @@ def _infonce(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tens
     return logits.where(negatives | positives, -torch.inf).logsumexp(1) - own
 
 
-def _sigmoid(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, *scalars: Tensor) -> Tensor:
-    logit_scale, logit_bias = scalars
-    logits = logit_scale * scores + logit_bias
+def _sigmoid(
+    scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor, bias: Tensor
+) -> Tensor:
+    logits = scale * scores + bias
     losses = F.softplus(logits.where(~positives, -logits))  # -log sigmoid(z * logit), z = 1 for partners, else -1
     if weights is not None:
         losses = losses * weights

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,18 +14,12 @@ from mmdata.train.extra import ExtraNegatives
 from mmdata.train.miners import Miner, Side, for_block
 from mmdata.train.rowwise import rowwise_sum
 
+AnchorLoss = Callable[..., Tensor]
+"""(scores, positives, negatives, weights, *scalars) to what each of b anchors loses, (b,).
 
-class AnchorLoss(Protocol):
-    """What each of b anchors loses, from whole rows of similarities."""
-
-    def __call__(
-        self, scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, *scalars: Tensor
-    ) -> Tensor:
-        """Losses (b,) from cosines (b, N), masks of positives and chosen negatives (b, N), and the negatives' weights.
-
-        Weights are positive, and 1 where there is no negative; None where all are 1.
-        """
-        ...
+Scores are cosines (b, N); positives and chosen negatives bool (b, N); weights of the negatives (b, N), above 0 and 1
+where there is no negative, or None where all are 1; scalars those that `Pairs.sum_over` was given.
+"""
 
 
 @dataclass(frozen=True)
