@@ -48,6 +48,23 @@ class GroupsConfig(Settings):
         return self
 
 
+class AugmentConfig(Settings):
+    """Random changes of a training crop, each row's its own in each epoch; all are off unless set."""
+
+    horizontal_flip_prob: Share = 0.0
+    """Chance that left and right change places. Captions that say left or right, and text in images, are then wrong."""
+    brightness: Annotated[float, Field(ge=0.0)] = 0.0
+    """The factor is drawn from 1 - brightness (at least 0) to 1 + brightness, as in torchvision's ColorJitter."""
+    contrast: Annotated[float, Field(ge=0.0)] = 0.0
+    saturation: Annotated[float, Field(ge=0.0)] = 0.0
+    hue: Annotated[float, Field(ge=0.0, le=0.5)] = 0.0
+    """Turns the colour circle by at most so much of a whole turn."""
+    color_jitter_prob: Share = 1.0
+    """Chance that brightness, contrast, saturation and hue are changed at all, in random order."""
+    grayscale_prob: Share = 0.0
+    """Chance that the colours become grey, after the jitter."""
+
+
 class DataConfig(Settings):
     """What is loaded, and in which batches."""
 
@@ -89,6 +106,8 @@ class DataConfig(Settings):
     """fast: JPEGs are decoded at a half, a quarter or less of their size where the crop allows it; exact: never."""
     crop_scale: tuple[Share, Share] = (0.9, 1.0)
     """Share of the image's area that a training crop keeps (min, max)."""
+    augment: AugmentConfig | None = None
+    """Flip and colour of training crops."""
     shuffle: bool = True
     seed: Integer = 0
     cache_dir: Location | None = None
@@ -149,6 +168,11 @@ class DataConfig(Settings):
             )
         if self.crop_scale[0] > self.crop_scale[1] or self.crop_scale[0] == 0:
             raise ValueError(f"crop_scale must be (min, max) with 0 < min <= max: got {self.crop_scale}")
+        if self.augment is not None and self.transform != "train":
+            raise ValueError(
+                f"augment changes the crops of transform train, and transform is '{self.transform}': leave augment out "
+                "(data.augment=null)"
+            )
         return self
 
     @model_validator(mode="after")
@@ -232,7 +256,14 @@ def once_in_order(data: DataConfig) -> DataConfig:
     """The settings that load each row once: centre crop, order of the index, batches of one size, nothing grouped."""
     mixed = isinstance(data.shards, list)
     shards = [SourceConfig(shards=source.shards) for source in sources(data)] if mixed else data.shards
-    changes = {"transform": "eval", "shuffle": False, "groups": None, "unique": False, "token_budget": None}
+    changes = {
+        "transform": "eval",
+        "augment": None,
+        "shuffle": False,
+        "groups": None,
+        "unique": False,
+        "token_budget": None,
+    }
     return data.model_copy(update={"shards": shards, **changes})
 
 

@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     LANES = 4
     UNIT_ORDER = 5
     EXCHANGES = 6
+    AUGMENTATION = 7
 
 
 def random_raw(count: int, *, seed: int, epoch: int, purpose: Purpose, position: int = 0) -> NDArray[np.uint64]:

@@ -422,3 +422,21 @@ def test_config_evaluation_is_plain_whatever_training_mixes():
     training = {"groups": {"size": 2}, "unique": True, "token_budget": 4096}
     plain = evaluation_data(data_of(mixture, val_shards="v", **training))
     assert plain == data_of("v", val_shards="v", transform="eval", shuffle=False)
+
+
+AUGMENT = {"hue": 0.1, "horizontal_flip_prob": 0.5}
+
+
+def test_config_augment_is_for_training_crops_alone():
+    with pytest.raises(ConfigError) as caught:
+        data_of("a", augment=AUGMENT, transform="eval")
+    assert str(caught.value) == (
+        "c: augment changes the crops of transform train, and transform is 'eval': leave augment out "
+        "(data.augment=null)"
+    )
+    with pytest.raises(ConfigError, match=r"unknown key 'augment.flip'; did you mean 'augment.horizontal_flip_prob'\?"):
+        data_of("a", augment={"flip": 0.5})
+
+
+def test_config_evaluation_is_not_augmented():
+    assert evaluation_data(data_of("a", val_shards="v", augment=AUGMENT)).augment is None

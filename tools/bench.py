@@ -1,27 +1,34 @@
-"""How fast a config's loader is, and where its time goes.
+"""How fast a config's loader is, where its time goes, and what would make it faster.
 
 mmdata bench configs/scenes.yaml
 mmdata bench configs/scenes.yaml data.num_workers=4 --steps 200 --step-ms 50
+mmdata bench configs/scenes.yaml --against webdataset,torch
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from mmdata.cli import run
 from mmdata.config import load_config
+from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
-from mmdata.inspect.profile import profile
+from mmdata.inspect.against import PEERS, WHAT, compare, peers_of
+from mmdata.inspect.profile import Profile, profile
+from mmdata.inspect.remedies import cores_in_words, remedies, storage_in_words
 from mmdata.loader import Loader
+from mmdata.train.prefetch import DevicePrefetcher
 
 BAR = 40  # characters of a full bar
 
 
 def main() -> None:
-    """Measure, and print the numbers, a bar a stage, and one sentence."""
+    """Measure, and print the numbers, a bar a stage, and what to do."""
     parser = argparse.ArgumentParser(
         prog="mmdata bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -29,26 +36,83 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--steps", type=int, default=50, help="batches to measure after the first (50)")
     parser.add_argument("--step-ms", type=float, default=0.0, help="how long a training step takes; 0: full speed")
+    parser.add_argument("--against", metavar="NAMES", help=f"also these loaders, in turn: {','.join(PEERS)}")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each loader with --against (3)")
     given = parser.parse_intermixed_args()
-    if given.steps < 1 or given.step_ms < 0:
-        raise ConfigError(f"--steps must be 1 or more and --step-ms 0 or more: got {given.steps}, {given.step_ms}")
+    if given.steps < 1 or given.step_ms < 0 or given.rounds < 1:
+        raise ConfigError(
+            "--steps and --rounds must be 1 or more and --step-ms 0 or more: "
+            f"got {given.steps}, {given.rounds}, {given.step_ms}"
+        )
+    data = load_config(given.config, given.overrides).data
+    console = Console(highlight=False)
+    if given.against is not None:
+        print_comparison(console, data, peers_of(given.against), steps=given.steps, rounds=given.rounds)
+        return
+    loader = Loader.from_config(data)
+    batches = DevicePrefetcher(loader, "cuda") if torch.cuda.is_available() else loader
+    found = profile(batches, given.steps, step_s=given.step_ms / 1000)
+    print_profile(console, found)
+    console.print(found.in_words(), soft_wrap=True)
+    if found.bottleneck == "read":
+        console.print(f"Storage: {storage_in_words(found)}.", soft_wrap=True)
+    if found.keeps_up:
+        return
+    if cores := cores_in_words(found):
+        console.print(f"Cores: {cores}.", soft_wrap=True)
+    console.print("Trying what would help ...")
+    helped = remedies(loader, data, found)
+    for remedy in helped:
+        console.print(f"  {remedy}", soft_wrap=True)
+    if not helped:
+        console.print("  nothing that was tried on your rows and this machine is noticeably faster")
 
-    loader = Loader.from_config(load_config(given.config, given.overrides).data)
-    found = profile(loader, given.steps, step_s=given.step_ms / 1000)
+
+def print_profile(console: Console, found: Profile) -> None:
+    """Numbers, and the stages as bars."""
     table = Table(box=None, show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column()
     table.add_row("samples/s", f"{found.samples_per_s:,.0f}")
     table.add_row("first batch", f"{found.first_batch_s:.2f} s")
-    table.add_row("waiting for data", f"{found.wait_share:.1%}")
+    table.add_row("waiting for data", f"{found.wait_share:.1%}", bar(found.wait_share))
+    if found.stats and found.stats.transfer_s:
+        share = found.stats.transfer_s / found.seconds
+        table.add_row("copying to the device", f"{share:.1%}", bar(share))
     table.add_row("padding", f"{found.padding_share:.1%}")
+    if found.stage_shares:
+        table.add_row("workers' time", "")
     for name, share in found.stage_shares.items():
-        table.add_row(f"  {name}", f"{share:.1%}", "█" * round(BAR * share))
-    console = Console(highlight=False)
+        table.add_row(f"  {name}", f"{share:.1%}", bar(share))
+    for name, worker_ms in found.worker_ms.items():
+        table.add_row(f"  {name}", f"{worker_ms:.2f} ms", "a sample")
     console.print(table)
-    console.print(found.in_words(), soft_wrap=True)
+
+
+def bar(share: float) -> str:
+    """A bar of up to `BAR` characters."""
+    return "█" * round(BAR * min(1.0, share))
+
+
+def print_comparison(console: Console, data: DataConfig, names: list[str], *, steps: int, rounds: int) -> None:
+    """Medians of all loaders, and their ratios."""
+    rates = compare(data, names, steps=steps, rounds=rounds)
+    table = Table(box=None)
+    for title in ("loader", "samples/s", "mmdata is"):
+        table.add_column(title, justify="left" if title == "loader" else "right")
+    table.add_column("what it does")
+    for name, rate in rates.items():
+        ratio = "" if name == "mmdata" else f"{rates['mmdata'] / rate:.2f}x"
+        table.add_row(name, f"{rate:,.0f}", ratio, WHAT[name])
+    console.print(table)
+    console.print(
+        f"Medians of {rounds} runs in turn, each in a process of its own; {data.num_workers} workers, batches of "
+        f"{data.global_batch_size}, {steps} batches after the first three.",
+        soft_wrap=True,
+    )
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     run(main)

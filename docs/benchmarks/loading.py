@@ -2,6 +2,7 @@
 
 PYTHONPATH=. python docs/benchmarks/loading.py make FOLDER_OF_JPG_AND_TXT_PAIRS
 PYTHONPATH=. python docs/benchmarks/loading.py compare photos           # or: shrunk, large; --train for random crops
+PYTHONPATH=. python docs/benchmarks/loading.py compare photos --augment 0.1   # random crops, flip, colour, hue by 0.1
 PYTHONPATH=. python docs/benchmarks/loading.py run photos "mmdata fast"
 
 Each run is a process of its own, the loaders take turns, and what counts is the ratio of the medians. The bare loop is
@@ -15,6 +16,7 @@ import argparse
 import io
 import json
 import os
+import random
 import subprocess
 import sys
 import tarfile
@@ -73,7 +75,7 @@ def make(source: Path) -> None:
         subprocess.run(command, check=True)
 
 
-def mmdata_batches(workload: str, *, train: bool, exact: bool) -> Iterator[Any]:
+def mmdata_batches(workload: str, *, train: bool, exact: bool, augment: dict[str, float] | None) -> Iterator[Any]:
     import mmdata
 
     settings = {
@@ -82,6 +84,7 @@ def mmdata_batches(workload: str, *, train: bool, exact: bool) -> Iterator[Any]:
         "global_batch_size": WORKLOADS[workload][2],
         "text_buckets": [LENGTH],
         "transform": "train" if train else "eval",
+        "augment": augment,
         "decode": "exact" if exact else "fast",
         "num_workers": WORKERS,
     }
@@ -137,10 +140,22 @@ def tokenizer() -> Callable[[list[str]], Any]:
     return lambda captions: torch.tensor([found.ids for found in backend.encode_batch_fast(captions)])
 
 
-def bare_loop(workload: str, *, train: bool, exact: bool) -> float:
-    """Samples a second of two threads, each over its half of the images in memory, into the rows of a ready batch."""
-    import random
+def augmented(image: Any, rng: random.Random, augment: dict[str, float]) -> Any:
+    """A crop after torchvision's flip and colour jitter, in random order."""
+    from torchvision.transforms.v2 import functional
 
+    if rng.random() < augment["horizontal_flip_prob"]:
+        image = functional.horizontal_flip(image)
+    names = ["brightness", "contrast", "saturation", *(["hue"] if augment["hue"] else [])]
+    rng.shuffle(names)
+    for name in names:
+        factor = (name != "hue") + rng.uniform(-augment[name], augment[name])
+        image = getattr(functional, f"adjust_{name}")(image, factor)
+    return image
+
+
+def bare_loop(workload: str, *, train: bool, exact: bool, augment: dict[str, float] | None) -> float:
+    """Samples a second of two threads, each over its half of the images in memory, into the rows of a ready batch."""
     import simplejpeg
     import torch
     from torch.nn.functional import interpolate
@@ -177,7 +192,8 @@ def bare_loop(workload: str, *, train: bool, exact: bool) -> float:
         else:
             image = decode_jpeg(torch.frombuffer(data, dtype=torch.uint8), ImageReadMode.RGB)
         region = image[None, :, top : top + rows, left : left + columns]
-        out.copy_(interpolate(region, (SIDE, SIDE), mode="bicubic", antialias=True)[0])
+        resized = interpolate(region, (SIDE, SIDE), mode="bicubic", antialias=True)[0]
+        out.copy_(augmented(resized, rng, augment) if augment else resized)
 
     def work(thread: int) -> None:
         mine = samples[thread::WORKERS]
@@ -201,24 +217,23 @@ def bare_loop(workload: str, *, train: bool, exact: bool) -> float:
     return WORKERS * batches * size / max(times)
 
 
-LOADERS: dict[str, Callable[..., Iterator[Any]]] = {
-    "mmdata fast": lambda workload, train: mmdata_batches(workload, train=train, exact=False),
-    "mmdata exact": lambda workload, train: mmdata_batches(workload, train=train, exact=True),
-    "webdataset": lambda workload, train: webdataset_batches(workload, train=train, tuned=False),
-    "webdataset by hand": lambda workload, train: webdataset_batches(workload, train=train, tuned=True),
-}
+OURS = {"mmdata fast": False, "mmdata exact": True}
 BARE = {"bare loop fast": False, "bare loop exact": True}
+OTHERS = {"webdataset": False, "webdataset by hand": True}
 
 
-def run(workload: str, name: str, *, train: bool) -> dict[str, float]:
+def run(workload: str, name: str, *, train: bool, augment: dict[str, float] | None) -> dict[str, float]:
     """Samples a second, seconds to the first batch, and memory (proportional share of all processes) in MB."""
     import torch
 
     torch.set_num_threads(1)
     if name in BARE:
-        return {"samples_per_s": bare_loop(workload, train=train, exact=BARE[name])}
+        return {"samples_per_s": bare_loop(workload, train=train, exact=BARE[name], augment=augment)}
     started = time.perf_counter()
-    batches = LOADERS[name](workload, train)
+    if name in OURS:
+        batches = mmdata_batches(workload, train=train, exact=OURS[name], augment=augment)
+    else:
+        batches = webdataset_batches(workload, train=train, tuned=OTHERS[name])
     next(batches)
     first_s = time.perf_counter() - started
     for _ in range(SKIPPED - 1):
@@ -237,15 +252,16 @@ def memory_mb() -> float:
     return sum(process.memory_full_info().pss for process in [me, *me.children(recursive=True)]) / 1e6
 
 
-def compare(workload: str, *, train: bool, rounds: int) -> None:
-    """All loaders in turn, `rounds` times, and a table of medians."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in [*BARE, *LOADERS]}
+def compare(workload: str, options: list[str], *, rounds: int) -> None:
+    """All loaders in turn, `rounds` times, and a table of medians; with augmentation the bare loops and ours."""
+    names = [*BARE, *OURS] if "--augment" in options else [*BARE, *OURS, *OTHERS]
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _ in range(rounds):
         for name, results in found.items():
-            command = [sys.executable, __file__, "run", workload, name, *(["--train"] if train else [])]
+            command = [sys.executable, __file__, "run", workload, name, *options]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             results.append(json.loads(done.stdout.splitlines()[-1]))
-    print(f"{workload}{', random crops' if train else ''}: medians of {rounds}; ratio to the bare loop of its kind")
+    print(f"{workload} {' '.join(options)}: medians of {rounds}; ratio to the bare loop of its kind")
     rates = {name: median(result["samples_per_s"] for result in results) for name, results in found.items()}
     for name, results in found.items():
         bare = rates["bare loop exact" if "exact" in name else "bare loop fast"]
@@ -259,16 +275,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["make", "compare", "run"])
     parser.add_argument("where", help="make: folder of photos; else photos, shrunk or large")
-    parser.add_argument("loader", nargs="?", choices=[*BARE, *LOADERS])
+    parser.add_argument("loader", nargs="?", choices=[*BARE, *OURS, *OTHERS])
     parser.add_argument("--train", action="store_true", help="random crops")
+    parser.add_argument("--augment", type=float, metavar="HUE", help="random crops, flips and colours, hue by so much")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
+    jitter = {"horizontal_flip_prob": 0.5, "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": given.augment}
+    augment = None if given.augment is None else jitter
+    train = given.train or augment is not None
     if given.what == "make":
         make(Path(given.where))
     elif given.what == "compare":
-        compare(given.where, train=given.train, rounds=given.rounds)
+        options = ["--train"] if given.train else []
+        options += [] if given.augment is None else ["--augment", str(given.augment)]
+        compare(given.where, options, rounds=given.rounds)
     else:
-        print(json.dumps(run(given.where, given.loader, train=given.train)), flush=True)
+        print(json.dumps(run(given.where, given.loader, train=train, augment=augment)), flush=True)
         os._exit(0)  # workers of a loader that was left in the middle are not waited for
 
 

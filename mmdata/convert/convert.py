@@ -56,7 +56,8 @@ def convert(
     """Convert a raw corpus into shards with an index, a ledger of what was left out, and a manifest.
 
     Args:
-        source: a folder of images with captions beside them, a table, or a folder with the table that `config` names.
+        source: a folder of images with captions beside them, a table, a folder with the table that `config` names,
+            or shards: a tar or a folder of them.
         out: the output folder; it may not hold anything else. Its file quarantine.jsonl lists each row left out.
         config: settings; None takes the defaults.
         engine: who examines rows; None takes a thread a core.
@@ -86,6 +87,8 @@ def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None
     # The table stands in the source with its hash; a tokenizer is what it does, not where it lies; and a bound on bad
     # rows decides whether something is published, not what.
     settings = config.model_dump(mode="json", exclude={"table", "max_bad_share"})
+    if config.resize is None:
+        del settings["quality"]  # decides nothing then
     settings["tokenizer"] = tokenizer.fingerprint if tokenizer else None
     return {"source": source.describe(), "settings": settings}
 
@@ -98,7 +101,7 @@ class _Conversion:
         self._config = config
         self._output = output
         self._track = track
-        self._labels = Labels()
+        self._labels = Labels(source.classes)
         self._seen: dict[bytes, int] = {}
 
     def run(self, engine: Engine, tokenizer: Tokenizer | None, run: Run) -> None:
@@ -175,13 +178,16 @@ class Labels:
 
     The first label of a corpus decides which of the two its labels are.
 
+    Args:
+        names: those the corpus comes with, by class number.
+
     Attributes:
-        names: by class number; empty where labels are numbers.
+        names: by class number; empty where labels are numbers without names.
     """
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self._numbers: dict[str, int] = {}
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names = list(names)
+        self._numbers = {name: number for number, name in enumerate(self.names)}
         self._are_names: bool | None = None
 
     def number(self, label: int | str | None) -> int | None:

@@ -28,6 +28,8 @@ class FolderSource:
     neither image nor caption are no rows; `describe` counts them.
     """
 
+    classes: tuple[str, ...] = ()
+
     def __init__(self, folder: Path, config: ConvertConfig) -> None:
         self.root = os.path.realpath(folder)
         self._keep = config.keep

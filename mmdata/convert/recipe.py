@@ -34,6 +34,10 @@ class ConvertConfig(Settings):
     """Further columns to store in each sample's JSON; "path" is the image's path."""
     keep_duplicates: bool = False
     """Whether images whose bytes were seen before are written again."""
+    resize: Positive | None = None
+    """Shorter side, in pixels, to which larger images are shrunk and encoded as JPEG; None stores all as they are."""
+    quality: Annotated[int, Field(strict=True, ge=1, le=100)] = 95
+    """JPEG quality of the images that are shrunk."""
     min_side: Positive = 2
     """Smallest height or width, in pixels."""
     max_aspect: Annotated[float, Field(ge=1.0)] = 20.0
@@ -59,6 +63,8 @@ class ConvertConfig(Settings):
     def _check(self) -> ConvertConfig:
         if self.tokenizer and self.train_tokenizer:
             raise ValueError("give one of tokenizer and train_tokenizer, not both")
+        if "quality" in self.model_fields_set and self.resize is None:
+            raise ValueError("quality is that of images that are shrunk: give resize as well")
         if self.caption_columns == []:
             raise ValueError("caption_columns must name a column")
         taken = sorted(RESERVED.intersection(self.keep))

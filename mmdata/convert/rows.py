@@ -6,7 +6,47 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mmdata.errors import Reason
+from mmdata.errors import BadSample, DataError, Reason
+from mmdata.shards.samples import Group, image_member
+from mmdata.shards.tar import Member
+
+
+@dataclass(frozen=True)
+class PackedFiles:
+    """The files of a sample that lies in a tar.
+
+    Attributes:
+        tar: path of the tar.
+        group: its members, by extension.
+        key: the key that the sample gets.
+    """
+
+    tar: str
+    group: Group
+    key: str
+
+    def image(self, *, max_bytes: int) -> bytes:
+        """The image's bytes; BadSample where there is none, or a larger one."""
+        member = image_member(self.group, self._read)
+        return self._bounded(member, max_bytes, Reason.IMAGE_TOO_LARGE)
+
+    def text(self, extension: str, *, max_bytes: int) -> bytes | None:
+        """The bytes of a caption, metadata or label member, None where there is none; BadSample for a larger one."""
+        member = self.group.members.get(extension)
+        return None if member is None else self._bounded(member, max_bytes, Reason.CAPTION_TOO_LONG)
+
+    def _bounded(self, member: Member, max_bytes: int, reason: Reason) -> bytes:
+        if member.size > max_bytes:
+            raise BadSample(reason, f"'{member.name}' has {member.size} bytes; the limit is {max_bytes}")
+        return self._read(member)
+
+    def _read(self, member: Member) -> bytes:
+        with open(self.tar, "rb") as file:
+            file.seek(member.offset)
+            data = file.read(member.size)
+        if len(data) < member.size:
+            raise DataError(f"shard '{self.tar}': became shorter while it was read; convert again when it is whole")
+        return data
 
 
 @dataclass(frozen=True)
@@ -21,6 +61,7 @@ class Row:
         label: class number or name, or None.
         extra: further columns to keep, by the name they are stored under.
         sidecars: paths of files that hold captions, label and extra instead.
+        packed: the files of a sample in a tar, which hold all of it instead.
         fault: reason and detail where the row could not be read at all.
     """
 
@@ -31,6 +72,7 @@ class Row:
     label: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
     sidecars: tuple[str, ...] = ()
+    packed: PackedFiles | None = None
     fault: tuple[Reason, str] | None = None
 
 
@@ -39,11 +81,13 @@ class Source(Protocol):
 
     Attributes:
         root: real path of the folder that all images lie below.
-        rows_at_most: bound on the number of rows, exact for folders and Parquet.
+        rows_at_most: bound on the number of rows, exact for folders, tars and Parquet.
+        classes: names of the class numbers where the corpus comes with them; else empty.
     """
 
     root: str
     rows_at_most: int
+    classes: tuple[str, ...]
 
     def rows(self) -> Iterator[Row]:
         """All rows, in the same order every time."""

@@ -1,4 +1,4 @@
-"""Where rows come from: a table of paths and captions, or a folder of images with captions beside them.
+"""Where rows come from: a table of paths and captions, a folder of images with captions beside them, or tars.
 
 Rows come in one fixed order; a row's number in it is its identity.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.convert.folder import FolderSource
+from mmdata.convert.packed import PackedSource, is_packed
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Row, Source
 from mmdata.convert.tables import ParquetTable, Table, fingerprint, open_table
@@ -23,18 +24,20 @@ LABEL_COLUMNS = ("label", "class", "cls")
 
 
 def open_source(path: Path, config: ConvertConfig) -> Source:
-    """Open a folder of images, or a table.
+    """Open a folder of images, a folder of tars, a tar, or a table.
 
     Args:
-        path: the folder, or the table's file.
+        path: the folder, or the file.
         config: its table, images and column settings say how to read it.
 
     Raises:
-        DataError: no such path, an unreadable table, an empty corpus.
+        DataError: no such path, an unreadable table, a damaged tar, an empty corpus.
         ConfigError: a column that is not there.
     """
     if not path.exists():
         raise DataError(f"source '{path}': no such file or folder")
+    if config.table is None and is_packed(path):
+        return PackedSource(path, config)
     if path.is_dir() and config.table is None:
         return FolderSource(path, config)
     if path.is_dir():
@@ -47,6 +50,8 @@ def open_source(path: Path, config: ConvertConfig) -> Source:
 
 class TableSource:
     """Tables of path + caption(s), read one after the other."""
+
+    classes: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, paths: Sequence[Path], config: ConvertConfig) -> None:
         self.root = os.path.realpath(folder / config.images)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from mmdata.batch import Batch
+from mmdata.loader.stats import Stats
 
-STAGES = {"read": "read_s", "decode": "decode_s", "transform": "transform_s", "tokenize": "tokenize_s"}
-REMEDIES = {
-    "read": "put the shards on a faster disk, or read them once so that they lie in the system's cache",
-    "decode": "store smaller images, or add workers (data.num_workers)",
-    "transform": "lower data.image_size, or add workers (data.num_workers)",
-    "tokenize": "lower data.max_length, or add workers (data.num_workers)",
-}
 KEEPS_UP = 0.05  # of the time spent waiting: below it more speed would not be felt
+CORE = "waiting for a core"
+SLOW_WORKER = 1.5
+"""Times as long for a row as the median worker: a worker that is named."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,7 @@ class Profile:
         wait_share: of `seconds`, spent waiting for a batch; 1 where the loop does nothing else.
         padding_share: of the text positions of valid rows.
         step_s: seconds that the loop was busy with each batch.
-        stages: seconds of all workers together by stage; empty where the loader keeps no clock.
+        stats: the loader's clock over these batches; None where it keeps none.
     """
 
     steps: int
@@ -41,7 +37,7 @@ class Profile:
     wait_share: float
     padding_share: float
     step_s: float = 0.0
-    stages: dict[str, float] = field(default_factory=dict)
+    stats: Stats | None = field(default=None, repr=False)
 
     @property
     def samples_per_s(self) -> float:
@@ -49,36 +45,66 @@ class Profile:
         return self.rows / self.seconds
 
     @property
+    def keeps_up(self) -> bool:
+        """Whether the loop is what takes the time, and not the loader; False at full speed."""
+        return self.step_s > 0 and self.wait_share < KEEPS_UP
+
+    @property
+    def bottleneck(self) -> str:
+        """What to make faster first: a stage of the loader, transfer, device (the loop itself), or "" (no clock)."""
+        if self.keeps_up:
+            return "device"
+        found = self.stats.bottleneck() if self.stats else None
+        return found.stage if found else ""
+
+    @property
     def stage_shares(self) -> dict[str, float]:
-        """Share of the workers' time by stage, the largest first."""
-        total = sum(self.stages.values()) or 1.0
-        return {
-            name: self.stages[name] / total for name in sorted(self.stages, key=self.stages.__getitem__, reverse=True)
+        """Share of the workers' time by stage, the largest first; waiting for a core is one more."""
+        if self.stats is None:
+            return {}
+        seconds = {**self.stats.own_s, CORE: self.stats.core_wait_s}
+        total = sum(seconds.values()) or 1.0
+        return {name: seconds[name] / total for name in sorted(seconds, key=seconds.__getitem__, reverse=True)}
+
+    @property
+    def worker_ms(self) -> dict[str, float]:
+        """Milliseconds that each worker takes for a row, by name, the slowest first."""
+        workers = self.stats.workers if self.stats else {}
+        spent = {
+            name: 1000 * (sum(sums.values()) - sums["rows"]) / sums["rows"]
+            for name, sums in workers.items()
+            if sums["rows"] > 0
         }
+        return {name: spent[name] for name in sorted(spent, key=spent.__getitem__, reverse=True)}
 
     def in_words(self) -> str:
-        """One sentence: where the time goes, and what to do."""
-        speed = f"at {self.samples_per_s:,.0f} samples/s"
-        waits = (
-            f"{speed} the loop waits {self.wait_share:.0%} of its time"
-            if self.step_s
-            else f"at full speed, {speed[3:]}"
-        )
-        if not self.stages:
-            return f"{waits}; this loader keeps no clock of its stages."
-        stage, share = next(iter(self.stage_shares.items()))
-        if self.step_s and self.wait_share < KEEPS_UP:
-            return f"{waits}: the loader keeps up, and there is nothing to do ({stage} is {share:.0%} of its work)."
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        work = f"{stage} is {share:.0%} of the workers' time"
-        return f"{waits}, {work}; to go faster, {REMEDIES[stage]}; {cores} cores are at hand."
+        """Where the time goes, in a sentence or two."""
+        if self.step_s:
+            speed = f"at {self.samples_per_s:,.0f} samples/s the loop waits for data {self.wait_share:.0%} of its time"
+        else:
+            speed = f"at full speed the loader gives {self.samples_per_s:,.0f} samples/s"
+        found = self.stats.bottleneck() if self.stats else None
+        if found is None:
+            return f"{speed}; this loader keeps no clock of its stages."
+        if self.keeps_up:
+            return f"{speed}: the loader keeps up, and there is nothing to do. Only a faster step would be felt."
+        return f"{speed}; {found.words}.{self._slow_worker()}"
+
+    def _slow_worker(self) -> str:
+        spent = list(self.worker_ms.items())
+        if len(spent) < 2:
+            return ""
+        (slowest, slowest_ms), (_, median_ms) = spent[0], spent[len(spent) // 2]
+        if slowest_ms < SLOW_WORKER * median_ms:
+            return ""
+        return f" Worker {slowest} takes {slowest_ms / median_ms:.1f} times as long for a row as the median worker."
 
 
 def profile(loader: Iterable[Batch], steps: int, *, step_s: float = 0.0) -> Profile:
     """Run through batches and measure.
 
     Args:
-        loader: a `Loader`, or any other iterable of batches; begun anew when it ends.
+        loader: a `Loader`, a `DevicePrefetcher` over one, or any other iterable of batches; begun anew when it ends.
         steps: batches to measure, after a first one.
         step_s: seconds that the loop is busy with each batch, as a training step would be; 0 measures the loader at
             full speed, which then is all that the loop waits for.
@@ -92,7 +118,8 @@ def profile(loader: Iterable[Batch], steps: int, *, step_s: float = 0.0) -> Prof
     started = time.perf_counter()
     next(batches)
     first_batch_s = time.perf_counter() - started
-    before = _stages(loader)
+    clock: Stats | None = getattr(loader, "stats", None)
+    before = clock.copy() if clock else None
     rows = tokens = places = 0
     wait_s = 0.0
     started = time.perf_counter()
@@ -112,7 +139,7 @@ def profile(loader: Iterable[Batch], steps: int, *, step_s: float = 0.0) -> Prof
         wait_share=wait_s / seconds,
         padding_share=1 - tokens / places if places else 0.0,
         step_s=step_s,
-        stages={name: total - before[name] for name, total in _stages(loader).items()},
+        stats=clock.since(before) if clock and before else None,
     )
 
 
@@ -124,8 +151,3 @@ def _endless(loader: Iterable[Batch]) -> Iterator[Batch]:
             yield batch
         if empty:
             raise ValueError("the loader gives no batches: there is nothing to measure")
-
-
-def _stages(loader: Iterable[Batch]) -> dict[str, float]:
-    stats = getattr(loader, "stats", None)
-    return {} if stats is None else {name: float(getattr(stats, entry)) for name, entry in STAGES.items()}

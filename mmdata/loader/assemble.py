@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Literal, Protocol
 
 import numpy as np
@@ -18,7 +17,7 @@ from mmdata.errors import BadSample, ConfigError, DataError, LoadError
 from mmdata.loader.ledger import LedgerEntry, Stage
 from mmdata.loader.pixels import Images, Patches, batch_pixels
 from mmdata.loader.slots import SlotRing
-from mmdata.loader.stats import Stats
+from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.plan import Bucket
 from mmdata.shards.cache import Interrupted
 from mmdata.transform.pixels import EncodedImage, PixelTransform
@@ -156,6 +155,8 @@ class Assembler:
         if self._hashes:
             batch["image_hash"] = rows.spread(samples.image_hashes(), fill=0)
             batch["caption_hash"] = rows.spread(samples.caption_hashes(), fill=0)
+        rows.clock.lap("collate")
+        rows.clock.stop()
         return Made(batch, rows.masked, rows.stats)
 
 
@@ -166,6 +167,7 @@ class _Rows:
         usable: bool (n,); False from the moment at which a row turned out bad.
         masked: the ledger's lines for those.
         stats: of this batch.
+        clock: measures for them.
     """
 
     def __init__(self, assembler: Assembler, task: Task, samples: Samples, places: NDArray[np.int64]) -> None:
@@ -176,6 +178,7 @@ class _Rows:
         self.usable = np.ones(len(places), bool)
         self.masked: list[LedgerEntry] = []
         self.stats = Stats()
+        self.clock = StageClock(self.stats)
         self._at: int | None = None  # the sample that is worked at
 
     def explain(self, error: Exception) -> str:
@@ -192,34 +195,32 @@ class _Rows:
 
     def write_pixels(self, pixels: Images | Patches) -> None:
         """Decode and crop each row into its place."""
-        stats, clock = self.stats, perf_counter
+        clock = self.clock
+        clock.lap("collate")
         for i, place in enumerate(self._places.tolist()):
             self._at = i
-            started = clock()
+            clock.watch(i % WATCH_EVERY == 0)
             image = self._samples.image(i)
-            read = clock()
-            decoded = read
+            self.stats.read_bytes += len(image.data)
+            clock.lap("read")
             stage: Stage = "decode"
             try:
                 epoch = int(self._task.passes[place])
                 whole = pixels.decode(image, epoch=epoch)
-                decoded = clock()
+                clock.lap("decode")
                 stage = "transform"
                 pixels.write(whole, place, number=image.number, epoch=epoch)
             except BadSample as error:
-                decoded = clock() if stage == "decode" else decoded
                 self._mask(i, stage, error)
-            stats.read_s += read - started
-            stats.decode_s += decoded - read
-            stats.transform_s += clock() - decoded
+            clock.lap(stage)
+        clock.watch(True)
         self._at = None
 
     def tokenize(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """input_ids and attention_mask, int64 (B, L) each; every row has at least one unmasked position."""
-        started = perf_counter()
         captions = [self._caption(i) for i in range(len(self._places))]
         self._at = None
-        read = perf_counter()
+        self.clock.lap("read")
         length = self._task.bucket.length
         shape = (len(self._task.rows), length)
         input_ids = np.full(shape, self._assembler.tokenizer.pad_id, np.int64)
@@ -227,8 +228,7 @@ class _Rows:
         input_ids[self._places], attention_mask[self._places] = self._assembler.tokenizer.encode(captions, length)
         # Attention over no position at all is NaN, and NaN reaches the gradient even where the loss masks the row.
         attention_mask[:, 0] = 1
-        self.stats.read_s += read - started
-        self.stats.tokenize_s += perf_counter() - read
+        self.clock.lap("tokenize")
         return input_ids, attention_mask
 
     def spread(self, values: NDArray[np.int64], *, fill: int) -> Tensor:

@@ -73,7 +73,7 @@ def build_index(
         ConfigError: `source` is a URL.
         OSError: `out` cannot be written; found before any shard is read.
     """
-    shards = _find_shards(local_folder(source))
+    shards = find_shards(local_folder(source))
     folder = Path(out) if out is not None else shards[0].parent
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
@@ -253,7 +253,12 @@ class _Build:
         self._edge = (last, last_whole, path.name)
 
 
-def _find_shards(source: Path) -> list[Path]:
+def find_shards(source: Path) -> list[Path]:
+    """The tars of a folder, sorted by name; or a tar itself.
+
+    Raises:
+        DataError: none there, or compressed ones.
+    """
     if source.is_file():
         return [source]
     if not source.is_dir():

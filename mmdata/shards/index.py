@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import pairwise
@@ -26,8 +26,11 @@ from mmdata.shards.union import UnionManifest
 
 OPENERS = 8
 """Threads that fetch the columns of remote shards."""
-MAX_OPEN = 1024
-"""Shards whose columns stay mapped; a mapping holds no file descriptor, but the system bounds their number."""
+MAX_OPEN = 4096
+"""Shards whose columns stay mapped; a mapping holds no file descriptor, but the system bounds their number.
+
+A plan reads the shards of a window twice, and batches come from all of them: small shards are opened once for all that.
+"""
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -161,7 +164,7 @@ class Index:
         """Values of some rows, in the order asked: name -> (n,); names are those of `columns.FIXED`."""
         _check_names(names, FIXED)
         shards, local = self.locate(rows)
-        self._fetch_columns(np.unique(shards).tolist())
+        self._fetch_columns(shards)
         result: dict[str, Array] = {name: np.empty(len(local), FIXED[name]) for name in names}
         for shard, places in _by_shard(shards):
             fixed, rows_here = self.shard(shard).fixed, local[places]
@@ -173,7 +176,7 @@ class Index:
         """Lists of some rows, in the order asked: offsets (n + 1,) and values; names are those of `columns.LISTS`."""
         _check_names([name], LISTS)
         shards, local = self.locate(rows)
-        self._fetch_columns(np.unique(shards).tolist())
+        self._fetch_columns(shards)
         lengths = np.zeros(len(local), np.int64)
         parts: list[Array] = [np.empty(0, LISTS[name])]
         order: list[Rows] = [np.empty(0, np.int64)]
@@ -201,22 +204,24 @@ class Index:
     def column(self, name: str) -> Array:
         """A whole column (len,), copied: 1 to 8 bytes a row."""
         _check_names([name], FIXED)
-        self._fetch_columns(range(self.manifest.num_shards))
+        self._fetch_columns(np.arange(self.manifest.num_shards))
         parts = [self.shard(shard).fixed[name] for shard in range(self.manifest.num_shards)]
         return np.concatenate([np.empty(0, FIXED[name]), *parts])
 
     def lists(self, name: str) -> tuple[Rows, Array]:
         """A whole list column, copied: offsets (len + 1,) and values."""
         _check_names([name], LISTS)
-        self._fetch_columns(range(self.manifest.num_shards))
+        self._fetch_columns(np.arange(self.manifest.num_shards))
         parts = [self.shard(shard).lists[name] for shard in range(self.manifest.num_shards)]
         lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(offsets) for offsets, _ in parts)])
         values = np.concatenate([np.empty(0, LISTS[name]), *(values for _, values in parts)])
         return offsets_of(lengths), values
 
-    def _fetch_columns(self, shards: Iterable[int]) -> None:
+    def _fetch_columns(self, shards: Rows) -> None:
         """Open columns that lie behind URLs, many at once: one after the other, most of the time would be waiting."""
-        if self.caches and len(missing := [shard for shard in shards if shard not in self._hashed]) > 1:
+        if not self.caches:
+            return
+        if len(missing := [shard for shard in np.unique(shards).tolist() if shard not in self._hashed]) > 1:
             with ThreadPoolExecutor(OPENERS) as pool:
                 list(pool.map(self.shard, missing))
 

@@ -90,7 +90,7 @@ def describe(group: Group, read: ReadMember, *, limits: Limits) -> Row:
     """
     if group.key.startswith("/") or ".." in group.key.split("/"):
         raise BadSample(Reason.OUTSIDE_ROOT, "the key is absolute or climbs out of its folder")
-    image = _image_member(group, read)
+    image = image_member(group, read)
     data = read(image)
     info = probe(data, limits=limits)
     metadata: dict[str, Any] = {}
@@ -109,7 +109,12 @@ def describe(group: Group, read: ReadMember, *, limits: Limits) -> Row:
     )
 
 
-def _image_member(group: Group, read: ReadMember) -> Member:
+def image_member(group: Group, read: ReadMember) -> Member:
+    """The member that is the sample's image: see `describe`.
+
+    Raises:
+        BadSample: there is none, or it is larger than `MAX_IMAGE_BYTES`.
+    """
     named = [member for extension, member in group.members.items() if extension in IMAGE_EXTENSIONS]
     others = [member for extension, member in group.members.items() if extension not in _NOT_IMAGES]
     for member in named[:1] or others:

@@ -17,10 +17,19 @@ from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.loader.assemble import Task
 from mmdata.loader.ledger import LedgerEntry
-from mmdata.plan import Bucket, LengthAspectPolicy, Shapes, choose_captions, choose_lengths
+from mmdata.plan import (
+    Bucket,
+    BucketPolicy,
+    LengthAspectPolicy,
+    NativePolicy,
+    Shapes,
+    choose_captions,
+    choose_lengths,
+)
 from mmdata.plan.buckets import merge_groups
 from mmdata.plan.feed import fill_up
 from mmdata.seeding import Purpose, permutation, random_raw
+from mmdata.streaming.position import Place
 from mmdata.streaming.samples import Dropped, StreamSample
 from mmdata.streaming.waiting import Waiting, WaitingSamples
 from mmdata.transform.image import oriented_size
@@ -40,10 +49,12 @@ class StreamTask:
     """A batch to be made, and the samples that were dropped since the batch before it.
 
     Attributes:
+        place: after it.
         labels: the batch has them: a sample of the pass had one by now.
     """
 
     task: Task
+    place: Place
     samples: WaitingSamples
     labels: bool
     dropped: list[LedgerEntry]
@@ -59,8 +70,9 @@ class Composer:
         world_size: processes that share a global batch; each makes its part of it from shards of its own.
 
     Attributes:
-        policy: None until the first buffer is full, where text bounds are to be chosen from it; kept from then on,
-            so that later passes have the same shapes.
+        lengths: text bounds; None until the first buffer is full, where they are to be chosen from it; kept from then
+            on, so that later passes have the same shapes.
+        policy: the buckets; None as long as there are no `lengths`.
 
     Raises:
         ConfigError: a setting needs an index.
@@ -73,27 +85,37 @@ class Composer:
         self.batch_size = data.global_batch_size // world_size
         _refuse_planned(data)
         assert data.image_buckets != "auto"
-        self.image_shapes = data.image_buckets or [(data.image_size, data.image_size)]
-        self.policy: LengthAspectPolicy | None = None
+        self._image_shapes = data.image_buckets or [(data.image_size, data.image_size)]
+        self.lengths: list[int] | None = None
+        self.policy: BucketPolicy | None = None
         if isinstance(data.text_buckets, list):
-            self.policy = LengthAspectPolicy(data.text_buckets, self.image_shapes)
-        bounds = len(data.text_buckets) if isinstance(data.text_buckets, list) else data.num_text_buckets
+            self.use_lengths(data.text_buckets)
+        num_lengths = len(self.lengths or []) or data.num_text_buckets
+        num_buckets = num_lengths * len(data.image_patches or self._image_shapes)
         # With this many samples one bucket at least holds a batch, and there is a choice of about as many again.
-        self.buffer_rows = max(BUFFER_ROWS, 2 * bounds * len(self.image_shapes) * self.batch_size)
+        self.buffer_rows = max(BUFFER_ROWS, 2 * num_buckets * self.batch_size)
 
-    def choose_policy(self, waiting: list[Waiting]) -> LengthAspectPolicy:
+    def use_lengths(self, lengths: list[int]) -> BucketPolicy:
+        """Have these text bounds from now on; returns the buckets."""
+        self.lengths = lengths
+        if self.data.image_patches is not None:
+            self.policy = NativePolicy(lengths, self.data.image_patches, patch_size=self.data.patch_size)
+        else:
+            self.policy = LengthAspectPolicy(lengths, self._image_shapes)
+        return self.policy
+
+    def choose_policy(self, waiting: list[Waiting]) -> BucketPolicy:
         """Text bounds with the least padding for these captions; the last is max_length, for those to come."""
         tokens = [min(one.tokens, self.data.max_length) for one in waiting]
-        lengths = choose_lengths(np.bincount([*tokens, self.data.max_length]), self.data.num_text_buckets)
-        self.policy = LengthAspectPolicy(lengths, self.image_shapes)
-        return self.policy
+        return self.use_lengths(
+            choose_lengths(np.bincount([*tokens, self.data.max_length]), self.data.num_text_buckets)
+        )
 
 
 def _refuse_planned(data: DataConfig) -> None:
     """Raise ConfigError where a setting needs a plan of all rows."""
     settings = {
         "image_buckets: auto": data.image_buckets == "auto",
-        "image_patches": data.image_patches is not None,
         "max_shapes": data.max_shapes is not None,
         "token_budget": data.token_budget is not None,
         "groups": data.groups is not None,
@@ -112,15 +134,16 @@ class Pass:
 
     Args:
         composer: the settings, and what earlier passes chose.
-        epoch: from 0.
+        epoch: number of the pass, from 0; its captions and crops are those of the epoch of this number.
+        dropped: samples that could not be used before it, and that no task has told of.
 
     Attributes:
         dropped: samples that could not be used, since the last task.
         seen: samples that came, dropped ones included.
     """
 
-    def __init__(self, composer: Composer, epoch: int) -> None:
-        self.dropped: list[LedgerEntry] = []
+    def __init__(self, composer: Composer, epoch: int, *, dropped: list[LedgerEntry] | None = None) -> None:
+        self.dropped = dropped or []
         self.seen = 0
         self._composer = composer
         self._epoch = epoch
@@ -176,11 +199,10 @@ class Pass:
         buckets = policy.assign(Shapes(np.asarray([w.tokens for w in waiting], np.int64), height, width))
         for one, bucket in zip(waiting, buckets.tolist(), strict=True):
             self._queues[bucket].append(one)
-            if self._composer.data.shuffle:
-                if self._full() and (drawn := self._draw()) is not None:
-                    yield self._cut(drawn)
-            elif len(self._queues[bucket]) == self._composer.batch_size:
+            if not self._composer.data.shuffle and len(self._queues[bucket]) == self._composer.batch_size:
                 yield self._cut(bucket)
+        while self._full() and (drawn := self._draw()) is not None:
+            yield self._cut(drawn)
 
     def _finish(self) -> Iterator[StreamTask]:
         """What is left: full batches, then the rests merged (`merge_groups`), the last one filled up."""
@@ -226,11 +248,12 @@ class Pass:
         self._step += 1
         self._held_rows -= len(waiting)
         self._held_bytes -= sum(len(one.sample.image) for one in waiting)
-        return StreamTask(task, WaitingSamples(waiting), self._labels, dropped)
+        place = Place(self._epoch, self._step)
+        return StreamTask(task, place, WaitingSamples(waiting), self._labels, dropped)
 
     def _buckets(self) -> tuple[Bucket, ...]:
         assert self._composer.policy is not None
-        return self._composer.policy.buckets
+        return tuple(self._composer.policy.buckets)
 
     def _randomness(self) -> _Randomness:
         position = self._step * self._composer.world_size + self._composer.rank

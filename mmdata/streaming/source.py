@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from braceexpand import braceexpand
 
+from mmdata.data_config import DataConfig, sources
 from mmdata.errors import ConfigError, DataError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -38,8 +40,8 @@ def find_shards(shards: ShardNames) -> list[str]:
     return found
 
 
-def deal(shards: list[str], rank: int, world_size: int) -> list[str]:
-    """A rank's shards: shard i goes to rank i mod world_size.
+def deal(shards: list[str], part: int, world_size: int) -> list[str]:
+    """A part of the shards, one of `world_size`: every world_size-th, from number `part` on.
 
     Raises:
         ConfigError: fewer shards than ranks.
@@ -50,7 +52,25 @@ def deal(shards: list[str], rank: int, world_size: int) -> list[str]:
             f"{len(shards)} ranks, pack smaller shards (`mmdata convert --shard-rows`), or run `mmdata index` and use "
             "mmdata.Loader, which divides batches instead of shards"
         )
-    return shards[rank::world_size]
+    return shards[part::world_size]
+
+
+def single_dataset(data: DataConfig) -> str:
+    """The `shards` of the settings; raises ConfigError where they are several datasets."""
+    datasets = sources(data)
+    if len(datasets) > 1:
+        raise ConfigError(
+            f"data.shards names {len(datasets)} datasets, and streams mix none: use one mmdata.Loader over indexed "
+            "shards, or give the stream's shards themselves, in one list"
+        )
+    return datasets[0].shards
+
+
+def with_shards(config: dict[str, Any], shards: ShardNames) -> dict[str, Any]:
+    """The settings with `shards` filled in where it is missing: the section asks for one."""
+    if "data" in config:
+        return {**config, "data": {"shards": str(shards), **config["data"]}}
+    return {"shards": str(shards), **config}
 
 
 def _expand(name: str) -> list[str]:

@@ -8,35 +8,30 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
-from functools import partial
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
-from threading import Event
-from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmdata.batch import Batch
-from mmdata.data_config import DataConfig, sources
-from mmdata.errors import ConfigError, DataError
-from mmdata.loader.assemble import Assembler, Made, worker_threads
-from mmdata.loader.ledger import Ledger, LedgerEntry
+from mmdata.data_config import DataConfig
+from mmdata.errors import DataError
+from mmdata.loader.assemble import Assembler, Made
+from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.loader import data_config
 from mmdata.loader.stats import Stats
 from mmdata.plan import rank_slice
-from mmdata.seeding import Purpose, permutation
-from mmdata.streaming.compose import Composer, Pass, StreamTask
-from mmdata.streaming.samples import Dropped, StreamSample, read_shard
-from mmdata.streaming.source import ShardNames, deal, find_shards
+from mmdata.streaming.ahead import make_ahead
+from mmdata.streaming.compose import Composer, StreamTask
+from mmdata.streaming.passes import Passes
+from mmdata.streaming.position import Place, Position, check_steps
+from mmdata.streaming.source import ShardNames, deal, find_shards, single_dataset, with_shards
+from mmdata.streaming.state import RankState, check_count, check_identity, identity, rank_state
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
 
 logger = logging.getLogger("mmdata")
-
-_Outcome = tuple[Made, list[LedgerEntry]]
-"""A batch, and the samples that were dropped before it."""
 
 
 def stream(
@@ -45,6 +40,7 @@ def stream(
     *,
     rank: int = 0,
     world_size: int = 1,
+    steps_per_epoch: int | None = None,
 ) -> Stream:
     """The batches of one rank from shards without an index.
 
@@ -53,11 +49,13 @@ def stream(
             None: the `shards` of the settings, which may be any one of these.
         config: as `Loader.from_config` takes it; a dictionary needs no `shards` where they are given here.
         rank: 0 … world_size-1.
-        world_size: processes; shard i goes to rank i mod world_size.
+        world_size: processes; each reads shards of its own.
+        steps_per_epoch: batches of an epoch, the same on every rank; about samples / global_batch_size. Passes go on
+            from one epoch to the next. None, on one rank only: an epoch is one pass.
 
     Raises:
         ConfigError: a setting is unknown, missing or out of range, `pipe:` in a shard's name, fewer shards than ranks,
-            or the settings name several datasets.
+            several ranks without steps_per_epoch, or the settings name several datasets.
         DataError: a local shard is not there.
         ValueError: world_size does not divide the global batch size.
 
@@ -66,56 +64,78 @@ def stream(
             step(batch)
     """
     if shards is not None and isinstance(config, dict):
-        config = _named(config, shards)
+        config = with_shards(config, shards)
     data = data_config(config)
-    rank_slice(data.global_batch_size, rank, world_size)  # raises if they do not fit
-    own = deal(find_shards(_single(data) if shards is None else shards), rank, world_size)
-    return Stream(own, data, rank=rank, world_size=world_size)
+    found = find_shards(single_dataset(data) if shards is None else shards)
+    return Stream(found, data, rank=rank, world_size=world_size, steps_per_epoch=steps_per_epoch)
+
+
+class _Outcome(NamedTuple):
+    """A batch, the samples that were dropped before it, and the place after it."""
+
+    made: Made
+    dropped: list[LedgerEntry]
+    place: Place
 
 
 class Stream:
-    """The batches of one rank, pass after pass; it has no length and no state to resume from.
+    """The batches of one rank, pass after pass.
 
-    Iterating gives the current epoch, from its start; when it is exhausted the next epoch begins, also without
-    `set_epoch`. Every sample of the rank's shards is in a pass once, or in the ledger.
+    Iterating gives the current epoch; when it is exhausted the next one begins, also without `set_epoch`. In each pass
+    all ranks together read every shard once: every sample is in a batch once, or in the ledger.
 
     Args:
-        shards: of this rank; see `stream`.
+        shards: of all ranks; see `stream`.
         data: settings.
         rank: 0 … world_size-1.
-        world_size: processes, each with a stream over shards of its own.
+        world_size: processes, each with a stream of its own over the same shards.
+        steps_per_epoch: see `stream`.
 
     Attributes:
         shards: as given.
         stats: sums over the batches yielded.
     """
 
-    def __init__(self, shards: list[str], data: DataConfig, *, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        shards: list[str],
+        data: DataConfig,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        rank_slice(data.global_batch_size, rank, world_size)  # raises if they do not fit
+        deal(shards, rank, world_size)  # likewise
+        check_steps(steps_per_epoch, world_size, data.global_batch_size)
         tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
         transform = PixelTransform.from_config(data)
         self.shards = shards
         self.stats = Stats()
         self._data = data
+        self._steps = steps_per_epoch
         self._ledger = Ledger(data.max_bad_share)
         self._composer = Composer(data, tokenizer, rank=rank, world_size=world_size)
         self._assembler = Assembler(tokenizer, transform, hashes=data.hashes)
-        self._epoch = 0
+        self._identity = identity(shards, data, steps_per_epoch)
+        self._position = Position(steps_per_epoch)
+        self._current: object = None  # the iteration whose position it is
+        self._kept: tuple[Place, Passes] | None = None  # where an epoch ended; no thread is at them
         logger.warning(
-            "a stream of %d shards without an index: it cannot promise each sample once over all ranks after an "
-            "interruption, exact resume, or equally many steps on each rank; `mmdata index` and mmdata.Loader do",
+            "a stream of %d shards without an index: it cannot promise each sample once over all ranks in an epoch, "
+            "exact resume without reading the shards again, or, without steps_per_epoch, equally many steps on each "
+            "rank; `mmdata index` and mmdata.Loader do",
             len(shards),
         )
 
     def __len__(self) -> int:
-        """A stream has none.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(
-            "a stream has no length: without an index nobody has counted its samples; `mmdata index` makes one, and "
-            "mmdata.Loader has an exact len()"
-        )
+        """Batches of an epoch: `steps_per_epoch`; raises TypeError without it."""
+        if self._steps is None:
+            raise TypeError(
+                "a stream has no length: without an index nobody has counted its samples; give steps_per_epoch, or an "
+                "index: `mmdata index` makes one, and mmdata.Loader has an exact len()"
+            )
+        return self._steps
 
     def __bool__(self) -> bool:
         """True; without this, `if stream:` would ask for the length."""
@@ -140,107 +160,140 @@ class Stream:
         return self._ledger.own.masked
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin with an epoch."""
-        if epoch < 0:
-            raise ValueError(f"epoch must be 0 or more: got {epoch}")
-        self._epoch = epoch
+        """Begin with an epoch; the current one is left where it is.
+
+        With `steps_per_epoch` an epoch begins where the one before it ended. Where this stream has not given that one,
+        it begins with the pass of its number, and says so.
+        """
+        self._position.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank is, counted in batches yielded, and the stream it belongs to; JSON.
+
+        `merge_states` makes one state of those of all ranks.
+        """
+        own = RankState(self._position.place, self._composer.lengths)
+        return {
+            "epoch": self._position.epoch,
+            "step": self._position.step,
+            **self._ledger.counts.state(),
+            "world_size": self._composer.world_size,
+            "ranks": {str(self._composer.rank): own.pack()},
+            "stream": self._identity,
+        }
+
+    def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """One state of those that all ranks took at the same step."""
+        ranks = {rank: place for state in states for rank, place in state["ranks"].items()}
+        counts = self._ledger.merge([RowCounts.of(state) for state in states])
+        return {**states[0], **counts.state(), "ranks": ranks}
+
+    def judge_together(self) -> None:
+        """Leave it to `check_rows`, called with a merged state on every rank, whether too many samples are bad."""
+        self._ledger.alone = False
+
+    def check_rows(self, state: dict[str, Any]) -> None:
+        """Judge the samples that a state counts, from the thousandth or the end of the first epoch on.
+
+        Raises:
+            DataError: more than `max_bad_share` of them could not be used; says how many for which reason.
+        """
+        counts = RowCounts.of(state)
+        if counts.seen >= MIN_ROWS_FOR_RATE or state["epoch"] > 0 or state["step"] == self._steps:
+            self._ledger.judge(counts)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the last batch that was yielded when the state was taken.
+
+        The pass is read again from its start, without decoding. Where the state has no place of this rank, because
+        there were another number of ranks or it was not merged, the rank begins a new pass, and says so.
+
+        Raises:
+            ConfigError: the state belongs to another stream; what differs is named. Or it is none of a stream.
+        """
+        check_identity(state, self._identity)
+        epoch, step = check_count(state, "epoch"), check_count(state, "step", at_most=self._steps)
+        own = rank_state(state, rank=self._composer.rank, world_size=self._composer.world_size)
+        self._drop_kept()
+        if own.lengths:
+            self._composer.use_lengths(own.lengths)
+        self._ledger.restore(RowCounts.of(state))
+        self._position.restore(epoch, step, own.place)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of the current epoch, from its start.
+        """The batches of the current epoch, from where `load_state_dict` put it, or from its start.
 
         Raises:
             DataError: a shard cannot be read or is damaged, no sample in any, or too many that cannot be used.
+            RuntimeError: another iteration has begun; the stream has one position, and it is that one's.
         """
-        epoch, passing = self._epoch, Pass(self._composer, self._epoch)
-        stopped = Event()
-        with (
-            closing(self._samples(epoch, stopped)) as samples,
-            closing(passing.tasks(samples)) as tasks,
-            closing(self._make_ahead(tasks, stopped)) as batches,
-        ):
-            for made, dropped in batches:
+        self._current = current = object()
+        self._position.begin()
+        passes = self._passes()
+        workers = {"num_workers": self._data.num_workers, "prefetch": self._data.prefetch}
+        batches = make_ahead(self._numbered(passes.tasks), self._make, stats=self.stats, **workers)
+        kept = False  # for the next epoch
+        try:
+            for made, dropped, place in batches:
                 self.stats.add(made.stats)
                 self._account(dropped, made)
+                self._position.advance(place)
+                if self._position.left == 0:
+                    self._kept, kept = (place, passes), True
                 yield made.batch
-        self._account(passing.dropped, None)
-        if passing.seen == 0:
-            raise DataError(f"stream: no sample in any of {len(self.shards)} shards; the first is '{self.shards[0]}'")
+                if self._current is not current:
+                    raise RuntimeError(
+                        "a newer iteration over this stream has begun and moved its position; "
+                        "go on with that one, or iterate at once over two streams"
+                    )
+        finally:
+            if not kept:
+                passes.stop()
+            batches.close()
+            if not kept:
+                passes.close()
+        self._end_epoch(passes)
+
+    def _passes(self) -> Passes:
+        """The passes from the current place on: those kept from the epoch before, their buffer filled, or new ones."""
+        if self._kept is not None and self._kept[0] == self._position.place:
+            kept, self._kept = self._kept[1], None
+            return kept
+        self._drop_kept()
+        return Passes(self.shards, self._composer, start=self._position.place, endless=self._steps is not None)
+
+    def _drop_kept(self) -> None:
+        if self._kept is not None:
+            self._kept[1].close()
+        self._kept = None
+
+    def _end_epoch(self, passes: Passes) -> None:
+        if passes.ended:
+            self._account(passes.dropped, None)
+            if passes.seen == 0:
+                first = self.shards[0]
+                raise DataError(f"stream: no sample in any of {len(self.shards)} shards; the first is '{first}'")
         self._ledger.check()
-        self._epoch = epoch + 1
+        if self._position.left:
+            raise DataError(
+                f"stream: no sample for rank {self._composer.rank} in any of {len(self.shards)} shards: all came into "
+                "`.ledger`, or data.limit leaves it none"
+            )
+        self._position.next_epoch()
 
     def _account(self, dropped: list[LedgerEntry], made: Made | None) -> None:
         self.stats.masked += len(dropped)
         bad = [*dropped, *(made.masked if made else [])]
         self._ledger.add(bad, len(bad) + (made.stats.rows if made else 0))
 
-    def _samples(self, epoch: int, stopped: Event) -> Iterator[StreamSample | Dropped]:
-        """The samples of a pass: shard after shard, in an order of the epoch's own."""
-        data, rank, world_size = self._data, self._composer.rank, self._composer.world_size
-        order = range(len(self.shards))
-        # With a limit it is always the first shards that count, as it is with an index.
-        if data.shuffle and data.limit is None:
-            order = permutation(
-                len(self.shards), seed=data.seed, epoch=epoch, purpose=Purpose.SHARD_ORDER, position=rank
-            ).tolist()
-        samples = (sample for i in order for sample in read_shard(self.shards[i]))
-        # The ranks' parts of a limit sum up to it.
-        limit = None if data.limit is None else (data.limit + world_size - 1 - rank) // world_size
-        for sample in islice(samples, limit):
-            if stopped.is_set():  # nobody waits for the rest
-                return
-            yield sample
+    def _numbered(self, tasks: Iterator[StreamTask]) -> Iterator[StreamTask]:
+        """The tasks of what is left of the epoch, with its number and their step in it."""
+        epoch, step = self._position.epoch, self._position.step
+        for task in islice(tasks, self._position.left):
+            dropped = [replace(entry, epoch=epoch, step=step) for entry in task.dropped]
+            yield replace(task, task=replace(task.task, epoch=epoch, step=step), dropped=dropped)
+            step += 1
 
-    def _make_ahead(self, tasks: Iterator[StreamTask], stopped: Event) -> Iterator[_Outcome]:
-        """Batches in the order of the tasks; at most num_workers × prefetch are ready or being made.
-
-        One thread reads shards and fills the buffer, so that the order of the samples is that of the shards; the
-        workers wait for its tasks in turn.
-        """
-        num_workers = self._data.num_workers
-        if num_workers == 0:
-            while (made := self._timed(partial(self._make_next, partial(next, tasks, None)))) is not None:
-                yield made
-            return
-        reader = ThreadPoolExecutor(1, thread_name_prefix="mmdata-reader")
-        pool = worker_threads(num_workers)
-        ahead: deque[Future[_Outcome | None]] = deque()
-        try:
-            while True:
-                while len(ahead) < num_workers * self._data.prefetch:
-                    ahead.append(pool.submit(self._make_next, reader.submit(next, tasks, None).result))
-                if (made := self._timed(ahead.popleft().result)) is None:
-                    return
-                yield made
-        finally:
-            stopped.set()
-            reader.shutdown(wait=True, cancel_futures=True)
-            pool.shutdown(wait=True, cancel_futures=True)
-
-    def _make_next(self, next_task: Callable[[], StreamTask | None]) -> _Outcome | None:
-        task = next_task()
-        if task is None:
-            return None
-        return self._assembler.make(task.task, task.samples, labels=task.labels), task.dropped
-
-    def _timed(self, wait: Callable[[], _Outcome | None]) -> _Outcome | None:
-        started = perf_counter()
-        made = wait()
-        self.stats.wait_s += perf_counter() - started
-        return made
-
-
-def _single(data: DataConfig) -> str:
-    datasets = sources(data)
-    if len(datasets) > 1:
-        raise ConfigError(
-            f"data.shards names {len(datasets)} datasets, and streams mix none: use one mmdata.Loader over indexed "
-            "shards, or give the stream's shards themselves, in one list"
-        )
-    return datasets[0].shards
-
-
-def _named(config: dict[str, Any], shards: ShardNames) -> dict[str, Any]:
-    """The settings with `shards` filled in where it is missing: the section asks for one."""
-    if "data" in config:
-        return {**config, "data": {"shards": str(shards), **config["data"]}}
-    return {"shards": str(shards), **config}
+    def _make(self, task: StreamTask) -> _Outcome:
+        made = self._assembler.make(task.task, task.samples, labels=task.labels)
+        return _Outcome(made, task.dropped, task.place)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from typing_extensions import Self
+
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
@@ -48,6 +50,49 @@ class CountsRows(Protocol):
 
     def check_rows(self, state: dict[str, Any]) -> None:
         """Raise a DataError where too many of the rows that a state counts could not be used."""
+        ...
+
+
+class Bottleneck(Protocol):
+    """What a loader spends most time on."""
+
+    @property
+    def stage(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def words(self) -> str:
+        """A clause that says so."""
+        ...
+
+
+class Clock(Protocol):
+    """Sums of a loader's clock; `mmdata.loader.Stats` is one."""
+
+    transfer_s: float
+    """The caller was busy with the copy to the device."""
+
+    def copy(self) -> Self:
+        """The sums as they are now."""
+        ...
+
+    def since(self, earlier: Self) -> Self:
+        """The sums of what came after an earlier `copy`."""
+        ...
+
+    def bottleneck(self) -> Bottleneck | None:
+        """The stage that most time goes to."""
+        ...
+
+
+@runtime_checkable
+class KeepsClock(Protocol):
+    """A loader with a clock on its stages; `mmdata.Loader` is one."""
+
+    @property
+    def stats(self) -> Clock:
+        """Sums over the batches yielded."""
         ...
 
 

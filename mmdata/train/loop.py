@@ -34,6 +34,7 @@ from mmdata.train.schedule import learning_rate, make_optimizer, set_learning_ra
 from mmdata.train.step import train_step
 from mmdata.train.stopping import StopSignals
 from mmdata.train.together import checked_state, gather, taken_together
+from mmdata.train.waiting import DataWait
 
 EVALUATION = "evaluation.json"
 SKIPS_IN_A_ROW = 50  # a scaler that has halved itself so often will not find a finite gradient
@@ -87,6 +88,7 @@ class Trainer:
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.meter = Meter(self.group)
+        self.data_wait = DataWait(batches, output / "config.yaml")
         self.total_steps = count_steps(batches, config)
         self.epoch = self.epoch_step = self.step = 0
         self.skipped_updates = self._skips_in_a_row = 0
@@ -202,6 +204,8 @@ class Trainer:
         if self.scaler.is_enabled():
             values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.skipped_updates}
         self.log.record("train", values)
+        if line := self.data_wait.explain(values["data_wait_share"] or 0.0, self.meter.step_ms):
+            self.log.say(line)
 
     def _evaluation_due(self) -> bool:
         every = self.config.evaluate_every_epochs

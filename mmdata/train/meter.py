@@ -21,6 +21,7 @@ class Meter:
         self._group = group  # ranks to sum over, over CPU tensors
         self._steps = 0
         self._loss_sum = 0.0
+        self.step_ms = 0.0  # that an update took before the last `read`, without waiting for data
         self._restart()
 
     def waited_for(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -32,6 +33,7 @@ class Meter:
             except StopIteration:
                 return
             self._wait_s += time.perf_counter() - before_s
+            self._batches += 1
             # Added up where the batch is: to look at a number on a GPU would be to wait for it.
             self._samples = batch["valid"].sum() + self._samples
             self._tokens += batch["attention_mask"].numel()
@@ -51,6 +53,7 @@ class Meter:
             data_wait_share: of time, mean over ranks; padding_share: of tokens that mean nothing.
         """
         elapsed_s = time.perf_counter() - self._start_s
+        self.step_ms = 1000 * (elapsed_s - self._wait_s) / max(1, self._batches)
         samples, useful = int(self._samples), int(self._useful_tokens)
         sums = torch.tensor(
             [self._wait_s / elapsed_s, samples / elapsed_s, self._tokens, useful, 1.0], dtype=torch.float64
@@ -86,6 +89,7 @@ class Meter:
     def _restart(self) -> None:
         self._start_s = time.perf_counter()
         self._wait_s = 0.0
+        self._batches = 0
         self._tokens = 0
         self._samples: int | Tensor = 0
         self._useful_tokens: int | Tensor = 0

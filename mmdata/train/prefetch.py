@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from time import perf_counter
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from mmdata.batch import Batch, to_device
-from mmdata.train.batches import Batches
+from mmdata.train.batches import Batches, Clock, KeepsClock
 
 _Copied = tuple[Callable[[], Batch], dict[str, Any]]
 """Hands a batch on to the current stream; the state of the loader that has just yielded it."""
@@ -24,6 +25,8 @@ class DevicePrefetcher:
 
     On a GPU the next batch is taken and copied before the current one is handed on: through pinned memory, on a stream
     of its own, as uint8. On a CPU the loader's own batches are handed on, and nothing is taken ahead.
+
+    What the calling thread spends on copies is added to the loader's clock, as `stats.transfer_s`.
 
     The loader is then a batch ahead: where an iteration is left early, call `set_epoch` or `load_state_dict` before the
     next one.
@@ -42,6 +45,11 @@ class DevicePrefetcher:
         self.batches = batches
         self.device = torch.device(device)
         self._state: dict[str, Any] | None = None  # of the loader before it was asked for the batch ahead
+
+    @property
+    def stats(self) -> Clock:
+        """The loader's clock; an AttributeError where it keeps none."""
+        return cast(KeepsClock, self.batches).stats
 
     def __len__(self) -> int:
         """As the loader's."""
@@ -83,7 +91,12 @@ class DevicePrefetcher:
     def _take(self, batches: Iterator[Batch], copy: Callable[[Batch], Callable[[], Batch]]) -> _Copied | Exception:
         """The next batch on its way, or what came in its place."""
         try:
-            return copy(next(batches)), self.batches.state_dict()
+            batch = next(batches)
+            started = perf_counter()
+            copied = copy(batch)
+            if isinstance(self.batches, KeepsClock):
+                self.batches.stats.transfer_s += perf_counter() - started
+            return copied, self.batches.state_dict()
         except Exception as error:
             return error
 

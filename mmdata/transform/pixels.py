@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mmdata.data_config import DataConfig
-from mmdata.errors import BadSample, ConfigError, Reason
+from mmdata.data_config import AugmentConfig, DataConfig
 from mmdata.seeding import Purpose, random_raw, uniforms
+from mmdata.transform.augment import NUM_DRAWS, apply_changes, draw_changes
 from mmdata.transform.image import Box, decode, eval_crop, jpeg_size, resize_crop, train_crop
 from mmdata.transform.patches import native_size, write_patches
+from mmdata.transform.user import UserTransform
 
 CROP_TRIES = 10
 
@@ -33,12 +32,6 @@ class EncodedImage(NamedTuple):
     format: str
     orientation: int
     number: int
-
-
-UserTransform = Callable[[Tensor, tuple[int, int], torch.Generator], Tensor]
-"""(uint8 (3, h, w) image, (height, width) to be made, the row's generator) -> uint8 (3, height, width).
-
-The size is the bucket's; at native resolution the one that the whole image would get."""
 
 
 class Decoded(NamedTuple):
@@ -64,6 +57,7 @@ class PixelTransform:
     Args:
         kind: "train" (random resized crop), "eval" (largest centred crop), or "module:callable", a `UserTransform`.
         crop_scale: share of the area that a training crop keeps (min, max).
+        augment: flip and colour of training crops.
         seed: of the run.
         patch_size: side of a patch, in pixels.
         exact: decode every image at its own size.
@@ -77,6 +71,7 @@ class PixelTransform:
         kind: str,
         *,
         crop_scale: tuple[float, float] = (0.9, 1.0),
+        augment: AugmentConfig | None = None,
         seed: int = 0,
         patch_size: int = 16,
         exact: bool = False,
@@ -86,7 +81,8 @@ class PixelTransform:
         self._crop_scale = crop_scale
         self._seed = seed
         self._random_crop = kind == "train"
-        self._user = None if kind in ("train", "eval") else _import_transform(kind)
+        self._augment = augment if self._random_crop else None
+        self._user = None if kind in ("train", "eval") else UserTransform(kind)
 
     @classmethod
     def from_config(cls, data: DataConfig) -> PixelTransform:
@@ -94,6 +90,7 @@ class PixelTransform:
         return cls(
             data.transform,
             crop_scale=data.crop_scale,
+            augment=data.augment,
             seed=data.seed,
             patch_size=data.patch_size,
             exact=data.decode == "exact",
@@ -132,11 +129,16 @@ class PixelTransform:
 
         Raises:
             BadSample: the user's transform raised, or returned another shape or dtype.
+            ConfigError: the user's transform does not give equal pixels for equal rows.
         """
         if self._user is not None:
-            self._apply_user(decoded.image, out, number, epoch)
-        else:
-            resize_crop(decoded.image, decoded.box, out)
+            raw = random_raw(1, seed=self._seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
+            self._user(decoded.image, out, seed=int(raw[0] >> 1))
+            return
+        resize_crop(decoded.image, decoded.box, out)
+        if self._augment is not None:
+            draws = uniforms(NUM_DRAWS, seed=self._seed, epoch=epoch, purpose=Purpose.AUGMENTATION, position=number)
+            apply_changes(draw_changes(self._augment, draws), out)
 
     def write_patches(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int) -> tuple[int, int]:
         """Write the wanted part of an image as patches.
@@ -173,21 +175,6 @@ class PixelTransform:
         numbers = uniforms(4 * CROP_TRIES, seed=self._seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
         return train_crop(size, shape, numbers, scale=self._crop_scale)
 
-    def _apply_user(self, image: Tensor, out: Tensor, number: int, epoch: int) -> None:
-        assert self._user is not None
-        raw = random_raw(1, seed=self._seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
-        generator = torch.Generator().manual_seed(int(raw[0] >> 1))
-        try:
-            result: Any = self._user(image, _size(out), generator)
-        except Exception as error:
-            raise BadSample(Reason.TRANSFORM_FAILED, f"{type(error).__name__}: {error}") from error
-        wanted = f"{out.dtype} {tuple(out.shape)}"
-        if not isinstance(result, Tensor):
-            raise BadSample(Reason.TRANSFORM_FAILED, f"returned {type(result).__name__}, not a tensor {wanted}")
-        if result.shape != out.shape or result.dtype != out.dtype:
-            raise BadSample(Reason.TRANSFORM_FAILED, f"returned {result.dtype} {tuple(result.shape)}, not {wanted}")
-        out.copy_(result)
-
 
 def _enough(size: tuple[int, int], box: Box, wanted: tuple[int, int]) -> tuple[int, int] | None:
     """The least size to decode an image at, for the box in it to be no smaller than wanted; None: its own size.
@@ -201,14 +188,3 @@ def _enough(size: tuple[int, int], box: Box, wanted: tuple[int, int]) -> tuple[i
 
 def _size(image: Tensor) -> tuple[int, int]:
     return int(image.shape[1]), int(image.shape[2])
-
-
-def _import_transform(name: str) -> UserTransform:
-    module, colon, attribute = name.partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module), attribute) if colon else None
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"transform '{name}': {error}") from error
-    if not callable(found):
-        raise ConfigError(f"transform '{name}': expected train, eval, or 'module:callable'")
-    return cast(UserTransform, found)

@@ -6,6 +6,7 @@ Counting and encoding agree: a caption that counts n tokens is encoded into min(
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -63,7 +64,9 @@ class Tokenizer:
         Raises:
             ConfigError: there is none, or it has no fast (Rust) version.
         """
-        # transformers takes a second to import, and convert needs it only for this.
+        if plain := _plain_backend(Path(name)):
+            return cls(plain[0], max_length=max_length, pad_id=plain[1])
+        # transformers takes a second and 26 MB to import, and nothing else here needs it.
         from transformers import AutoTokenizer
 
         if not Path(name).exists():
@@ -103,6 +106,35 @@ class Tokenizer:
             input_ids[row, : len(ids)] = ids
             attention_mask[row, : len(ids)] = 1
         return input_ids, attention_mask
+
+
+PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
+PLAIN_TOKENS = ("pad_token", "eos_token", "bos_token", "unk_token")
+PLAIN_KEYS = {"backend", "tokenizer_class", "model_max_length", *PLAIN_TOKENS}
+
+
+def _plain_backend(folder: Path) -> tuple[tokenizers.Tokenizer, int] | None:
+    """The backend and pad_id of a folder whose tokenizer.json is all that transformers would make of it; else None.
+
+    So it is where the class is the general one and nothing in the folder adds a token or an option to that file:
+    the folders that `train_tokenizer` makes. Whatever else a folder holds, or lacks, is for transformers to judge.
+    """
+    try:
+        if {path.name for path in folder.iterdir()} != {"tokenizer.json", "tokenizer_config.json"}:
+            return None
+        config: Any = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+        saved: Any = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        if not config.keys() <= PLAIN_KEYS or config["tokenizer_class"] not in PLAIN_CLASSES:
+            return None
+        special = {token["content"]: token["id"] for token in saved["added_tokens"] if token["special"]}
+        named = {key: config[key] for key in PLAIN_TOKENS if key in config}
+        if saved["post_processor"] is None or not special.keys() >= set(named.values()):
+            return None
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception:  # transformers says what is wrong with it
+        return None
+    padding = named.get("pad_token", named.get("eos_token"))
+    return backend, 0 if padding is None else int(special[padding])
 
 
 def train_tokenizer(

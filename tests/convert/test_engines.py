@@ -32,7 +32,8 @@ def table(raw_corpus: Path) -> Path:
     return path
 
 
-SETTINGS = ConvertConfig(shard_rows=7, keep_duplicates=True)
+SETTINGS = ConvertConfig(shard_rows=7, keep_duplicates=True, resize=44)
+"""A part of the images is larger than that."""
 
 
 @pytest.fixture

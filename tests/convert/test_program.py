@@ -124,3 +124,13 @@ def test_program_error_is_one_line(raw_corpus: Path, tmp_path: Path, flags: list
     assert (process.returncode, stdout) == (2, "")
     assert stderr.startswith(message.format(table=table))
     assert stderr.count("\n") == 1
+
+
+def test_program_shrinks_shards(raw_corpus: Path, tmp_path: Path) -> None:
+    convert(raw_corpus / "captions.jsonl", tmp_path / "shards")
+    process = start(tmp_path / "shards", tmp_path / "small", "--resize", 44, "--quality", 80)
+    stdout, stderr = process.communicate(timeout=90)
+    assert (process.returncode, stderr) == (0, "")
+    assert stdout.endswith(f"\n1 shards in {tmp_path}/small\n")
+    convert(tmp_path / "shards", tmp_path / "small2", ConvertConfig(resize=44, quality=80))
+    assert content(tmp_path / "small") == content(tmp_path / "small2")

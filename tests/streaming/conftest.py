@@ -81,6 +81,24 @@ def tar():
     return make_tar
 
 
+@pytest.fixture
+def uneven(tmp_path, tar, photo):
+    """`uneven(5, 50, …) -> folder`: shards of so many samples; keys are numbers, counted on through all shards."""
+
+    def make(*sizes: int) -> Path:
+        number = 0
+        for shard, size in enumerate(sizes):
+            members = []
+            for i in range(number, number + size):
+                image = photo(24, 20 + 12 * (i % 2), seed=i)
+                members += [(f"{i:04d}.jpg", image), (f"{i:04d}.txt", (f"picture {i}" + " red" * (i % 9)).encode())]
+            number += size
+            (tmp_path / f"{shard}.tar").write_bytes(tar(members))
+        return tmp_path
+
+    return make
+
+
 class _Handler(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Quiet."""

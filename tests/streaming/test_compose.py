@@ -150,3 +150,16 @@ def test_pass_adds_labels_from_the_first_sample_on_that_has_one(make_composer):
     labelled = [StreamSample(**{**vars(s), "label": 5 if i == 12 else -1}) for i, s in enumerate(samples)]
     composer = make_composer(shuffle=False, text_buckets=[48], image_buckets=None)
     assert [task.labels for task in Pass(composer, epoch=0).tasks(labelled)] == [False, True, True]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_pass_is_the_same_with_text_lengths_known_beforehand(make_composer, shuffle):
+    samples = make_samples(500)
+    first, again = make_composer(shuffle=shuffle), make_composer(shuffle=shuffle)
+    expected = list(Pass(first, epoch=0).tasks(samples))
+    assert first.lengths is not None
+    again.use_lengths(first.lengths)
+    tasks = list(Pass(again, epoch=0).tasks(samples))
+    assert keys(tasks) == keys(expected)
+    assert [task.task.bucket for task in tasks] == [task.task.bucket for task in expected]
+    assert [task.place for task in tasks] == [(0, step + 1) for step in range(63)]

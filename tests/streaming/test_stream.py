@@ -7,7 +7,6 @@ import logging
 import math
 import threading
 from itertools import chain, islice
-from pathlib import Path
 
 import pytest
 import torch
@@ -153,13 +152,18 @@ def test_stream_goes_through_all_captions_of_a_sample(shards, config):
 
 def test_stream_ranks_share_the_samples_and_crop_them_alike(shards, config):
     settings = config(transform="train", crop_scale=(0.2, 1.0))
-    streams = [mmdata.stream(shards, settings, rank=rank, world_size=2) for rank in range(2)]
-    assert [stream.batch_size for stream in streams] == [2, 2]
-    assert [[Path(shard).name for shard in stream.shards] for stream in streams] == [
-        ["000000.tar", "000002.tar"],
-        ["000001.tar", "000003.tar"],
+    # 20 and 18 samples in batches of 2; then each rank's first pass is over
+    streams = [
+        mmdata.stream(shards, settings, rank=rank, world_size=2, steps_per_epoch=steps)
+        for rank, steps in enumerate([10, 9])
     ]
-    batches = [batch for stream in streams for batch in stream]
+    assert [stream.batch_size for stream in streams] == [2, 2]
+    batches_of_rank = [[*stream] for stream in streams]
+    assert [{int(key) // 10 for key in chain(*keys_in_order(batches))} for batches in batches_of_rank] == [
+        {0, 2},
+        {1, 3},
+    ]
+    batches = [*chain(*batches_of_rank)]
     alone = valid_rows([*mmdata.stream(shards, settings)], "pixel_values")
     assert_equal_rows(valid_rows(batches, "pixel_values"), alone)
     rows = [row for batch in batches for row in batch["rows"].tolist() if row >= 0]
@@ -176,7 +180,10 @@ def test_stream_of_fewer_shards_than_ranks_is_refused(shards, config):
 def test_stream_limit_takes_the_first_samples_over_all_ranks(shards, config):
     whole = valid_rows([*mmdata.stream(shards, config(limit=7))])
     assert sorted(whole) == [f"{i:04d}" for i in range(7)]
-    parts = [valid_rows([*mmdata.stream(shards, config(limit=7), rank=rank, world_size=2)]) for rank in range(2)]
+    parts = [
+        valid_rows([*mmdata.stream(shards, config(limit=7), rank=rank, world_size=2, steps_per_epoch=2)])
+        for rank in range(2)
+    ]
     assert [sorted(part) for part in parts] == [["0000", "0001", "0002", "0003"], ["0010", "0011", "0012"]]
 
 

@@ -135,3 +135,11 @@ def test_prefetcher_gpu_memory_is_not_used_again_under_a_slow_reader():
         results.append(batch["pixel_values"].float().mean())
         del batch
     assert [float(result) for result in results] == list(range(50))
+
+
+def test_prefetcher_adds_copies_to_the_loaders_clock(settings: dict[str, Any]):
+    loader = Loader.from_config(settings)
+    prefetcher = DevicePrefetcher(loader, AHEAD)
+    assert prefetcher.stats is loader.stats
+    assert len(list(prefetcher)) == 5
+    assert loader.stats.transfer_s > 0

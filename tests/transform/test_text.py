@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -123,6 +126,46 @@ def test_tokenizer_fingerprint_is_that_of_its_ids(folder: Path, tokenizer: Token
     train_tokenizer(["other words"] * 9, tmp_path / "t", vocab_size=400)
     assert Tokenizer.load(tmp_path / "t").fingerprint != tokenizer.fingerprint
     assert len(tokenizer.fingerprint) == 16
+
+
+def test_tokenizer_that_was_trained_is_loaded_without_transformers(folder: Path):
+    program = f"""
+import sys
+from mmdata.transform.text import Tokenizer
+Tokenizer.load({str(folder)!r})
+print("transformers" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"False\n"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"tokenizer_class": "PreTrainedTokenizerFast"},
+        {"pad_token": "<end>"},
+        {"pad_token": None},
+        {"pad_token": "<new>"},
+        {"unk_token": "new"},
+        {"extra_special_tokens": ["<new>"]},
+        {"add_bos_token": False},
+        {"added_tokens_decoder": {"0": {"content": "<pad>", "special": True}}},
+    ],
+)
+def test_tokenizer_of_a_folder_is_the_one_that_transformers_makes(
+    folder: Path, tmp_path: Path, more: dict[str, object]
+):
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | more
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if value is not None})
+    )
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    pad_id = theirs.eos_token_id if theirs.pad_token_id is None else theirs.pad_token_id
+    of_theirs = Tokenizer(theirs.backend_tokenizer, max_length=24, pad_id=pad_id)
+    ours = Tokenizer.load(tmp_path, max_length=24)
+    assert (ours.fingerprint, ours.pad_id, ours.vocab_size) == (of_theirs.fingerprint, pad_id, len(theirs))
+    np.testing.assert_array_equal(ours.encode(CAPTIONS, 24), of_theirs.encode(CAPTIONS, 24))
 
 
 def test_train_tokenizer_needs_room_for_all_bytes(tmp_path: Path):

@@ -1,0 +1,154 @@
+"""A corpus that is packed already: WebDataset tars, read strictly. Keys, captions, labels and metadata are kept.
+
+The tars are read twice: their headers first, so that a damaged one is told before anything is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmdata.convert.folder import IMAGE_SUFFIXES
+from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.rows import PackedFiles, Row
+from mmdata.errors import DataError, Reason
+from mmdata.shards import Manifest
+from mmdata.shards.build import find_shards
+from mmdata.shards.columns import hash64
+from mmdata.shards.manifest import MANIFEST_NAME
+from mmdata.shards.samples import Group, SampleReader
+from mmdata.shards.tar import header
+
+TEXTS = ("txt", "json", "cls")
+"""Members that are read beside the image."""
+LONGEST_EXTENSION = ".json"
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a path is a tar, or a folder with tars and no images beside them."""
+    if path.is_file():
+        return path.suffix == ".tar"
+    suffixes = {os.path.splitext(entry.name)[1].lower() for entry in path.iterdir() if not entry.name.startswith(".")}
+    return ".tar" in suffixes and not suffixes & IMAGE_SUFFIXES
+
+
+class PackedSource:
+    """The samples of tars, tar after tar in the order of their names.
+
+    A sample keeps its key. Where two tars have a sample of the same key, the tar's name comes before all keys:
+    "train-0001/000012". A key that climbs out of its folder is a fault; "./a" and "a" are one key; one that is too
+    long for a plain tar becomes "row-" and the number of its row.
+
+    Raises:
+        DataError: no tar, a damaged one, a sample split over two.
+    """
+
+    def __init__(self, path: Path, config: ConvertConfig) -> None:
+        self._tars = find_shards(path)
+        folder = self._tars[0].parent
+        self.root = os.path.realpath(folder)
+        self._keep = config.keep
+        self.classes: tuple[str, ...] = ()
+        if (folder / MANIFEST_NAME).exists():
+            self.classes = tuple((Manifest.read(folder).accounts or {}).get("classes", ()))
+        keys, self._ignored, listing = array("q"), 0, hashlib.sha256()
+        for scan in _scan(self._tars):
+            keys.extend(scan.keys)
+            self._ignored += scan.ignored
+            listing.update(scan.listing)
+        self.rows_at_most = len(keys)
+        self._listing = listing.hexdigest()
+        self._with_tar = bool(keys) and len(np.unique(np.frombuffer(keys, np.int64))) < len(keys)
+        if not keys:
+            raise DataError(f"source '{path}': no samples in its tars; the corpus is empty")
+
+    def rows(self) -> Iterator[Row]:
+        """All samples. See `Source.rows`."""
+        number = 0
+        for tar in self._tars:
+            with tar.open("rb") as file:
+                for group in SampleReader(file, name=tar.name):
+                    yield self._row(number, tar, group)
+                    number += 1
+
+    def describe(self) -> dict[str, Any]:
+        """A hash of the tars' names and sizes. See `Source.describe`."""
+        return {
+            "kind": "shards",
+            "shards": len(self._tars),
+            "ignored_members": self._ignored,
+            "listing_sha256": self._listing,
+        }
+
+    def _row(self, number: int, tar: Path, group: Group) -> Row:
+        extra = dict.fromkeys(self._keep)
+        if "path" in extra:
+            extra["path"] = f"{tar.name}/{group.key}"
+        key = _plain(group.key)
+        fault = None
+        if key is None:
+            fault, key = (Reason.OUTSIDE_ROOT, "the key is absolute or climbs out of its folder"), group.key
+        elif self._with_tar:
+            key = f"{tar.stem}/{key}"
+        place = f"{tar.name}, sample '{group.key}'"
+        packed = PackedFiles(os.fspath(tar.resolve()), group, key if _fits(key) else f"row-{number:09d}")
+        return Row(number, place, group.key, extra=extra, packed=packed, fault=fault)
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """What the headers of one tar say: hashes of its keys, members that are not carried over, its name and size."""
+
+    keys: array[int]
+    ignored: int
+    listing: bytes
+
+
+def _scan(tars: Iterable[Path]) -> Iterator[_Scan]:
+    before: tuple[str, Group] | None = None  # the last sample so far, and its tar
+    for tar in tars:
+        keys, unread = array("q"), 0
+        with tar.open("rb") as file:
+            reader = SampleReader(file, name=tar.name)
+            last: Group | None = None
+            for group in reader:
+                if last is None and before:
+                    _refuse_split(*before, tar.name, group)
+                keys.append(hash64((_plain(group.key) or group.key).encode()))
+                unread += max(0, len(group.members) - 1 - len(group.members.keys() & set(TEXTS)))
+                last = group
+            before = (tar.name, last) if last else before
+            size = file.seek(0, os.SEEK_END)
+        yield _Scan(keys, reader.ignored + unread, f"{tar.name}\0{size}\n".encode("utf-8", "surrogateescape"))
+
+
+def _refuse_split(tar: str, last: Group, following: str, first: Group) -> None:
+    if last.key == first.key and not last.members.keys() & first.members.keys():
+        raise DataError(
+            f"sample '{first.key}' ends shard '{tar}' and starts shard '{following}': split over two shards; "
+            "pack the tars again with whole samples"
+        )
+
+
+def _plain(key: str) -> str | None:
+    """A key without empty or "." folders; None for one that is absolute or climbs."""
+    folders = key.split("/")
+    if key.startswith("/") or ".." in folders:
+        return None
+    return "/".join(folder for folder in folders if folder not in ("", "."))
+
+
+def _fits(key: str) -> bool:
+    """Whether a plain tar can name the members of a sample."""
+    try:
+        header(key + LONGEST_EXTENSION, 0)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,99 @@
+"""mmdata beside other loaders: the same shards, batch size and workers, in turn, each run in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from statistics import median
+
+from mmdata.data_config import DataConfig
+from mmdata.errors import ConfigError
+from mmdata.loader.planning import open_index
+from mmdata.shards import Index
+
+PEERS = ("webdataset", "torch")
+WHAT = {
+    "mmdata": "as configured",
+    "webdataset": "as OpenCLIP uses it: Pillow, torchvision's crop, float; captions one by one, padded to max_length",
+    "torch": "DataLoader over a Dataset of the index's rows: Pillow, torchvision's crop, float; captions by batch",
+}
+"""What each of them does, for those who read the figures."""
+
+
+def peers_of(names: str) -> list[str]:
+    """The loaders of a list such as "webdataset,torch".
+
+    Raises:
+        ConfigError: there is no such loader here.
+    """
+    listed = [name.strip() for name in names.split(",")]
+    for name in listed:
+        if name not in PEERS:
+            raise ConfigError(f"--against '{name}': there is no such loader here; give {' or '.join(PEERS)}, or both")
+    return list(dict.fromkeys(listed))
+
+
+def compare(data: DataConfig, names: list[str], *, steps: int, rounds: int) -> dict[str, float]:
+    """Samples a second of mmdata and of other loaders: medians of `rounds` runs in turn.
+
+    Args:
+        data: settings; the others take from it what they have: one square image size, a crop, a fixed batch size.
+        names: of `PEERS`.
+        steps: batches that are timed in each run, after the first three.
+        rounds: runs of each.
+
+    Raises:
+        ConfigError: the others cannot read such shards or make such batches, or one of them failed.
+    """
+    check_comparable(data, open_index(data), names)
+    rates: dict[str, list[float]] = {name: [] for name in ("mmdata", *names)}
+    for _ in range(rounds):
+        for name, found in rates.items():
+            found.append(_run(data, name, steps))
+    return {name: median(found) for name, found in rates.items()}
+
+
+def check_comparable(data: DataConfig, index: Index, names: list[str]) -> None:
+    """Raise a ConfigError where other loaders could not do what the settings ask for."""
+    if index.caches:
+        raise ConfigError(
+            "--against compares loaders on local shards, and data.shards has a URL: copy some shards with their index "
+            "to a local folder and give that as data.shards"
+        )
+    if len(index.sources) > 1:
+        raise ConfigError(
+            f"--against compares loaders on one dataset, and data.shards is a mixture of {len(index.sources)}: "
+            "give one of them as data.shards"
+        )
+    if data.image_patches is not None:
+        raise ConfigError(
+            "--against: no other loader here makes batches of native resolution; give data.image_patches=null"
+        )
+    if data.transform not in ("train", "eval"):
+        raise ConfigError(
+            f"--against: transform '{data.transform}' is made for mmdata; give data.transform=train or eval"
+        )
+    shards = index.manifest.num_shards
+    if "webdataset" in names and shards < data.num_workers:
+        raise ConfigError(
+            f"--against webdataset: it gives each worker shards of its own, and {shards} shards are too few for "
+            f"{data.num_workers} workers; give data.num_workers={shards}"
+        )
+
+
+def _run(data: DataConfig, name: str, steps: int) -> float:
+    """One run; a process that has run another loader has warm caches, threads and imports."""
+    settings = {"data": data.model_dump(mode="json"), "name": name, "steps": steps}
+    done = subprocess.run(
+        [sys.executable, "-m", "mmdata.inspect.peers"],
+        input=json.dumps(settings),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TOKENIZERS_PARALLELISM": "false"},
+    )
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or ["it says nothing"]
+        raise ConfigError(f"--against: the run of '{name}' failed with exit code {done.returncode}: {said[-1]}")
+    return float(done.stdout.splitlines()[-1])

@@ -1,0 +1,156 @@
+"""The loaders that mmdata is compared with, as their users write them. One process measures one of them."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import InterpolationMode, v2
+
+from mmdata.data_config import DataConfig
+from mmdata.loader import Loader
+from mmdata.loader.planning import open_index
+from mmdata.loader.worker import IndexSamples
+from mmdata.shards import Index, ShardStore
+
+WARM_UP = 3
+"""Batches that are not timed: workers start, and hand over what they made meanwhile."""
+SHUFFLED = {"bufsize": 5000, "initial": 1000}
+"""OpenCLIP's buffer of samples."""
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
+
+
+def main() -> None:
+    """Print the samples a second of the loader that stdin names: {"data": {…}, "name": …, "steps": …}."""
+    settings = json.load(sys.stdin)
+    batches = LOADERS[settings["name"]](DataConfig.model_validate(settings["data"]))
+    print(samples_per_s(batches, settings["steps"]), flush=True)
+    os._exit(0)  # workers of a loader that was left in the middle are not waited for
+
+
+def samples_per_s(batches: Iterable[int], steps: int) -> float:
+    """How fast batches come, without an end; each is given as its number of rows."""
+    counts = iter(batches)
+    for _ in range(WARM_UP):
+        next(counts)
+    started = time.perf_counter()
+    rows = sum(next(counts) for _ in range(steps))
+    return rows / (time.perf_counter() - started)
+
+
+def mmdata_batches(data: DataConfig) -> Iterator[int]:
+    """Our own."""
+    loader = Loader.from_config(data)
+    while True:
+        for batch in loader:
+            yield int(batch["valid"].sum())
+
+
+def webdataset_batches(data: DataConfig) -> Iterable[int]:
+    """The pipeline of OpenCLIP's training program, which is also that of webdataset's documentation."""
+    webdataset: Any = importlib.import_module("webdataset")  # it has no types
+    index = open_index(data)
+    paths = [str(index.shard_path(shard)) for shard in range(index.manifest.num_shards)]
+    skip = webdataset.ignore_and_continue
+    samples: Any = webdataset.WebDataset(paths, shardshuffle=100 if data.shuffle else False, handler=skip)
+    if data.shuffle:
+        samples = samples.shuffle(SHUFFLED["bufsize"], initial=SHUFFLED["initial"])
+    batches = (
+        samples.decode("pilrgb", handler=skip)
+        .rename(image="jpg;jpeg;png;webp;gif;bmp;tiff;tif", text="txt;json", handler=skip)
+        .map_dict(image=transform(data), text=partial(_encode_one, tokenizer(data), data.max_length), handler=skip)
+        .to_tuple("image", "text")
+        .batched(data.global_batch_size, partial=False)
+        .repeat()
+    )
+    loader = webdataset.WebLoader(batches, batch_size=None, shuffle=False, num_workers=data.num_workers)
+    return (len(images) for images, _ in loader)
+
+
+def torch_batches(data: DataConfig) -> Iterable[int]:
+    """A map-style Dataset and the DataLoader of torch."""
+    loader: DataLoader[Any] = DataLoader(
+        Rows(data),
+        batch_size=data.global_batch_size,
+        shuffle=data.shuffle,
+        num_workers=data.num_workers,
+        persistent_workers=data.num_workers > 0,
+        collate_fn=partial(_collate, tokenizer(data), data.max_length),
+    )
+    while True:
+        for images, _ in loader:
+            yield len(images)
+
+
+class Rows(Dataset[tuple[Tensor, str]]):
+    """The rows of an index: a float image and its caption each."""
+
+    def __init__(self, data: DataConfig) -> None:
+        self._index: Index = open_index(data)
+        self._store = ShardStore(self._index)
+        self._transform = transform(data)
+        self._count = len(self._index) if data.limit is None else min(data.limit, len(self._index))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, row: int) -> tuple[Tensor, str]:
+        sample = IndexSamples(self._index, self._store, np.array([row]), np.array([0]))
+        image = Image.open(io.BytesIO(sample.image(0).data)).convert("RGB")
+        return self._transform(image), sample.caption(0)
+
+
+def transform(data: DataConfig) -> Callable[[Image.Image], Tensor]:
+    """The crop of the settings, in torchvision's words, and CLIP's normalisation."""
+    bicubic, side = InterpolationMode.BICUBIC, data.image_size
+    crop: list[Any] = (
+        [v2.RandomResizedCrop(side, scale=data.crop_scale, interpolation=bicubic)]
+        if data.transform == "train"
+        else [v2.Resize(side, interpolation=bicubic), v2.CenterCrop(side)]
+    )
+    return v2.Compose([*crop, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+
+
+def tokenizer(data: DataConfig) -> Any:
+    """The tokenizer of the settings, as transformers loads it."""
+    from transformers import AutoTokenizer
+
+    found = AutoTokenizer.from_pretrained(data.tokenizer)
+    if found.pad_token is None:
+        found.pad_token = found.eos_token
+    return found
+
+
+def _encode_one(tokenizer: Any, length: int, caption: Any) -> Tensor:
+    if isinstance(caption, dict):  # of a JSON member
+        caption = caption.get("captions", caption.get("caption"))
+    text = caption[0] if isinstance(caption, list) else caption
+    return tokenizer(text, max_length=length, padding="max_length", truncation=True, return_tensors="pt").input_ids[0]
+
+
+def _collate(tokenizer: Any, length: int, samples: list[tuple[Tensor, str]]) -> tuple[Tensor, Any]:
+    captions = [caption for _, caption in samples]
+    texts = tokenizer(captions, max_length=length, padding=True, truncation=True, return_tensors="pt")
+    return torch.stack([image for image, _ in samples]), dict(texts)
+
+
+LOADERS: dict[str, Callable[[DataConfig], Iterable[int]]] = {
+    "mmdata": mmdata_batches,
+    "webdataset": webdataset_batches,
+    "torch": torch_batches,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""What would make a loader faster: tried on the user's own rows and machine, and only what helped is said."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.resize import Resize
+from mmdata.data_config import DataConfig
+from mmdata.errors import BadSample
+from mmdata.inspect.profile import CORE, Profile, profile
+from mmdata.loader import Loader
+from mmdata.loader.pixels import batch_pixels
+from mmdata.loader.slots import SlotRing
+from mmdata.loader.stats import NOTICEABLE
+from mmdata.loader.worker import IndexSamples
+from mmdata.plan import Bucket
+from mmdata.transform.image import decode
+from mmdata.transform.pixels import EncodedImage, PixelTransform
+from mmdata.transform.text import Tokenizer
+
+SAMPLE_ROWS = 64
+TRIAL_S = 1.5
+"""Seconds that a number of workers is tried for; and at most, that the pixels of the sample take once."""
+WORTH_IT = 1.1  # times as fast
+READERS = 4
+"""Times as many workers are tried where they wait for a disk: waiting needs no core."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Something to do.
+
+    Attributes:
+        words: what.
+        gain: times as fast, as measured.
+        measured: what was.
+    """
+
+    words: str
+    gain: float
+    measured: str
+
+    def __str__(self) -> str:
+        return f"{self.words} ({self.gain:.1f}x {self.measured})"
+
+
+def remedies(loader: Loader, data: DataConfig, found: Profile) -> list[Remedy]:
+    """What makes a loader's slowest stage faster, the best first; nothing where it keeps up.
+
+    Args:
+        loader: that was measured.
+        data: its settings.
+        found: by `profile`.
+    """
+    stage = found.bottleneck
+    if stage in ("device", "transfer", "") or found.stats is None:
+        return []
+    sample = _Sample(loader, found)
+    tried: list[Remedy | None] = []
+    if stage in ("decode", "transform"):
+        tried += [_shrink(sample, data), _decode_fast(sample, data)]
+    elif stage == "read":
+        tried.append(_read_again(sample))
+    elif stage == "tokenize":
+        tried.append(_fast_tokenizer(sample, data))
+    tried.append(_more_workers(data, found))
+    helped = [remedy for remedy in tried if remedy is not None and remedy.gain >= WORTH_IT]
+    return sorted(helped, key=lambda remedy: -remedy.gain)
+
+
+def storage_in_words(found: Profile) -> str:
+    """How fast images came from the shards, and how fast the loop would take them; "" where nothing was read."""
+    if found.stats is None or not found.rows or not found.stats.read_bytes:
+        return ""
+    row_mb = found.stats.read_bytes / found.stats.rows / 1e6
+    came = f"the shards gave {row_mb * found.samples_per_s:,.1f} MB/s of images"
+    if not found.step_s:
+        return came
+    return f"{came}, and the loop would take {row_mb * found.rows / found.steps / found.step_s:,.1f} MB/s"
+
+
+def cores_in_words(found: Profile) -> str:
+    """Why workers may wait for a core or the interpreter's lock; "" where they do not, or nothing takes it away."""
+    if found.stage_shares.get(CORE, 0.0) < NOTICEABLE:
+        return ""
+    cores, load = num_cores(), os.getloadavg()[0]
+    if load > cores + 0.5:
+        return f"the load of this machine is {load:.1f} on {cores} cores: end what else runs, or lower data.num_workers"
+    return (
+        "a tokenizer or transform that is Python code holds the interpreter's lock: data.workers=process with "
+        "data.num_processes gives it several"
+    )
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Sample:
+    """Some rows of the first batch, and how a worker treats them."""
+
+    def __init__(self, loader: Loader, found: Profile) -> None:
+        step = next(iter(loader.plan.steps(0, start=0, rank=0, world_size=1)))
+        rows, passes = step.rows[step.rows >= 0], step.passes[step.rows >= 0]
+        assert found.stats is not None
+        row_s = (found.stats.wall_s["decode"] + found.stats.wall_s["transform"]) / max(1, found.stats.rows)
+        count = int(min(SAMPLE_ROWS, max(4, TRIAL_S / max(row_s, 1e-6))))
+        self.read = IndexSamples(loader.index, loader.worker.store, rows[:count], passes[:count])
+        self.count = len(rows[:count])
+        self.images = [self.read.image(i) for i in range(self.count)]
+        self.bucket: Bucket = step.bucket
+        self.transform: PixelTransform = loader.worker.transform
+        self.tokenizer: Tokenizer = loader.worker.tokenizer
+        self.read_s = found.stats.wall_s["read"] / max(1, found.stats.rows)  # for a row
+
+    def pixels(self, images: list[EncodedImage], transform: PixelTransform) -> Callable[[], None]:
+        """Decode, crop and resize images, as a worker does."""
+        pixels = batch_pixels(self.bucket, len(images), SlotRing(), transform)
+
+        def make() -> None:
+            for place, image in enumerate(images):
+                try:
+                    pixels.write(pixels.decode(image, epoch=0), place, number=image.number, epoch=0)
+                except BadSample:
+                    continue
+
+        return make
+
+
+def _shrink(sample: _Sample, data: DataConfig) -> Remedy | None:
+    bucket = sample.bucket
+    if bucket.patches:
+        return None  # native resolution takes what size there is
+    # 256 for 224, as is customary: room for a crop.
+    side = -(-max(bucket.height, bucket.width) * 256 // 224 // 32) * 32
+    resize = Resize(side, ConvertConfig().quality)
+    small = [_shrunk(image, resize) for image in sample.images]
+    gain = _gain(sample.pixels(sample.images, sample.transform), sample.pixels(small, sample.transform))
+    made_of = f"{data.shards} {data.shards}-{side} " if isinstance(data.shards, str) else ""
+    words = f"shrink to {side} with `mmdata convert {made_of}--resize {side}`"
+    return Remedy(words, gain, f"decoding and cropping {sample.count} of your images")
+
+
+def _shrunk(image: EncodedImage, resize: Resize) -> EncodedImage:
+    """An image as `mmdata convert --resize` makes it."""
+    try:
+        pixels = decode(image.data, format=image.format, orientation=image.orientation)
+    except BadSample:
+        return image
+    if min(pixels.shape[1:]) <= resize.side:
+        return image
+    data, _ = resize(pixels, bytes(image.data), image.format)
+    return image._replace(data=data, format="JPEG", orientation=1)
+
+
+def _decode_fast(sample: _Sample, data: DataConfig) -> Remedy | None:
+    if data.decode == "fast":
+        return None
+    fast = PixelTransform.from_config(data.model_copy(update={"decode": "fast"}))
+    gain = _gain(sample.pixels(sample.images, sample.transform), sample.pixels(sample.images, fast))
+    return Remedy("data.decode=fast", gain, f"decoding and cropping {sample.count} of your images")
+
+
+def _read_again(sample: _Sample) -> Remedy:
+    """Bytes that were just read lie in the system's cache: as fast as a local disk can be at best."""
+    started = time.perf_counter()
+    for i in range(sample.count):
+        sample.read.image(i)
+        try:
+            sample.read.caption(i)
+        except BadSample:
+            continue
+    again_s = (time.perf_counter() - started) / sample.count
+    words = "keep the shards on a fast local disk: a URL in data.shards (file:///mnt/slow) and data.cache_dir do so"
+    return Remedy(words, sample.read_s / again_s, f"reading {sample.count} of your rows once more, from memory")
+
+
+def _fast_tokenizer(sample: _Sample, data: DataConfig) -> Remedy | None:
+    if type(sample.tokenizer) is Tokenizer:
+        return None
+    captions: list[str] = []
+    for i in range(sample.count):
+        try:
+            captions.append(sample.read.caption(i))
+        except BadSample:
+            continue
+    fast, length = Tokenizer.load(data.tokenizer, max_length=data.max_length), data.max_length
+    gain = _gain(lambda: sample.tokenizer.encode(captions, length), lambda: fast.encode(captions, length))
+    return Remedy(
+        f"the fast tokenizer of '{data.tokenizer}' in place of {type(sample.tokenizer).__name__}",
+        gain,
+        f"on {len(captions)} of your captions",
+    )
+
+
+def _more_workers(data: DataConfig, found: Profile) -> Remedy | None:
+    """Another number of workers, tried in turn with the present one: more while cores or reads wait, else fewer."""
+    assert found.stats is not None
+    cores, now = num_cores(), max(1, data.num_workers)
+    if found.bottleneck == "read":
+        then = READERS * now
+    elif now < cores or (now > cores and found.stage_shares[CORE] > NOTICEABLE):
+        then = cores
+    else:
+        return None
+    steps = max(2, min(found.steps, round(TRIAL_S * found.samples_per_s * found.steps / max(1, found.rows))))
+    loaders = [Loader.from_config(data.model_copy(update={"num_workers": count})) for count in (data.num_workers, then)]
+    rates: list[list[float]] = [[], []]
+    for _ in range(2):
+        for place, loader in enumerate(loaders):
+            rates[place].append(profile(loader, steps).samples_per_s)
+    words = f"data.num_workers={then}"
+    return Remedy(words, max(rates[1]) / max(rates[0]), f"the whole loader; this machine has {cores} cores")
+
+
+def _gain(before: Callable[[], object], after: Callable[[], object]) -> float:
+    """How many times as fast `after` is: the best of three runs each, in turn, in a thread like a worker's."""
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        times = [[pool.submit(_seconds, work).result() for work in (before, after)] for _ in range(3)]
+    return min(time[0] for time in times) / min(time[1] for time in times)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started

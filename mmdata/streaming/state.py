@@ -1,0 +1,106 @@
+"""The state of a stream as plain data: which stream it is of, and where each of its ranks stood."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mmdata.data_config import DataConfig
+from mmdata.errors import ConfigError
+from mmdata.shards.columns import hash64
+from mmdata.shards.remote import display_name
+from mmdata.streaming.position import Place
+
+logger = logging.getLogger("mmdata")
+
+
+class RankState(NamedTuple):
+    """A rank's part of a stream's state.
+
+    Attributes:
+        place: where it goes on.
+        lengths: the text bounds that it chose; None: none as yet.
+    """
+
+    place: Place
+    lengths: list[int] | None
+
+    def pack(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"pass": self.place.number, "batches": self.place.batches, "text_lengths": self.lengths}
+
+    @classmethod
+    def unpack(cls, packed: Any) -> RankState:
+        """Undo of `pack`; raises ConfigError for what it cannot have given."""
+        saved = packed if isinstance(packed, dict) else {}
+        lengths = saved.get("text_lengths")
+        numbers = [saved.get("pass"), saved.get("batches"), *(lengths or [])]
+        if any(type(number) is not int or number < 0 for number in numbers):
+            raise ConfigError(
+                f"stream state: a rank's place must be whole numbers from 0 on: got {packed!r}; give the dictionary "
+                "that state_dict() returned, or start anew"
+            )
+        return cls(Place(saved["pass"], saved["batches"]), lengths)
+
+
+def identity(shards: Sequence[str], data: DataConfig, steps_per_epoch: int | None) -> dict[str, Any]:
+    """What decides the batches of a stream, but for the number of ranks; folders and hosts may change."""
+    names = "\n".join(display_name(shard).rsplit("/", 1)[-1] for shard in shards)
+    shapes = {name: getattr(data, name) for name in ("text_buckets", "image_size", "image_buckets", "image_patches")}
+    return {
+        "shards": hash64(names.encode()),
+        "num_shards": len(shards),
+        "global_batch_size": data.global_batch_size,
+        "steps_per_epoch": steps_per_epoch,
+        "seed": data.seed,
+        "shuffle": data.shuffle,
+        "limit": data.limit,
+        "shapes": hash64(repr((sorted(shapes.items()), data.max_length, data.num_text_buckets)).encode()),
+    }
+
+
+def check_identity(state: dict[str, Any], own: dict[str, Any]) -> None:
+    """Raise a ConfigError where a state is of another stream, and say what differs."""
+    saved = state.get("stream")
+    if not isinstance(saved, dict):
+        raise ConfigError("this is no state of a stream; give the dictionary that its state_dict() returned")
+    if changed := [name for name, value in own.items() if saved.get(name) != value]:
+        listed = ", ".join(f"{name} was {saved.get(name)!r} and is {own[name]!r}" for name in changed)
+        raise ConfigError(
+            f"this state belongs to another stream: {listed}; resume with the settings and shards it was saved with, "
+            "or start anew"
+        )
+
+
+def check_count(state: dict[str, Any], name: str, *, at_most: int | None = None) -> int:
+    """A whole number of a state; raises ConfigError where it is none that `state_dict` gives."""
+    value = state.get(name)
+    if type(value) is not int or value < 0 or (at_most is not None and value > at_most):
+        most = "" if at_most is None else f", at most {at_most}"
+        raise ConfigError(
+            f"stream state: '{name}' must be a whole number from 0 on{most}: got {value!r}; give the dictionary that "
+            "state_dict() returned, or start anew"
+        )
+    return value
+
+
+def rank_state(state: dict[str, Any], *, rank: int, world_size: int) -> RankState:
+    """A rank's part of a state.
+
+    Where there is none that fits, because it was saved by another number of ranks or not merged from those of all, it
+    is the start of the first pass that no rank of the state has begun; logged.
+    """
+    given = state.get("ranks")
+    ranks = {name: RankState.unpack(part) for name, part in given.items()} if isinstance(given, dict) else {}
+    if state.get("world_size") == world_size and str(rank) in ranks:
+        return ranks[str(rank)]
+    number = max((part.place.number for part in ranks.values()), default=-1) + 1
+    logger.warning(
+        "stream: the state has no place for rank %d of %d, which begins pass %d: some samples come twice, others "
+        "later; with as many ranks as before and their states merged (`merge_states`) it goes on exactly",
+        rank,
+        world_size,
+        number,
+    )
+    return RankState(Place(number), None)

@@ -1,0 +1,146 @@
+"""Transforms of users, under the row's own random numbers: equal rows give equal pixels, in any thread or process."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from mmdata.errors import BadSample, ConfigError, Reason
+
+Transform = Callable[[Tensor, tuple[int, int], torch.Generator], Tensor]
+"""(uint8 (3, h, w) image, (height, width) to be made, the row's generator) -> uint8 (3, height, width).
+
+The size is the bucket's; at native resolution the one that the whole image would get."""
+
+CHECKED_ROWS = 4
+"""So many rows are made twice, to see that both are equal."""
+
+_KINDS = "(image, size, generator), a transform of torchvision.transforms.v2, or a function (size) that makes one"
+
+
+class UserTransform:
+    """A transform by its name, "module:attribute". One serves many threads at once.
+
+    What it draws with torch's functions without naming a generator, as all of torchvision's transforms do, comes from
+    the row's generator, not from the one that the process shares.
+
+    Args:
+        name: of a function or object (image, size, generator); of a transform of torchvision.transforms.v2; or of a
+            function that is given the (height, width) to be made and returns such a transform, once for each size.
+
+    Raises:
+        ConfigError: there is none of that name, or it takes other arguments.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._transform = _adapted(name, _imported(name))
+        self._rows_to_check = CHECKED_ROWS
+
+    def __call__(self, image: Tensor, out: Tensor, *, seed: int) -> None:
+        """Transform an image.
+
+        Args:
+            image: uint8 (3, h, w).
+            out: uint8 (3, H, W), overwritten.
+            seed: of the row.
+
+        Raises:
+            BadSample: the transform raised, or returned another shape or dtype.
+            ConfigError: it made something else of the same row when it was called again.
+        """
+        checked = self._rows_to_check > 0
+        result = self._result(image.clone() if checked else image, out, seed)
+        if checked:
+            self._rows_to_check -= 1
+            if not torch.equal(result, self._result(image, out, seed)):
+                raise ConfigError(
+                    f"transform '{self._name}': called again with the same row and generator, it gave other pixels: it "
+                    "keeps a state, or draws from random, numpy or a generator of its own; draw with torch's functions "
+                    "(torch.rand), or from a generator that is seeded from the third argument"
+                )
+        out.copy_(result)
+
+    def _result(self, image: Tensor, out: Tensor, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            with _DrawFrom(generator):
+                result: Any = self._transform(image, (int(out.shape[1]), int(out.shape[2])), generator)
+        except Exception as error:
+            raise BadSample(Reason.TRANSFORM_FAILED, f"{type(error).__name__}: {error}") from error
+        wanted = f"{out.dtype} {tuple(out.shape)}"
+        if not isinstance(result, Tensor):
+            raise BadSample(Reason.TRANSFORM_FAILED, f"returned {type(result).__name__}, not a tensor {wanted}")
+        if result.shape != out.shape or result.dtype != out.dtype:
+            raise BadSample(Reason.TRANSFORM_FAILED, f"returned {result.dtype} {tuple(result.shape)}, not {wanted}")
+        return result
+
+
+_DRAWING = {
+    *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
+    *("normal", "bernoulli", "multinomial", "poisson", "binomial", "_standard_gamma", "_sample_dirichlet"),
+    *("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "geometric_", "log_normal_", "cauchy_"),
+}
+"""Functions of torch that draw, and take a generator."""
+
+
+class _DrawFrom(TorchFunctionMode):
+    """Gives a generator to torch's functions that draw, in this thread alone.
+
+    Seeding the process's generator would not do: other threads, the training loop among them, draw from it meanwhile.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ in _DRAWING and kwargs.get("generator") is None:
+            kwargs = {**kwargs, "generator": self._generator}
+        return func(*args, **kwargs)
+
+
+def _imported(name: str) -> Any:
+    module, colon, attribute = name.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), attribute) if colon else None
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"transform '{name}': {error}") from error
+    if not callable(found):
+        raise ConfigError(f"transform '{name}': expected train, eval, or 'module:callable'")
+    return found
+
+
+def _adapted(name: str, found: Any) -> Transform:
+    v2: Any = sys.modules.get("torchvision.transforms.v2")  # loaded, if `found` is of it
+    if v2 is not None and isinstance(found, v2.Transform):
+        return lambda image, size, generator: cast(Tensor, found(image))
+    try:
+        signature = inspect.signature(found.forward if isinstance(found, torch.nn.Module) else found)
+    except (TypeError, ValueError):  # of a builtin nothing is known
+        return cast(Transform, found)
+    if _takes(signature, 3):
+        return cast(Transform, found)
+    if inspect.isfunction(found) and _takes(signature, 1):
+        made = functools.cache(cast("Callable[[tuple[int, int]], Callable[[Tensor], Tensor]]", found))
+        return lambda image, size, generator: made(size)(image)
+    raise ConfigError(f"transform '{name}': takes {signature}; expected {_KINDS}")
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True

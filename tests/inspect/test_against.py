@@ -1,0 +1,121 @@
+"""Other loaders beside mmdata, on the user's own shards."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from mmdata import Index
+from mmdata.errors import ConfigError
+from mmdata.inspect import against, peers
+from mmdata.loader.loader import data_config
+from mmdata.shards import Sample, ShardWriter, probe
+from tests.shards.servers import serve
+
+
+@pytest.fixture(scope="session")
+def square(data: dict[str, Any]) -> dict[str, Any]:
+    """The corpus of 22 rows in two shards, in batches that other loaders make too."""
+    return {**data, "image_size": 32, "image_buckets": None}
+
+
+def test_command_compares_and_says_what_each_does(square: dict[str, Any], tmp_path: Path, command: Any):
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": square}))
+    flags = ["--steps", "2", "--rounds", "1", "--against", "webdataset,torch"]
+    status, output, errors = command("bench", str(tmp_path / "c.yaml"), *flags)
+    assert (status, errors) == (0, "")
+    assert re.search(r"mmdata +[\d,]+ +as configured", output)
+    assert re.search(r"webdataset +[\d,]+ +[\d.]+x +as OpenCLIP uses it: Pillow", output)
+    assert re.search(r"torch +[\d,]+ +[\d.]+x +DataLoader over a Dataset", output)
+    assert "Medians of 1 runs in turn, each in a process of its own; 2 workers, batches of 8, 2 batches" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "epoch"),
+    [
+        ("webdataset", [8, 8, 8]),  # a batch goes on with the next pass
+        ("torch", [8, 8, 6]),
+    ],
+)
+def test_peers_give_batches_of_the_size_that_is_set(square: dict[str, Any], name: str, epoch: list[int]):
+    settings = {**square, "num_workers": 0}
+    counts = iter(peers.LOADERS[name](data_config(settings)))
+    assert [next(counts) for _ in epoch] == epoch
+
+
+def test_peers_crop_and_tokenize_as_the_settings_say(square: dict[str, Any]):
+    rows = peers.Rows(data_config({**square, "transform": "eval"}))
+    image, caption = rows[1]
+    assert (tuple(image.shape), str(image.dtype), len(rows)) == ((3, 32, 32), "torch.float32", 22)
+    images, texts = peers._collate(peers.tokenizer(data_config(square)), 5, [(image, caption), (image, "a")])
+    assert (tuple(images.shape), tuple(texts["input_ids"].shape)) == ((2, 3, 32, 32), (2, 5))
+    several = json.loads('{"captions": ["a", "a red dog"]}')
+    assert peers._encode_one(peers.tokenizer(data_config(square)), 6, several).shape == (6,)
+
+
+def test_against_unknown_loader_is_an_error():
+    assert against.peers_of("torch, webdataset,torch") == ["torch", "webdataset"]
+    with pytest.raises(ConfigError, match="--against 'dali': there is no such loader here; give webdataset or torch"):
+        against.peers_of("torch,dali")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_patches": [4], "patch_size": 16}, "no other loader here makes batches of native resolution"),
+        ({"transform": "mine:crop"}, "transform 'mine:crop' is made for mmdata; give data.transform=train or eval"),
+        ({"num_workers": 3}, "2 shards are too few for 3 workers; give data.num_workers=2"),
+    ],
+)
+def test_against_settings_that_others_do_not_have_are_errors(
+    square: dict[str, Any], changes: dict[str, Any], message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        against.compare(data_config({**square, **changes}), ["webdataset"], steps=1, rounds=1)
+
+
+def test_against_shards_behind_a_url_are_an_error(square: dict[str, Any], tmp_path: Path):
+    with serve(Path(square["shards"])) as server:
+        data = data_config({**square, "shards": server.url, "cache_dir": str(tmp_path)})
+        with pytest.raises(ConfigError, match=r"local shards, and data.shards has a URL: copy some shards with their"):
+            against.compare(data, ["torch"], steps=1, rounds=1)
+
+
+def test_against_a_mixture_is_an_error(square: dict[str, Any], photo: Any, tmp_path: Path):
+    image = photo(40, 40, seed=99)
+    with ShardWriter(tmp_path / "b") as writer:
+        writer.write(Sample("0", image, probe(image), ["a dog"]))
+    data = data_config({**square, "shards": [{"shards": square["shards"]}, {"shards": str(tmp_path / "b")}]})
+    with pytest.raises(ConfigError, match=r"data.shards is a mixture of 2: give one of them as data.shards"):
+        against.compare(data, ["torch"], steps=1, rounds=1)
+
+
+def test_against_a_loader_that_fails_is_named_with_what_it_said(square: dict[str, Any], tmp_path: Path):
+    folder = tmp_path / "shards"
+    subprocess.run(["cp", "-r", square["shards"], str(folder)], check=True)
+    index = Index.open(folder)
+    for row in range(22):  # plain torch has no answer to a photo that does not decode
+        shards, _ = index.locate(np.array([row]))
+        offset = int(index.take(np.array([row]), ["image_offset"])["image_offset"][0])
+        with index.shard_path(int(shards[0])).open("r+b") as file:
+            file.seek(offset)
+            file.write(b"broken")
+    data = data_config({**square, "shards": str(folder), "max_bad_share": 1.0})
+    with pytest.raises(ConfigError, match=r"the run of 'torch' failed with exit code 1: .*cannot identify image file"):
+        against.compare(data, ["torch"], steps=1, rounds=1)
+
+
+def test_peers_program_prints_a_rate(square: dict[str, Any]):
+    settings = {"data": data_config(square).model_dump(mode="json"), "name": "torch", "steps": 1}
+    done = subprocess.run(
+        [sys.executable, "-m", "mmdata.inspect.peers"], input=json.dumps(settings), capture_output=True, text=True
+    )
+    assert float(done.stdout) > 0

@@ -1,0 +1,270 @@
+"""Epochs of a stated number of steps: equal on all ranks, nothing skipped over the passes, resumed exactly."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import mmdata
+from mmdata.batch import Batch
+from mmdata.errors import ConfigError, DataError
+from mmdata.streaming import Stream
+
+
+def open_ranks(shards: Path | list[str], settings: dict, world_size: int, steps: int) -> list[Stream]:
+    return [
+        mmdata.stream(shards, settings, rank=rank, world_size=world_size, steps_per_epoch=steps)
+        for rank in range(world_size)
+    ]
+
+
+def keys(batch: Batch) -> list[str]:
+    return [key for key in batch["keys"] if key]
+
+
+def content(batches: list[Batch]) -> list[tuple[list[str], list[int], list[int]]]:
+    """What a batch holds, without the bytes: keys, sums of pixels and of tokens."""
+    return [
+        (b["keys"], b["pixel_values"].long().flatten(1).sum(1).tolist(), b["input_ids"].sum(1).tolist())
+        for b in batches
+    ]
+
+
+def test_stream_on_several_ranks_asks_for_the_number_of_steps(shards, config):
+    message = (
+        r"world_size is 2, and ranks .* wait for each other .*steps_per_epoch, .*samples / global_batch_size \(for 1"
+    )
+    with pytest.raises(ConfigError, match=message + r",000,000 samples 3,906\); or run `mmdata index`"):
+        mmdata.stream(shards, config(global_batch_size=256), rank=1, world_size=2)
+    for steps in (0, True, 2.5):
+        with pytest.raises(ConfigError, match="steps_per_epoch must be a whole number from 1 on: got"):
+            mmdata.stream(shards, config(), steps_per_epoch=steps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_ranks_with_very_unequal_shards_have_equal_steps_and_batch_sizes(uneven, config, shuffle, num_workers):
+    folder = uneven(5, 50, 500)
+    settings = config(global_batch_size=24, shuffle=shuffle, num_workers=num_workers, text_buckets=[12, 48])
+    for stream in open_ranks(folder, settings, 3, 6):
+        assert len(stream) == 6
+        for _ in range(2):
+            batches = [*stream]
+            assert [len(batch["keys"]) for batch in batches] == [8] * 6
+            assert all(keys(batch) for batch in batches)
+
+
+def test_ranks_together_read_every_sample_once_a_pass_and_each_rank_all_in_turn(uneven, config):
+    folder = uneven(5, 20, 41)
+    everything = Counter(f"{i:04d}" for i in range(66))
+    # Batches of 8: 1 + 3 + 6 of the three shards, in which a rank has read all of them.
+    for stream in open_ranks(folder, config(global_batch_size=24), 3, 10):
+        for _ in range(3):
+            assert Counter(key for batch in stream for key in keys(batch)) == everything
+    first_passes = [
+        [key for batch in islice(stream, passes) for key in keys(batch)]
+        for stream, passes in zip(open_ranks(folder, config(global_batch_size=24), 3, 10), (1, 3, 6), strict=True)
+    ]
+    assert Counter(key for part in first_passes for key in part) == everything
+
+
+def test_rank_with_fewer_samples_than_a_batch_fills_it_up_and_never_repeats_a_sample_in_it(uneven, config):
+    (stream,) = open_ranks(uneven(3), config(global_batch_size=8), 1, 4)
+    for batch in stream:
+        assert sorted(keys(batch)) == ["0000", "0001", "0002"]
+        assert int(batch["valid"].sum()) == 3
+
+
+def test_epochs_go_on_where_the_last_one_ended(uneven, config):
+    folder = uneven(9, 14)
+    (long,) = open_ranks(folder, config(), 1, 12)
+    expected = content([*long])  # two passes of six batches
+    (short,) = open_ranks(folder, config(), 1, 5)
+    assert content([batch for _ in range(2) for batch in short]) == expected[:10]
+    short.set_epoch(2)
+    assert content([*islice(short, 2)]) == expected[10:]
+    short.set_epoch(1)
+    assert content([*short]) == expected[5:10]
+    short.set_epoch(0)
+    assert content([*short]) == expected[:5]
+
+
+def test_loop_that_counts_to_len_gets_the_next_epoch(uneven, config):
+    folder = uneven(9, 14)
+    (stream,) = open_ranks(folder, config(), 1, 5)
+    first, second = ([*islice(iter(stream), len(stream))] for _ in range(2))
+    (other,) = open_ranks(folder, config(), 1, 10)
+    assert content(first + second) == content([*other])
+    assert stream.state_dict()["epoch"] == 1
+
+
+def test_iteration_left_early_begins_the_same_epoch_again_and_leaves_no_thread(uneven, config):
+    (stream,) = open_ranks(uneven(9, 14), config(num_workers=2), 1, 4)
+    list(stream)
+    batches = iter(stream)
+    first = content([*islice(batches, 2)])
+    batches.close()  # type: ignore[attr-defined]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("mmdata-")]
+    assert content([*stream])[:2] == first
+
+
+def test_older_iteration_ends_with_an_error(uneven, config):
+    (stream,) = open_ranks(uneven(9, 14), config(), 1, 4)
+    older = iter(stream)
+    next(older)
+    assert len([*stream]) == 4
+    with pytest.raises(RuntimeError, match="a newer iteration over this stream has begun"):
+        next(older)
+
+
+@pytest.mark.parametrize("steps", [1, 5, 7, 12])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_resumed_ranks_go_on_exactly(uneven, config, steps, shuffle):
+    folder = uneven(9, 14, 2)
+    settings = config(shuffle=shuffle, transform="train")
+    for rank in range(2):
+        undisturbed = open_ranks(folder, settings, 2, 7)[rank]
+        expected = [batch for _ in range(3) for batch in undisturbed]
+        running = open_ranks(folder, settings, 2, 7)
+        for stream in running:
+            for _ in range(steps // 7):
+                list(stream)
+            list(islice(stream, steps % 7))
+        state = json.loads(json.dumps(running[0].merge_states([stream.state_dict() for stream in running])))
+        assert (state["epoch"], state["step"]) == divmod(steps, 7)
+        resumed = open_ranks(folder, settings, 2, 7)[rank]
+        resumed.load_state_dict(state)
+        resumed.set_epoch(steps // 7)
+        rest = [*resumed]
+        while len(rest) < len(expected) - steps:
+            rest += [*resumed]
+        assert content(rest) == content(expected[steps:])
+        assert not (shuffle and content(rest[:2]) == content(expected[:2]))
+
+
+def test_state_at_the_end_of_an_epoch_leaves_nothing_of_it(uneven, config):
+    folder = uneven(9, 14)
+    (stream,) = open_ranks(folder, config(), 1, 5)
+    list(islice(stream, 5))
+    (resumed,) = open_ranks(folder, config(), 1, 5)
+    resumed.load_state_dict(stream.state_dict())
+    assert [*resumed] == []
+    (other,) = open_ranks(folder, config(), 1, 10)
+    assert content([*resumed]) == content([*other])[5:]
+
+
+def test_state_without_a_place_for_the_rank_begins_a_new_pass_and_says_so(uneven, config, caplog):
+    folder = uneven(9, 14)
+    settings = config(global_batch_size=4)
+    running = open_ranks(folder, settings, 2, 4)
+    for stream in running:
+        list(islice(stream, 3))
+    for state, world_size in ((running[0].state_dict(), 2), (running[1].state_dict(), 1)):
+        resumed = open_ranks(folder, settings, world_size, 4)[-1]
+        caplog.clear()
+        resumed.load_state_dict(state)
+        assert [record.message for record in caplog.records if "no place for rank" in record.message]
+        assert "begins pass 1: some samples come twice" in caplog.text
+        assert len([*resumed]) == 1
+        assert len([*resumed]) == 4
+
+
+def test_epoch_that_was_not_reached_begins_with_the_pass_of_its_number_and_says_so(uneven, config, caplog):
+    folder = uneven(9, 14)
+    (stream,) = open_ranks(folder, config(), 1, 4)
+    for epoch in (0, 1, 2, 0):  # as a loop does that counts its steps
+        stream.set_epoch(epoch)
+    list(stream)
+    assert "begins with pass" not in caplog.text
+    stream.set_epoch(3)
+    batches = content([*stream])
+    assert "epoch 3 begins with pass 3 from its start" in caplog.text
+    alone = mmdata.stream(folder, config())  # whose epochs are passes
+    alone.load_state_dict(alone.state_dict())
+    alone.set_epoch(3)
+    assert [sorted(kept) for kept, *_ in content([*alone])[:1]] == [sorted(kept) for kept, *_ in batches[:1]]
+
+
+def test_state_of_another_stream_is_refused(uneven, config):
+    folder = uneven(9, 14)
+    (stream,) = open_ranks(folder, config(), 1, 4)
+    state = stream.state_dict()
+    (other,) = open_ranks(folder, config(seed=1), 1, 5)
+    with pytest.raises(
+        ConfigError, match=r"belongs to another stream: steps_per_epoch was 4 and is 5, seed was 0 and is 1; resume"
+    ):
+        other.load_state_dict(state)
+    with pytest.raises(ConfigError, match="this is no state of a stream; give the dictionary"):
+        stream.load_state_dict({"epoch": 0, "step": 0, "plan": {}})
+    with pytest.raises(ConfigError, match="'step' must be a whole number from 0 on, at most 4: got 5"):
+        stream.load_state_dict({**state, "step": 5})
+    with pytest.raises(ConfigError, match=r"a rank's place must be whole numbers from 0 on: got \{'pass': -1"):
+        stream.load_state_dict({**state, "ranks": {"0": {"pass": -1, "batches": 0}}})
+
+
+def test_bad_samples_are_counted_once_over_passes_epochs_and_a_resume(uneven, tar, config):
+    folder = uneven(5)
+    (folder / "1.tar").write_bytes(tar([("b/0.txt", b"no image"), ("b/1.txt", b"none either")]))
+    settings = config(max_bad_share=0.5)
+    (stream,) = open_ranks(folder, settings, 1, 3)
+    list(stream)  # a pass has two batches, and tells of both samples with the first
+    assert [(entry.epoch, entry.step) for entry in stream.ledger] == [(0, 0), (0, 0), (0, 2), (0, 2)]
+    list(stream)
+    assert [(entry.epoch, entry.step) for entry in stream.ledger[4:]] == [(1, 1), (1, 1)]
+    (running,) = open_ranks(folder, settings, 1, 3)
+    list(islice(running, 2))
+    (resumed,) = open_ranks(folder, settings, 1, 3)
+    resumed.load_state_dict(running.state_dict())
+    for _ in range(2):
+        list(resumed)
+    assert resumed.state_dict()["rows_masked"] == stream.state_dict()["rows_masked"]
+    assert resumed.state_dict()["rows_seen"] == stream.state_dict()["rows_seen"] == 21
+
+
+def test_rank_without_any_usable_sample_is_an_error_and_no_endless_loop(tmp_path, tar, config):
+    for name in "ab":
+        (tmp_path / f"{name}.tar").write_bytes(bytes(1024))
+    with pytest.raises(DataError, match="no sample in any of 2 shards"):
+        list(open_ranks(tmp_path, config(), 2, 3)[1])
+    (tmp_path / "b.tar").write_bytes(tar([("b.txt", b"no image")]))
+    for stream in open_ranks(tmp_path, config(max_bad_share=1.0), 2, 3):
+        with pytest.raises(DataError, match=r"no sample for rank \d in any of 2 shards: all came into `\.ledger`"):
+            list(stream)
+
+
+def test_two_ranks_read_gzip_over_http(shards, config, tmp_path, serve):
+    for i in range(3):
+        (tmp_path / f"{i}.tar.gz").write_bytes(gzip.compress((shards / f"{i:06d}.tar").read_bytes()))
+    url = serve(tmp_path)
+    urls = [f"{url}/{i}.tar.gz" for i in range(3)]
+    local = [str(tmp_path / f"{i}.tar.gz") for i in range(3)]
+    for rank in range(2):
+        remote, near = open_ranks(urls, config(), 2, 8)[rank], open_ranks(local, config(), 2, 8)[rank]
+        for _ in range(2):
+            batches = [*remote]
+            assert len(batches) == 8
+            assert content(batches) == content([*near])
+
+
+def test_stream_of_native_resolution_has_the_rows_of_the_indexed_loader(shards, config):
+    settings = config(shards=str(shards), image_patches=[4, 9], patch_size=8, text_buckets=[24, 48])
+    del settings["image_size"]
+
+    def rows(batches) -> dict[str, tuple]:
+        return {
+            key: (b["spatial_shapes"][i].tolist(), int(b["pixel_values"][i].long().sum()))
+            for b in batches
+            for i, key in enumerate(b["keys"])
+            if key and b["pixel_values"].shape[1] == 9
+        }
+
+    streamed, loaded = rows(mmdata.stream(None, settings)), rows(mmdata.Loader.from_config(settings))
+    common = streamed.keys() & loaded.keys()
+    assert len(common) > 20
+    assert {key: streamed[key] for key in common} == {key: loaded[key] for key in common}
