@@ -19,12 +19,24 @@ class ExtraNegatives:
         features: (M, D), L2-normalised. With several ranks what each holds is contrasted with its own rows; `gather`
             shares them.
         same: int64 (M,) each, as the `same` of the loss: no negatives of rows that they are equal to in any of them.
+            None given: negatives of all rows.
         valid: bool (M,), False leaves a row out; None: all are valid.
+
+    Raises:
+        ValueError: counts differ.
     """
 
     features: Tensor
     same: Sequence[Tensor] = ()
     valid: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name, column in (*(("same", key) for key in self.same), ("valid", self.valid)):
+            if column is not None and column.shape != self.features.shape[:1]:
+                raise ValueError(
+                    f"extra negatives: {name} has shape {tuple(column.shape)}, "
+                    f"expected ({len(self.features)},): one entry a feature row"
+                )
 
     def gather(self) -> ExtraNegatives:
         """Those of all ranks, with gradient; M is equal on all of them. A collective."""
@@ -32,10 +44,20 @@ class ExtraNegatives:
         same = [distributed.gather(key) for key in self.same]
         return ExtraNegatives(distributed.gather_with_grad(self.features), same, valid)
 
+    def columns(self, dtype: torch.dtype) -> Tensor:
+        """The features, (M, D); those that are not valid are zero, so that what they held reaches no gradient."""
+        features = self.features.to(dtype)
+        return features if self.valid is None else features.where(self.valid[:, None], 0.0)
+
     def admissible(self, keys: Sequence[Tensor], columns: slice = slice(None)) -> Tensor:
         """Which of them are negatives of b rows with these keys, (b,) each: bool (b, M), or (1, M) without keys."""
         usable = torch.ones(len(self.features), dtype=torch.bool, device=self.features.device)
         result = (usable if self.valid is None else self.valid)[None, columns]
-        for ours, theirs in zip(keys, self.same, strict=True):
+        if self.same and len(self.same) != len(keys):
+            raise ValueError(
+                f"extra negatives have {len(self.same)} columns in `same`, the loss has {len(keys)}: "
+                "give the same ones in the same order, or none"
+            )
+        for ours, theirs in zip(keys, self.same, strict=False):
             result = result & (ours[:, None] != theirs[columns])
         return result

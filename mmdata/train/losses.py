@@ -222,7 +222,7 @@ def hard_negative_loss(
     def reweighted(scores: Tensor, positives: Tensor, negatives: Tensor, _: None, scale: Tensor) -> Tensor:
         logits = scale * scores
         own = logits.where(positives, 0.0).sum(1)  # (b,)
-        count = negatives.sum(1)  # (b,)
+        count = negatives.sum(1, dtype=logits.dtype)  # (b,)
         some = count > 0
         # A row without negatives stands in with its own logit, and is left out at the end: no -inf, no NaN.
         usable = negatives | (positives & ~some[:, None])
@@ -265,7 +265,7 @@ def _over_extra(pairs: Pairs, anchors: Tensor, extra: ExtraNegatives) -> Tensor:
     def exclude_(tile: Tensor, rows: slice, columns: slice) -> None:
         tile.masked_fill_(~extra.admissible([key[rows] for key in keys], columns), -torch.inf)
 
-    return log_sum_exps(anchors, extra.features.to(anchors.dtype), exclude_)[0]
+    return log_sum_exps(anchors, extra.columns(anchors.dtype), exclude_)[0]
 
 
 def _infonce(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor) -> Tensor:
@@ -281,7 +281,8 @@ def _sigmoid(
     scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor, bias: Tensor
 ) -> Tensor:
     logits = scale * scores + bias
-    losses = F.softplus(logits.where(~positives, -logits))  # -log sigmoid(z * logit), z = 1 for partners, else -1
+    # logsigmoid is exact at both ends; softplus drops what is below e^-20 beside 1.
+    losses = -F.logsigmoid(logits.where(positives, -logits))
     if weights is not None:
         losses = losses * weights
     return losses.where(negatives | positives, 0.0).sum(1)

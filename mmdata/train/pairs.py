@@ -63,20 +63,19 @@ class Pairs:
                 f"image_features {tuple(images.shape)} and text_features {tuple(texts.shape)} "
                 "must both be (B, D): row i of one pairs with row i of the other"
             )
-        valid = torch.ones(len(images), dtype=torch.bool, device=images.device) if valid is None else valid
+        counts = torch.ones(len(images), dtype=torch.bool, device=images.device) if valid is None else valid
         keys = [("same", key) for key in same] + ([] if labels is None else [("labels", labels)])
-        for name, column in (("valid", valid), *keys):
+        for name, column in (("valid", counts), *keys):
             if column.shape != (len(images),):
                 raise ValueError(
                     f"{name} has shape {tuple(column.shape)}, expected ({len(images)},): one entry a feature row"
                 )
-        columns = distributed.gather(torch.stack([valid.long(), *(key for _, key in keys)], dim=1))  # (N, 1 + …)
+        columns = distributed.gather(torch.stack([counts.long(), *(key for _, key in keys)], dim=1))  # (N, 1 + …)
         first = distributed.rank() * len(images)
         everywhere = columns[:, 1:].unbind(1)
-        # Rows that do not count become zeros: whatever they held, NaN too, it cannot reach the loss or a gradient.
         return cls(
-            images=_at_least_float32(images).where(valid[:, None], 0.0),
-            texts=_at_least_float32(texts).where(valid[:, None], 0.0),
+            images=_cleaned(images, valid),
+            texts=_cleaned(texts, valid),
             valid=columns[:, 0].bool(),
             same=tuple(everywhere[: len(same)]),
             labels=None if labels is None else everywhere[-1],
@@ -119,7 +118,7 @@ class Pairs:
         """
         anchors, columns = (self.images, self.all_texts) if side == "image" else (self.texts, self.all_images)
         if extra is not None:
-            columns = torch.cat([columns, extra.features.to(columns.dtype)])  # (N + M, D)
+            columns = torch.cat([columns, extra.columns(columns.dtype)])  # (N + M, D)
 
         def of_block(scores: Tensor, rows: slice, *leaves: Tensor) -> Tensor:
             positives, negatives = self.masks(rows, extra)
@@ -195,5 +194,7 @@ def _as_chosen(chosen: Tensor, negatives: Tensor, miner: Miner) -> tuple[Tensor,
     return kept, chosen.where(kept, 1.0)
 
 
-def _at_least_float32(features: Tensor) -> Tensor:
-    return features.float() if features.dtype in (torch.float16, torch.bfloat16) else features
+def _cleaned(features: Tensor, valid: Tensor | None) -> Tensor:
+    """In float32 or float64; rows that do not count are zero: what they held, NaN too, reaches no loss or gradient."""
+    features = features.float() if features.dtype in (torch.float16, torch.bfloat16) else features
+    return features if valid is None else features.where(valid[:, None], 0.0)

@@ -44,7 +44,7 @@ def tile_size(rows: int, columns: int, device: torch.device) -> tuple[int, int]:
     """Rows and columns of a tile: all columns where a good number of rows fits beside them, else four to one."""
     elements = TILE_ELEMENTS.get(device.type, TILE_ELEMENTS["cuda"])
     wide = min(columns, max(1, 2 * int(elements**0.5)))
-    return min(rows, max(1, elements // max(1, wide))), wide
+    return max(1, min(rows, elements // max(1, wide))), max(1, wide)
 
 
 class _LogSumExps(torch.autograd.Function):
@@ -56,7 +56,7 @@ class _LogSumExps(torch.autograd.Function):
         over_rows = rows.new_full((len(columns),), -torch.inf)
         partners = rows.new_zeros(len(rows))
         tiles = list(_tiles(rows, columns))
-        ctx.tile = None
+        kept = None
         for r, c in tiles:
             tile = rows[r] @ columns[c].T
             lines, diagonal = _partners(tile, r, c, first)
@@ -65,9 +65,9 @@ class _LogSumExps(torch.autograd.Function):
             over_columns[r] = torch.logaddexp(over_columns[r], tile.logsumexp(1))
             over_rows[c] = torch.logaddexp(over_rows[c], tile.logsumexp(0))
             if len(tiles) == 1:
-                ctx.tile = tile  # small enough to be kept
+                kept = tile  # small enough: backward need not make it again
         ctx.exclude, ctx.first = exclude, first
-        ctx.save_for_backward(rows, columns, over_columns, over_rows)
+        ctx.save_for_backward(rows, columns, over_columns, over_rows, kept)
         return over_columns, over_rows, partners
 
     @staticmethod
@@ -75,21 +75,23 @@ class _LogSumExps(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_over_columns: Tensor, grad_over_rows: Tensor, grad_partners: Tensor
     ) -> tuple[Tensor, Tensor, None, None]:
-        rows, columns, over_columns, over_rows = ctx.saved_tensors
+        rows, columns, over_columns, over_rows, kept = ctx.saved_tensors
         # where nothing is in a sum its log is -inf: any finite number in its place keeps exp(-inf - …) at 0
         over_columns, over_rows = (x.masked_fill(x == -torch.inf, 0.0) for x in (over_columns, over_rows))
         grad_rows, grad_columns = torch.zeros_like(rows), torch.zeros_like(columns)
-        for r, c in _tiles(rows, columns):
-            tile = ctx.tile
-            if tile is None:
-                tile = rows[r] @ columns[c].T
-                ctx.exclude(tile, r, c)
-            grad = (tile - over_columns[r, None]).exp_().mul_(grad_over_columns[r, None])  # (b, c)
-            grad += (tile - over_rows[c]).exp_().mul_(grad_over_rows[c])
-            lines, diagonal = _partners(grad, r, c, ctx.first)
-            diagonal += grad_partners[lines]
-            grad_rows[r].addmm_(grad, columns[c])
-            grad_columns[c].addmm_(grad.T, rows[r])
+        with torch.autocast(rows.device.type, enabled=False):  # also where backward is called inside of one
+            for r, c in _tiles(rows, columns):
+                if kept is None:
+                    tile = rows[r] @ columns[c].T
+                    ctx.exclude(tile, r, c)
+                else:
+                    tile = kept
+                grad = (tile - over_columns[r, None]).exp_().mul_(grad_over_columns[r, None])  # (b, c)
+                grad += (tile - over_rows[c]).exp_().mul_(grad_over_rows[c])
+                lines, diagonal = _partners(grad, r, c, ctx.first)
+                diagonal += grad_partners[lines]
+                grad_rows[r].addmm_(grad, columns[c])
+                grad_columns[c].addmm_(grad.T, rows[r])
         return grad_rows, grad_columns, None, None
 
 
