@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from mmdata.data_config import DataConfig
 from mmdata.settings import BelowOne, Count, Integer, Location, Positive, Settings, parse, read_yaml
@@ -40,15 +40,114 @@ class ModelConfig(Settings):
     """Bias of the logits at the start, for the siglip loss (in the paper -10); default: the pretrained, else none."""
 
 
-class MinerConfig(Settings):
-    """Which in-batch negatives enter the loss."""
+def _number_or_share(value: float) -> float:
+    if 0 < value < 1 or (value >= 1 and value % 1 == 0):
+        return value
+    raise ValueError(f"expected a whole number, or a share below 1; got {value}")
 
-    name: Literal["top_k"]
-    """top_k: the hardest negatives of each row, in both directions."""
-    k: Positive = 64
-    """Negatives kept for each row."""
+
+Cosine = Annotated[float, Field(ge=-2.0, le=2.0)]
+"""A difference of cosine similarities."""
+
+
+class MinerConfig(Settings):
+    """Which in-batch negatives enter the loss. What is left out by the settings here, no miner gets to see."""
+
+    false_negative_margin: Cosine | None = None
+    """Leave out negatives above the positive's cosine, or less than this below it; null: leave none out."""
+    skip_hottest: Annotated[float, Field(strict=True), AfterValidator(_number_or_share)] | None = None
+    """Then leave out so many of the most similar, or below 1 such a share of them."""
     after_steps: Count = 0
     """Updates with all negatives first: an untrained model's hardest negatives are noise, and it collapses on them."""
+
+
+class AllConfig(MinerConfig):
+    """all: every negative that the settings above leave."""
+
+    name: Literal["all"]
+
+
+class TopKConfig(MinerConfig):
+    """top_k: the hardest negatives of each row, in both directions."""
+
+    name: Literal["top_k"]
+    k: Positive = 64
+    """Negatives kept for each row; all of them where they are fewer."""
+
+
+class RatioConfig(MinerConfig):
+    """ratio: the hardest share of each row's negatives."""
+
+    name: Literal["ratio"]
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
+
+
+class SemiHardConfig(MinerConfig):
+    """semi_hard: those below the positive by no more than a margin (FaceNet)."""
+
+    name: Literal["semi_hard"]
+    margin: Annotated[float, Field(gt=0.0, le=2.0)] = 0.2
+
+
+class DistanceWeightedConfig(MinerConfig):
+    """distance_weighted: drawn evenly over distances (Wu et al. 2017)."""
+
+    name: Literal["distance_weighted"]
+    dimension: Annotated[int, Field(strict=True, ge=3)]
+    """Of the features (`model.embed_dim`), or less where they fill less of their space."""
+    k: Positive = 64
+    """Negatives drawn for each row."""
+    cutoff: Annotated[float, Field(gt=0.0, lt=2.0)] = 0.5
+    """Distances below count as this one."""
+    farthest: Annotated[float, Field(gt=0.0, le=2.0)] = 1.4
+    """None is drawn from this distance on."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> DistanceWeightedConfig:
+        if self.cutoff >= self.farthest:
+            raise ValueError(f"cutoff must be below farthest: got {self.cutoff} and {self.farthest}")
+        return self
+
+
+class GumbelTopKConfig(MinerConfig):
+    """gumbel_top_k: drawn without replacement, the likelier the more similar."""
+
+    name: Literal["gumbel_top_k"]
+    k: Positive = 64
+    """Negatives drawn for each row."""
+    temperature: Annotated[float, Field(gt=0.0)] = 0.05
+    """In cosine: near 0 the hardest k, large any k alike."""
+    gradient: Literal["none", "straight_through", "relaxed"] = "none"
+    """Of the choice itself; relaxed weighs all negatives, k in all."""
+    softness: Annotated[float, Field(gt=0.0)] = 0.5
+    """Of the relaxation."""
+
+
+class SameGroupConfig(MinerConfig):
+    """same_group: the hardest of the row's own group, for batches of groups (`data.groups`)."""
+
+    name: Literal["same_group"]
+    size: Annotated[int, Field(strict=True, ge=2)]
+    """Rows of a group: `data.groups.size`, or 1 + `data.groups.candidates`."""
+    k: Positive = 64
+    """Negatives kept for each row; all of the group where they are fewer."""
+
+
+NamedMinerConfig = Annotated[
+    AllConfig | TopKConfig | RatioConfig | SemiHardConfig | DistanceWeightedConfig | GumbelTopKConfig | SameGroupConfig,
+    Field(discriminator="name"),
+]
+
+
+class TeacherConfig(Settings):
+    """A moving average of the model, which says what may be a false negative. It costs a forward a step."""
+
+    decay: BelowOne = 0.999
+    """Of the average, at each update."""
+    margin: Cosine = 0.0
+    """Leave out negatives above the positive's cosine in the teacher's eyes, or less than this below it."""
+    after_steps: Count = 0
+    """Updates before its opinion counts; the average is taken from the first on."""
 
 
 class TrainConfig(Settings):
@@ -74,10 +173,13 @@ class TrainConfig(Settings):
     micro_batch_size: Positive | None = None
     """Rows per forward on a rank; the gradients are those of the whole batch. null: all rows at once."""
     loss: Literal["clip", "siglip"] = "clip"
-    miner: MinerConfig | None = None
+    miner: NamedMinerConfig | None = None
+    teacher: TeacherConfig | None = None
     mask_false_negatives: bool = False
     """Rows with the same image or caption are no negatives of each other; sets `data.hashes`."""
     log_every_steps: Positive = 10
+    mining_telemetry_every_steps: Count = 0
+    """Measure how hard the negatives are, and what the miner keeps (docs/train.md); 0: never."""
     checkpoint_every_steps: Positive = 1000
     """One is also written at the end and when a signal stops the run."""
     keep_checkpoints: Positive = 2

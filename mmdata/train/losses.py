@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmdata.train import distributed
 from mmdata.train.extra import ExtraNegatives
-from mmdata.train.miners import Miner
+from mmdata.train.miners import AnyMiner
 from mmdata.train.pairs import Pairs
 from mmdata.train.tiles import log_sum_exps
 
@@ -28,7 +28,7 @@ def clip_loss(
     text_features: Tensor,
     logit_scale: Tensor,
     *,
-    miner: Miner | None = None,
+    miner: AnyMiner | None = None,
     valid: Tensor | None = None,
     same: Sequence[Tensor] = (),
     extra_texts: ExtraNegatives | None = None,
@@ -73,7 +73,7 @@ def multi_positive_loss(
     logit_scale: Tensor,
     *,
     labels: Tensor,
-    miner: Miner | None = None,
+    miner: AnyMiner | None = None,
     valid: Tensor | None = None,
     same: Sequence[Tensor] = (),
 ) -> Tensor:
@@ -110,7 +110,7 @@ def siglip_loss(
     logit_scale: Tensor,
     logit_bias: Tensor,
     *,
-    miner: Miner | None = None,
+    miner: AnyMiner | None = None,
     valid: Tensor | None = None,
     same: Sequence[Tensor] = (),
 ) -> Tensor:
@@ -151,7 +151,7 @@ def triplet_loss(
     text_features: Tensor,
     *,
     margin: float = 0.2,
-    miner: Miner | None = None,
+    miner: AnyMiner | None = None,
     valid: Tensor | None = None,
     same: Sequence[Tensor] = (),
 ) -> Tensor:

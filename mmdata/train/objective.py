@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.train import losses
-from mmdata.train.miners import Miner
+from mmdata.train.miners import AnyMiner
 from mmdata.train.model import DualEncoderOutput
 
 
@@ -24,7 +24,7 @@ class ContrastiveLoss:
     """
 
     kind: Literal["clip", "siglip"] = "clip"
-    miner: Miner | None = None
+    miner: AnyMiner | None = None
     mask_same: bool = True
 
     def __call__(self, output: DualEncoderOutput, batch: Batch) -> Tensor:

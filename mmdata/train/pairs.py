@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmdata.train import distributed
 from mmdata.train.extra import ExtraNegatives
-from mmdata.train.miners import Miner, Side, for_block
+from mmdata.train.miners import AnyMiner, Side, for_block
 from mmdata.train.rowwise import rowwise_sum
 
 AnchorLoss = Callable[..., Tensor]
@@ -104,7 +104,7 @@ class Pairs:
         loss: AnchorLoss,
         scalars: Sequence[Tensor] = (),
         *,
-        miner: Miner | None = None,
+        miner: AnyMiner | None = None,
         extra: ExtraNegatives | None = None,
     ) -> Tensor:
         """The sum of `loss` over this rank's valid anchors of one side, by blocks of them; see `rowwise_sum`.
@@ -184,7 +184,7 @@ class Pairs:
         return found
 
 
-def _as_chosen(chosen: Tensor, negatives: Tensor, miner: Miner) -> tuple[Tensor, Tensor | None]:
+def _as_chosen(chosen: Tensor, negatives: Tensor, miner: AnyMiner) -> tuple[Tensor, Tensor | None]:
     """The negatives kept, bool (b, N), and their weights where the miner gave some."""
     if chosen.shape != negatives.shape:
         raise ValueError(f"miner {miner!r} returned shape {tuple(chosen.shape)}, expected {tuple(negatives.shape)}")
