@@ -20,8 +20,12 @@ from mmdata.loader.slots import SlotRing
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.plan import Bucket
 from mmdata.shards.cache import Interrupted
+from mmdata.shards.columns import hash64
 from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import Tokenizer
+
+Tokens = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""input_ids and attention_mask."""
 
 
 def worker_threads(count: int) -> ThreadPoolExecutor:
@@ -98,6 +102,23 @@ class Samples(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ExtraTexts:
+    """Further captions of the n rows of a task.
+
+    Attributes:
+        texts: n captions, None for a row without one.
+        length: tokens that each takes up in the batch; all fit.
+    """
+
+    texts: Sequence[str | None]
+    length: int
+
+    def hashes(self) -> NDArray[np.int64]:
+        """int64 (n,), as those of captions; 0 where there is none."""
+        return np.array([0 if text is None else hash64(text.encode()) for text in self.texts], np.int64)
+
+
 class Assembler:
     """Makes batches. One serves many threads at once.
 
@@ -121,8 +142,14 @@ class Assembler:
         self._hashes = hashes
         self._slots = slots or SlotRing()
 
-    def make(self, task: Task, samples: Samples, *, labels: bool) -> Made:
-        """Make a batch; `labels` says whether it has them.
+    def make(self, task: Task, samples: Samples, *, labels: bool, extra: ExtraTexts | None = None) -> Made:
+        """Make a batch.
+
+        Args:
+            task: what is to be made.
+            samples: of its rows.
+            labels: whether the batch has them.
+            extra: further captions, if it has those.
 
         Raises:
             DataError: a shard is not the one that was indexed.
@@ -133,7 +160,7 @@ class Assembler:
         try:
             pixels = batch_pixels(task.bucket, len(task.rows), self._slots, self.transform)
             rows.write_pixels(pixels)
-            input_ids, attention_mask = rows.tokenize()
+            (input_ids, attention_mask), further = rows.tokenize(extra)
         except (DataError, ConfigError, Interrupted):
             raise  # they name their file; nobody waits for what was interrupted
         except Exception as error:
@@ -155,6 +182,12 @@ class Assembler:
         if self._hashes:
             batch["image_hash"] = rows.spread(samples.image_hashes(), fill=0)
             batch["caption_hash"] = rows.spread(samples.caption_hashes(), fill=0)
+        if extra is not None:
+            there = rows.spread(np.array([text is not None for text in extra.texts], np.int64), fill=0)
+            batch["extra_input_ids"], batch["extra_attention_mask"] = map(torch.from_numpy, further)
+            batch["extra_valid"] = valid & there.bool()
+            if self._hashes:
+                batch["extra_caption_hash"] = rows.spread(extra.hashes(), fill=0)
         rows.clock.lap("collate")
         rows.clock.stop()
         return Made(batch, rows.masked, rows.stats)
@@ -216,19 +249,32 @@ class _Rows:
         clock.watch(True)
         self._at = None
 
-    def tokenize(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """input_ids and attention_mask, int64 (B, L) each; every row has at least one unmasked position."""
+    def tokenize(self, extra: ExtraTexts | None) -> tuple[Tokens, Tokens]:
+        """input_ids and attention_mask, int64 (B, L) each, of the captions and of the extra ones, in one call.
+
+        Every row has at least one unmasked position.
+        """
         captions = [self._caption(i) for i in range(len(self._places))]
         self._at = None
         self.clock.lap("read")
-        length = self._task.bucket.length
+        length, extra_length = self._task.bucket.length, extra.length if extra else 0
+        there = [i for i, text in enumerate(extra.texts) if text is not None] if extra else []
+        captions += [extra.texts[i] or "" for i in there] if extra else []
+        encoded = self._assembler.tokenizer.encode(captions, max(length, extra_length))
+        own = slice(len(self._places))
+        tokens = self._place(encoded, own, self._places, length)
+        further = self._place(encoded, slice(own.stop, None), self._places[there], extra_length)
+        self.clock.lap("tokenize")
+        return tokens, further
+
+    def _place(self, encoded: Tokens, texts: slice, places: NDArray[np.int64], length: int) -> Tokens:
+        """Some of the encoded texts at their places in the batch: (B, length) each."""
         shape = (len(self._task.rows), length)
         input_ids = np.full(shape, self._assembler.tokenizer.pad_id, np.int64)
         attention_mask = np.zeros(shape, np.int64)
-        input_ids[self._places], attention_mask[self._places] = self._assembler.tokenizer.encode(captions, length)
+        input_ids[places], attention_mask[places] = (tokens[texts, :length] for tokens in encoded)
         # Attention over no position at all is NaN, and NaN reaches the gradient even where the loss masks the row.
-        attention_mask[:, 0] = 1
-        self.clock.lap("tokenize")
+        attention_mask[:, :1] = 1
         return input_ids, attention_mask
 
     def spread(self, values: NDArray[np.int64], *, fill: int) -> Tensor:

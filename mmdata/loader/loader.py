@@ -112,7 +112,7 @@ class Loader:
             max_bad_share=data.max_bad_share,
         )
         if data.workers == "process" and data.num_workers > 0:
-            loader._side = SideProcesses(data, loader.plan.identity(), rank=rank, world_size=world_size)
+            loader._side = SideProcesses(data, loader.identity, rank=rank, world_size=world_size)
         return loader
 
     def __len__(self) -> int:
@@ -164,11 +164,12 @@ class Loader:
         makes one state of those of all ranks.
         """
         place = {"epoch": self._epoch, "step": self._yielded}
-        return {**place, **self._ledger.counts.state(), "plan": self._identity}
+        return {**place, **self._ledger.counts.state(), "plan": self.identity}
 
-    @cached_property
-    def _identity(self) -> dict[str, str | int | bool]:
-        return self.plan.identity()  # takes a millisecond; a state may be asked for at every step
+    @cached_property  # takes a millisecond; a state may be asked for at every step
+    def identity(self) -> dict[str, str | int | bool | None]:
+        """What the batches depend on: the plan's identity, and that of the extra captions."""
+        return {**self.plan.identity(), "extra_captions": self.worker.extra and self.worker.extra.fingerprint}
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of those that all ranks took at the same step: the rows that they have counted are added up."""
@@ -200,8 +201,8 @@ class Loader:
             ConfigError: the state belongs to another plan; what differs is named. Or a number in it is missing, or
                 is none that `state_dict` gives.
         """
-        identity = self._identity
-        saved = state.get("plan") or {}
+        identity = self.identity
+        saved = {"extra_captions": None, **(state.get("plan") or {})}
         if untold := [key for key in identity if key not in saved]:
             raise ConfigError(
                 f"this loader state does not say {', '.join(untold)} of its plan: this version's loader did not "

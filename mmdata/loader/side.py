@@ -112,7 +112,7 @@ class Side:
         self._lent: dict[int, Any] = {}  # tensors in the buffers that the other side looks at, by number
         self._run = Run(-1, 0)
         self._thread = threading.Thread()
-        channel.send({"ready": json.loads(json.dumps(plan.identity()))})
+        channel.send({"ready": json.loads(json.dumps(self._loader.identity))})
 
     def take(self, message: dict[str, Any]) -> None:
         """Do what a message asks for."""
