@@ -172,7 +172,10 @@ class TrainConfig(Settings):
     """Autocast type of the towers; fp16 brings a gradient scaler."""
     micro_batch_size: Positive | None = None
     """Rows per forward on a rank; the gradients are those of the whole batch. null: all rows at once."""
-    loss: Literal["clip", "siglip"] = "clip"
+    loss: Literal["clip", "siglip", "hard_negative"] = "clip"
+    """clip: InfoNCE. hard_negative: InfoNCE whose negatives weigh the more the harder they are; takes no miner."""
+    hard_negative_beta: Annotated[float, Field(ge=0.0)] = 1.0
+    """Of the loss hard_negative: weights go with exp(beta · logit); 0 weighs all the same."""
     miner: NamedMinerConfig | None = None
     teacher: TeacherConfig | None = None
     mask_false_negatives: bool = False

@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.train import losses
+from mmdata.train.extra import ExtraNegatives
 from mmdata.train.miners import AnyMiner
 from mmdata.train.model import DualEncoderOutput
+
+NO_IMAGE = -(2**63)
+"""Stands for the image hash of a text without an image; that a real one equals it has a chance of 1 in 2^64."""
 
 
 @dataclass(frozen=True)
@@ -18,26 +23,50 @@ class ContrastiveLoss:
     """A loss with its miner: `loss = ContrastiveLoss("clip")(output, batch)`.
 
     Args:
-        kind: "clip" (InfoNCE) or "siglip" (sigmoid).
+        kind: "clip" (InfoNCE; takes the extra captions of the batch as negatives), "siglip" (sigmoid) or
+            "hard_negative" (InfoNCE that weighs negatives by their hardness).
         miner: chooses negatives; None keeps all.
+        beta: of "hard_negative", how much the hardness counts.
         mask_same: rows of equal image_hash or caption_hash are not negatives of each other, where the batch has them.
     """
 
-    kind: Literal["clip", "siglip"] = "clip"
+    kind: Literal["clip", "siglip", "hard_negative"] = "clip"
     miner: AnyMiner | None = None
     mask_same: bool = True
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind == "hard_negative" and self.miner is not None:
+            raise ValueError("loss 'hard_negative' weighs all negatives and takes no miner: leave train.miner out")
 
     def __call__(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
         """Scalar loss of `output`, the model's features of `batch`."""
         hashes = (batch.get("image_hash"), batch.get("caption_hash"))
         same = [key for key in hashes if self.mask_same and key is not None]
+        features = output[:3]
+        if output.extra_text_features is not None and self.kind != "clip":
+            raise ValueError(f"loss '{self.kind}' takes no extra captions: set train.loss to clip, or leave "
+                             "data.extra_captions out")
         if self.kind == "siglip":
             if output.logit_bias is None:
                 raise ValueError("loss 'siglip' needs a bias: set model.logit_bias_init (-10 in the paper)")
-            return losses.siglip_loss(*output, miner=self.miner, valid=batch["valid"], same=same)  # type: ignore[arg-type]
-        image_features, text_features, logit_scale, logit_bias = output
-        loss = losses.clip_loss(
-            image_features, text_features, logit_scale, miner=self.miner, valid=batch["valid"], same=same
-        )
+            return losses.siglip_loss(*features, output.logit_bias, miner=self.miner, valid=batch["valid"], same=same)
+        if self.kind == "hard_negative":
+            loss = losses.hard_negative_loss(*features, beta=self.beta, valid=batch["valid"], same=same)
+        else:
+            extra = self._extra_texts(output, batch, len(same))
+            loss = losses.clip_loss(
+                *features, miner=self.miner, valid=batch["valid"], same=same, extra_texts=extra and extra.gather()
+            )
         # A softmax does not see a bias. Its gradient is 0, not absent: DDP waits for every parameter.
-        return loss if logit_bias is None else loss + 0.0 * logit_bias
+        return loss if output.logit_bias is None else loss + 0.0 * output.logit_bias
+
+    def _extra_texts(self, output: DualEncoderOutput, batch: Batch, num_keys: int) -> ExtraNegatives | None:
+        """The extra captions as negatives of the images: not of one that has the same caption as its own."""
+        if output.extra_text_features is None:
+            return None
+        same: list[Tensor] = []
+        if num_keys and "extra_caption_hash" in batch:
+            # As the keys of the rows: image_hash, caption_hash. No extra caption has an image of its own.
+            same = [torch.full_like(batch["extra_caption_hash"], NO_IMAGE), batch["extra_caption_hash"]]
+        return ExtraNegatives(output.extra_text_features, same, batch.get("extra_valid"))

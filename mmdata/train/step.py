@@ -141,12 +141,14 @@ def _split(batch: Batch, size: int) -> Iterator[Batch]:
 def _concatenate(outputs: list[DualEncoderOutput]) -> DualEncoderOutput:
     images = torch.cat([output.image_features for output in outputs])  # (B, D)
     texts = torch.cat([output.text_features for output in outputs])  # (B, D)
-    return outputs[0]._replace(image_features=images, text_features=texts)
+    extra = [output.extra_text_features for output in outputs if output.extra_text_features is not None]
+    return outputs[0]._replace(
+        image_features=images, text_features=texts, extra_text_features=torch.cat(extra) if extra else None
+    )
 
 
 def _map(change: Callable[[Tensor], Tensor], output: DualEncoderOutput) -> DualEncoderOutput:
-    images, texts, scale, bias = output
-    return DualEncoderOutput(change(images), change(texts), change(scale), None if bias is None else change(bias))
+    return DualEncoderOutput(*(None if value is None else change(value) for value in output))  # type: ignore[arg-type]
 
 
 def _autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:

@@ -19,7 +19,7 @@ def test_contrastive_loss_reads_mask_and_hashes_from_the_batch():
     output = DualEncoderOutput(images, texts, scalar(5.0), scalar(-2.0))
     same = (batch["image_hash"], batch["caption_hash"])
     clip = losses.clip_loss(*output[:3], valid=batch["valid"], same=same)
-    siglip = losses.siglip_loss(*output, valid=batch["valid"], same=same)
+    siglip = losses.siglip_loss(*output[:4], valid=batch["valid"], same=same)
     assert ContrastiveLoss("clip")(output, batch) == clip
     assert ContrastiveLoss("siglip")(output, batch) == siglip
     unmasked = ContrastiveLoss("clip", mask_same=False)(output, batch)
