@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
-from mmdata.train import DualEncoder, distributed, miners, train_step
+from mmdata.train import DualEncoder, distributed, losses, miners, train_step
+from mmdata.train.extra import ExtraNegatives
+from mmdata.train.model import DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss
+from mmdata.train.step import LossFunction
 
 ROWS, LENGTH, VOCABULARY = 4, 5, 30
 
@@ -41,9 +46,34 @@ def make_batch(rank: int, valid: list[int]) -> Batch:
     }
 
 
-def loss_function(case: dict) -> ContrastiveLoss:
+def loss_function(case: dict) -> LossFunction:
+    """The loss that a case names, with its miner, masks and labels; see `DIRECT` for those that no objective names."""
     miner = miners.TopK(case["top_k"]) if case.get("top_k") else None
-    return ContrastiveLoss(case["loss"], miner=miner, mask_same=case.get("mask_same", False))
+    if case["loss"] in ("clip", "siglip"):
+        return ContrastiveLoss(case["loss"], miner=miner, mask_same=case.get("mask_same", False))
+
+    def loss(output: DualEncoderOutput, batch: Batch) -> Tensor:
+        same = (batch["image_hash"], batch["caption_hash"]) if case.get("mask_same") else ()
+        settings = {"valid": batch["valid"], "same": same} | ({} if miner is None else {"miner": miner})
+        # Under DDP each rank gives each parameter a gradient: 0 where the loss does not look at scale or bias.
+        unused = 0.0 * (output.logit_scale + output.logit_bias)
+        return DIRECT[case["loss"]](output, batch, settings) + unused
+
+    return loss
+
+
+def with_extra_texts(output: DualEncoderOutput, batch: Batch, settings: dict) -> Tensor:
+    """Each row's extra caption is its own one mirrored: negatives of all ranks' images, with a gradient."""
+    extra = ExtraNegatives(output.text_features.flip(1), settings["same"], batch["valid"]).gather()
+    return losses.clip_loss(*output[:3], extra_texts=extra, **settings)
+
+
+DIRECT: dict[str, Callable[[DualEncoderOutput, Batch, dict], Tensor]] = {
+    "clip_extra": with_extra_texts,
+    "multi_positive": lambda o, b, s: losses.multi_positive_loss(*o[:3], labels=b["image_hash"], **s),
+    "triplet": lambda o, b, s: losses.triplet_loss(*o[:2], **s),
+    "hard_negative": lambda o, b, s: losses.hard_negative_loss(*o[:3], beta=0.7, positive_share=0.05, **s),
+}
 
 
 def run_case(case: dict, rank: int, out: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -16,28 +15,33 @@ from torch import Tensor
 
 from mmdata.errors import ConfigError
 from mmdata.train import distributed
+from tests.train import ranks
 
 PROGRAM = Path(__file__).with_name("ranks.py")
-_spec = importlib.util.spec_from_file_location("ranks", PROGRAM)
-assert _spec is not None
-assert _spec.loader is not None
-ranks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(ranks)
-
-ALL, NONE = [1, 1, 1, 1], [0, 0, 0, 0]
-CASES = {
-    "clip_2": {"loss": "clip", "valid": [ALL, ALL]},
-    "clip_2_unequal_hashes": {"loss": "clip", "mask_same": True, "valid": [[1, 0, 0, 0], [1, 1, 0, 1]]},
-    "clip_2_top_k_micro": {"loss": "clip", "top_k": 2, "micro_batch_size": 3, "valid": [ALL, [1, 0, 1, 1]]},
-    "siglip_2": {"loss": "siglip", "valid": [ALL, ALL]},
-    "siglip_2_unequal_top_k": {"loss": "siglip", "top_k": 2, "mask_same": True, "valid": [[0, 1, 1, 0], ALL]},
-    "siglip_2_dropout_micro": {"loss": "siglip", "dropout": 0.3, "micro_batch_size": 2, "valid": [ALL, [0, 1, 1, 1]]},
-    "clip_3": {"loss": "clip", "valid": [ALL, ALL, ALL]},
-    "clip_3_one_rank_empty": {"loss": "clip", "top_k": 3, "mask_same": True, "valid": [ALL, NONE, [0, 0, 1, 1]]},
-    "clip_3_dropout_micro": {"loss": "clip", "dropout": 0.3, "micro_batch_size": 3, "valid": [[1, 1, 0, 1], NONE, ALL]},
-    "siglip_3_one_rank_empty": {"loss": "siglip", "mask_same": True, "valid": [NONE, ALL, [1, 0, 1, 0]]},
-    "clip_3_nothing_valid": {"loss": "clip", "valid": [NONE, NONE, NONE]},
+ALL, NONE, SOME, FEW = [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1], [0, 1, 0, 0]
+LOSSES = {
+    "clip": {"loss": "clip"},
+    "clip_top_k": {"loss": "clip", "top_k": 3},
+    "clip_extra": {"loss": "clip_extra"},
+    "clip_extra_top_k": {"loss": "clip_extra", "top_k": 3},
+    "siglip": {"loss": "siglip"},
+    "siglip_top_k": {"loss": "siglip", "top_k": 3},
+    "multi_positive": {"loss": "multi_positive"},
+    "multi_positive_top_k": {"loss": "multi_positive", "top_k": 3},
+    "triplet": {"loss": "triplet"},
+    "triplet_hardest": {"loss": "triplet", "top_k": 1},
+    "hard_negative": {"loss": "hard_negative"},
 }
+WAYS = {
+    "2": {"valid": [ALL, ALL]},
+    "2_unequal_dropout": {"valid": [SOME, FEW], "dropout": 0.3},
+    "2_micro_same": {"valid": [ALL, SOME], "micro_batch_size": 3, "mask_same": True},
+    "3": {"valid": [ALL, ALL, ALL]},
+    "3_one_rank_empty_same": {"valid": [ALL, NONE, SOME], "mask_same": True},
+    "3_empty_dropout_micro": {"valid": [NONE, ALL, FEW], "dropout": 0.3, "micro_batch_size": 2},
+    "3_nothing_valid": {"valid": [NONE, NONE, NONE], "micro_batch_size": 1},
+}
+CASES = {f"{loss}_{way}": {**LOSSES[loss], **WAYS[way]} for loss in LOSSES for way in WAYS}
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +91,10 @@ def test_every_parameters_gradient_under_ddp_is_that_of_one_process(results: Pat
                 atol=1e-10,
                 msg=lambda text, parameter=parameter, rank=rank: f"rank {rank}, {parameter}: {text}",
             )
-    if name == "clip_3_nothing_valid":
+    if name.endswith("nothing_valid"):
         assert loss == 0
         assert all((gradient == 0).all() for gradient in gradients.values())
-    else:
+    elif CASES[name]["loss"] != "triplet":
         assert gradients["logit_scale"].abs() > 1e-9
 
 
