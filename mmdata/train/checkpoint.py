@@ -39,6 +39,7 @@ MAY_CHANGE = frozenset(
         "train.output",
         "train.micro_batch_size",
         "train.log_every_steps",
+        "train.mining_telemetry_every_steps",
         "train.checkpoint_every_steps",
         "train.keep_checkpoints",
         "train.evaluate_every_epochs",

@@ -21,25 +21,25 @@ from mmdata.atomic import write_whole
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
-from mmdata.train import checkpoint, distributed, miners
+from mmdata.train import checkpoint, distributed
 from mmdata.train.batches import Batches, CountsRows, count_steps
 from mmdata.train.checkpoint import CHECKPOINTS
 from mmdata.train.finite import TrainingError, Update
 from mmdata.train.log import METRICS, RunLog, evaluated_steps
 from mmdata.train.meter import Meter
-from mmdata.train.objective import ContrastiveLoss
+from mmdata.train.objective import loss_at
 from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.randomness import rng_state, seed_rank, set_rng_state
 from mmdata.train.schedule import learning_rate, make_optimizer, set_learning_rate
-from mmdata.train.step import train_step
+from mmdata.train.step import AUTOCAST, train_step
 from mmdata.train.stopping import StopSignals
+from mmdata.train.teacher import MovingAverage
 from mmdata.train.together import checked_state, gather, taken_together
 from mmdata.train.waiting import DataWait
 
 EVALUATION = "evaluation.json"
 SKIPS_IN_A_ROW = 50  # a scaler that has halved itself so often will not find a finite gradient
 COUNTERS = ("step", "epoch", "epoch_step", "total_steps", "skipped_updates", "grad_norm")
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
@@ -87,6 +87,7 @@ class Trainer:
             batches.judge_together()
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+        self.teacher = MovingAverage.from_config(model, config)
         self.meter = Meter(self.group)
         self.data_wait = DataWait(batches, output / "config.yaml")
         self.total_steps = count_steps(batches, config)
@@ -156,10 +157,11 @@ class Trainer:
         )
         set_learning_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
+        loss = loss_at(self.step, self.config, self.teacher and self.teacher.opinion(batch, self.step))
         output = train_step(
             self.parallel,
             batch,
-            loss_at(self.step, self.config),
+            loss,
             micro_batch_size=self.config.micro_batch_size,
             autocast_dtype=AUTOCAST[self.config.precision],
             scaler=self.scaler,
@@ -168,6 +170,8 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip_norm or math.inf)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if self.teacher is not None:
+            self.teacher.update(self.model)
         self._check()
         self._unchecked = Update(self.step, batch, output.loss, norm)
         self.step += 1
@@ -175,6 +179,10 @@ class Trainer:
         self.log.advance(self.step)
         if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
             self._log(rate, output.output.logit_scale)
+        if self.config.mining_telemetry_every_steps and self.step % self.config.mining_telemetry_every_steps == 0:
+            with self.meter.paused():
+                values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
+                self.log.record("mining", values)
 
     def _check(self) -> None:
         """Look at the loss and the gradient of the last update, one update late: a look waits for the device.
@@ -245,6 +253,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
+            "teacher": self.teacher and self.teacher.state_dict(),
             "batches": checked_state(self.batches, self.source, self.group),
             "meter": self.meter.state_dict(),
             "rng": gather(rng_state(self.device), self.group),
@@ -281,17 +290,11 @@ class Trainer:
         checkpoint.load_weights(self.model, state, origin=str(path))
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
+        if self.teacher is not None:
+            self.teacher.load_state_dict(state["teacher"])
         self.batches.load_state_dict(state["batches"])
         self.meter.load_state_dict(state["meter"])
         self._evaluated_step = self.step if self.step in evaluated else None
         if len(state["rng"]) == distributed.world_size():
             set_rng_state(state["rng"][distributed.rank()], self.device)
         return f"resuming from {path}: step {self.step} of {self.total_steps}"
-
-
-def loss_at(step: int, config: TrainConfig) -> ContrastiveLoss:
-    """The loss and miner that a configuration names, for the update after `step` updates."""
-    miner = None
-    if config.miner is not None and step >= config.miner.after_steps:
-        miner = miners.TopK(config.miner.k)
-    return ContrastiveLoss(config.loss, miner=miner, mask_same=config.mask_false_negatives)

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from mmdata.batch import Batch
+from mmdata.config import TrainConfig
 from mmdata.train import losses
 from mmdata.train.extra import ExtraNegatives
-from mmdata.train.miners import AnyMiner
+from mmdata.train.miners import AnyMiner, Chain
+from mmdata.train.miners.configured import configured
 from mmdata.train.model import DualEncoderOutput
+from mmdata.train.telemetry import mining_telemetry
 
 NO_IMAGE = -(2**63)
 """Stands for the image hash of a text without an image; that a real one equals it has a chance of 1 in 2^64."""
@@ -41,12 +44,12 @@ class ContrastiveLoss:
 
     def __call__(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
         """Scalar loss of `output`, the model's features of `batch`."""
-        hashes = (batch.get("image_hash"), batch.get("caption_hash"))
-        same = [key for key in hashes if self.mask_same and key is not None]
+        same = self._same(batch)
         features = output[:3]
         if output.extra_text_features is not None and self.kind != "clip":
-            raise ValueError(f"loss '{self.kind}' takes no extra captions: set train.loss to clip, or leave "
-                             "data.extra_captions out")
+            raise ValueError(
+                f"loss '{self.kind}' takes no extra captions: set train.loss to clip, or leave data.extra_captions out"
+            )
         if self.kind == "siglip":
             if output.logit_bias is None:
                 raise ValueError("loss 'siglip' needs a bias: set model.logit_bias_init (-10 in the paper)")
@@ -70,3 +73,36 @@ class ContrastiveLoss:
             # As the keys of the rows: image_hash, caption_hash. No extra caption has an image of its own.
             same = [torch.full_like(batch["extra_caption_hash"], NO_IMAGE), batch["extra_caption_hash"]]
         return ExtraNegatives(output.extra_text_features, same, batch.get("extra_valid"))
+
+    def telemetry(self, output: DualEncoderOutput, batch: Batch) -> dict[str, float | list[float]]:
+        """What the miner makes of this batch; see `mining_telemetry`."""
+        return mining_telemetry(
+            output.image_features,
+            output.text_features,
+            output.logit_scale,
+            miner=self.miner,
+            valid=batch["valid"],
+            same=self._same(batch),
+        )
+
+    def _same(self, batch: Batch) -> list[Tensor]:
+        hashes = (batch.get("image_hash"), batch.get("caption_hash"))
+        return [key for key in hashes if self.mask_same and key is not None]
+
+
+def loss_at(step: int, config: TrainConfig, opinion: AnyMiner | None = None) -> ContrastiveLoss:
+    """The loss and miner that a configuration names, for the update after `step` updates.
+
+    Args:
+        step: updates made.
+        config: how to train.
+        opinion: what a teacher leaves out before the miner chooses.
+    """
+    miner = None
+    if config.miner is not None and step >= config.miner.after_steps:
+        miner = configured(config.miner)
+    if opinion is not None:
+        miner = opinion if miner is None else Chain((opinion, miner))
+    return ContrastiveLoss(
+        config.loss, miner=miner, mask_same=config.mask_false_negatives, beta=config.hard_negative_beta
+    )

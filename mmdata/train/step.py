@@ -14,6 +14,9 @@ from mmdata.batch import Batch
 from mmdata.train import distributed
 from mmdata.train.model import DualEncoder, DualEncoderOutput
 
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Type of the towers' autocast, by `train.precision`."""
+
 LossFunction = Callable[[DualEncoderOutput, Batch], Tensor]
 
 
@@ -74,8 +77,15 @@ def train_step(
         loss = loss_function(output, batch)
         scale(loss).backward()
         return StepOutput(loss.detach(), _map(torch.detach, output))
-    parts = list(_split(batch, micro_batch_size))
+    parts = list(split(batch, micro_batch_size))
     return _cached_step(model, batch, parts, loss_function, _Passes(device, autocast_dtype, scale))
+
+
+def split(batch: Batch, size: int) -> Iterator[Batch]:
+    """Parts of `size` rows, the last one with what is left."""
+    for start in range(0, batch["pixel_values"].shape[0], size):
+        rows = slice(start, start + size)
+        yield cast(Batch, {key: cast(Any, value)[rows] for key, value in batch.items()})
 
 
 class _Passes(NamedTuple):
@@ -130,12 +140,6 @@ def _surrogate(output: DualEncoderOutput, leaves: DualEncoderOutput, rows: slice
         elif with_scalars:
             total = total + value * leaf.grad
     return total
-
-
-def _split(batch: Batch, size: int) -> Iterator[Batch]:
-    for start in range(0, batch["pixel_values"].shape[0], size):
-        rows = slice(start, start + size)
-        yield cast(Batch, {key: cast(Any, value)[rows] for key, value in batch.items()})
 
 
 def _concatenate(outputs: list[DualEncoderOutput]) -> DualEncoderOutput:

@@ -28,7 +28,9 @@ def mining_telemetry(
     valid: Tensor | None = None,
     same: Sequence[Tensor] = (),
 ) -> dict[str, float | list[float]]:
-    """Measure mining on one global batch, both directions together. A collective; a miner that draws, draws anew.
+    """Measure mining on one global batch, both directions together. A collective.
+
+    A miner that draws does so anew, and the generator is put back to where it was.
 
     Args:
         image_features: (B, D), as in `losses.clip_loss`.
@@ -58,7 +60,8 @@ def mining_telemetry(
         Cosines [[0.9, 0.7, 0.1], [0.2, 0.8, 0.6], [0.5, 0.3, 0.7]] with TopK(1): half of the negatives are kept, none
         is above its positive, and the effective number is 1.
     """
-    with torch.no_grad():
+    device = image_features.device
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         pairs = Pairs.gather(image_features, text_features, valid, same=same)
         sums = _Sums(pairs, logit_scale)
         for side in ("image", "text"):
