@@ -17,7 +17,6 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.train import DualEncoder, distributed, losses, miners, train_step
-from mmdata.train.extra import ExtraNegatives
 from mmdata.train.model import DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.step import LossFunction
@@ -31,19 +30,25 @@ def make_model(dropout: float) -> DualEncoder:
     return DualEncoder.from_config(config, vocab_size=VOCABULARY).double()
 
 
-def make_batch(rank: int, valid: list[int]) -> Batch:
-    """`ROWS` rows of one rank; hashes collide within and between ranks."""
+def make_batch(rank: int, case: dict) -> Batch:
+    """`ROWS` rows of one rank; hashes collide within and between ranks, also those of extra captions."""
     generator = torch.Generator().manual_seed(100 + rank)
-    return {
+    batch: Batch = {
         "pixel_values": torch.randint(0, 256, (ROWS, 3, 16, 16), dtype=torch.uint8, generator=generator),
         "input_ids": torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=generator),
         "attention_mask": torch.ones(ROWS, LENGTH, dtype=torch.long),
         "image_hash": torch.tensor([1, 10 * rank + 2, 10 * rank + 3, 10 * rank + 3]),
         "caption_hash": torch.tensor([10 * rank, 10 * rank + 1, 7, 10 * rank + 4]),
-        "valid": torch.tensor(valid).bool(),
+        "valid": torch.tensor(case["valid"][rank]).bool(),
         "rows": torch.arange(ROWS) + ROWS * rank,
         "keys": [f"{rank}-{i}" for i in range(ROWS)],
     }
+    if case.get("extra_captions"):
+        batch["extra_input_ids"] = torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=generator)
+        batch["extra_attention_mask"] = torch.ones(ROWS, LENGTH, dtype=torch.long)
+        batch["extra_caption_hash"] = torch.tensor([7, 10 * rank + 5, 10 * rank + 6, 1])
+        batch["extra_valid"] = torch.arange(ROWS) != rank
+    return batch
 
 
 def loss_function(case: dict) -> LossFunction:
@@ -62,14 +67,7 @@ def loss_function(case: dict) -> LossFunction:
     return loss
 
 
-def with_extra_texts(output: DualEncoderOutput, batch: Batch, settings: dict) -> Tensor:
-    """Each row's extra caption is its own one mirrored: negatives of all ranks' images, with a gradient."""
-    extra = ExtraNegatives(output.text_features.flip(1), settings["same"], batch["valid"]).gather()
-    return losses.clip_loss(*output[:3], extra_texts=extra, **settings)
-
-
 DIRECT: dict[str, Callable[[DualEncoderOutput, Batch, dict], Tensor]] = {
-    "clip_extra": with_extra_texts,
     "multi_positive": lambda o, b, s: losses.multi_positive_loss(*o[:3], labels=b["image_hash"], **s),
     "triplet": lambda o, b, s: losses.triplet_loss(*o[:2], **s),
     "hard_negative": lambda o, b, s: losses.hard_negative_loss(*o[:3], beta=0.7, positive_share=0.05, **s),
@@ -82,7 +80,7 @@ def run_case(case: dict, rank: int, out: Path) -> None:
     torch.manual_seed(50 + rank)
     step = train_step(
         wrapped,
-        make_batch(rank, case["valid"][rank]),
+        make_batch(rank, case),
         loss_function(case),
         micro_batch_size=case.get("micro_batch_size"),
     )

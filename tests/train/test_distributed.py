@@ -1,4 +1,9 @@
-"""Gradients under real DDP (gloo, real processes) against one process that holds the whole batch, in float64."""
+"""Gradients under real DDP (gloo, real processes) against one process that holds the whole batch, in float64.
+
+What others get wrong would show here: features gathered without gradient under a local loss, the scale's gradient
+multiplied by the number of ranks or of micro-batches, dropout not replayed, ranks of unequal numbers of valid rows, a
+rank without any (whose scale and bias still need a gradient, or DDP waits for ever), and a batch without any.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +27,8 @@ ALL, NONE, SOME, FEW = [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1], [0, 1, 0, 0]
 LOSSES = {
     "clip": {"loss": "clip"},
     "clip_top_k": {"loss": "clip", "top_k": 3},
-    "clip_extra": {"loss": "clip_extra"},
-    "clip_extra_top_k": {"loss": "clip_extra", "top_k": 3},
+    "clip_extra": {"loss": "clip", "extra_captions": True},
+    "clip_extra_top_k": {"loss": "clip", "extra_captions": True, "top_k": 3},
     "siglip": {"loss": "siglip"},
     "siglip_top_k": {"loss": "siglip", "top_k": 3},
     "multi_positive": {"loss": "multi_positive"},
@@ -62,16 +67,16 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def one_process(case: dict) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients with the graphs of all ranks' (micro-)batches kept, drawing each rank's dropout."""
     model, outputs = ranks.make_model(case.get("dropout", 0.0)), []
-    batches = [ranks.make_batch(rank, valid) for rank, valid in enumerate(case["valid"])]
+    batches = [ranks.make_batch(rank, case) for rank in range(len(case["valid"]))]
     for rank, batch in enumerate(batches):
         torch.manual_seed(50 + rank)
         size = case.get("micro_batch_size", ranks.ROWS)
         for start in range(0, ranks.ROWS, size):
             outputs.append(model({key: value[start : start + size] for key, value in batch.items()}))
-    images, texts = (torch.cat([output[i] for output in outputs]) for i in range(2))
-    keys = ("valid", "image_hash", "caption_hash")
-    whole = {key: torch.cat([batch[key] for batch in batches]) for key in keys}
-    loss = ranks.loss_function(case)(outputs[0]._replace(image_features=images, text_features=texts), whole)
+    names = [name for name, value in outputs[0]._asdict().items() if name.endswith("features") and value is not None]
+    features = {name: torch.cat([getattr(output, name) for output in outputs]) for name in names}
+    whole = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0] if key != "keys"}
+    loss = ranks.loss_function(case)(outputs[0]._replace(**features), whole)
     loss.backward()
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 
