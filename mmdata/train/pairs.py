@@ -159,13 +159,13 @@ class Pairs:
         on_cpu = tile.device.type == "cpu"
         if not (on_cpu and self._all_valid):
             tile.masked_fill_(~(self.valid[rows, None] & self.valid[columns]), -torch.inf)
+        numbers = torch.arange(len(self.valid), device=tile.device)  # (N,)
         for key, repeats in zip(self.same, self._repeats if on_cpu else self.same, strict=True):
             # Few rows repeat. A CPU looks at their lines of the tile only; a GPU would have to wait to know which.
-            lines = repeats[rows].nonzero().squeeze(1) if on_cpu else torch.arange(len(tile), device=tile.device)
-            if len(lines):
-                equal = key[rows][lines, None] == key[columns]  # (l, c)
-                equal &= (lines + rows.start)[:, None] != torch.arange(columns.start, columns.stop, device=tile.device)
-                tile[lines] = tile[lines].masked_fill(equal, -torch.inf)
+            lines = repeats[rows].nonzero().squeeze(1) if on_cpu else slice(None)
+            equal = key[rows][lines, None] == key[columns]  # (l, c)
+            equal &= numbers[rows][lines, None] != numbers[columns]
+            tile[lines] = tile[lines].masked_fill(equal, -torch.inf)
 
     def _numbers(self, rows: slice) -> slice:
         return slice(self.own.start + rows.start, self.own.start + rows.stop)
