@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pytorch_metric_learning.losses import NTXentLoss
 from torch import Tensor
 from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
 from transformers.models.clip.modeling_clip import image_text_contrastive_loss
 
-from mmdata.train import losses, miners
+from mmdata.train import losses, miners, tiles
 from tests.train.compare import assert_equal, features, scalar, value_and_gradients
 
 
@@ -117,6 +119,35 @@ def test_equal_hashes_are_not_negatives():
     expected = -F.logsigmoid(signs * (logits + b)).masked_fill(banned, 0.0).sum() / 4
     ours = losses.siglip_loss(*inputs, b, same=same)
     assert_equal(value_and_gradients(ours, *inputs, b), value_and_gradients(expected, *inputs, b))
+
+
+def masked_cross_entropy(images: Tensor, texts: Tensor, scale: Tensor, valid: Tensor, same: list[Tensor]) -> Tensor:
+    """Of the valid rows alone, with the logits of false negatives far below all others."""
+    logits = scale * images[valid] @ texts[valid].T
+    targets = torch.arange(len(logits))
+    for key in same:
+        equal = (key[valid][:, None] == key[valid]) & (targets[:, None] != targets)
+        logits = logits.masked_fill(equal, -1e30)
+    return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
+
+
+@given(data=st.data(), rows=st.integers(1, 9), elements=st.integers(1, 90), scale=st.sampled_from([0.1, 5.0, 100.0]))
+@settings(max_examples=60)
+def test_clip_loss_is_the_masked_cross_entropy_for_any_masks_and_tiles(
+    data: st.DataObject, rows: int, elements: int, scale: float
+):
+    valid = torch.tensor(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows).filter(any)))
+    keys = st.lists(st.integers(0, 4), min_size=rows, max_size=rows).map(torch.tensor)
+    same = data.draw(st.lists(keys, max_size=2))
+    inputs = (*features(rows, 3), scalar(scale))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
+        ours = value_and_gradients(losses.clip_loss(*inputs, valid=valid, same=same), *inputs)
+        mined = losses.clip_loss(*inputs, valid=valid, same=same, miner=miners.TopK(rows))
+        by_rows = value_and_gradients(mined, *inputs)
+    expected = value_and_gradients(masked_cross_entropy(*inputs, valid, same), *inputs)
+    assert_equal(ours, expected, 1e-11)
+    assert_equal(by_rows, expected, 1e-11)
 
 
 def test_top_k_of_all_negatives_changes_nothing():
