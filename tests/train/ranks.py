@@ -12,11 +12,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.train import DualEncoder, distributed, losses, miners, train_step
+from mmdata.train.extra import ExtraNegatives
 from mmdata.train.model import DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.step import LossFunction
@@ -67,7 +69,24 @@ def loss_function(case: dict) -> LossFunction:
     return loss
 
 
+def with_own_extra_texts(output: DualEncoderOutput, batch: Batch, settings: dict) -> Tensor:
+    """Extra texts that stay on their rank, rank + 1 of them. In one process that holds all rows: written out."""
+    images, texts, scale = output[:3]
+    if distributed.world_size() > 1:
+        extra = ExtraNegatives(texts[: distributed.rank() + 1].flip(1))
+        return losses.clip_loss(images, texts, scale, extra_texts=extra, **settings)
+    valid, rank_of = batch["valid"], torch.arange(len(images)) // ROWS
+    extra_rows = torch.arange(len(images)) % ROWS <= rank_of
+    logits = scale * images @ texts.T
+    of_extra = scale * images @ texts[extra_rows].flip(1).T
+    of_extra = of_extra.masked_fill(rank_of[:, None] != rank_of[extra_rows], -1e30)
+    targets, own = torch.arange(int(valid.sum())), logits[valid][:, valid]
+    of_images = F.cross_entropy(torch.cat([own, of_extra[valid]], dim=1), targets)
+    return (of_images + F.cross_entropy(own.T, targets)) / 2
+
+
 DIRECT: dict[str, Callable[[DualEncoderOutput, Batch, dict], Tensor]] = {
+    "clip_own_extra": with_own_extra_texts,
     "multi_positive": lambda o, b, s: losses.multi_positive_loss(*o[:3], labels=b["image_hash"], **s),
     "triplet": lambda o, b, s: losses.triplet_loss(*o[:2], **s),
     "hard_negative": lambda o, b, s: losses.hard_negative_loss(*o[:3], beta=0.7, positive_share=0.05, **s),

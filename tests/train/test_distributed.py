@@ -47,6 +47,10 @@ WAYS = {
     "3_nothing_valid": {"valid": [NONE, NONE, NONE], "micro_batch_size": 1},
 }
 CASES = {f"{loss}_{way}": {**LOSSES[loss], **WAYS[way]} for loss in LOSSES for way in WAYS}
+CASES |= {
+    "clip_own_extra_2": {"loss": "clip_own_extra", "valid": [SOME, ALL], "micro_batch_size": 3},
+    "clip_own_extra_3": {"loss": "clip_own_extra", "valid": [NONE, SOME, FEW], "dropout": 0.3},
+}
 
 
 @pytest.fixture(scope="module")
