@@ -133,8 +133,24 @@ class SameGroupConfig(MinerConfig):
     """Negatives kept for each row; all of the group where they are fewer."""
 
 
+class UserConfig(MinerConfig):
+    """user: a class of your own, called with `arguments` (docs/train.md)."""
+
+    name: Literal["user"]
+    of: str
+    """Where it is: "module:Class", in a file that Python can import."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
 NamedMinerConfig = Annotated[
-    AllConfig | TopKConfig | RatioConfig | SemiHardConfig | DistanceWeightedConfig | GumbelTopKConfig | SameGroupConfig,
+    AllConfig
+    | TopKConfig
+    | RatioConfig
+    | SemiHardConfig
+    | DistanceWeightedConfig
+    | GumbelTopKConfig
+    | SameGroupConfig
+    | UserConfig,
     Field(discriminator="name"),
 ]
 

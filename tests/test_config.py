@@ -173,12 +173,12 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
         (
             {"data": DATA, "train": {"miner": {"name": "hardest"}}},
             "c.yaml: 'train.miner.name': known are all, top_k, ratio, semi_hard, distance_weighted, gumbel_top_k, "
-            "same_group; got 'hardest'",
+            "same_group, user; got 'hardest'",
         ),
         (
             {"data": DATA, "train": {"miner": {"k": 3}}},
             "c.yaml: 'train.miner.name' is required and missing; known: all, top_k, ratio, semi_hard, "
-            "distance_weighted, gumbel_top_k, same_group",
+            "distance_weighted, gumbel_top_k, same_group, user",
         ),
         (
             {"data": DATA, "train": {"miner": {"name": "same_group"}}},
