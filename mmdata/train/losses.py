@@ -229,11 +229,7 @@ def hard_negative_loss(
         hard = ((1 + beta) * logits).where(usable, -torch.inf).logsumexp(1)
         hard = hard - (beta * logits).where(usable, -torch.inf).logsumexp(1) + count.clamp(min=1).log()
         if positive_share:
-            top = torch.maximum(hard, own).detach()
-            total = (hard - top).exp() - positive_share * count * (own - top).exp()
-            least = (1 - positive_share) * count * (-scale - top).exp()  # what the least similar negatives would give
-            hard = torch.maximum(total, least).clamp(min=torch.finfo(total.dtype).tiny).log() + top
-            hard = hard - math.log1p(-positive_share)
+            hard = _debiased(hard, own, count, scale, positive_share)
         return torch.logaddexp(own, hard).sub(own).where(some, 0.0)
 
     pairs = Pairs.gather(image_features, text_features, valid, same=same)
@@ -241,6 +237,15 @@ def hard_negative_loss(
         of_images = pairs.sum_over("image", reweighted, [logit_scale])
         of_texts = pairs.sum_over("text", reweighted, [logit_scale])
         return pairs.global_mean((of_images + of_texts) / 2)
+
+
+def _debiased(hard: Tensor, own: Tensor, count: Tensor, scale: Tensor, share: float) -> Tensor:
+    """The log of what negatives add up to without those that are positives: at least as if all were opposite, -1."""
+    top = torch.maximum(hard, own).detach()
+    total = (hard - top).exp() - share * count * (own - top).exp()
+    least = (1 - share) * count * (-scale - top).exp()
+    total = torch.maximum(total, least).clamp(min=torch.finfo(total.dtype).tiny)
+    return total.log() + top - math.log1p(-share)
 
 
 def _infonce_of_all(

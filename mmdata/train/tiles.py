@@ -81,11 +81,10 @@ class _LogSumExps(torch.autograd.Function):
         grad_rows, grad_columns = torch.zeros_like(rows), torch.zeros_like(columns)
         with torch.autocast(rows.device.type, enabled=False):  # also where backward is called inside of one
             for r, c in _tiles(rows, columns):
-                if kept is None:
+                tile = kept
+                if tile is None:
                     tile = rows[r] @ columns[c].T
                     ctx.exclude(tile, r, c)
-                else:
-                    tile = kept
                 grad = (tile - over_columns[r, None]).exp_().mul_(grad_over_columns[r, None])  # (b, c)
                 grad += (tile - over_rows[c]).exp_().mul_(grad_over_rows[c])
                 lines, diagonal = _partners(grad, r, c, ctx.first)

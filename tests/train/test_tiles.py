@@ -70,6 +70,19 @@ def test_sum_of_nothing_is_minus_infinity_with_gradient_zero(elements: int, monk
     assert (of_columns[2] == 0).all()
 
 
+@pytest.mark.parametrize(("elements", "forward", "in_all"), [(28, 1, 1), (27, 2, 4)])
+def test_one_tile_is_kept_and_several_are_made_again(
+    elements: int, forward: int, in_all: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
+    made: list[tuple[slice, slice]] = []
+    rows, columns = features(4)[0], features(7, seed=1)[0]
+    loss = log_sum_exps(rows, columns, lambda tile, r, c: made.append((r, c)))[0].sum()
+    assert len(made) == forward
+    loss.backward()
+    assert len(made) == in_all
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(0, 3), (3, 0), (0, 0)])
 def test_no_rows_or_no_columns_are_sums_of_nothing(rows: int, columns: int):
     over_columns, over_rows, partners = log_sum_exps(torch.zeros(rows, 2), torch.zeros(columns, 2), nothing)
