@@ -166,7 +166,9 @@ EVERY = [
 
 @pytest.mark.parametrize("miner", EVERY, ids=repr)
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 7), kind=st.sampled_from(["clip", "siglip", "triplet"]))
+@given(
+    seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 7), kind=st.sampled_from(["clip", "siglip", "triplet", "multi"])
+)
 def test_no_miner_lets_in_what_is_masked_and_none_makes_nan(miner: miners.AnyMiner, seed: int, rows: int, kind: str):
     generator = torch.Generator().manual_seed(seed)
     images, texts = (F.normalize(torch.randn(rows, 4, generator=generator), dim=-1) for _ in range(2))
@@ -180,6 +182,8 @@ def test_no_miner_lets_in_what_is_masked_and_none_makes_nan(miner: miners.AnyMin
             return losses.clip_loss(images, texts, scale, miner=miner, valid=valid, same=same)
         if kind == "siglip":
             return losses.siglip_loss(images, texts, scale, bias, miner=miner, valid=valid, same=same)
+        if kind == "multi":
+            return losses.multi_positive_loss(images, texts, scale, labels=same[0], miner=miner, valid=valid)
         return losses.triplet_loss(images, texts, miner=miner, valid=valid, same=same)
 
     inputs = [images.requires_grad_(), texts.requires_grad_()]
