@@ -166,6 +166,24 @@ class TeacherConfig(Settings):
     """Updates before its opinion counts; the average is taken from the first on."""
 
 
+class QueueConfig(Settings):
+    """Cross-batch memory: features of earlier batches as further negatives, of both directions."""
+
+    rows: Positive = 65536
+    """Of global batches, the last ones; 8 bytes a row and feature on each device, and in checkpoints."""
+    after_steps: Count = 1000
+    """Updates before the first batch is kept: the features of a young model are soon out of date."""
+
+
+class FeatureCacheConfig(Settings):
+    """The features that training computes, kept in the run's folder, for `mmdata neighbours --features`."""
+
+    every_steps: Positive = 1
+    """Of so many batches, one is written."""
+    of: Literal["pair", "image", "text"] = "pair"
+    """What is written; of a pair the normalised sum of both."""
+
+
 class TrainConfig(Settings):
     """How the towers are trained."""
 
@@ -194,6 +212,8 @@ class TrainConfig(Settings):
     """Of the loss hard_negative: weights go with exp(beta · logit); 0 weighs all the same."""
     miner: NamedMinerConfig | None = None
     teacher: TeacherConfig | None = None
+    queue: QueueConfig | None = None
+    feature_cache: FeatureCacheConfig | None = None
     mask_false_negatives: bool = False
     """Rows with the same image or caption are no negatives of each other; sets `data.hashes`."""
     log_every_steps: Positive = 10
@@ -203,6 +223,8 @@ class TrainConfig(Settings):
     """One is also written at the end and when a signal stops the run."""
     keep_checkpoints: Positive = 2
     """The newest ones; older ones are deleted."""
+    stall_timeout_s: Annotated[float, Field(gt=0.0)] | None = 600.0
+    """A rank that gets no further for so long ends all ranks, named with its step; null: wait for ever."""
     evaluate_every_epochs: Count = 1
     """On `data.val_shards`; 0: only at the end."""
     seed: Integer = 0
@@ -216,6 +238,15 @@ class TrainConfig(Settings):
     def _one_length(self) -> TrainConfig:
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"epochs ({self.epochs}) and steps ({self.steps}) exclude each other: give one")
+        return self
+
+    @model_validator(mode="after")
+    def _queue_fits(self) -> TrainConfig:
+        if self.queue is not None and (self.loss != "clip" or not self.mask_false_negatives):
+            raise ValueError(
+                f"queue needs loss: clip and mask_false_negatives: true (got {self.loss}, {self.mask_false_negatives}): "
+                "it holds features of the same images and captions, from the epoch before"
+            )
         return self
 
 

@@ -44,6 +44,16 @@ class ExtraNegatives:
         same = [distributed.gather(key) for key in self.same]
         return ExtraNegatives(distributed.gather_with_grad(self.features), same, valid)
 
+    def joined(self, others: ExtraNegatives) -> ExtraNegatives:
+        """These and then the others; both have the same columns in `same`."""
+        valid = [
+            torch.ones_like(x.features[:, 0], dtype=torch.bool) if x.valid is None else x.valid for x in (self, others)
+        ]
+        same = [torch.cat(both) for both in zip(self.same, others.same, strict=True)]
+        dtype = torch.promote_types(self.features.dtype, others.features.dtype)
+        features = torch.cat([self.features.to(dtype), others.features.to(dtype)])
+        return ExtraNegatives(features, same, torch.cat(valid))
+
     def columns(self, dtype: torch.dtype) -> Tensor:
         """The features, (M, D); those that are not valid are zero, so that what they held reaches no gradient."""
         features = self.features.to(dtype)
