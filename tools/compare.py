@@ -237,7 +237,7 @@ def evaluate(folder: Path, path: str) -> Line:
     features = embed(model.eval(), (batch for batch, _ in batches))
     mean = torch.nn.functional.normalize(features.image.mean(0, keepdim=True)).expand_as(features.image)
     looks = {"": features.image, "_blind": mean, "_shuffled": features.image.roll(2, 0)}
-    line: Line = {"logit_scale": float(model.logit_scale.exp())}
+    line: Line = {"logit_scale": model.logit_scale.exp().item()}
     for name, images in looks.items():
         scores = compositional(images, features.text, types)
         line |= {f"{kind}{name}": values["accuracy"] for kind, values in scores.items()}
