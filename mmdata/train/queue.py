@@ -61,7 +61,7 @@ class CrossBatchMemory:
         """
         if step < self.after_steps:
             return
-        keys = torch.stack(keys_of(batch), dim=1)  # (B, 2)
+        keys = torch.stack(list(keys_of(batch)), dim=1)  # (B, 2)
         precise = torch.promote_types(output.image_features.dtype, torch.float32)
         images, texts = output.image_features.to(precise), output.text_features.to(precise)
         valid = batch["valid"] & images.isfinite().all(1) & texts.isfinite().all(1)
