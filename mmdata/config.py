@@ -206,6 +206,10 @@ class TrainConfig(Settings):
     """Autocast type of the towers; fp16 brings a gradient scaler."""
     micro_batch_size: Positive | None = None
     """Rows per forward on a rank; the gradients are those of the whole batch. null: all rows at once."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """fsdp: each rank keeps a share of weights, gradients and optimizer state (FSDP2); the numbers are those of ddp."""
+    compile: bool = False
+    """torch.compile for the towers: a graph for each shape of the batches."""
     loss: Literal["clip", "siglip", "hard_negative"] = "clip"
     """clip: InfoNCE. hard_negative: InfoNCE whose negatives weigh the more the harder they are; takes no miner."""
     hard_negative_beta: Annotated[float, Field(ge=0.0)] = 1.0
@@ -238,6 +242,18 @@ class TrainConfig(Settings):
     def _one_length(self) -> TrainConfig:
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"epochs ({self.epochs}) and steps ({self.steps}) exclude each other: give one")
+        return self
+
+    @model_validator(mode="after")
+    def _sharded(self) -> TrainConfig:
+        if self.parallel == "fsdp" and self.compile:
+            raise ValueError(
+                "parallel 'fsdp' runs towers that are not compiled: set compile to false, or parallel to ddp"
+            )
+        if self.parallel == "fsdp" and self.precision == "fp16":
+            raise ValueError(
+                "parallel 'fsdp' has no gradient scaler: set precision to bf16 or fp32, or parallel to ddp"
+            )
         return self
 
     @model_validator(mode="after")

@@ -15,15 +15,17 @@ from torch import nn
 
 from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DataError
+from mmdata.train.sharding import shares_of
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 
 # Settings that may differ between the run that wrote a checkpoint and the run that resumes it: they change where
-# things lie, who does the work and what is told about it, never which numbers come out (micro_batch_size: up to
-# rounding). A moved corpus is still the same corpus: the loader compares its manifest. In a mixture that is the folder
-# of each dataset, data.shards.0.shards and so on (positions are left out here), but not its weight or repeat.
+# things lie, who does the work and what is told about it, never which numbers come out (micro_batch_size, parallel and
+# compile: up to rounding; a compiled tower draws other dropout). A moved corpus is still the same corpus: the loader
+# compares its manifest. In a mixture that is the folder of each dataset, data.shards.0.shards and so on (positions are
+# left out here), but not its weight or repeat.
 MAY_CHANGE = frozenset(
     {
         "data.shards",
@@ -38,6 +40,8 @@ MAY_CHANGE = frozenset(
         "data.max_bad_share",
         "train.output",
         "train.micro_batch_size",
+        "train.parallel",
+        "train.compile",
         "train.log_every_steps",
         "train.mining_telemetry_every_steps",
         "train.checkpoint_every_steps",
@@ -140,7 +144,7 @@ def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> Non
         ConfigError: they do not fit, as when the tokenizer has another number of entries than it had.
     """
     try:
-        model.load_state_dict(state["model"])
+        model.load_state_dict(shares_of(state["model"], model))
     except RuntimeError as error:
         difference = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
         raise ConfigError(

@@ -21,7 +21,7 @@ from mmdata.atomic import write_whole
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
-from mmdata.train import checkpoint, distributed
+from mmdata.train import checkpoint, distributed, parallel, sharding
 from mmdata.train.batches import Batches, CountsRows, count_steps
 from mmdata.train.checkpoint import CHECKPOINTS
 from mmdata.train.finite import TrainingError, Update
@@ -85,9 +85,10 @@ class Trainer:
         self.group = cast("dist.ProcessGroup | None", group)
         if several and isinstance(batches, CountsRows):
             batches.judge_together()
+        self.teacher = MovingAverage.from_config(model, config)
+        self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=AUTOCAST[config.precision])
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
-        self.teacher = MovingAverage.from_config(model, config)
         self.meter = Meter(self.group)
         self.data_wait = DataWait(batches, output / "config.yaml")
         self.total_steps = count_steps(batches, config)
@@ -108,7 +109,6 @@ class Trainer:
         self.log.say(where)
         if config.warmup_steps >= self.total_steps:
             self.log.say(f"train.warmup_steps is {config.warmup_steps}: the learning rate will not reach its peak")
-        self.parallel = distributed.wrap(model, self.device)
 
     def run(self) -> int:
         """Train to the end, or until a signal.
@@ -167,7 +167,7 @@ class Trainer:
             scaler=self.scaler,
         )
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip_norm or math.inf)
+        norm = sharding.clip_grad_norm(self.model.parameters(), self.config.grad_clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.teacher is not None:
@@ -250,8 +250,8 @@ class Trainer:
         state = {
             **{name: getattr(self, name) for name in COUNTERS},
             "settings": self.settings,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": sharding.whole_state(self.model.state_dict()),
+            "optimizer": sharding.whole_state(self.optimizer.state_dict()),
             "scaler": self.scaler.state_dict(),
             "teacher": self.teacher and self.teacher.state_dict(),
             "batches": checked_state(self.batches, self.source, self.group),
@@ -288,7 +288,7 @@ class Trainer:
         for name in COUNTERS:
             setattr(self, name, state[name])
         checkpoint.load_weights(self.model, state, origin=str(path))
-        self.optimizer.load_state_dict(state["optimizer"])
+        sharding.load_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if self.teacher is not None:
             self.teacher.load_state_dict(state["teacher"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.batch import Batch
-from mmdata.train import distributed
+from mmdata.train import compiling, distributed, parallel
 from mmdata.train.model import DualEncoder, DualEncoderOutput
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -99,13 +98,15 @@ def _cached_step(
 ) -> StepOutput:
     # First pass on the bare model: DDP has nothing to do where there is no graph.
     bare = model.module if isinstance(model, DistributedDataParallel) else model
+    # A compiled tower draws other dropout without a graph than with one: it makes one, which is dropped at once.
+    first_pass = torch.enable_grad if compiling.is_compiled(bare) else torch.no_grad
     outputs: list[DualEncoderOutput] = []
     states: list[list[Tensor]] = []
     for part in parts:
         states.append(_random_state(passes.device))
         # One autocast region a forward: its cache of cast weights must not carry graph-less copies to the next pass.
-        with torch.no_grad(), _autocast(passes.device, passes.autocast_dtype):
-            outputs.append(cast(DualEncoderOutput, bare(part)))
+        with first_pass(), _autocast(passes.device, passes.autocast_dtype):
+            outputs.append(_map(torch.detach, cast(DualEncoderOutput, bare(part))))
     output = _concatenate(outputs)
     leaves = _map(lambda value: value.requires_grad_(), output)
     loss = loss_function(leaves, batch)
@@ -116,8 +117,7 @@ def _cached_step(
     for part, state in zip(parts, states, strict=True):
         stop = start + part["pixel_values"].shape[0]
         last = stop == batch["pixel_values"].shape[0]
-        # DDP averages what has been added up, once, in the last backward.
-        with model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext():
+        with parallel.adds_up(model, last=last):
             _set_random_state(passes.device, state)
             with _autocast(passes.device, passes.autocast_dtype):
                 again = cast(DualEncoderOutput, model(part))

@@ -10,7 +10,7 @@ from torch import nn
 
 from mmdata.batch import Batch
 from mmdata.config import TeacherConfig, TrainConfig
-from mmdata.train import miners
+from mmdata.train import miners, sharding
 from mmdata.train.model import DualEncoderOutput
 from mmdata.train.step import AUTOCAST, split
 
@@ -51,7 +51,7 @@ class MovingAverage:
     def update(self, model: nn.Module) -> None:
         """After an update of the model: average = decay · average + (1 - decay) · weights; buffers are copied."""
         for own, new in zip(self.model.parameters(), model.parameters(), strict=True):
-            own.lerp_(new, 1 - self.config.decay)
+            own.lerp_(sharding.whole(new), 1 - self.config.decay)
         for own, new in zip(self.model.buffers(), model.buffers(), strict=True):
             own.copy_(new)
 

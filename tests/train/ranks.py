@@ -26,9 +26,9 @@ from mmdata.train.step import LossFunction
 ROWS, LENGTH, VOCABULARY = 4, 5, 30
 
 
-def make_model(dropout: float) -> DualEncoder:
+def make_model(dropout: float, **settings: bool) -> DualEncoder:
     torch.manual_seed(0)
-    config = ModelConfig(dropout=dropout, logit_bias_init=-10.0)
+    config = ModelConfig(dropout=dropout, logit_bias_init=-10.0, **settings)
     return DualEncoder.from_config(config, vocab_size=VOCABULARY).double()
 
 

@@ -70,7 +70,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def one_process(case: dict) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients with the graphs of all ranks' (micro-)batches kept, drawing each rank's dropout."""
-    model, outputs = ranks.make_model(case.get("dropout", 0.0)), []
+    model, outputs = ranks.make_model(case.get("dropout", 0.0), **case.get("model", {})), []
     batches = [ranks.make_batch(rank, case) for rank in range(len(case["valid"]))]
     for rank, batch in enumerate(batches):
         torch.manual_seed(50 + rank)
