@@ -14,13 +14,13 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, LoadError
+from mmdata.loader.extra import ExtraTexts
 from mmdata.loader.ledger import LedgerEntry, Stage
 from mmdata.loader.pixels import Images, Patches, batch_pixels
 from mmdata.loader.slots import SlotRing
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.plan import Bucket
 from mmdata.shards.cache import Interrupted
-from mmdata.shards.columns import hash64
 from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import Tokenizer
 
@@ -100,23 +100,6 @@ class Samples(Protocol):
     def caption_hashes(self) -> NDArray[np.int64]:
         """Of the chosen captions, int64 (n,)."""
         ...
-
-
-@dataclass(frozen=True)
-class ExtraTexts:
-    """Further captions of the n rows of a task.
-
-    Attributes:
-        texts: n captions, None for a row without one.
-        length: tokens that each takes up in the batch; all fit.
-    """
-
-    texts: Sequence[str | None]
-    length: int
-
-    def hashes(self) -> NDArray[np.int64]:
-        """int64 (n,), as those of captions; 0 where there is none."""
-        return np.array([0 if text is None else hash64(text.encode()) for text in self.texts], np.int64)
 
 
 class Assembler:

@@ -6,6 +6,8 @@ Which one a row has follows from the row and its pass alone, as its own caption 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
@@ -18,10 +20,28 @@ from mmdata.data_config import DataConfig
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.plan import choose_captions
 from mmdata.shards import Index, clean_caption
+from mmdata.shards.columns import hash64
 from mmdata.transform.text import Tokenizer
 
 REMEDY = "expected Parquet with the columns key (string) and captions (list of strings, null where one is missing)"
 CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class ExtraTexts:
+    """Further captions of the n rows of a task.
+
+    Attributes:
+        texts: n captions, None for a row without one.
+        length: tokens that each takes up in the batch; all fit.
+    """
+
+    texts: Sequence[str | None]
+    length: int
+
+    def hashes(self) -> NDArray[np.int64]:
+        """int64 (n,), as those of captions; 0 where there is none."""
+        return np.array([0 if text is None else hash64(text.encode()) for text in self.texts], np.int64)
 
 
 class ExtraCaptions:
@@ -60,8 +80,8 @@ class ExtraCaptions:
         longest = max(max(tokenizer.count(texts[i : i + CHUNK])) for i in range(0, len(texts), CHUNK))
         return cls(of_rows, len(index), length=min(longest, tokenizer.max_length), fingerprint=fingerprint)
 
-    def choose(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> list[str | None]:
-        """The extra caption of each of n rows in its pass; None where it has none.
+    def choose(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> ExtraTexts:
+        """The extra caption of each of n rows, int64 (n,), in its pass.
 
         Chosen as the row's own caption is: where a row has as many of both, the i-th goes with the i-th.
         """
@@ -69,7 +89,8 @@ class ExtraCaptions:
         chosen = self._start[rows] + choose_captions(rows, np.maximum(count, 1), passes)
         there = count > 0
         found: list[str | None] = self._texts.take(pa.array(np.where(there, chosen, 0))).to_pylist()
-        return [text if some else None for text, some in zip(found, there.tolist(), strict=True)]
+        texts = [text if some else None for text, some in zip(found, there.tolist(), strict=True)]
+        return ExtraTexts(texts, self.length)
 
 
 def open_extra_captions(data: DataConfig, index: Index, tokenizer: Tokenizer) -> ExtraCaptions | None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mmdata.data_config import DataConfig
 from mmdata.errors import BadSample, Reason
-from mmdata.loader.assemble import Assembler, ExtraTexts, Made, Task
+from mmdata.loader.assemble import Assembler, Made, Task
 from mmdata.loader.extra import ExtraCaptions, open_extra_captions
 from mmdata.loader.mixing import needs_hashes
 from mmdata.loader.planning import open_index
@@ -81,7 +81,7 @@ class Worker:
         there = task.rows >= 0
         rows, passes = task.rows[there], task.passes[there]
         samples = IndexSamples(self.index, self.store, rows, passes)
-        extra = None if self.extra is None else ExtraTexts(self.extra.choose(rows, passes), self.extra.length)
+        extra = None if self.extra is None else self.extra.choose(rows, passes)
         return self._assembler.make(task, samples, labels=self._has_labels, extra=extra)
 
 
