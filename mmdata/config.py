@@ -260,8 +260,8 @@ class TrainConfig(Settings):
     def _queue_fits(self) -> TrainConfig:
         if self.queue is not None and (self.loss != "clip" or not self.mask_false_negatives):
             raise ValueError(
-                f"queue needs loss: clip and mask_false_negatives: true (got {self.loss}, {self.mask_false_negatives}): "
-                "it holds features of the same images and captions, from the epoch before"
+                "queue needs loss: clip and mask_false_negatives: true "
+                f"(got {self.loss}, {self.mask_false_negatives}): it holds the same images and captions, seen before"
             )
         return self
 

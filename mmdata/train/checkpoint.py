@@ -47,6 +47,7 @@ MAY_CHANGE = frozenset(
         "train.checkpoint_every_steps",
         "train.keep_checkpoints",
         "train.evaluate_every_epochs",
+        "train.stall_timeout_s",
         "train.device",
         "train.tensorboard",
         "model.gradient_checkpointing",
@@ -151,6 +152,26 @@ def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> Non
             f"checkpoint '{origin}': its weights do not fit the model ({difference}); "
             "restore the tokenizer and the section model it was made with"
         ) from error
+
+
+def check_same_run(state: dict[str, Any], settings: dict[str, Any], total_steps: int, *, origin: str) -> None:
+    """Refuse to resume under settings that would change what is computed, or for another number of steps.
+
+    Args:
+        state: the checkpoint.
+        settings: of this run, nested by section.
+        total_steps: of this run.
+        origin: the checkpoint, for the message.
+
+    Raises:
+        ConfigError: names what differs, with both values.
+    """
+    check_same_settings(state["settings"], settings, origin=origin)
+    if state["total_steps"] != total_steps:
+        raise ConfigError(
+            f"cannot resume from {origin}: the run had {state['total_steps']} steps, now it has {total_steps}; "
+            "restore the data, or give another train.output to start anew"
+        )
 
 
 def check_same_settings(saved: dict[str, Any], current: dict[str, Any], *, origin: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,11 @@ class Memory:
             if part is not None:
                 part.keep(output, batch, step)
 
-    def telemetry(self, step: int) -> tuple[Mapping[str, float], Mapping[str, float | list[float]]]:
-        """Numbers after `step` updates: of the queue, and of the cache; empty where there are none."""
-        return self.queue.telemetry(step) if self.queue else {}, self.cache.telemetry(step) if self.cache else {}
+    def telemetry(self, step: int) -> Iterator[tuple[str, dict[str, float | list[float]]]]:
+        """Kind and numbers of each line for metrics.jsonl after `step` updates."""
+        for kind, part in (("queue", self.queue), ("feature_cache", self.cache)):
+            if part is not None:
+                yield kind, part.telemetry(step)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""

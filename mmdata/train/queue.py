@@ -77,12 +77,12 @@ class CrossBatchMemory:
             self._kept[name][slots] = value[-count:]
         self._next = (self._next + count) % self.rows
 
-    def telemetry(self, step: int) -> dict[str, float]:
+    def telemetry(self, step: int) -> dict[str, float | list[float]]:
         """How many rows are remembered, and their mean age in steps, after `step` updates."""
         valid, written = (self._kept.get(name, torch.zeros(0)) for name in ("valid", "written"))
         rows = int(valid.sum())
         ages = (step - written).double().where(valid.bool(), 0.0)
-        return {"queue_rows": rows, "queue_age_steps": float(ages.sum()) / rows if rows else 0.0}
+        return {"rows": rows, "age_steps": float(ages.sum()) / rows if rows else 0.0}
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, the same on every rank."""

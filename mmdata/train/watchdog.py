@@ -25,7 +25,6 @@ from mmdata.train.places import Here, Place, Places
 
 STALLED = 75
 """Exit code of a process that this ended: EX_TEMPFAIL, since to start it again may help."""
-_SILENT_INTERVALS = 5
 
 
 class Watchdog:
@@ -46,6 +45,7 @@ class Watchdog:
     def __init__(self, timeout_s: float | None, step: Callable[[], int], group: dist.ProcessGroup | None) -> None:
         self._timeout_s, self._step, self._group = timeout_s, step, group
         self._interval_s = min(1.0, (timeout_s or 0.0) / 10)
+        self._patience_s = 5 * self._interval_s  # without news of a rank: then it is taken to be silent
         self._here = Here()
         self._places: Places | None = None
         self._stop = threading.Event()
@@ -115,26 +115,28 @@ class Watchdog:
             return self._places.verdict
         own, rank = self._here.place(), distributed.rank()
         others = self._places.known() if self._places is not None else {}
-        limit = f"for {timeout_s:g} s (train.stall_timeout_s)"
-        silent = {other: place for other, (place, ago_s) in others.items() if ago_s > timeout_s}
+        places = {rank: own} | {other: place for other, (place, _) in others.items()}
+        stuck = [other for other, place in places.items() if place.for_s > timeout_s]
+        if not stuck and all(ago_s <= timeout_s for _, ago_s in others.values()):
+            return ""
+        limit = f"(train.stall_timeout_s is {timeout_s:g})"
+        silent = {other: place for other, (place, ago_s) in others.items() if ago_s > self._patience_s}
         if silent:
-            what = f"not been heard of {limit}: it is stopped, dead or cut off; last at"
-            return _message(silent, what, {rank: own})
+            ago_s = min(others[other][1] for other in silent)
+            what = f"not been heard of for {ago_s:.0f} s {limit}: it is stopped, dead or cut off; last heard of at"
+            return _message(silent, what, {each: place for each, place in places.items() if each not in silent})
         if others and rank != 0:
             return ""  # rank 0 hears of all, and says who it is
-        places = {rank: own} | {other: place for other, (place, _) in others.items()}
-        if all(place.for_s <= timeout_s for place in places.values()):
-            return ""
         lowest = min(place.order() for place in places.values())
         behind = {each: place for each, place in places.items() if place.order() == lowest}
         rest = {each: place for each, place in places.items() if each not in behind}
-        return _message(behind, f"got no further {limit}:", rest)
+        longest_s = max(place.for_s for place in behind.values())
+        return _message(behind, f"got no further for {longest_s:.0f} s {limit}:", rest)
 
     def _blame(self, places: Places, error: RuntimeError) -> None:
         """Raise an error that names the ranks whose end made a collective fail, where they are found soon."""
         places.ask_all = True
-        patience_s = _SILENT_INTERVALS * self._interval_s
-        deadline = time.monotonic() + 2 * patience_s
+        deadline = time.monotonic() + 2 * self._patience_s
         while time.monotonic() < deadline:
             places.exchange_soon()
             time.sleep(self._interval_s / 2)
@@ -143,9 +145,11 @@ class Watchdog:
             if ended:
                 words = "; ".join(f"rank {rank} ended at {place}: {place.ended}" for rank, place in ended.items())
                 raise TrainingError(f"{words}; all ranks stop") from error
-            silent = {rank: place for rank, (place, ago_s) in known.items() if ago_s > patience_s}
+            silent = {rank: place for rank, (place, ago_s) in known.items() if ago_s > self._patience_s}
             if silent:
-                words = "; ".join(f"rank {rank} is gone (killed?), last at {place}" for rank, place in silent.items())
+                words = "; ".join(
+                    f"rank {rank} is gone (killed?), last heard of at {place}" for rank, place in silent.items()
+                )
                 raise TrainingError(
                     f"{words}; all ranks stop, this one at {self._here.place()}; the same command resumes"
                 ) from error

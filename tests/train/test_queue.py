@@ -58,10 +58,10 @@ def test_queue_smaller_than_a_batch_holds_the_end_of_it():
 
 
 def test_queue_says_how_old_its_rows_are():
-    assert filled(8, 0).telemetry(0) == {"queue_rows": 0, "queue_age_steps": 0.0}
-    assert filled(8, 1).telemetry(1) == {"queue_rows": 3, "queue_age_steps": 1.0}
+    assert filled(8, 0).telemetry(0) == {"rows": 0, "age_steps": 0.0}
+    assert filled(8, 1).telemetry(1) == {"rows": 3, "age_steps": 1.0}
     # two rows of step 1 and three each of steps 2 and 3, after 4 steps
-    assert filled(8, 4).telemetry(4) == {"queue_rows": 8, "queue_age_steps": (2 * 3 + 3 * 2 + 3 * 1) / 8}
+    assert filled(8, 4).telemetry(4) == {"rows": 8, "age_steps": (2 * 3 + 3 * 2 + 3 * 1) / 8}
 
 
 def test_queue_keeps_nothing_before_after_steps():
