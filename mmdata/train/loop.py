@@ -200,8 +200,8 @@ class Trainer:
         if update is None:
             return
         loss, self.grad_norm = float(update.loss), float(update.grad_norm)
-        if math.isfinite(loss):
-            self.meter.add_loss(loss)
+        self.watchdog.learned(update, moves=loss != 0 or self.grad_norm != 0)
+        self.meter.add_loss(loss)
         if math.isfinite(loss) and math.isfinite(self.grad_norm):
             self._skips_in_a_row = 0
         elif self.scaler.is_enabled() and self._skips_in_a_row < SKIPS_IN_A_ROW:

@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from mmdata.batch import Batch
 from mmdata.train import distributed
-from mmdata.train.finite import TrainingError
+from mmdata.train.finite import TrainingError, Update
 from mmdata.train.places import Here, Place, Places
 
 STALLED = 75
@@ -46,6 +46,7 @@ class Watchdog:
         self._timeout_s, self._step, self._group = timeout_s, step, group
         self._interval_s = min(1.0, (timeout_s or 0.0) / 10)
         self._patience_s = 5 * self._interval_s  # without news of a rank: then it is taken to be silent
+        self._moved = time.monotonic()
         self._here = Here()
         self._places: Places | None = None
         self._stop = threading.Event()
@@ -64,6 +65,22 @@ class Watchdog:
                 return
             yield batch
 
+    def learned(self, update: Update, *, moves: bool) -> None:
+        """Take note of an update; `moves` is False where loss and gradient are exactly 0.
+
+        Raises:
+            TrainingError: that has been so for the timeout: no row is valid, or no negative passes.
+        """
+        if moves or self._timeout_s is None:
+            self._moved = time.monotonic()
+        elif (still_s := time.monotonic() - self._moved) > self._timeout_s:
+            valid = update.batch["valid"]
+            raise TrainingError(
+                f"step {update.step}: loss and gradient have been exactly 0 for {still_s:.0f} s (train.stall_timeout_s "
+                f"is {self._timeout_s:g}): no row is valid (on rank {distributed.rank()} {int(valid.sum())} of "
+                f"{len(valid)} are), or no negative passes train.miner, train.teacher and the masks; loosen them"
+            )
+
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Generator[None, None, None]:
         """An evaluation may last as long as it likes while the model is called."""
@@ -81,6 +98,7 @@ class Watchdog:
     def __enter__(self) -> Self:
         if self._timeout_s is not None:
             self.at("starting")
+            self._moved = time.monotonic()
             if self._group is not None:
                 self._places = Places(self._here, self._group, interval_s=self._interval_s)
             threading.Thread(target=self._watch, daemon=True, name="mmdata-watchdog").start()

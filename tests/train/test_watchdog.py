@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from mmdata.train.finite import TrainingError
 from mmdata.train.places import Place
 from mmdata.train.watchdog import STALLED
+from tests.train.test_loop import make_trainer
 
 PROGRAM = Path(__file__).with_name("small_run.py")
 
@@ -83,6 +87,35 @@ def test_loader_that_gives_nothing_ends_a_single_process(tmp_path: Path, launche
     assert re.search(
         r"error: rank 0 has got no further for \d+ s \(.*\): step 5, waiting for data. All ranks end", error
     )
+
+
+def keep_none(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    """A miner that leaves nothing over."""
+    return torch.zeros_like(negatives)
+
+
+def keeper_of_none() -> Any:
+    return keep_none
+
+
+def test_miner_that_passes_nothing_ends_the_run(tmp_path: Path):
+    miner = {"name": "user", "of": f"{__name__}:keeper_of_none"}
+    trainer = make_trainer(tmp_path, miner=miner, steps=10**6, stall_timeout_s=0.5, log_every_steps=10**6)
+    said = r"step \d+: loss and gradient have been exactly 0 for .*\(on rank 0 8 of 8 are\), or no negative passes"
+    with pytest.raises(TrainingError, match=said):
+        trainer.run()
+
+
+def test_batches_without_a_valid_row_end_the_run(tmp_path: Path):
+    trainer = make_trainer(tmp_path, steps=10**6, stall_timeout_s=0.5, log_every_steps=10**6)
+    trainer.source.spoil = lambda number, batch: batch["valid"].zero_()
+    with pytest.raises(TrainingError, match=r"no row is valid \(on rank 0 0 of 8 are\), or no negative passes"):
+        trainer.run()
+
+
+def test_a_few_updates_without_negatives_are_no_error(tmp_path: Path):
+    miner = {"name": "user", "of": f"{__name__}:keeper_of_none"}
+    assert make_trainer(tmp_path, miner=miner, steps=3).run() == 0
 
 
 def test_places_order_by_step_then_by_what_comes_first():
