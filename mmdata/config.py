@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from mmdata.data_config import DataConfig
-from mmdata.settings import BelowOne, Count, Integer, Location, Positive, Settings, parse, read_yaml
+from mmdata.settings import BelowOne, Integer, Location, Positive, Settings, parse, read_yaml
+from mmdata.train_config import TrainConfig
 
 
 class ModelConfig(Settings):
     """Which towers, and how they meet."""
 
-    name: Literal["tiny", "small", "vit_b_16", "pretrained"] = "tiny"
+    name: Literal["micro", "tiny", "small", "vit_b_16", "pretrained"] = "tiny"
     """Built-in towers of a size; or pretrained: those that `clip`, or `vision` and `text`, name (transformers)."""
     clip: str | dict[str, Any] | None = None
     """CLIP, SigLIP or SigLIP 2: a folder, a Hugging Face name, or a config {model_type: clip, …} for random weights."""
@@ -40,63 +41,39 @@ class ModelConfig(Settings):
     """Bias of the logits at the start, for the siglip loss (in the paper -10); default: the pretrained, else none."""
 
 
-class MinerConfig(Settings):
-    """Which in-batch negatives enter the loss."""
+class ArmConfig(Settings):
+    """One of the ways to train that `mmdata compare` compares."""
 
-    name: Literal["top_k"]
-    """top_k: the hardest negatives of each row, in both directions."""
-    k: Positive = 64
-    """Negatives kept for each row."""
-    after_steps: Count = 0
-    """Updates with all negatives first: an untrained model's hardest negatives are noise, and it collapses on them."""
+    settings: tuple[str, ...] = ()
+    """What it changes, as on the command line: "train.loss=hard_negative"."""
+    neighbours: Annotated[int, Field(strict=True, ge=2)] | None = None
+    """Rows of a group: of near neighbours in the eyes of the baseline's finished model of the same seed."""
 
 
-class TrainConfig(Settings):
-    """How the towers are trained."""
+class CompareConfig(Settings):
+    """Several ways to train, each from the same seeds, and what they are measured by."""
 
-    output: Location | None = None
-    """Folder of the run; runs/NAME for configs/NAME.yaml unless given. A run found there is resumed."""
-    epochs: Positive | None = None
-    """Passes over the data; this or `steps` is required to train."""
-    steps: Positive | None = None
-    """Optimizer updates in all, in place of `epochs`."""
-    overfit_batches: Positive | None = None
-    """Train on the first so many batches of epoch 0 again and again: can the model learn them? null: on all."""
-    lr: Annotated[float, Field(gt=0.0)] = 5e-4
-    """Learning rate at the end of the warm-up; falls to 0 along a half cosine."""
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.2
-    """AdamW's, on matrices only: not on biases, norms, logit_scale and logit_bias."""
-    betas: tuple[BelowOne, BelowOne] = (0.9, 0.98)
-    warmup_steps: Count = 100
-    """Updates over which the learning rate rises linearly from 0."""
-    grad_clip_norm: Annotated[float, Field(gt=0.0)] | None = 1.0
-    """Largest norm of the whole gradient; null leaves it as it is."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Autocast type of the towers; fp16 brings a gradient scaler."""
-    micro_batch_size: Positive | None = None
-    """Rows per forward on a rank; the gradients are those of the whole batch. null: all rows at once."""
-    loss: Literal["clip", "siglip"] = "clip"
-    miner: MinerConfig | None = None
-    mask_false_negatives: bool = False
-    """Rows with the same image or caption are no negatives of each other; sets `data.hashes`."""
-    log_every_steps: Positive = 10
-    checkpoint_every_steps: Positive = 1000
-    """One is also written at the end and when a signal stops the run."""
-    keep_checkpoints: Positive = 2
-    """The newest ones; older ones are deleted."""
-    evaluate_every_epochs: Count = 1
-    """On `data.val_shards`; 0: only at the end."""
-    seed: Integer = 0
-    """Of the weights and of dropout; rank r draws from its own stream."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: the GPU of the rank where there is one."""
-    tensorboard: bool = False
-    """Also write scalars for TensorBoard into the run's folder."""
+    output: Location
+    """Folder of the runs and of results.jsonl."""
+    arms: dict[str, ArmConfig]
+    baseline: str
+    """The arm that the others are compared with; it runs first."""
+    seeds: Annotated[list[Integer], Field(min_length=2)]
+    """Of the weights and of the order of the data; the same for all arms."""
+    pairs: Location
+    """JSONL of a compositional test (see mmdata.pairs)."""
+    primary: str
+    """The type of swap in it that decides."""
+    tuning_seed: Integer
+    """Each arm is tried with each of `tuning` from this seed; what retrieves best on `data.val_shards` it keeps."""
+    tuning: tuple[tuple[str, ...], ...] = ((),)
 
     @model_validator(mode="after")
-    def _one_length(self) -> TrainConfig:
-        if self.epochs is not None and self.steps is not None:
-            raise ValueError(f"epochs ({self.epochs}) and steps ({self.steps}) exclude each other: give one")
+    def _check(self) -> CompareConfig:
+        if self.baseline not in self.arms or self.arms[self.baseline].neighbours is not None:
+            raise ValueError(f"baseline '{self.baseline}' must be one of the arms, without neighbours of its own")
+        if self.tuning_seed in self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must differ, also from tuning_seed ({self.tuning_seed}): got {self.seeds}")
         return self
 
 
@@ -106,6 +83,8 @@ class Config(Settings):
     data: DataConfig
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
+    compare: CompareConfig | None = None
+    """For `mmdata compare`, which trains several times; all other programs leave it alone."""
 
 
 def load_config(path: str | os.PathLike[str], overrides: list[str] | None = None) -> Config:

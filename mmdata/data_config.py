@@ -138,6 +138,9 @@ class DataConfig(Settings):
     """Adds image_hash and caption_hash to each batch, for masks of false negatives."""
     max_bad_share: Share = 0.05
     """An epoch fails when more than this share of the rows seen could not be loaded."""
+    extra_captions: Location | None = None
+    """Parquet file with further captions of rows, key and captions: negatives of the images (NegCLIP). Each batch then
+    has one of them for each row."""
     limit: Positive | None = None
     """Only the first rows of the index, for debugging; same code path."""
 
@@ -221,6 +224,11 @@ class DataConfig(Settings):
             raise ValueError(f"give each dataset a weight and none a repeat, or none of them a weight: {listed}")
         if len(mixed) > 1 and self.limit is not None:
             raise ValueError(f"limit ({self.limit}) takes the first rows of one dataset, and shards lists {len(mixed)}")
+        if len(mixed) > 1 and self.extra_captions is not None:
+            raise ValueError(
+                f"extra_captions are those of one dataset's keys, and shards lists {len(mixed)}: convert them into one "
+                "folder of shards, or leave extra_captions out"
+            )
         weights = [source.weight for source in mixed if source.weight is not None]
         if weights:
             if self.token_budget is not None or self.groups is not None:
@@ -265,6 +273,7 @@ def once_in_order(data: DataConfig) -> DataConfig:
         "groups": None,
         "unique": False,
         "token_budget": None,
+        "extra_captions": None,
     }
     return data.model_copy(update={"shards": shards, **changes})
 

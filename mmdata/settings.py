@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -101,49 +101,76 @@ def parse(kind: type[S], content: dict[str, Any], *, origin: str) -> S:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        errors = [(_place(e), e) for e in error.errors()]
+        errors = [(_locate(kind, e), e) for e in error.errors()]
         # Of a value that may be of several types, that it is none of one of them; what is wrong inside it says more.
-        telling = [(place, e) for place, e in errors if not any(_is_inside(other, place) for other, _ in errors)]
-        raise ConfigError(f"{origin}: " + "; ".join(_explain(kind, *each) for each in telling)) from error
+        telling = [(at, e) for at, e in errors if not any(_is_inside(other.keys, at.keys) for other, _ in errors)]
+        raise ConfigError(f"{origin}: " + "; ".join(_explain(*each) for each in telling)) from error
 
 
-def _place(error: Any) -> list[str]:
-    """Keys and positions; pydantic puts in the name of a type where there are several, as "list[SourceConfig]"."""
-    return [str(part) for part in error["loc"] if isinstance(part, int) or (part != "str" and "[" not in part)]
+class _Place(NamedTuple):
+    """Where an error is: keys and positions, the section that the last key is in, and those that its value may be."""
+
+    keys: list[str]
+    section: type[Settings]
+    values: list[type[Settings]]
+
+
+def _locate(kind: type[Settings], error: Any) -> _Place:
+    place = _Place([], kind, [])
+    for part in error["loc"]:
+        # pydantic puts in the name of a type where there are several, as "list[SourceConfig]"
+        if part == "str" or "[" in str(part):
+            continue
+        if isinstance(part, int):
+            place.keys.append(str(part))
+        elif len(place.values) > 1:  # and here the name of the one that was meant, as "top_k"
+            place = _Place(place.keys, next(v for v in place.values if part in _names(v)), [])
+        else:
+            section = place.values[0] if place.values else place.section
+            field = section.model_fields.get(part)
+            place = _Place([*place.keys, part], section, [] if field is None else _settings_in(field.annotation))
+    return place
 
 
 def _is_inside(place: list[str], other: list[str]) -> bool:
     return len(place) > len(other) and place[: len(other)] == other
 
 
-def _explain(kind: type[Settings], location: list[str], error: Any) -> str:
-    dotted = ".".join(location)
+def _explain(place: _Place, error: Any) -> str:
+    dotted = ".".join(place.keys)
     if error["type"] == "extra_forbidden":
-        known = list(_section(kind, location[:-1]).model_fields)
-        longer = [name for name in known if location[-1] in name]  # batch_size: global_batch_size, not patch_size
-        near = difflib.get_close_matches(location[-1], longer or known, n=1, cutoff=0.0)
-        return f"unknown key '{dotted}'; did you mean '{'.'.join([*location[:-1], *near])}'?"
+        wrong, known = place.keys[-1], list(place.section.model_fields)
+        longer = [name for name in known if wrong in name]  # batch_size: global_batch_size, not patch_size
+        if _names(place.section) and not difflib.get_close_matches(wrong, known):  # of another kind, perhaps
+            return f"unknown key '{dotted}': {_names(place.section)[0]} has {', '.join(known)}"
+        near = difflib.get_close_matches(wrong, longer or known, n=1, cutoff=0.0)
+        return f"unknown key '{dotted}'; did you mean '{'.'.join([*place.keys[:-1], *near])}'?"
     if error["type"] == "missing":
         return f"'{dotted}' is required and missing"
+    if error["type"] == "union_tag_not_found":
+        names = ", ".join(name for value in place.values for name in _names(value))
+        return f"'{dotted}.name' is required and missing; known: {names}"
+    if error["type"] == "union_tag_invalid":
+        names = ", ".join(name for value in place.values for name in _names(value))
+        return f"'{dotted}.name': known are {names}; got {error['ctx']['tag']!r}"
     if error["type"] == "value_error":  # from a validator of ours, which says what it got
         return f"'{dotted}': {error['ctx']['error']}" if dotted else str(error["ctx"]["error"])
-    if error["type"] == "model_type":
-        fields = _section(kind, location).model_fields
+    if error["type"] in ("model_type", "model_attributes_type"):
+        fields = (place.values or [place.section])[0].model_fields
         needed = [name for name, field in fields.items() if field.is_required()] or list(fields)[:3]
         keys = ", ".join(f"{name}: …" for name in needed)
         return f"'{dotted}': expected {{{keys}}}; got {error['input']!r}"
     return f"'{dotted}': {error['msg']}; got {error['input']!r}"
 
 
-def _section(kind: type[Settings], path: list[str]) -> type[Settings]:
-    for name in path:
-        if not name.isdecimal():  # a position in a list: the section is that of its items
-            kind = _settings_in(kind.model_fields[name].annotation) or kind
-    return kind
+def _names(section: type[Settings]) -> tuple[str, ...]:
+    """Of a section of which there are several kinds: what its key `name` may be."""
+    field = section.model_fields.get("name")
+    return get_args(field.annotation) if field is not None and field.is_required() else ()
 
 
-def _settings_in(annotation: Any) -> type[Settings] | None:
-    """The section that an annotation speaks of: of `MinerConfig | None` or `str | list[SourceConfig]` the first."""
+def _settings_in(annotation: Any) -> list[type[Settings]]:
+    """The sections that an annotation speaks of: of `GroupsConfig | None` or `str | list[SourceConfig]` one."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
-        return annotation
-    return next(filter(None, map(_settings_in, get_args(annotation))), None)
+        return [annotation]
+    return [section for part in get_args(annotation) for section in _settings_in(part)]

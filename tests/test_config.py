@@ -166,6 +166,38 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
             "c.yaml: unknown key 'train.miner.kk'; did you mean 'train.miner.k'?",
         ),
         (
+            {"data": DATA, "train": {"miner": {"name": "semi_hard", "k": 3}}},
+            "c.yaml: unknown key 'train.miner.k': semi_hard has false_negative_margin, skip_hottest, after_steps, "
+            "name, margin",
+        ),
+        (
+            {"data": DATA, "train": {"miner": {"name": "hardest"}}},
+            "c.yaml: 'train.miner.name': known are all, top_k, ratio, semi_hard, distance_weighted, gumbel_top_k, "
+            "same_group, user; got 'hardest'",
+        ),
+        (
+            {"data": DATA, "train": {"miner": {"k": 3}}},
+            "c.yaml: 'train.miner.name' is required and missing; known: all, top_k, ratio, semi_hard, "
+            "distance_weighted, gumbel_top_k, same_group, user",
+        ),
+        (
+            {"data": DATA, "train": {"miner": {"name": "same_group"}}},
+            "c.yaml: 'train.miner.size' is required and missing",
+        ),
+        (
+            {"data": DATA, "train": {"miner": {"name": "ratio", "share": 2}}},
+            "c.yaml: 'train.miner.share': Input should be less than or equal to 1; got 2",
+        ),
+        (
+            {"data": DATA, "train": {"miner": {"name": "all", "skip_hottest": 1.5}}},
+            "c.yaml: 'train.miner.skip_hottest': expected a whole number, or a share below 1; got 1.5",
+        ),
+        (
+            {"data": DATA, "train": {"miner": {"name": "distance_weighted", "dimension": 8, "cutoff": 1.5}}},
+            "c.yaml: 'train.miner': cutoff must be below farthest: got 1.5 and 1.4",
+        ),
+        ({"data": DATA, "train": {"miner": "top_k"}}, "c.yaml: 'train.miner': expected {name: …}; got 'top_k'"),
+        (
             {"data": {**DATA, "batch_size": 8}},
             "c.yaml: unknown key 'data.batch_size'; did you mean 'data.global_batch_size'?",
         ),

@@ -17,7 +17,7 @@ import mmdata
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mmdata"
 
-TOP = ["atomic", "batch", "cli", "config", "data_config", "errors", "files", "seeding", "settings"]
+TOP = ["atomic", "batch", "cli", "config", "data_config", "errors", "files", "seeding", "settings", "train_config"]
 DATA_HALF = [*TOP, "shards", "plan", "transform", "loader", "samplers", "streaming", "pairs", "convert"]
 
 MAY_IMPORT: dict[str, list[str]] = {
@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "streaming": [*TOP, "shards", "plan", "transform", "loader"],
     "pairs": [*TOP, "shards", "plan", "transform", "loader"],
     "convert": [*TOP, "shards", "transform"],
-    "train": ["atomic", "batch", "config", "errors"],
+    "train": ["atomic", "batch", "config", "errors", "train_config"],
     "inspect": [*DATA_HALF, "train"],
     "integrations": [*DATA_HALF, "train", "inspect"],
     "__main__": ["cli"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -185,6 +186,27 @@ def test_row_that_cannot_be_decoded_has_no_group(
     said = capsys.readouterr().out
     assert "rows that could not be loaded (corrupt_image) and have no group: 1\n" in said
     assert not np.load(tmp_path / "g.features.npy")[7].any()
+
+
+def test_features_kept_while_training_become_batches_of_neighbours(folder: Path, capsys: pytest.CaptureFixture[str]):
+    run, out = folder / "caching", folder / "cached.arrow"
+    words = ("train.feature_cache={of: image}", f"train.output={run}", "train.steps=4", "train.log_every_steps=4")
+    assert run_tool("train", folder / "config.yaml", *words) == 0
+    steps = np.load(run / "features.steps.npy")
+    never = int((steps < 0).sum())
+    assert 0 < never < 42 - 3 * 8, "four batches of 8, some rows in none of them"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (cache,) = [line for line in lines if line["kind"] == "feature_cache"]
+    assert cache["never_written_share"] == pytest.approx(never / 42)
+    features = ("--features", run / "features.npy", "--size", 4, "--out", out)
+    capsys.readouterr()
+    assert run_tool("neighbours", folder / "config.yaml", *features) == 0
+    assert f"{never + (42 - never) % 4} without a group" in capsys.readouterr().out
+    groups, _ = read(out)
+    assert (groups[steps < 0] == -1).all()
+    assert np.bincount(groups[groups >= 0]).tolist() == [4] * ((42 - never) // 4)
+    again = (f"data.groups={{by: {out}, size: 4}}", f"train.output={folder / 'neighbours'}")
+    assert run_tool("train", folder / "config.yaml", *again) == 0
 
 
 def test_file_made_for_other_shards_is_refused(folder: Path, made: Path):

@@ -27,12 +27,13 @@ import torch
 
 from mmdata import Loader
 from mmdata.cli import shipped
-from mmdata.config import ModelConfig, TrainConfig
+from mmdata.config import ModelConfig
 from mmdata.data_config import DataConfig, evaluation_data
 from mmdata.shards import Sample, ShardWriter, clean_caption, probe
 from mmdata.train import DualEncoder
 from mmdata.train.evaluate import evaluate_retrieval
 from mmdata.train.loop import Trainer
+from mmdata.train_config import TrainConfig
 from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import Tokenizer, train_tokenizer
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, LoadError
+from mmdata.loader.extra import ExtraTexts
 from mmdata.loader.job import Job
 from mmdata.loader.ledger import LedgerEntry, Stage
 from mmdata.loader.pixels import batch_pixels
@@ -86,14 +87,14 @@ class Assembler:
         self.hashes = hashes
         self.slots = slots or SlotRing()
 
-    def begin(self, task: Task, samples: Samples, *, labels: bool) -> Job[Made]:
-        """Begin a batch; `labels` says whether it has them.
+    def begin(self, task: Task, samples: Samples, *, labels: bool, extra: ExtraTexts | None = None) -> Job[Made]:
+        """Begin a batch; `labels` says whether it has them, `extra` are further captions, if it has those.
 
         What its units and its end raise:
             DataError: a shard is not the one that was indexed.
             LoadError: anything else that is no fault of a sample; names where it happened.
         """
-        batch = _BatchInProgress(self, task, samples, labels=labels)
+        batch = _BatchInProgress(self, task, samples, labels=labels, extra=extra)
         return Job(batch.units(), batch.finish)
 
 
@@ -119,9 +120,11 @@ class _Part:
 class _BatchInProgress:
     """A batch while it is made. Its samples are numbered 0 … n-1, in the order of their rows."""
 
-    def __init__(self, assembler: Assembler, task: Task, samples: Samples, *, labels: bool) -> None:
+    def __init__(
+        self, assembler: Assembler, task: Task, samples: Samples, *, labels: bool, extra: ExtraTexts | None
+    ) -> None:
         self._tokenizer, self._hashes = assembler.tokenizer, assembler.hashes
-        self._task, self._samples, self._labels = task, samples, labels
+        self._task, self._samples, self._labels, self._extra = task, samples, labels, extra
         self._places = np.flatnonzero(task.rows >= 0)  # (n,) positions in the batch
         self._bad_images: dict[int, LedgerEntry] = {}  # by sample
         self._bad_captions: dict[int, LedgerEntry] = {}
@@ -137,9 +140,9 @@ class _BatchInProgress:
         n = len(self._places)
         captions = _split(n, CAPTIONS_AT_ONCE)
         images = _split(n, min(UNIT_ROWS, -(-n // MIN_UNITS)))
-        return [partial(self._do, self._tokenize, samples) for samples in captions] + [
-            partial(self._do, self._write_pixels, samples) for samples in images
-        ]
+        further = [] if self._extra is None else [partial(self._do, self._tokenize_extra, range(0))]
+        of_captions = [partial(self._do, self._tokenize, samples) for samples in captions]
+        return [*further, *of_captions, *(partial(self._do, self._write_pixels, samples) for samples in images)]
 
     def finish(self) -> Made:
         """Put the batch together; all units must be done."""
@@ -226,6 +229,12 @@ class _BatchInProgress:
         self._input_ids[places], self._attention_mask[places] = encoded
         part.clock.lap("tokenize")
 
+    def _tokenize_extra(self, part: _Part) -> None:
+        """The extra captions, in one call."""
+        assert self._extra is not None
+        self._further = self._extra.encode(self._tokenizer, self._places, len(self._task.rows))
+        part.clock.lap("tokenize")
+
     def _entry(self, i: int, stage: Stage, error: BadSample) -> LedgerEntry:
         task, samples = self._task, self._samples
         offset = samples.offset(i, "caption" if stage == "caption" else "image")
@@ -254,6 +263,12 @@ class _BatchInProgress:
         if self._hashes:
             batch["image_hash"] = self._spread(self._samples.image_hashes(), fill=0)
             batch["caption_hash"] = self._spread(self._samples.caption_hashes(), fill=0)
+        if self._extra is not None:
+            there = self._spread(self._extra.there().astype(np.int64), fill=0).bool()
+            batch["extra_input_ids"], batch["extra_attention_mask"] = map(torch.from_numpy, self._further)
+            batch["extra_valid"] = valid & there
+            if self._hashes:
+                batch["extra_caption_hash"] = self._spread(self._extra.hashes(), fill=0)
         part.clock.lap("collate")
         return batch
 

@@ -14,6 +14,7 @@ from mmdata.loader.beside import SideProcesses
 from mmdata.loader.gil import time_with_gil
 from mmdata.loader.mixing import needs_hashes
 from mmdata.loader.relay import EndingTasks, Relay
+from mmdata.loader.state import identity_of
 from mmdata.loader.threads import ThreadedBatches
 from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
@@ -50,13 +51,13 @@ def source_of(
     chosen = choose(data, plan, worker, rank=rank, world_size=world_size)
     if chosen.workers == "thread" or chosen.num_workers == 0:
         return None
-    beside = SideProcesses(chosen, plan.identity(), rank=rank, world_size=world_size)
+    beside = SideProcesses(chosen, identity_of(plan, worker), rank=rank, world_size=world_size)
     if not may_bridge(data):
         return beside
 
     def new_threads() -> tuple[EndingTasks, ThreadedBatches]:
         # A worker of its own: the memory of its batches goes with it.
-        mine = Worker(worker.index, worker.tokenizer, worker.transform, hashes=needs_hashes(data))
+        mine = Worker(worker.index, worker.tokenizer, worker.transform, hashes=needs_hashes(data), extra=worker.extra)
         tasks = EndingTasks(plan, mine, rank=rank, world_size=world_size)
         return tasks, ThreadedBatches(tasks, mine, count=data.num_workers, room=data.prefetch)
 

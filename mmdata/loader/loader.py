@@ -22,7 +22,7 @@ from mmdata.loader.choice import source_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.planning import build_plan
 from mmdata.loader.relay import Relay
-from mmdata.loader.state import position_of
+from mmdata.loader.state import Identity, identity_of, position_of
 from mmdata.loader.stats import Stats
 from mmdata.loader.tasks import Tasks
 from mmdata.loader.threads import ThreadedBatches
@@ -175,11 +175,12 @@ class Loader:
         makes one state of those of all ranks.
         """
         place = {"epoch": self._epoch, "step": self._yielded}
-        return {**place, **self._ledger.counts.state(), "plan": self._identity}
+        return {**place, **self._ledger.counts.state(), "plan": self.identity}
 
-    @cached_property
-    def _identity(self) -> dict[str, str | int | bool]:
-        return self.plan.identity()  # takes a millisecond; a state may be asked for at every step
+    @cached_property  # takes a millisecond; a state may be asked for at every step
+    def identity(self) -> Identity:
+        """What the batches depend on; a state belongs to loaders of the same identity."""
+        return identity_of(self.plan, self.worker)
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of those that all ranks took at the same step: the rows that they have counted are added up."""
@@ -211,7 +212,7 @@ class Loader:
             ConfigError: the state belongs to another plan; what differs is named. Or a number in it is missing, or
                 is none that `state_dict` gives.
         """
-        epoch, step = position_of(state, self._identity, self.plan)
+        epoch, step = position_of(state, self.identity, self.plan)
         self._ledger.restore(RowCounts.of(state))
         self._epoch, self._yielded = epoch, step
         self._resume, self._stay = True, False

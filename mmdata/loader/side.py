@@ -24,6 +24,7 @@ from mmdata.loader.job import Job
 from mmdata.loader.planning import build_plan
 from mmdata.loader.shared import Channel, LentMemory, Packed, pack
 from mmdata.loader.slots import SlotRing
+from mmdata.loader.state import identity_of
 from mmdata.loader.tasks import Tasks
 from mmdata.loader.threads import WorkerThreads
 from mmdata.loader.worker import Worker
@@ -114,7 +115,7 @@ class Side:
         self._lent: dict[int, Any] = {}  # tensors in the buffers that the other side looks at, by number
         self._run: Run | None = None
         self._thread = threading.Thread()
-        channel.send({"ready": json.loads(json.dumps(plan.identity()))})
+        channel.send({"ready": json.loads(json.dumps(identity_of(plan, self._worker)))})
 
     def take(self, message: dict[str, Any]) -> None:
         """Do what a message asks for."""

@@ -5,17 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from mmdata.errors import ConfigError
+from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
 
+Identity = dict[str, str | int | bool | None]
+"""What batches depend on, by name: JSON."""
 
-def position_of(state: dict[str, Any], identity: dict[str, str | int | bool], plan: Plan) -> tuple[int, int]:
-    """(epoch, step) of a state; `identity` is the plan's.
+
+def identity_of(plan: Plan, worker: Worker) -> Identity:
+    """What the batches of a plan depend on: its identity, and that of the worker's extra captions."""
+    return {**plan.identity(), "extra_captions": worker.extra and worker.extra.fingerprint}
+
+
+def position_of(state: dict[str, Any], identity: Identity, plan: Plan) -> tuple[int, int]:
+    """(epoch, step) of a state; `identity` is that of the batches.
 
     Raises:
         ConfigError: the state belongs to another plan; what differs is named. Or a number in it is missing, or is none
             that `Loader.state_dict` gives.
     """
-    saved = state.get("plan") or {}
+    saved = {"extra_captions": None, **(state.get("plan") or {})}
     if untold := [key for key in identity if key not in saved]:
         raise ConfigError(
             f"this loader state does not say {', '.join(untold)} of its plan: this version's loader did not "

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mmdata.data_config import DataConfig
 from mmdata.errors import BadSample, Reason
 from mmdata.loader.assemble import Assembler, Made, Task
+from mmdata.loader.extra import ExtraCaptions, open_extra_captions
 from mmdata.loader.job import Job
 from mmdata.loader.mixing import needs_hashes
 from mmdata.loader.planning import open_index
@@ -43,6 +44,7 @@ class Worker:
         tokenizer: for the captions.
         transform: for the pixels.
         hashes: add image_hash and caption_hash to the batches.
+        extra: further captions of the rows, for the batches.
         slots: lends the memory of pixels; default: memory of this process.
     """
 
@@ -53,12 +55,14 @@ class Worker:
         transform: PixelTransform,
         *,
         hashes: bool = False,
+        extra: ExtraCaptions | None = None,
         slots: SlotRing | None = None,
     ) -> None:
         self.index = index
         self.store = ShardStore(index)
         self.tokenizer = tokenizer
         self.transform = transform
+        self.extra = extra
         self._assembler = Assembler(tokenizer, transform, hashes=hashes, slots=slots)
         self._has_labels = index.manifest.has_labels
 
@@ -67,13 +71,17 @@ class Worker:
         """The worker that a section `data` describes."""
         tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
         transform = PixelTransform.from_config(data)
-        return cls(open_index(data), tokenizer, transform, hashes=needs_hashes(data), slots=slots)
+        index = open_index(data)
+        extra = open_extra_captions(data, index, tokenizer)
+        return cls(index, tokenizer, transform, hashes=needs_hashes(data), extra=extra, slots=slots)
 
     def begin(self, task: Task, stop: Event | None = None) -> Job[Made]:
         """Begin a batch; see `Assembler.begin`. Its units raise Interrupted once `stop` is set."""
         there = task.rows >= 0
-        samples = IndexSamples(self.index, self.store, task.rows[there], task.passes[there], stop=stop)
-        return self._assembler.begin(task, samples, labels=self._has_labels)
+        rows, passes = task.rows[there], task.passes[there]
+        samples = IndexSamples(self.index, self.store, rows, passes, stop=stop)
+        extra = None if self.extra is None else self.extra.choose(rows, passes)
+        return self._assembler.begin(task, samples, labels=self._has_labels, extra=extra)
 
     def make(self, task: Task) -> Made:
         """Make a batch in the caller's thread.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, Protocol, runtime_checkable
 
 from typing_extensions import Self
 
 from mmdata.batch import Batch
-from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
+from mmdata.train_config import TrainConfig
 
 
 class Batches(Protocol):
@@ -50,6 +50,16 @@ class CountsRows(Protocol):
 
     def check_rows(self, state: dict[str, Any]) -> None:
         """Raise a DataError where too many of the rows that a state counts could not be used."""
+        ...
+
+
+@runtime_checkable
+class HasIndex(Protocol):
+    """A loader whose row numbers are those of an index; `mmdata.Loader` is one."""
+
+    @property
+    def index(self) -> Sized:
+        """All rows."""
         ...
 
 

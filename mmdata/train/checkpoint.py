@@ -15,15 +15,17 @@ from torch import nn
 
 from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DataError
+from mmdata.train.sharding import shares_of
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 
 # Settings that may differ between the run that wrote a checkpoint and the run that resumes it: they change where
-# things lie, who does the work and what is told about it, never which numbers come out (micro_batch_size: up to
-# rounding). A moved corpus is still the same corpus: the loader compares its manifest. In a mixture that is the folder
-# of each dataset, data.shards.0.shards and so on (positions are left out here), but not its weight or repeat.
+# things lie, who does the work and what is told about it, never which numbers come out (micro_batch_size, parallel and
+# compile: up to rounding; a compiled tower draws other dropout). A moved corpus is still the same corpus: the loader
+# compares its manifest. In a mixture that is the folder of each dataset, data.shards.0.shards and so on (positions are
+# left out here), but not its weight or repeat.
 MAY_CHANGE = frozenset(
     {
         "data.shards",
@@ -38,10 +40,14 @@ MAY_CHANGE = frozenset(
         "data.max_bad_share",
         "train.output",
         "train.micro_batch_size",
+        "train.parallel",
+        "train.compile",
         "train.log_every_steps",
+        "train.mining_telemetry_every_steps",
         "train.checkpoint_every_steps",
         "train.keep_checkpoints",
         "train.evaluate_every_epochs",
+        "train.stall_timeout_s",
         "train.device",
         "train.tensorboard",
         "model.gradient_checkpointing",
@@ -139,13 +145,33 @@ def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> Non
         ConfigError: they do not fit, as when the tokenizer has another number of entries than it had.
     """
     try:
-        model.load_state_dict(state["model"])
+        model.load_state_dict(shares_of(state["model"], model))
     except RuntimeError as error:
         difference = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
         raise ConfigError(
             f"checkpoint '{origin}': its weights do not fit the model ({difference}); "
             "restore the tokenizer and the section model it was made with"
         ) from error
+
+
+def check_same_run(state: dict[str, Any], settings: dict[str, Any], total_steps: int, *, origin: str) -> None:
+    """Refuse to resume under settings that would change what is computed, or for another number of steps.
+
+    Args:
+        state: the checkpoint.
+        settings: of this run, nested by section.
+        total_steps: of this run.
+        origin: the checkpoint, for the message.
+
+    Raises:
+        ConfigError: names what differs, with both values.
+    """
+    check_same_settings(state["settings"], settings, origin=origin)
+    if state["total_steps"] != total_steps:
+        raise ConfigError(
+            f"cannot resume from {origin}: the run had {state['total_steps']} steps, now it has {total_steps}; "
+            "restore the data, or give another train.output to start anew"
+        )
 
 
 def check_same_settings(saved: dict[str, Any], current: dict[str, Any], *, origin: str) -> None:

@@ -157,3 +157,26 @@ class _Gather(torch.autograd.Function):
         own = grad.new_empty((grad.shape[0] // world_size(), *grad.shape[1:]))
         dist.reduce_scatter_tensor(own, grad.contiguous())
         return own
+
+
+def log_sum_exp(partial: Tensor) -> Tensor:
+    """Of what each rank has: element by element, the log of the sum over ranks of exp(partial), with gradient."""
+    return partial if world_size() == 1 else _LogSumExp.apply(partial)  # type: ignore[no-any-return]
+
+
+class _LogSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        top = partial.clone()
+        dist.all_reduce(top, dist.ReduceOp.MAX)
+        top = top.where(top != -torch.inf, 0.0)
+        total = (partial - top).exp()
+        dist.all_reduce(total)
+        ctx.share = (partial - top).exp_().div_(total.clamp(min=torch.finfo(total.dtype).tiny))
+        return total.log() + top
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        everyones = grad.clone()
+        dist.all_reduce(everyones)
+        return everyones * ctx.share

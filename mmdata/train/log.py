@@ -59,19 +59,23 @@ class RunLog:
             with contextlib.suppress(OSError):
                 self._progress.update(self._task, completed=step)
 
-    def record(self, kind: str, values: Mapping[str, float | int | None]) -> None:
-        """Append one line to metrics.jsonl: {"kind": "train" | "evaluation", "step": …, "epoch": …, …}."""
+    def record(self, kind: str, values: Mapping[str, float | list[float] | None]) -> None:
+        """Append one line to metrics.jsonl: {"kind": "train" | "evaluation" | "mining", "step": …, "epoch": …, …}.
+
+        Lists, such as histograms, are written there only.
+        """
         if not self._speaks:
             return
         # JSON has no infinity and no NaN; under fp16 a skipped update has such a norm.
-        values = {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
-        self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
+        finite = {name: _finite(value) for name, value in values.items()}
+        self._metrics.write(json.dumps({"kind": kind, **finite}) + "\n")
         self._metrics.flush()
+        numbers = {name: value for name, value in finite.items() if not isinstance(value, list)}
         if self._writer is not None:
-            for name, value in values.items():
+            for name, value in numbers.items():
                 if name not in ("step", "epoch") and value is not None:
-                    self._writer.add_scalar(f"{kind}/{name}", value, values["step"])
-        self.say(f"{'' if kind == 'train' else kind + ': '}{format_values(values)}")
+                    self._writer.add_scalar(f"{kind}/{name}", value, numbers["step"])
+        self.say(f"{'' if kind == 'train' else kind + ': '}{format_values(numbers)}")
 
     def say(self, line: str) -> None:
         """One line to the terminal or the log file; a terminal that is gone is no error."""
@@ -108,6 +112,12 @@ def format_values(values: Mapping[str, float | int | None]) -> str:
         else:
             parts.append(f"{words} {value if isinstance(value, int) else format(value, '.4g')}")
     return " · ".join(parts)
+
+
+def _finite(value: float | list[float] | None) -> float | list[float | None] | None:
+    if isinstance(value, list):
+        return [each if math.isfinite(each) else None for each in value]
+    return None if value is None or not math.isfinite(value) else value
 
 
 def evaluated_steps(path: Path) -> tuple[int, ...]:

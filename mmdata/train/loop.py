@@ -19,27 +19,30 @@ from torch import Tensor, nn
 
 from mmdata.atomic import write_whole
 from mmdata.batch import Batch
-from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
-from mmdata.train import checkpoint, distributed, losses, miners
+from mmdata.train import checkpoint, distributed, parallel, sharding
 from mmdata.train.batches import Batches, CountsRows, count_steps
 from mmdata.train.checkpoint import CHECKPOINTS
 from mmdata.train.finite import TrainingError, Update
 from mmdata.train.log import METRICS, RunLog, evaluated_steps
+from mmdata.train.memory import Memory
 from mmdata.train.meter import Meter
+from mmdata.train.objective import loss_at
 from mmdata.train.overfit import FirstBatches
 from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.randomness import rng_state, seed_rank, set_rng_state
 from mmdata.train.schedule import learning_rate, make_optimizer, set_learning_rate
-from mmdata.train.step import train_step
+from mmdata.train.step import AUTOCAST, train_step
 from mmdata.train.stopping import StopSignals
-from mmdata.train.together import checked_state, gather, taken_together
+from mmdata.train.teacher import MovingAverage
+from mmdata.train.together import checked_state, gather, on_first, taken_together
 from mmdata.train.waiting import DataWait
+from mmdata.train.watchdog import Watchdog
+from mmdata.train_config import TrainConfig
 
 EVALUATION = "evaluation.json"
 SKIPS_IN_A_ROW = 50  # a scaler that has halved itself so often will not find a finite gradient
 COUNTERS = ("step", "epoch", "epoch_step", "total_steps", "skipped_updates", "grad_norm")
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
@@ -87,13 +90,16 @@ class Trainer:
         self.group = cast("dist.ProcessGroup | None", group)
         if several and isinstance(batches, CountsRows):
             batches.judge_together()
+        self.teacher = MovingAverage.from_config(model, config)
+        self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=AUTOCAST[config.precision])
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+        self.memory = Memory.from_config(config, batches, output)
+        self.watchdog = Watchdog(config.stall_timeout_s, lambda: self.step, self.group)
         self.meter = Meter(self.group)
         self.data_wait = DataWait(batches, output / "config.yaml")
         self.total_steps = count_steps(batches, config)
-        self.epoch = self.epoch_step = self.step = 0
-        self.skipped_updates = self._skips_in_a_row = 0
+        self.epoch = self.epoch_step = self.step = self.skipped_updates = self._skips_in_a_row = 0
         self.grad_norm = math.nan
         self._unchecked: Update | None = None
         batches.set_epoch(0)
@@ -109,7 +115,6 @@ class Trainer:
         self.log.say(where)
         if config.warmup_steps >= self.total_steps:
             self.log.say(f"train.warmup_steps is {config.warmup_steps}: the learning rate will not reach its peak")
-        self.parallel = distributed.wrap(model, self.device)
 
     def run(self) -> int:
         """Train to the end, or until a signal.
@@ -119,9 +124,9 @@ class Trainer:
 
         Raises:
             TrainingError: a loss or gradient that is not finite, batches that do not keep to their `len`, too many rows
-                that could not be used over all ranks, or no batch on another rank; raised on every rank.
+                that could not be used over all ranks, no batch on another rank, or the end of one; on every rank.
         """
-        with StopSignals(self.group) as stop, contextlib.closing(self.log):
+        with StopSignals(self.group) as stop, contextlib.closing(self.log), self.watchdog:
             stopped = self._evaluate_if_due(stop)  # the run before this one may have ended just before it
             while not stopped and self.step < self.total_steps:
                 stopped = self._run_epoch(stop) or self._evaluate_if_due(stop)
@@ -137,7 +142,8 @@ class Trainer:
     def _run_epoch(self, stop: StopSignals) -> int:
         """The rest of this epoch; returns the signal that stopped it, or 0."""
         length = len(self.batches)
-        for batch in taken_together(self.meter.waited_for(iter(self.batches)), self.group):
+        batches = self.watchdog.waited_for(self.meter.waited_for(iter(self.batches)))
+        for batch in taken_together(batches, self.group):
             if self.epoch_step == length:
                 raise TrainingError(f"epoch {self.epoch}: more than len(batches) = {length} batches came")
             self._update(batch)
@@ -153,23 +159,29 @@ class Trainer:
 
     def _update(self, batch: Batch) -> None:
         """One optimizer update from one global batch."""
+        self.watchdog.at("computing")
         rate = learning_rate(
             self.step, peak=self.config.lr, warmup_steps=self.config.warmup_steps, total_steps=self.total_steps
         )
         set_learning_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
+        opinion = self.teacher and self.teacher.opinion(batch, self.step)
+        loss = loss_at(self.step, self.config, opinion, self.memory.queue)
         output = train_step(
             self.parallel,
             batch,
-            loss_at(self.step, self.config),
+            loss,
             micro_batch_size=self.config.micro_batch_size,
             autocast_dtype=AUTOCAST[self.config.precision],
             scaler=self.scaler,
         )
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip_norm or math.inf)
+        norm = sharding.clip_grad_norm(self.model.parameters(), self.config.grad_clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if self.teacher is not None:
+            self.teacher.update(self.model)
+        self.memory.keep(output.output, batch, self.step)
         self._check()
         self._unchecked = Update(self.step, batch, output.loss, norm)
         self.step += 1
@@ -177,6 +189,10 @@ class Trainer:
         self.log.advance(self.step)
         if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
             self._log(rate, output.output.logit_scale)
+        if self.config.mining_telemetry_every_steps and self.step % self.config.mining_telemetry_every_steps == 0:
+            with self.meter.paused():
+                values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
+                self.log.record("mining", values)
 
     def _check(self) -> None:
         """Look at the loss and the gradient of the last update, one update late: a look waits for the device.
@@ -187,8 +203,8 @@ class Trainer:
         if update is None:
             return
         loss, self.grad_norm = float(update.loss), float(update.grad_norm)
-        if math.isfinite(loss):
-            self.meter.add_loss(loss)
+        self.watchdog.learned(update, moves=loss != 0 or self.grad_norm != 0)
+        self.meter.add_loss(loss)
         if math.isfinite(loss) and math.isfinite(self.grad_norm):
             self._skips_in_a_row = 0
         elif self.scaler.is_enabled() and self._skips_in_a_row < SKIPS_IN_A_ROW:
@@ -206,6 +222,8 @@ class Trainer:
         if self.scaler.is_enabled():
             values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.skipped_updates}
         self.log.record("train", values)
+        for kind, numbers in self.memory.telemetry(self.step):
+            self.log.record(kind, {"step": self.step, "epoch": self.epoch, **numbers})
         if line := self.data_wait.explain(values["data_wait_share"] or 0.0, self.meter.step_ms):
             self.log.say(line)
 
@@ -218,7 +236,7 @@ class Trainer:
         """Evaluate between two epochs, a checkpoint having been written; returns the signal that came, or 0."""
         if self.evaluate is None or not self._evaluation_due() or self._evaluated_step == self.step:
             return 0
-        with self.meter.paused():
+        with self.meter.paused(), self.watchdog.evaluating(self.model):
             random_state = rng_state(self.device)
             self.model.eval()
             values = {"step": self.step, "epoch": self.epoch, **self.evaluate(self.model)}
@@ -233,10 +251,11 @@ class Trainer:
     def _save_if_due(self, stop: StopSignals) -> int:
         """Write a checkpoint where one is due; returns the signal that any rank has got, or 0."""
         stopped = stop.agreed()
-        at_end = self.step == self.total_steps
-        if stopped or at_end or self.step % self.config.checkpoint_every_steps == 0 or self._evaluation_due():
+        due = self.step == self.total_steps or self.step % self.config.checkpoint_every_steps == 0
+        if stopped or due or self._evaluation_due():
             with self.meter.paused():
                 self._check()
+                self.watchdog.at("writing a checkpoint")
                 self._save()
         return stopped
 
@@ -244,23 +263,18 @@ class Trainer:
         state = {
             **{name: getattr(self, name) for name in COUNTERS},
             "settings": self.settings,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": sharding.whole_state(self.model.state_dict()),
+            "optimizer": sharding.whole_state(self.optimizer.state_dict()),
             "scaler": self.scaler.state_dict(),
+            "teacher": self.teacher and self.teacher.state_dict(),
             "batches": checked_state(self.batches, self.source, self.group),
             "meter": self.meter.state_dict(),
+            "memory": self.memory.state_dict(),
             "rng": gather(rng_state(self.device), self.group),
         }
-        failed: list[Exception | None] = [None]
-        if distributed.rank() == 0:
-            try:
-                checkpoint.save_checkpoint(self.output / CHECKPOINTS, state, keep=self.config.keep_checkpoints)
-            except (OSError, RuntimeError) as error:
-                failed = [error]
-        if self.group is not None:  # no rank leaves, and gets the others stopped, before it is written
-            dist.broadcast_object_list(failed, src=0, group=self.group)
-        if failed[0] is not None:
-            raise failed[0]
+        folder, keep = self.output / CHECKPOINTS, self.config.keep_checkpoints
+        # No rank leaves, and gets the others stopped, before it is written.
+        on_first(lambda: checkpoint.save_checkpoint(folder, state, keep=keep), self.group)
 
     def _resume(self) -> str:
         """Go on from the newest checkpoint in `output`, where there is one; returns a line that says so."""
@@ -272,28 +286,18 @@ class Trainer:
             self._evaluated_step = None
             return f"starting: {self.total_steps} steps"
         state = checkpoint.load_checkpoint(path)
-        checkpoint.check_same_settings(state["settings"], self.settings, origin=str(path))
-        if state["total_steps"] != self.total_steps:
-            raise ConfigError(
-                f"cannot resume from {path}: the run had {state['total_steps']} steps, now it has {self.total_steps}; "
-                "restore the data, or give another train.output to start anew"
-            )
+        checkpoint.check_same_run(state, self.settings, self.total_steps, origin=str(path))
         for name in COUNTERS:
             setattr(self, name, state[name])
         checkpoint.load_weights(self.model, state, origin=str(path))
-        self.optimizer.load_state_dict(state["optimizer"])
+        sharding.load_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
+        if self.teacher is not None:
+            self.teacher.load_state_dict(state["teacher"])
         self.batches.load_state_dict(state["batches"])
         self.meter.load_state_dict(state["meter"])
+        said = self.memory.load_state_dict(state.get("memory", {}), self.step, self.device, self.group)
         self._evaluated_step = self.step if self.step in evaluated else None
         if len(state["rng"]) == distributed.world_size():
             set_rng_state(state["rng"][distributed.rank()], self.device)
-        return f"resuming from {path}: step {self.step} of {self.total_steps}"
-
-
-def loss_at(step: int, config: TrainConfig) -> losses.ContrastiveLoss:
-    """The loss and miner that a configuration names, for the update after `step` updates."""
-    miner = None
-    if config.miner is not None and step >= config.miner.after_steps:
-        miner = miners.TopK(config.miner.k)
-    return losses.ContrastiveLoss(config.loss, miner=miner, mask_same=config.mask_false_negatives)
+        return f"resuming from {path}: step {self.step} of {self.total_steps}{said and '; '}{said}"

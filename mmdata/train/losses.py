@@ -3,26 +3,24 @@ is what DDP and FSDP take, is the gradient of one process that holds the whole b
 
 How: each rank computes the rows it owns against all ranks' columns and divides by the global number of valid rows.
 The returned loss has the global value, and W times the gradient of the local part; gathered features send their
-gradient home by a reduce-scatter, so the sum over ranks, divided by W, is exact whatever the ranks hold.
+gradient home by a reduce-scatter, so the sum over ranks, divided by W, is exact whatever the ranks hold. Similarities
+are made tile by tile (`tiles`) or by blocks of whole rows (`rowwise`), and never stored whole: memory is O(B·D).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from mmdata.batch import Batch
 from mmdata.train import distributed
-from mmdata.train.miners import Miner
-from mmdata.train.model import DualEncoderOutput
-
-BLOCK_ELEMENTS = 1 << 24  # similarities in memory at once: 64 MiB of float32; rows of more are recomputed in backward
+from mmdata.train.extra import ExtraNegatives
+from mmdata.train.miners import AnyMiner
+from mmdata.train.pairs import Pairs
+from mmdata.train.tiles import log_sum_exps
 
 
 def clip_loss(
@@ -30,9 +28,11 @@ def clip_loss(
     text_features: Tensor,
     logit_scale: Tensor,
     *,
-    miner: Miner | None = None,
+    miner: AnyMiner | None = None,
     valid: Tensor | None = None,
     same: Sequence[Tensor] = (),
+    extra_texts: ExtraNegatives | None = None,
+    extra_images: ExtraNegatives | None = None,
 ) -> Tensor:
     """Symmetric InfoNCE over the global batch.
 
@@ -45,6 +45,8 @@ def clip_loss(
             how many are.
         same: int64 (B,) each, such as image_hash and caption_hash: rows that are equal in any of them are not
             negatives of each other.
+        extra_texts: further negatives of the images, such as captions with two words swapped (NegCLIP).
+        extra_images: further negatives of the texts.
 
     Returns:
         Scalar, float32 (float64 for such features): mean of both directions over the valid rows of all ranks, in
@@ -53,19 +55,53 @@ def clip_loss(
     Raises:
         ValueError: row counts differ.
 
-    Source: Radford et al. 2021, figure 3 (arXiv:2103.00020).
+    Source: Radford et al. 2021, figure 3 (arXiv:2103.00020); extra captions: Yuksekgonul et al. 2023
+    (arXiv:2210.01936).
     """
-    image_features, text_features, pairs = _prepare(image_features, text_features, valid, same)
+    pairs = Pairs.gather(image_features, text_features, valid, same=same)
     with _full_precision(image_features):
-        images, texts = distributed.gather_with_grad(image_features), distributed.gather_with_grad(text_features)
+        if miner is None:
+            return pairs.global_mean(_infonce_of_all(pairs, logit_scale, extra_texts, extra_images))
+        of_images = pairs.sum_over("image", _infonce, [logit_scale], miner=miner, extra=extra_texts)
+        of_texts = pairs.sum_over("text", _infonce, [logit_scale], miner=miner, extra=extra_images)
+        return pairs.global_mean((of_images + of_texts) / 2)
 
-        def block_loss(anchors: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
-            return _infonce(anchors, columns, rows, pairs, logit_scale, miner)
 
-        total = _over_blocks(block_loss, image_features, texts, pairs) + _over_blocks(
-            block_loss, text_features, images, pairs
-        )
-        return pairs.global_mean(total / 2)
+def multi_positive_loss(
+    image_features: Tensor,
+    text_features: Tensor,
+    logit_scale: Tensor,
+    *,
+    labels: Tensor,
+    miner: AnyMiner | None = None,
+    valid: Tensor | None = None,
+    same: Sequence[Tensor] = (),
+) -> Tensor:
+    """Symmetric InfoNCE where all rows of a label are positives of each other, each counting the same.
+
+    Args:
+        image_features: (B, D), as in `clip_loss`.
+        text_features: (B, D).
+        logit_scale: scalar multiplier, already exponentiated.
+        labels: int64 (B,), any numbers: classes, or hashes of captions or images. A row that shall be alone needs one
+            of its own.
+        miner: chooses among the rows of other labels; None keeps all.
+        valid: bool (B,), as in `clip_loss`.
+        same: int64 (B,) each, as in `clip_loss`; does not touch positives.
+
+    Returns:
+        Scalar: the mean over positives of -log p, over the valid rows and both directions, in nats.
+
+    Raises:
+        ValueError: row counts differ.
+
+    Source: Yang et al. 2022, UniCL, equations 3 to 5 (arXiv:2204.03610).
+    """
+    pairs = Pairs.gather(image_features, text_features, valid, same=same, labels=labels)
+    with _full_precision(image_features):
+        of_images = pairs.sum_over("image", _infonce, [logit_scale], miner=miner)
+        of_texts = pairs.sum_over("text", _infonce, [logit_scale], miner=miner)
+        return pairs.global_mean((of_images + of_texts) / 2)
 
 
 def siglip_loss(
@@ -74,7 +110,7 @@ def siglip_loss(
     logit_scale: Tensor,
     logit_bias: Tensor,
     *,
-    miner: Miner | None = None,
+    miner: AnyMiner | None = None,
     valid: Tensor | None = None,
     same: Sequence[Tensor] = (),
 ) -> Tensor:
@@ -84,8 +120,8 @@ def siglip_loss(
     a miner that keeps all leaves the loss as it is.
 
     Args:
-        image_features: (B, D), L2-normalised, this rank's rows; B equal on all ranks.
-        text_features: (B, D); row i pairs with image row i.
+        image_features: (B, D), as in `clip_loss`.
+        text_features: (B, D).
         logit_scale: scalar multiplier, already exponentiated.
         logit_bias: scalar added to all logits.
         miner: chooses and weighs negatives, in both directions; None keeps all.
@@ -93,173 +129,169 @@ def siglip_loss(
         same: int64 (B,) each, as in `clip_loss`.
 
     Returns:
-        Scalar, float32 (float64 for such features): sum over pairs / number of valid rows of all ranks, in nats;
-        0 where no row is valid.
+        Scalar: sum over pairs / number of valid rows of all ranks, in nats; 0 where no row is valid.
 
     Raises:
         ValueError: row counts differ.
 
     Source: Zhai et al. 2023, algorithm 1 (arXiv:2303.15343).
     """
-    image_features, text_features, pairs = _prepare(image_features, text_features, valid, same)
+    pairs = Pairs.gather(image_features, text_features, valid, same=same)
+    scalars = [logit_scale, logit_bias]
     with _full_precision(image_features):
-
-        def block_loss(anchors: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
-            return _sigmoid(anchors, columns, rows, pairs, (logit_scale, logit_bias), miner)
-
         # Every pair stands in one image's row: without a miner the other direction would add the same sum again.
-        total = _over_blocks(block_loss, image_features, distributed.gather_with_grad(text_features), pairs)
+        total = pairs.sum_over("image", _sigmoid, scalars, miner=miner)
         if miner is not None:
-            images = distributed.gather_with_grad(image_features)
-            total = (total + _over_blocks(block_loss, text_features, images, pairs)) / 2
+            total = (total + pairs.sum_over("text", _sigmoid, scalars, miner=miner)) / 2
         return pairs.global_mean(total)
 
 
-@dataclass(frozen=True)
-class ContrastiveLoss:
-    """A loss with its miner, as the training step takes it: `loss = ContrastiveLoss("clip")(output, batch)`.
+def triplet_loss(
+    image_features: Tensor,
+    text_features: Tensor,
+    *,
+    margin: float = 0.2,
+    miner: AnyMiner | None = None,
+    valid: Tensor | None = None,
+    same: Sequence[Tensor] = (),
+) -> Tensor:
+    """Hinge loss: a negative's cosine is to be `margin` below the positive's.
 
     Args:
-        kind: "clip" (InfoNCE) or "siglip" (sigmoid).
-        miner: chooses negatives; None keeps all.
-        mask_same: rows of equal image_hash or caption_hash are not negatives of each other, where the batch has them.
+        image_features: (B, D), as in `clip_loss`.
+        text_features: (B, D).
+        margin: in cosine, 0 to 2.
+        miner: chooses and weighs negatives; `miners.TopK(1)` is the loss of VSE++, None the sum over all (VSE0).
+        valid: bool (B,), as in `clip_loss`.
+        same: int64 (B,) each, as in `clip_loss`.
+
+    Returns:
+        Scalar: sum over the chosen negatives, mean over the valid rows of all ranks, sum of both directions.
+
+    Raises:
+        ValueError: row counts differ, or a margin out of range.
+
+    Source: Faghri et al. 2018, VSE++, equations 5 and 6 (arXiv:1707.05612).
     """
+    if not 0 <= margin <= 2:
+        raise ValueError(f"margin is a difference of cosines, 0 to 2: got {margin}")
 
-    kind: Literal["clip", "siglip"] = "clip"
-    miner: Miner | None = None
-    mask_same: bool = True
+    def hinge(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None) -> Tensor:
+        own = scores.where(positives, 0.0).sum(1, keepdim=True)  # (b, 1)
+        losses = F.relu(margin + scores - own).where(negatives, 0.0)
+        return (losses if weights is None else losses * weights).sum(1)
 
-    def __call__(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
-        """Scalar loss of `output`, the model's features of `batch`."""
-        hashes = (batch.get("image_hash"), batch.get("caption_hash"))
-        same = [key for key in hashes if self.mask_same and key is not None]
-        if self.kind == "siglip":
-            if output.logit_bias is None:
-                raise ValueError("loss 'siglip' needs a bias: set model.logit_bias_init (-10 in the paper)")
-            return siglip_loss(*output, miner=self.miner, valid=batch["valid"], same=same)  # type: ignore[arg-type]
-        image_features, text_features, logit_scale, logit_bias = output
-        loss = clip_loss(image_features, text_features, logit_scale, miner=self.miner, valid=batch["valid"], same=same)
-        # A softmax does not see a bias. Its gradient is 0, not absent: DDP waits for every parameter.
-        return loss if logit_bias is None else loss + 0.0 * logit_bias
+    pairs = Pairs.gather(image_features, text_features, valid, same=same)
+    with _full_precision(image_features):
+        total = pairs.sum_over("image", hinge, miner=miner) + pairs.sum_over("text", hinge, miner=miner)
+        return pairs.global_mean(total)
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """Which rows of the global batch are valid, and which must not be contrasted."""
+def hard_negative_loss(
+    image_features: Tensor,
+    text_features: Tensor,
+    logit_scale: Tensor,
+    *,
+    beta: float = 1.0,
+    positive_share: float = 0.0,
+    valid: Tensor | None = None,
+    same: Sequence[Tensor] = (),
+) -> Tensor:
+    """InfoNCE whose negatives weigh the more the harder they are, with a correction for those that are positives.
 
-    valid: Tensor  # bool (N,)
-    same: tuple[Tensor, ...]  # int64 (N,) each
-    first: int  # global number of this rank's first row
+    Args:
+        image_features: (B, D), as in `clip_loss`.
+        text_features: (B, D).
+        logit_scale: scalar multiplier, already exponentiated.
+        beta: 0 weighs all negatives the same (without correction: `clip_loss`); weights go with exp(beta · logit).
+        positive_share: probability that a negative is a false one, 0 to below 1 (tau+ in the paper).
+        valid: bool (B,), as in `clip_loss`.
+        same: int64 (B,) each, as in `clip_loss`.
 
-    def masks(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Positives and admissible negatives, bool (b, N) each, of the anchors with global numbers `rows` (b,)."""
-        columns = torch.arange(len(self.valid), device=rows.device)  # (N,)
-        positives = rows[:, None] == columns[None, :]  # (b, N)
-        negatives = ~positives & self.valid[rows][:, None] & self.valid[None, :]
-        for key in self.same:
-            negatives &= key[rows][:, None] != key[None, :]
-        return positives, negatives
+    Returns:
+        Scalar, mean of both directions over the valid rows of all ranks, in nats.
 
-    def global_mean(self, local: Tensor) -> Tensor:
-        """Sum over ranks / number of valid rows, with W times the gradient of this rank's part."""
-        local = local / self.valid.sum().clamp(min=1)
-        weighted = local * distributed.world_size()
-        return distributed.all_reduce_sum(local) + (weighted - weighted.detach())
+    Raises:
+        ValueError: row counts differ, or a setting out of range.
 
+    Source: Robinson et al. 2021, equation 4 and figure 3 (arXiv:2010.04592); Chuang et al. 2020 (arXiv:2007.00224).
+    """
+    if beta < 0 or not 0 <= positive_share < 1:
+        raise ValueError(f"beta must be 0 or more, positive_share 0 to below 1: got {beta} and {positive_share}")
 
-def _prepare(
-    image_features: Tensor, text_features: Tensor, valid: Tensor | None, same: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, _Pairs]:
-    rows = image_features.shape[0]
-    if image_features.shape != text_features.shape or image_features.ndim != 2:
-        raise ValueError(
-            f"image_features {tuple(image_features.shape)} and text_features {tuple(text_features.shape)} "
-            "must both be (B, D): row i of one pairs with row i of the other"
-        )
-    if valid is None:
-        valid = torch.ones(rows, dtype=torch.bool, device=image_features.device)
-    for name, column in (("valid", valid), *(("same", key) for key in same)):
-        if column.shape != (rows,):
-            raise ValueError(f"{name} has shape {tuple(column.shape)}, expected ({rows},): one entry a feature row")
-    # Rows that do not count become zeros: whatever they held, NaN too, it cannot reach the loss or a gradient.
-    keep = valid[:, None]
-    image_features = image_features.float() if image_features.dtype in _HALF else image_features
-    text_features = text_features.float() if text_features.dtype in _HALF else text_features
-    columns = distributed.gather(torch.stack([valid.long(), *same], dim=1))  # (N, 1 + S), one collective
-    pairs = _Pairs(columns[:, 0].bool(), tuple(columns[:, 1:].unbind(1)), distributed.rank() * rows)
-    return image_features.where(keep, 0.0), text_features.where(keep, 0.0), pairs
+    def reweighted(scores: Tensor, positives: Tensor, negatives: Tensor, _: None, scale: Tensor) -> Tensor:
+        logits = scale * scores
+        own = logits.where(positives, 0.0).sum(1)  # (b,)
+        count = negatives.sum(1, dtype=logits.dtype)  # (b,)
+        some = count > 0
+        # A row without negatives stands in with its own logit, and is left out at the end: no -inf, no NaN.
+        usable = negatives | (positives & ~some[:, None])
+        hard = ((1 + beta) * logits).where(usable, -torch.inf).logsumexp(1)
+        hard = hard - (beta * logits).where(usable, -torch.inf).logsumexp(1) + count.clamp(min=1).log()
+        if positive_share:
+            hard = _debiased(hard, own, count, scale, positive_share)
+        return torch.logaddexp(own, hard).sub(own).where(some, 0.0)
+
+    pairs = Pairs.gather(image_features, text_features, valid, same=same)
+    with _full_precision(image_features):
+        of_images = pairs.sum_over("image", reweighted, [logit_scale])
+        of_texts = pairs.sum_over("text", reweighted, [logit_scale])
+        return pairs.global_mean((of_images + of_texts) / 2)
 
 
-_HALF = (torch.float16, torch.bfloat16)
+def _debiased(hard: Tensor, own: Tensor, count: Tensor, scale: Tensor, share: float) -> Tensor:
+    """The log of what negatives add up to without those that are positives: at least as if all were opposite, -1."""
+    top = torch.maximum(hard, own).detach()
+    total = (hard - top).exp() - share * count * (own - top).exp()
+    least = (1 - share) * count * (-scale - top).exp()
+    total = torch.maximum(total, least).clamp(min=torch.finfo(total.dtype).tiny)
+    return total.log() + top - math.log1p(-share)
+
+
+def _infonce_of_all(
+    pairs: Pairs, logit_scale: Tensor, extra_texts: ExtraNegatives | None, extra_images: ExtraNegatives | None
+) -> Tensor:
+    """Sum over this rank's rows, each similarity of the batch used for both directions."""
+    own_valid = pairs.valid[pairs.own]
+    images = logit_scale * pairs.images
+    over_texts, over_images, own = log_sum_exps(images, pairs.all_texts, pairs.exclude_, pairs.own.start)
+    over_images = distributed.log_sum_exp(over_images)[pairs.own]  # (B,)
+    over_texts, over_images = (x.where(own_valid, 0.0) for x in (over_texts, over_images))
+    if extra_texts is not None:
+        over_texts = torch.logaddexp(over_texts, _over_extra(pairs, images, extra_texts))
+    if extra_images is not None:
+        over_images = torch.logaddexp(over_images, _over_extra(pairs, logit_scale * pairs.texts, extra_images))
+    return ((over_texts + over_images) / 2 - own).where(own_valid, 0.0).sum()
+
+
+def _over_extra(pairs: Pairs, anchors: Tensor, extra: ExtraNegatives) -> Tensor:
+    keys = [key[pairs.own] for key in pairs.same]
+
+    def exclude_(tile: Tensor, rows: slice, columns: slice) -> None:
+        tile.masked_fill_(~extra.admissible([key[rows] for key in keys], columns), -torch.inf)
+
+    return log_sum_exps(anchors, extra.columns(anchors.dtype), exclude_)[0]
+
+
+def _infonce(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor) -> Tensor:
+    logits = scale * scores
+    own = logits.where(positives, 0.0).sum(1) / positives.sum(1)  # (b,)
+    if weights is not None:
+        logits = logits + weights.log()
+    # Masked after scaling: -inf before it would make scale's gradient 0 * -inf. Positives always stay.
+    return logits.where(negatives | positives, -torch.inf).logsumexp(1) - own
+
+
+def _sigmoid(
+    scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor, bias: Tensor
+) -> Tensor:
+    logits = scale * scores + bias
+    # logsigmoid is exact at both ends; softplus drops what is below e^-20 beside 1.
+    losses = -F.logsigmoid(logits.where(positives, -logits))
+    if weights is not None:
+        losses = losses * weights
+    return losses.where(negatives | positives, 0.0).sum(1)
 
 
 def _full_precision(features: Tensor) -> torch.autocast:
     return torch.autocast(features.device.type, enabled=False)
-
-
-def _over_blocks(
-    block_loss: Callable[[Tensor, Tensor, Tensor], Tensor], anchors: Tensor, columns: Tensor, pairs: _Pairs
-) -> Tensor:
-    """Sum of `block_loss(anchors (b, D), columns (N, D), global row numbers (b,))` over this rank's anchors."""
-    blocks = list(_blocks(anchors.shape[0], columns.shape[0]))
-    total = anchors.new_zeros(())
-    for block in blocks:
-        rows = torch.arange(block.start, block.stop, device=anchors.device) + pairs.first  # (b,)
-        if len(blocks) == 1:
-            return block_loss(anchors, columns, rows)
-        # Backward recomputes a block (the random state is replayed for the miner's sake): memory is one block's.
-        total = total + checkpoint(block_loss, anchors[block], columns, rows, use_reentrant=False)
-    return total
-
-
-def _blocks(rows: int, columns: int) -> Iterator[slice]:
-    size = max(1, BLOCK_ELEMENTS // max(1, columns))
-    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
-
-
-def _mined(scores: Tensor, positives: Tensor, negatives: Tensor, miner: Miner | None) -> tuple[Tensor, Tensor | None]:
-    """The negatives kept, bool (b, N), and their weights (b, N) where the miner gives some."""
-    if miner is None:
-        return negatives, None
-    chosen = miner(scores, positives, negatives)
-    if chosen.shape != scores.shape:
-        raise ValueError(f"miner {miner!r} returned shape {tuple(chosen.shape)}, expected {tuple(scores.shape)}")
-    if chosen.dtype == torch.bool:
-        return chosen & negatives, None
-    kept = (chosen > 0) & negatives
-    return kept, chosen.where(kept, 1.0)
-
-
-def _infonce(
-    anchors: Tensor, columns: Tensor, rows: Tensor, pairs: _Pairs, logit_scale: Tensor, miner: Miner | None
-) -> Tensor:
-    positives, negatives = pairs.masks(rows)
-    scores = anchors @ columns.T  # (b, N)
-    kept, weights = _mined(scores, positives, negatives, miner)
-    logits = logit_scale * scores
-    own = logits.where(positives, 0.0).sum(1)  # (b,)
-    if weights is not None:
-        logits = logits + weights.log().where(kept, 0.0)
-    # Masked after scaling: -inf before it would make scale's gradient 0 * -inf. A row's own partner always stays.
-    entropy = logits.where(kept | positives, -torch.inf).logsumexp(1)  # (b,)
-    return (entropy - own).where(pairs.valid[rows], 0.0).sum()
-
-
-def _sigmoid(
-    anchors: Tensor,
-    columns: Tensor,
-    rows: Tensor,
-    pairs: _Pairs,
-    scale_and_bias: tuple[Tensor, Tensor],
-    miner: Miner | None,
-) -> Tensor:
-    positives, negatives = pairs.masks(rows)
-    scores = anchors @ columns.T  # (b, N)
-    kept, weights = _mined(scores, positives, negatives, miner)
-    logit_scale, logit_bias = scale_and_bias
-    logits = logit_scale * scores + logit_bias
-    losses = F.softplus(logits.where(~positives, -logits))  # -log sigmoid(z * logit), z = 1 for partners, else -1
-    if weights is not None:
-        losses = losses * weights.where(kept, 1.0)
-    counted = kept | (positives & pairs.valid[rows][:, None])
-    return losses.where(counted, 0.0).sum()

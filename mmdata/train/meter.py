@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -41,9 +42,10 @@ class Meter:
             yield batch
 
     def add_loss(self, loss: float) -> None:
-        """Count one update."""
-        self._steps += 1
-        self._loss_sum += loss
+        """Count one update, if its loss is finite."""
+        if math.isfinite(loss):
+            self._steps += 1
+            self._loss_sum += loss
 
     def read(self) -> dict[str, float | None]:
         """Values since the last call. A collective: all ranks must call.

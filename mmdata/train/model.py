@@ -30,12 +30,14 @@ class DualEncoderOutput(NamedTuple):
         text_features: (B, D), likewise.
         logit_scale: scalar, exponentiated, at most 100.
         logit_bias: scalar, or None for a model without bias.
+        extra_text_features: (B, D) of the batch's extra captions, likewise; None where it has none.
     """
 
     image_features: Tensor
     text_features: Tensor
     logit_scale: Tensor
     logit_bias: Tensor | None
+    extra_text_features: Tensor | None = None
 
 
 class DualEncoder(nn.Module):
@@ -167,6 +169,9 @@ class DualEncoder(nn.Module):
             self.encode_text(batch["input_ids"], batch["attention_mask"]),
             self.logit_scale.clamp(max=_MAX_LOG).exp(),
             None if self.logit_bias is None else self.logit_bias * 1.0,
+            self.encode_text(batch["extra_input_ids"], batch["extra_attention_mask"])
+            if "extra_input_ids" in batch and "extra_attention_mask" in batch
+            else None,
         )
 
     def encode_image(

@@ -139,9 +139,14 @@ def embed_rows(
     for on_cpu in batches:
         batch = to_device(on_cpu, device)
         with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
-            image, text = (features.float() for features in model(batch)[:2])
-        features = {"pair": image + text, "image": image, "text": text}[of]
-        yield on_cpu["rows"][on_cpu["valid"]], F.normalize(features, dim=1)[batch["valid"]].half().cpu()
+            image, text = model(batch)[:2]
+        yield on_cpu["rows"][on_cpu["valid"]], side_features(image, text, of)[batch["valid"]].half().cpu()
+
+
+def side_features(image: Tensor, text: Tensor, of: Of) -> Tensor:
+    """Features (B, D) that neighbours are looked for in: float32, L2-normalised, from those of both sides, likewise."""
+    image, text = image.float(), text.float()
+    return F.normalize({"pair": image + text, "image": image, "text": text}[of], dim=1)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import nn
 
-from mmdata.config import TrainConfig
+from mmdata.train.sharding import is_shard
+from mmdata.train_config import TrainConfig
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int) -> float:
@@ -37,7 +38,11 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     decayed = [p for name, p in learning if p.ndim >= 2 and not name.endswith("bias")]
     others = [p for name, p in learning if p.ndim < 2 or name.endswith("bias")]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    # Where all but scalars is sharded, those need a group of their own: torch updates a group's tensors together, and
+    # takes no mix. They come first in a model, so that parameters have the same numbers in a checkpoint either way.
+    whole, shares = [p for p in others if not is_shard(p)], [p for p in others if is_shard(p)]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": whole, "weight_decay": 0.0}]
+    groups += [{"params": shares, "weight_decay": 0.0}] if shares else []
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -11,8 +10,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.batch import Batch
-from mmdata.train import distributed
+from mmdata.train import compiling, distributed, parallel
 from mmdata.train.model import DualEncoder, DualEncoderOutput
+
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Type of the towers' autocast, by `train.precision`."""
 
 LossFunction = Callable[[DualEncoderOutput, Batch], Tensor]
 
@@ -47,7 +49,7 @@ def train_step(
     Args:
         model: a DualEncoder or a module with its forward, also inside DDP.
         batch: this rank's rows, on the model's device.
-        loss_function: from the model's output and the batch, such as `losses.ContrastiveLoss()`.
+        loss_function: from the model's output and the batch, such as `objective.ContrastiveLoss()`.
         micro_batch_size: rows per forward; None, or at least B: all at once.
         autocast_dtype: torch.bfloat16 or torch.float16 runs the towers under autocast; losses stay float32.
         scaler: scales the loss (float16); the caller unscales and steps with it.
@@ -74,8 +76,15 @@ def train_step(
         loss = loss_function(output, batch)
         scale(loss).backward()
         return StepOutput(loss.detach(), _map(torch.detach, output))
-    parts = list(_split(batch, micro_batch_size))
+    parts = list(split(batch, micro_batch_size))
     return _cached_step(model, batch, parts, loss_function, _Passes(device, autocast_dtype, scale))
+
+
+def split(batch: Batch, size: int) -> Iterator[Batch]:
+    """Parts of `size` rows, the last one with what is left."""
+    for start in range(0, batch["pixel_values"].shape[0], size):
+        rows = slice(start, start + size)
+        yield cast(Batch, {key: cast(Any, value)[rows] for key, value in batch.items()})
 
 
 class _Passes(NamedTuple):
@@ -89,13 +98,15 @@ def _cached_step(
 ) -> StepOutput:
     # First pass on the bare model: DDP has nothing to do where there is no graph.
     bare = model.module if isinstance(model, DistributedDataParallel) else model
+    # A compiled tower draws other dropout without a graph than with one: it makes one, which is dropped at once.
+    first_pass = torch.enable_grad if compiling.is_compiled(bare) else torch.no_grad
     outputs: list[DualEncoderOutput] = []
     states: list[list[Tensor]] = []
     for part in parts:
         states.append(_random_state(passes.device))
         # One autocast region a forward: its cache of cast weights must not carry graph-less copies to the next pass.
-        with torch.no_grad(), _autocast(passes.device, passes.autocast_dtype):
-            outputs.append(cast(DualEncoderOutput, bare(part)))
+        with first_pass(), _autocast(passes.device, passes.autocast_dtype):
+            outputs.append(_map(torch.detach, cast(DualEncoderOutput, bare(part))))
     output = _concatenate(outputs)
     leaves = _map(lambda value: value.requires_grad_(), output)
     loss = loss_function(leaves, batch)
@@ -106,8 +117,7 @@ def _cached_step(
     for part, state in zip(parts, states, strict=True):
         stop = start + part["pixel_values"].shape[0]
         last = stop == batch["pixel_values"].shape[0]
-        # DDP averages what has been added up, once, in the last backward.
-        with model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext():
+        with parallel.adds_up(model, last=last):
             _set_random_state(passes.device, state)
             with _autocast(passes.device, passes.autocast_dtype):
                 again = cast(DualEncoderOutput, model(part))
@@ -132,21 +142,17 @@ def _surrogate(output: DualEncoderOutput, leaves: DualEncoderOutput, rows: slice
     return total
 
 
-def _split(batch: Batch, size: int) -> Iterator[Batch]:
-    for start in range(0, batch["pixel_values"].shape[0], size):
-        rows = slice(start, start + size)
-        yield cast(Batch, {key: cast(Any, value)[rows] for key, value in batch.items()})
-
-
 def _concatenate(outputs: list[DualEncoderOutput]) -> DualEncoderOutput:
     images = torch.cat([output.image_features for output in outputs])  # (B, D)
     texts = torch.cat([output.text_features for output in outputs])  # (B, D)
-    return outputs[0]._replace(image_features=images, text_features=texts)
+    extra = [output.extra_text_features for output in outputs if output.extra_text_features is not None]
+    return outputs[0]._replace(
+        image_features=images, text_features=texts, extra_text_features=torch.cat(extra) if extra else None
+    )
 
 
 def _map(change: Callable[[Tensor], Tensor], output: DualEncoderOutput) -> DualEncoderOutput:
-    images, texts, scale, bias = output
-    return DualEncoderOutput(change(images), change(texts), change(scale), None if bias is None else change(bias))
+    return DualEncoderOutput(*(None if value is None else change(value) for value in output))  # type: ignore[arg-type]
 
 
 def _autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:

@@ -5,7 +5,7 @@ A rank that raised alone would leave the others waiting for it in the model's co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from mmdata.batch import Batch
 from mmdata.errors import DataError
+from mmdata.train import distributed
 from mmdata.train.batches import Batches, CountsRows
 from mmdata.train.finite import TrainingError
 
@@ -24,6 +25,20 @@ def gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
+
+
+def on_first(do: Callable[[], object], group: dist.ProcessGroup | None) -> None:
+    """Rank 0 does something, the others wait until it is done; all raise what it raises. A collective."""
+    failed: list[Exception | None] = [None]
+    if distributed.rank() == 0:
+        try:
+            do()
+        except Exception as error:
+            failed = [error]
+    if group is not None:
+        dist.broadcast_object_list(failed, src=0, group=group)
+    if failed[0] is not None:
+        raise failed[0]
 
 
 def taken_together(batches: Iterator[Batch], group: dist.ProcessGroup | None) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""Built-in towers: a vision and a text transformer in three sizes. They take any image and text shape a bucket has.
+"""Built-in towers: a vision and a text transformer in four sizes. They take any image and text shape a bucket has.
 
 Positions are fixed sines and cosines (two-dimensional for images), so no table bounds the height, width or length.
 """
@@ -46,6 +46,14 @@ class Preset:
 
 
 PRESETS = {
+    "micro": Preset(
+        image=TransformerSize(width=64, depth=1, heads=4),
+        text=TransformerSize(width=64, depth=1, heads=4),
+        embed_dim=64,
+        patch_size=8,
+        stem=(8, 16, 32),
+        text_stem=5,
+    ),
     "tiny": Preset(
         image=TransformerSize(width=128, depth=2, heads=4),
         text=TransformerSize(width=128, depth=2, heads=4),

@@ -206,3 +206,13 @@ def test_groups_of_a_file_are_those_of_the_batches(corpus, labelled: Path, tmp_p
     loader = corpus.loader(shards=str(labelled), groups={"by": str(tmp_path / "groups.npy"), "size": 4})
     rows = torch.cat([batch["rows"] for batch in loader]).reshape(-1, 4)
     assert (rows // 4 == rows[:, :1] // 4).all()
+
+
+def test_state_of_other_groups_in_the_same_file_is_refused(corpus, labelled: Path, tmp_path: Path):
+    path = tmp_path / "groups.npy"
+    changes = {"shards": str(labelled), "groups": {"by": str(path), "size": 4}}
+    np.save(path, np.arange(40) // 4)
+    state = corpus.loader(**changes).state_dict()
+    np.save(path, np.arange(40) % 10)
+    with pytest.raises(ConfigError, match="another plan: mixture was"):
+        corpus.loader(**changes).load_state_dict(state)

@@ -17,13 +17,14 @@ from pathlib import Path
 import torch
 
 from mmdata.batch import Batch
-from mmdata.config import ModelConfig, TrainConfig
+from mmdata.config import ModelConfig
 from mmdata.data_config import DataConfig
 from mmdata.settings import parse
 from mmdata.streaming import Stream
 from mmdata.streaming.source import find_shards
 from mmdata.train import DualEncoder, distributed
 from mmdata.train.loop import Trainer
+from mmdata.train_config import TrainConfig
 
 
 class Watched(Stream):

@@ -7,42 +7,90 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.train import DualEncoder, distributed, losses, miners, train_step
+from mmdata.train.extra import ExtraNegatives
+from mmdata.train.model import DualEncoderOutput
+from mmdata.train.objective import ContrastiveLoss
+from mmdata.train.step import LossFunction
 
 ROWS, LENGTH, VOCABULARY = 4, 5, 30
 
 
-def make_model(dropout: float) -> DualEncoder:
+def make_model(dropout: float, **settings: bool) -> DualEncoder:
     torch.manual_seed(0)
-    config = ModelConfig(dropout=dropout, logit_bias_init=-10.0)
+    config = ModelConfig(dropout=dropout, logit_bias_init=-10.0, **settings)
     return DualEncoder.from_config(config, vocab_size=VOCABULARY).double()
 
 
-def make_batch(rank: int, valid: list[int]) -> Batch:
-    """`ROWS` rows of one rank; hashes collide within and between ranks."""
+def make_batch(rank: int, case: dict) -> Batch:
+    """`ROWS` rows of one rank; hashes collide within and between ranks, also those of extra captions."""
     generator = torch.Generator().manual_seed(100 + rank)
-    return {
+    batch: Batch = {
         "pixel_values": torch.randint(0, 256, (ROWS, 3, 16, 16), dtype=torch.uint8, generator=generator),
         "input_ids": torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=generator),
         "attention_mask": torch.ones(ROWS, LENGTH, dtype=torch.long),
         "image_hash": torch.tensor([1, 10 * rank + 2, 10 * rank + 3, 10 * rank + 3]),
         "caption_hash": torch.tensor([10 * rank, 10 * rank + 1, 7, 10 * rank + 4]),
-        "valid": torch.tensor(valid).bool(),
+        "valid": torch.tensor(case["valid"][rank]).bool(),
         "rows": torch.arange(ROWS) + ROWS * rank,
         "keys": [f"{rank}-{i}" for i in range(ROWS)],
     }
+    if case.get("extra_captions"):
+        batch["extra_input_ids"] = torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=generator)
+        batch["extra_attention_mask"] = torch.ones(ROWS, LENGTH, dtype=torch.long)
+        batch["extra_caption_hash"] = torch.tensor([7, 10 * rank + 5, 10 * rank + 6, 1])
+        batch["extra_valid"] = torch.arange(ROWS) != rank
+    return batch
 
 
-def loss_function(case: dict) -> losses.ContrastiveLoss:
+def loss_function(case: dict) -> LossFunction:
+    """The loss that a case names, with its miner, masks and labels; see `DIRECT` for those that no objective names."""
     miner = miners.TopK(case["top_k"]) if case.get("top_k") else None
-    return losses.ContrastiveLoss(case["loss"], miner=miner, mask_same=case.get("mask_same", False))
+    if case["loss"] in ("clip", "siglip"):
+        return ContrastiveLoss(case["loss"], miner=miner, mask_same=case.get("mask_same", False))
+
+    def loss(output: DualEncoderOutput, batch: Batch) -> Tensor:
+        same = (batch["image_hash"], batch["caption_hash"]) if case.get("mask_same") else ()
+        settings = {"valid": batch["valid"], "same": same} | ({} if miner is None else {"miner": miner})
+        # Under DDP each rank gives each parameter a gradient: 0 where the loss does not look at scale or bias.
+        unused = 0.0 * (output.logit_scale + output.logit_bias)
+        return DIRECT[case["loss"]](output, batch, settings) + unused
+
+    return loss
+
+
+def with_own_extra_texts(output: DualEncoderOutput, batch: Batch, settings: dict) -> Tensor:
+    """Extra texts that stay on their rank, rank + 1 of them. In one process that holds all rows: written out."""
+    images, texts, scale = output[:3]
+    if distributed.world_size() > 1:
+        extra = ExtraNegatives(texts[: distributed.rank() + 1].flip(1))
+        return losses.clip_loss(images, texts, scale, extra_texts=extra, **settings)
+    valid, rank_of = batch["valid"], torch.arange(len(images)) // ROWS
+    extra_rows = torch.arange(len(images)) % ROWS <= rank_of
+    logits = scale * images @ texts.T
+    of_extra = scale * images @ texts[extra_rows].flip(1).T
+    of_extra = of_extra.masked_fill(rank_of[:, None] != rank_of[extra_rows], -1e30)
+    targets, own = torch.arange(int(valid.sum())), logits[valid][:, valid]
+    of_images = F.cross_entropy(torch.cat([own, of_extra[valid]], dim=1), targets)
+    return (of_images + F.cross_entropy(own.T, targets)) / 2
+
+
+DIRECT: dict[str, Callable[[DualEncoderOutput, Batch, dict], Tensor]] = {
+    "clip_own_extra": with_own_extra_texts,
+    "multi_positive": lambda o, b, s: losses.multi_positive_loss(*o[:3], labels=b["image_hash"], **s),
+    "triplet": lambda o, b, s: losses.triplet_loss(*o[:2], **s),
+    "hard_negative": lambda o, b, s: losses.hard_negative_loss(*o[:3], beta=0.7, positive_share=0.05, **s),
+}
 
 
 def run_case(case: dict, rank: int, out: Path) -> None:
@@ -51,7 +99,7 @@ def run_case(case: dict, rank: int, out: Path) -> None:
     torch.manual_seed(50 + rank)
     step = train_step(
         wrapped,
-        make_batch(rank, case["valid"][rank]),
+        make_batch(rank, case),
         loss_function(case),
         micro_batch_size=case.get("micro_batch_size"),
     )

@@ -1,10 +1,10 @@
 """A run of the loop on made-up batches, as a program that tests start, signal and kill.
 
 python small_run.py '{"output": "…", "train": {…}, "signal": "SIGKILL", "at": 7, "times": 1, "seconds_a_batch": 0,
-                      "dropout": 0.3, "largest_file": 5000, "steps_of_last": 2}'
+                      "dropout": 0.3, "largest_file": 5000, "steps_of_last": 2, "sleep_s": 0}'
 
 Writes one line of rows a batch to OUTPUT/rows.jsonl. Sends itself `signal` while batch number `at` is being made,
-counted from 0 over the whole run.
+counted from 0 over the whole run; there the last rank also sleeps for `sleep_s`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ import torch
 from torch import Tensor, nn
 
 from mmdata.batch import Batch
-from mmdata.config import TrainConfig
 from mmdata.settings import parse
 from mmdata.train import DualEncoder, distributed
 from mmdata.train.evaluate import evaluate_retrieval
 from mmdata.train.loop import Trainer
+from mmdata.train_config import TrainConfig
 
 BATCH_SIZE, STEPS = 8, 4
 
 
 class SmallBatches:
     """Four batches an epoch, each a function of epoch and step; a loader as the loop wants it."""
+
+    index = range(STEPS * BATCH_SIZE)
 
     def __init__(self, before: Callable[[int, list[int]], None] = lambda number, rows: None) -> None:
         self.before = before
@@ -70,6 +72,8 @@ class SmallBatches:
                 pixel_values=pixels[mine],
                 input_ids=ids[mine],
                 attention_mask=mask[mine],
+                image_hash=rows[mine],
+                caption_hash=rows[mine] // 2,
                 valid=torch.ones(size, dtype=torch.bool),
                 rows=rows[mine],
                 keys=[str(row) for row in rows[mine].tolist()],
@@ -129,7 +133,8 @@ def main() -> int:
                 file.write(json.dumps({"batch": number, "rows": rows}) + "\n")
         time.sleep(spec.get("seconds_a_batch", 0))
         if number == spec.get("at") and distributed.rank() == distributed.world_size() - 1:
-            for _ in range(spec.get("times", 1)):
+            time.sleep(spec.get("sleep_s", 0))
+            for _ in range(spec.get("times", 1) if "signal" in spec else 0):
                 os.kill(os.getpid(), getattr(signal, spec["signal"]))
 
     config = train_config(**spec.get("train", {}))

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from mmdata.config import MinerConfig, TrainConfig
 from mmdata.errors import ConfigError
 from mmdata.train.checkpoint import latest_checkpoint, load_checkpoint
 from mmdata.train.finite import TrainingError
-from mmdata.train.loop import Trainer, loss_at
+from mmdata.train.loop import Trainer
 from mmdata.train.miners import TopK
+from mmdata.train.objective import loss_at
 from mmdata.train.schedule import learning_rate, make_optimizer
+from mmdata.train_config import TopKConfig, TrainConfig
 
 PROGRAM = Path(__file__).with_name("small_run.py")
 CLOCKS = ("samples_per_s", "data_wait_share")
@@ -336,7 +337,7 @@ def test_loop_epoch_that_ends_early_on_one_rank_stops_all(tmp_path: Path):
 
 
 def test_loop_mines_only_after_the_steps_that_are_set():
-    config = TrainConfig(steps=9, miner=MinerConfig(name="top_k", k=5, after_steps=3), mask_false_negatives=True)
+    config = TrainConfig(steps=9, miner=TopKConfig(name="top_k", k=5, after_steps=3), mask_false_negatives=True)
     assert [loss_at(step, config).miner for step in (0, 2, 3, 8)] == [None, None, TopK(5), TopK(5)]
     assert loss_at(8, TrainConfig(steps=9)).miner is None
 

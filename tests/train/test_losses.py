@@ -1,34 +1,19 @@
+"""CLIP's and SigLIP's losses against implementations that are not ours; what a step's loss is, in test_objective.py."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pytorch_metric_learning.losses import NTXentLoss
 from torch import Tensor
-from torch.autograd import gradcheck
+from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
+from transformers.models.clip.modeling_clip import image_text_contrastive_loss
 
-from mmdata.train import losses, miners
-from mmdata.train.model import DualEncoderOutput
-
-
-def features(rows: int, width: int = 6, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    pair = (torch.randn(rows, width, generator=generator, dtype=torch.float64) for _ in range(2))
-    images, texts = (F.normalize(x, dim=-1).requires_grad_() for x in pair)
-    return images, texts
-
-
-def scalar(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64, requires_grad=True)
-
-
-def value_and_gradients(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
-    return [loss.detach(), *torch.autograd.grad(loss, inputs, retain_graph=True)]
-
-
-def assert_equal(actual: list[Tensor], expected: list[Tensor], tolerance: float = 1e-12) -> None:
-    for got, wanted in zip(actual, expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+from mmdata.train import losses, miners, tiles
+from tests.train.compare import assert_equal, features, scalar, value_and_gradients
 
 
 def symmetric_cross_entropy(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
@@ -38,91 +23,81 @@ def symmetric_cross_entropy(images: Tensor, texts: Tensor, scale: Tensor) -> Ten
 
 
 def sigmoid_loss(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """As the library's SiglipModel computes it."""
     logits = texts @ images.T * scale + bias
     signs = 2 * torch.eye(len(images), dtype=logits.dtype) - 1
     return -F.logsigmoid(signs * logits).sum(-1).mean()
 
 
-def weights_by_similarity(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    return (2 * scores).exp()
-
-
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("scale", [1.0, 14.3, 100.0])
-def test_clip_loss_equals_cross_entropy(scale: float):
-    images, texts = features(9)
-    s = scalar(scale)
-    ours = value_and_gradients(losses.clip_loss(images, texts, s), images, texts, s)
-    assert_equal(ours, value_and_gradients(symmetric_cross_entropy(images, texts, s), images, texts, s))
+def test_clip_loss_equals_cross_entropy(scale: float, dtype: torch.dtype, tolerance: float):
+    inputs = (*features(9, dtype=dtype), scalar(scale, dtype))
+    exact = tuple(x.detach().double().requires_grad_() for x in inputs)
+    ours = value_and_gradients(losses.clip_loss(*inputs), *inputs)
+    expected = value_and_gradients(symmetric_cross_entropy(*exact), *exact)
+    assert_equal([x.double() for x in ours], expected, tolerance)
 
 
 def test_clip_loss_equals_ntxent_of_pytorch_metric_learning():
-    raw_images, raw_texts = (x.detach().mul(3).requires_grad_() for x in features(8))
-    images, texts = F.normalize(raw_images, dim=-1), F.normalize(raw_texts, dim=-1)  # as the oracle does inside
+    raw = tuple(x.detach().mul(3).requires_grad_() for x in features(8))
+    images, texts = (F.normalize(x, dim=-1) for x in raw)  # as the oracle does inside
     labels, partners = torch.arange(8), torch.arange(8)  # two tensors: of one and the same it drops the diagonal
     oracle = NTXentLoss(temperature=1 / 14.0)
     image_to_text = oracle(images, labels, ref_emb=texts, ref_labels=partners)
     text_to_image = oracle(texts, labels, ref_emb=images, ref_labels=partners)
     expected = (image_to_text + text_to_image) / 2
     ours = losses.clip_loss(images, texts, scalar(14.0))
-    raw = (raw_images, raw_texts)
     assert_equal(value_and_gradients(ours, *raw), value_and_gradients(expected, *raw))
 
 
-def test_siglip_loss_equals_the_whole_matrix():
-    images, texts = features(7)
-    s, b = scalar(10.0), scalar(-10.0)
-    ours = losses.siglip_loss(images, texts, s, b)
-    expected = sigmoid_loss(images, texts, s, b)
-    assert_equal(value_and_gradients(ours, images, texts, s, b), value_and_gradients(expected, images, texts, s, b))
+def test_clip_loss_equals_that_of_transformers():
+    images, texts = features(9)
+    scale = scalar(14.3)
+    inputs = (images, texts, scale)
+    ours = value_and_gradients(losses.clip_loss(*inputs), *inputs)
+    assert_equal(ours, value_and_gradients(image_text_contrastive_loss(texts @ images.T * scale), *inputs))
 
 
-def test_losses_have_exact_gradients():
-    images, texts = features(5, 3)
-    s, b = scalar(5.0), scalar(-1.0)
-    valid = torch.tensor([True, True, False, True, True])
-    for miner in (None, miners.TopK(2), weights_by_similarity):
-        assert gradcheck(lambda i, t, s, m=miner: losses.clip_loss(i, t, s, miner=m, valid=valid), (images, texts, s))
-        assert gradcheck(
-            lambda i, t, s, b, m=miner: losses.siglip_loss(i, t, s, b, miner=m, valid=valid), (images, texts, s, b)
-        )
+SMALL = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION = {**SMALL, "image_size": 8, "patch_size": 4}
+TEXT = {**SMALL, "vocab_size": 20, "max_position_embeddings": 6, "eos_token_id": 19, "projection_size": 8}
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
-@pytest.mark.parametrize("miner", [None, miners.TopK(2)])
-def test_masked_rows_leave_no_trace(kind: str, miner: miners.Miner | None):
-    images, texts = features(6)
-    valid = torch.tensor([True, False, True, True, False, True])
-    inputs = (images, texts, scalar(10.0), scalar(-3.0))[: 3 if kind == "clip" else 4]
-    loss = losses.clip_loss if kind == "clip" else losses.siglip_loss
-    kept = tuple(x[valid].detach().requires_grad_() if x.ndim else x for x in inputs)
-    alone = value_and_gradients(loss(*kept, miner=miner), *kept)  # type: ignore[arg-type]
-    for garbage in (0.3, 1e6, float("nan")):
-        spoiled = tuple(
-            x.detach().masked_fill(~valid[:, None], garbage).requires_grad_() if x.ndim else x for x in inputs
+def test_losses_equal_those_of_whole_models_of_transformers(kind: str):
+    torch.manual_seed(0)
+    settings = {"text_config": TEXT, "vision_config": VISION}
+    model = CLIPModel(CLIPConfig(**settings)) if kind == "clip" else SiglipModel(SiglipConfig(**settings))
+    model = model.double().eval()
+    if kind == "siglip":
+        with torch.no_grad():
+            model.logit_scale.fill_(2.0)
+            model.logit_bias.fill_(-3.0)
+    output = model(
+        input_ids=torch.randint(0, 19, (5, 6)), pixel_values=torch.rand(5, 3, 8, 8).double(), return_loss=True
+    )
+    if kind == "clip":
+        ours = losses.clip_loss(output.image_embeds, output.text_embeds, model.logit_scale.exp())
+        parameters = dict(model.named_parameters())
+    else:
+        ours = losses.siglip_loss(
+            output.image_embeds, output.text_embeds, model.logit_scale.exp(), model.logit_bias.squeeze()
         )
-        ours = value_and_gradients(loss(*spoiled, miner=miner, valid=valid), *spoiled)  # type: ignore[arg-type]
-        assert_equal([ours[0], ours[1][valid], ours[2][valid], *ours[3:]], alone)
-        assert ours[1][~valid].abs().sum() == 0
-        assert ours[2][~valid].abs().sum() == 0
+        parameters = dict(model.named_parameters())
+        assert {"logit_scale", "logit_bias"} < parameters.keys()
+    assert_equal(
+        value_and_gradients(ours, *parameters.values()), value_and_gradients(output.loss, *parameters.values())
+    )
 
 
-@pytest.mark.parametrize("rows", [4, 1])
-def test_no_valid_row_gives_zero_with_a_graph(rows: int):
-    images, texts = features(rows)
-    s, b = scalar(100.0), scalar(-10.0)
-    valid = torch.zeros(rows, dtype=torch.bool)
-    for loss in (losses.clip_loss(images, texts, s, valid=valid), losses.siglip_loss(images, texts, s, b, valid=valid)):
-        assert loss.item() == 0.0
-        loss.backward()
-    assert all(x.grad is not None and (x.grad == 0).all() for x in (images, texts, s, b))
-
-
-def test_one_valid_row_has_nothing_to_learn_from_infonce():
-    images, texts = features(3)
-    s = scalar(10.0)
-    loss = losses.clip_loss(images, texts, s, valid=torch.tensor([False, True, False]))
-    assert value_and_gradients(loss, s) == [0.0, 0.0]
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("scale", "bias"), [(10.0, -10.0), (100.0, 3.0), (1.0, 40.0)])
+def test_siglip_loss_equals_the_whole_matrix(scale: float, bias: float, dtype: torch.dtype, tolerance: float):
+    inputs = (*features(7, dtype=dtype), scalar(scale, dtype), scalar(bias, dtype))
+    exact = tuple(x.detach().double().requires_grad_() for x in inputs)
+    ours = value_and_gradients(losses.siglip_loss(*inputs), *inputs)
+    expected = value_and_gradients(sigmoid_loss(*exact), *exact)
+    assert_equal([x.double() for x in ours], expected, tolerance)
 
 
 def test_equal_hashes_are_not_negatives():
@@ -144,6 +119,35 @@ def test_equal_hashes_are_not_negatives():
     expected = -F.logsigmoid(signs * (logits + b)).masked_fill(banned, 0.0).sum() / 4
     ours = losses.siglip_loss(*inputs, b, same=same)
     assert_equal(value_and_gradients(ours, *inputs, b), value_and_gradients(expected, *inputs, b))
+
+
+def masked_cross_entropy(images: Tensor, texts: Tensor, scale: Tensor, valid: Tensor, same: list[Tensor]) -> Tensor:
+    """Of the valid rows alone, with the logits of false negatives far below all others."""
+    logits = scale * images[valid] @ texts[valid].T
+    targets = torch.arange(len(logits))
+    for key in same:
+        equal = (key[valid][:, None] == key[valid]) & (targets[:, None] != targets)
+        logits = logits.masked_fill(equal, -1e30)
+    return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
+
+
+@given(data=st.data(), rows=st.integers(1, 9), elements=st.integers(1, 90), scale=st.sampled_from([0.1, 5.0, 100.0]))
+@settings(max_examples=60)
+def test_clip_loss_is_the_masked_cross_entropy_for_any_masks_and_tiles(
+    data: st.DataObject, rows: int, elements: int, scale: float
+):
+    valid = torch.tensor(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows).filter(any)))
+    keys = st.lists(st.integers(0, 4), min_size=rows, max_size=rows).map(torch.tensor)
+    same = data.draw(st.lists(keys, max_size=2))
+    inputs = (*features(rows, 3), scalar(scale))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
+        ours = value_and_gradients(losses.clip_loss(*inputs, valid=valid, same=same), *inputs)
+        mined = losses.clip_loss(*inputs, valid=valid, same=same, miner=miners.TopK(rows))
+        by_rows = value_and_gradients(mined, *inputs)
+    expected = value_and_gradients(masked_cross_entropy(*inputs, valid, same), *inputs)
+    assert_equal(ours, expected, 1e-11)
+    assert_equal(by_rows, expected, 1e-11)
 
 
 def test_top_k_of_all_negatives_changes_nothing():
@@ -179,67 +183,6 @@ def test_weight_two_counts_as_two_negatives():
     assert_equal([losses.siglip_loss(images, texts, s, b, miner=twice)], [expected])
 
 
-@pytest.mark.parametrize("miner", [None, miners.TopK(3), weights_by_similarity])
-def test_blocks_change_neither_value_nor_gradient(monkeypatch: pytest.MonkeyPatch, miner: miners.Miner | None):
-    images, texts = features(10)
-    s, b = scalar(9.0), scalar(-4.0)
-    valid = torch.arange(10) != 4
-
-    def both() -> list[Tensor]:
-        loss = losses.clip_loss(images, texts, s, miner=miner, valid=valid) + losses.siglip_loss(
-            images, texts, s, b, miner=miner, valid=valid
-        )
-        return value_and_gradients(loss, images, texts, s, b)
-
-    whole = both()
-    monkeypatch.setattr(losses, "BLOCK_ELEMENTS", 30)  # 3 rows a block, the last one of 1
-    assert_equal(both(), whole)
-
-
-def test_losses_are_float32_under_autocast():
-    images, texts = (x.detach().float() for x in features(8))
-    s = torch.tensor(100.0)
-    expected = losses.clip_loss(images, texts, s)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = losses.clip_loss(images, texts, s)
-    assert loss.dtype == torch.float32
-    assert torch.equal(loss, expected)
-    assert losses.clip_loss(images.bfloat16(), texts.bfloat16(), s).dtype == torch.float32
-
-
-def test_contrastive_loss_reads_mask_and_hashes_from_the_batch():
-    images, texts = features(4)
-    batch = {
-        "valid": torch.tensor([True, True, True, False]),
-        "image_hash": torch.tensor([1, 1, 2, 3]),
-        "caption_hash": torch.tensor([1, 2, 3, 3]),
-    }
-    output = DualEncoderOutput(images, texts, scalar(5.0), scalar(-2.0))
-    same = (batch["image_hash"], batch["caption_hash"])
-    clip = losses.clip_loss(*output[:3], valid=batch["valid"], same=same)
-    siglip = losses.siglip_loss(*output, valid=batch["valid"], same=same)
-    assert losses.ContrastiveLoss("clip")(output, batch) == clip
-    assert losses.ContrastiveLoss("siglip")(output, batch) == siglip
-    unmasked = losses.ContrastiveLoss("clip", mask_same=False)(output, batch)
-    assert unmasked == losses.clip_loss(*output[:3], valid=batch["valid"])
-    assert unmasked != clip
-
-
-def test_clip_loss_gives_a_bias_the_gradient_zero():
-    images, texts = features(3)
-    bias = scalar(-10.0)
-    output = DualEncoderOutput(images, texts, scalar(5.0), bias)
-    losses.ContrastiveLoss("clip")(output, {"valid": torch.ones(3, dtype=torch.bool)}).backward()
-    assert bias.grad == 0
-
-
-def test_siglip_without_bias_is_an_error():
-    images, texts = features(3)
-    output = DualEncoderOutput(images, texts, scalar(5.0), None)
-    with pytest.raises(ValueError, match=r"loss 'siglip' needs a bias: set model.logit_bias_init \(-10 in the paper\)"):
-        losses.ContrastiveLoss("siglip")(output, {"valid": torch.ones(3, dtype=torch.bool)})
-
-
 def test_shapes_that_do_not_pair_are_errors():
     images, texts = features(4)
     with pytest.raises(ValueError, match=r"image_features \(4, 6\) and text_features \(3, 6\) must both be \(B, D\)"):
@@ -248,5 +191,7 @@ def test_shapes_that_do_not_pair_are_errors():
         losses.clip_loss(images, texts, scalar(1.0), valid=torch.ones(3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"same has shape \(5,\), expected \(4,\)"):
         losses.siglip_loss(images, texts, scalar(1.0), scalar(0.0), same=[torch.arange(5)])
+    with pytest.raises(ValueError, match=r"labels has shape \(5,\), expected \(4,\)"):
+        losses.multi_positive_loss(images, texts, scalar(1.0), labels=torch.arange(5))
     with pytest.raises(ValueError, match=r"miner .* returned shape \(4, 1\), expected \(4, 4\)"):
         losses.clip_loss(images, texts, scalar(1.0), miner=lambda scores, positives, negatives: scores[:, :1])

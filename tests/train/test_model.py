@@ -11,7 +11,8 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
-from mmdata.train import DualEncoder, losses
+from mmdata.train import DualEncoder
+from mmdata.train.objective import ContrastiveLoss
 
 
 def make_model(**settings: object) -> DualEncoder:
@@ -84,7 +85,7 @@ def test_rows_that_are_not_valid_have_finite_features_and_gradients():
     batch["attention_mask"][1] = 0  # the contract has a 1 first; a row without any must not spoil the others either
     output = model(batch)
     assert all(features.isfinite().all() for features in output[:2])
-    losses.ContrastiveLoss("clip")(output, batch).backward()
+    ContrastiveLoss("clip")(output, batch).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 

@@ -14,12 +14,14 @@ from transformers import AutoConfig, AutoModel
 from transformers.models.siglip2.image_processing_siglip2 import Siglip2ImageProcessor
 
 from mmdata import Batch, Loader
-from mmdata.config import ModelConfig, TrainConfig
+from mmdata.config import ModelConfig
 from mmdata.data_config import DataConfig, evaluation_data
 from mmdata.shards import Sample, ShardWriter, probe
-from mmdata.train import DualEncoder, losses, train_step
+from mmdata.train import DualEncoder, train_step
 from mmdata.train.evaluate import evaluate_retrieval
 from mmdata.train.loop import Trainer
+from mmdata.train.objective import ContrastiveLoss
+from mmdata.train_config import TrainConfig
 from mmdata.transform.text import Tokenizer, train_tokenizer
 
 LAYERS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -96,7 +98,7 @@ def test_masked_row_of_one_patch_has_finite_features():
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_micro_batches_of_patches_change_no_gradient(towers: dict[str, Any], gradient_checkpointing: bool):
     encoder = build(**towers, gradient_checkpointing=gradient_checkpointing, logit_bias_init=-1.0).train().double()
-    batch, loss_function = make_batch(), losses.ContrastiveLoss("siglip")
+    batch, loss_function = make_batch(), ContrastiveLoss("siglip")
     expected = loss_function(encoder(batch), batch)
     expected.backward()
     gradients = {name: p.grad.clone() for name, p in encoder.named_parameters() if p.grad is not None}
@@ -112,7 +114,7 @@ def test_patches_train_and_embed_under_autocast():
     encoder, batch = build(clip=NAFLEX), make_batch()
     batch["pixel_attention_mask"][1] = torch.arange(24) == 0
     batch["spatial_shapes"][1] = 1
-    loss_function = losses.ContrastiveLoss("siglip")
+    loss_function = ContrastiveLoss("siglip")
     expected = loss_function(encoder(batch), batch)
     step = train_step(encoder.train(), batch, loss_function, micro_batch_size=2, autocast_dtype=torch.bfloat16)
     torch.testing.assert_close(step.loss, expected.detach(), rtol=0.05, atol=0.0)

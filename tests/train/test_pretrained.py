@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModel
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
-from mmdata.train import DualEncoder, losses, train_step
+from mmdata.train import DualEncoder, train_step
+from mmdata.train.objective import ContrastiveLoss
 
 LAYERS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 TEXT = {**LAYERS, "vocab_size": 60, "max_position_embeddings": 12, "bos_token_id": 57, "eos_token_id": 58}
@@ -92,14 +93,14 @@ def test_features_scale_and_loss_are_those_of_transformers(tmp_path: Path, kind:
     torch.testing.assert_close(output.image_features, expected.image_embeds, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(output.text_features, expected.text_embeds, rtol=1e-5, atol=1e-6)
     assert output.logit_scale.item() == pytest.approx(model.logit_scale.exp().item())
-    loss = losses.ContrastiveLoss("clip" if kind == "clip" else "siglip")(output, batch)
+    loss = ContrastiveLoss("clip" if kind == "clip" else "siglip")(output, batch)
     torch.testing.assert_close(loss, expected.loss, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_model_from_a_config_trains_on_every_bucket_shape(kind: str):
     encoder = build(clip=config_of(kind), gradient_checkpointing=True).train()
-    loss_function = losses.ContrastiveLoss("clip" if kind == "clip" else "siglip")
+    loss_function = ContrastiveLoss("clip" if kind == "clip" else "siglip")
     for height, width, length in ((16, 16, 7), (24, 16, 12), (8, 32, 4)):
         batch = make_batch(length)
         batch["pixel_values"] = batch["pixel_values"].repeat(1, 1, 2, 2)[:, :, :height, :width]
@@ -155,7 +156,7 @@ def test_any_vision_and_text_model_make_a_pair(pair: str):
     vision, text = PAIRS[pair]
     encoder, batch = build(vision=vision, text=text, embed_dim=20), make_batch()
     batch["pixel_values"] = batch["pixel_values"].repeat(1, 1, 2, 3)  # (3, 3, 32, 48)
-    step = train_step(encoder.train(), batch, losses.ContrastiveLoss("clip"))
+    step = train_step(encoder.train(), batch, ContrastiveLoss("clip"))
     assert step.output.image_features.shape == step.output.text_features.shape == (3, 20)
     unused = {name for name, p in encoder.named_parameters() if p.grad is None}
     assert {name for name in unused if "mask_token" not in name} == set()
@@ -175,7 +176,7 @@ def test_pair_from_folders_with_a_frozen_image_tower(tmp_path: Path):
     weight = dict(vision.named_parameters())["embeddings.patch_embeddings.projection.weight"].float()
     loaded = dict(encoder.image_tower.named_parameters())["model.embeddings.patch_embeddings.projection.weight"]
     assert torch.equal(loaded, weight)
-    train_step(encoder, make_batch(), losses.ContrastiveLoss("clip"))
+    train_step(encoder, make_batch(), ContrastiveLoss("clip"))
     trained = {name.split(".")[0] for name, p in encoder.named_parameters() if p.grad is not None}
     assert trained == {"text_tower", "image_projection", "text_projection", "logit_scale"}
 

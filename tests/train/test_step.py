@@ -3,10 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
-from mmdata.train import DualEncoder, losses, miners, train_step
+from mmdata.train import DualEncoder, miners, train_step
+from mmdata.train.objective import ContrastiveLoss
 
 ROWS = 7
 
@@ -48,13 +50,13 @@ def rows_of(batch: Batch, rows: slice) -> Batch:
 @pytest.mark.parametrize(
     "loss_function",
     [
-        losses.ContrastiveLoss("clip"),
-        losses.ContrastiveLoss("clip", miner=miners.TopK(2)),
-        losses.ContrastiveLoss("siglip", miner=miners.TopK(2)),
+        ContrastiveLoss("clip"),
+        ContrastiveLoss("clip", miner=miners.TopK(2)),
+        ContrastiveLoss("siglip", miner=miners.TopK(2)),
     ],
 )
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 7, 100])
-def test_micro_batches_change_no_gradient(loss_function: losses.ContrastiveLoss, micro_batch_size: int):
+def test_micro_batches_change_no_gradient(loss_function: ContrastiveLoss, micro_batch_size: int):
     model, batch = make_model(bias=-10.0), make_batch()
     expected_loss = loss_function(model(batch), batch)
     expected_loss.backward()
@@ -68,8 +70,43 @@ def test_micro_batches_change_no_gradient(loss_function: losses.ContrastiveLoss,
     assert not step.output.image_features.requires_grad
 
 
+@pytest.mark.parametrize("micro_batch_size", [None, 1, 3])
+def test_extra_captions_give_the_gradients_of_the_dense_loss(micro_batch_size: int | None):
+    model, batch = make_model(), make_batch()
+    generator = torch.Generator().manual_seed(9)
+    batch["extra_input_ids"] = torch.randint(0, 50, (ROWS, 5), generator=generator)
+    batch["extra_attention_mask"] = torch.ones(ROWS, 5, dtype=torch.long)
+    batch["extra_valid"] = torch.arange(ROWS) != 2
+    batch["extra_caption_hash"] = torch.arange(20, 20 + ROWS)
+    batch["extra_caption_hash"][0] = 3  # the caption of row 2
+
+    images, texts = model.encode_image(batch["pixel_values"]), model.encode_text(*texts_of(batch, ""))
+    scale, valid = model.logit_scale.exp(), batch["valid"]
+    logits, further = scale * images @ texts.T, scale * images @ model.encode_text(*texts_of(batch, "extra_")).T
+    equal = [batch[name][:, None] == batch[name] for name in ("image_hash", "caption_hash")]  # type: ignore[literal-required]
+    apart = ~torch.stack(equal).any(0) | torch.eye(ROWS, dtype=torch.bool)
+    logits = logits.masked_fill(~apart, -torch.inf)[valid][:, valid]
+    further[2, 0] = -torch.inf
+    targets = torch.arange(len(logits))
+    of_images = cross_entropy(torch.cat([logits, further[valid][:, batch["extra_valid"]]], 1), targets)
+    expected_loss = (of_images + cross_entropy(logits.T, targets)) / 2
+    expected_loss.backward()
+    expected = gradients(model)
+
+    model.zero_grad()
+    step = train_step(model, batch, ContrastiveLoss("clip"), micro_batch_size=micro_batch_size)
+    assert_same(gradients(model), expected)
+    torch.testing.assert_close(step.loss, expected_loss.detach(), rtol=1e-12, atol=0)
+    assert step.output.extra_text_features is not None
+    assert step.output.extra_text_features.shape == (ROWS, 128)
+
+
+def texts_of(batch: Batch, which: str) -> tuple[Tensor, Tensor]:
+    return batch[f"{which}input_ids"], batch[f"{which}attention_mask"]  # type: ignore[literal-required]
+
+
 def test_micro_batches_replay_dropout_and_leave_the_random_state_where_one_pass_does():
-    batch, loss_function = make_batch(), losses.ContrastiveLoss("clip")
+    batch, loss_function = make_batch(), ContrastiveLoss("clip")
     model = make_model(dropout=0.3)
     torch.manual_seed(5)
     parts = [model(rows_of(batch, slice(start, start + 3))) for start in range(0, ROWS, 3)]  # all graphs kept
@@ -95,12 +132,12 @@ def test_a_random_miner_meets_a_random_state_of_its_own():
     model, batch = make_model(dropout=0.3), make_batch()
     torch.manual_seed(1)
     for _ in range(2):
-        train_step(model, batch, losses.ContrastiveLoss("clip", miner=noisy), micro_batch_size=3)
+        train_step(model, batch, ContrastiveLoss("clip", miner=noisy), micro_batch_size=3)
     assert len(set(drawn)) == 4
 
 
 def test_gradients_add_up_over_steps():
-    model, loss_function = make_model(), losses.ContrastiveLoss("clip")
+    model, loss_function = make_model(), ContrastiveLoss("clip")
     expected: dict[str, Tensor] = {}
     for seed in range(2):
         model.zero_grad()
@@ -116,14 +153,14 @@ def test_frozen_towers_get_no_gradient_with_micro_batches():
     model, batch = make_model(freeze_image=True), make_batch()
     for micro_batch_size in (None, 2):
         model.zero_grad()
-        train_step(model, batch, losses.ContrastiveLoss("clip"), micro_batch_size=micro_batch_size)
+        train_step(model, batch, ContrastiveLoss("clip"), micro_batch_size=micro_batch_size)
         names = set(gradients(model))
         assert {"image_projection.weight", "text_projection.weight", "logit_scale"} < names
         assert not any(name.startswith("image_tower") for name in names)
 
 
 def test_gradient_checkpointing_changes_no_gradient():
-    batch, loss_function = make_batch(), losses.ContrastiveLoss("clip")
+    batch, loss_function = make_batch(), ContrastiveLoss("clip")
     found = []
     for checkpointing in (False, True):
         model = make_model(dropout=0.2, gradient_checkpointing=checkpointing)
@@ -134,7 +171,7 @@ def test_gradient_checkpointing_changes_no_gradient():
 
 
 def test_scaler_scales_all_gradients_alike():
-    model, batch, loss_function = make_model().float(), make_batch(), losses.ContrastiveLoss("clip")
+    model, batch, loss_function = make_model().float(), make_batch(), ContrastiveLoss("clip")
     train_step(model, batch, loss_function)
     expected = gradients(model)
     for micro_batch_size in (None, 3):
@@ -148,12 +185,12 @@ def test_scaler_scales_all_gradients_alike():
 @pytest.mark.parametrize("micro_batch_size", [None, 3])
 def test_autocast_keeps_features_loss_and_gradients_in_float32(micro_batch_size: int | None):
     model, batch = make_model().float(), make_batch()
-    exact = train_step(model, batch, losses.ContrastiveLoss("clip"))
+    exact = train_step(model, batch, ContrastiveLoss("clip"))
     model.zero_grad()
     step = train_step(
         model,
         batch,
-        losses.ContrastiveLoss("clip"),
+        ContrastiveLoss("clip"),
         micro_batch_size=micro_batch_size,
         autocast_dtype=torch.bfloat16,
     )
@@ -166,7 +203,7 @@ def test_step_brings_an_overgrown_scale_back_where_it_has_a_gradient():
     model, batch = make_model().float(), make_batch()
     with torch.no_grad():
         model.logit_scale.fill_(6.0)
-    step = train_step(model, batch, losses.ContrastiveLoss("clip"))
+    step = train_step(model, batch, ContrastiveLoss("clip"))
     assert 99.99 < step.output.logit_scale <= 100.0
     assert model.logit_scale.grad is not None
     assert model.logit_scale.grad != 0
@@ -174,4 +211,4 @@ def test_step_brings_an_overgrown_scale_back_where_it_has_a_gradient():
 
 def test_micro_batch_of_no_rows_is_an_error():
     with pytest.raises(ValueError, match="micro_batch_size must be at least 1: got 0"):
-        train_step(make_model(), make_batch(), losses.ContrastiveLoss("clip"), micro_batch_size=0)
+        train_step(make_model(), make_batch(), ContrastiveLoss("clip"), micro_batch_size=0)

@@ -1,0 +1,151 @@
+"""Memory and time of the contrastive loss, forward and backward: tiled, and dense in two ways.
+
+PYTHONPATH=. python docs/benchmarks/loss_memory.py --rows 2048 8192 --dim 256
+PYTHONPATH=. python docs/benchmarks/loss_memory.py --rows 65536 --dim 512 --device cuda
+PYTHONPATH=. python docs/benchmarks/loss_memory.py --rows 1048576 --dim 512 --device cuda --forms tiled
+
+Each measurement has a process of its own; the forms take turns, and medians are printed. Memory is what a first run
+needs beyond the features; time is the median of further runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from threading import Event, Thread
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmdata.train.losses import clip_loss
+
+PAGE_BYTES = 4096
+
+
+def open_clip(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
+    """A matrix of logits for each direction, as open_clip's ClipLoss makes them."""
+    targets = torch.arange(len(images), device=images.device)
+    per_image, per_text = scale * images @ texts.T, scale * texts @ images.T
+    return (F.cross_entropy(per_image, targets) + F.cross_entropy(per_text, targets)) / 2
+
+
+def lean(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
+    """One matrix of logits for both directions."""
+    targets = torch.arange(len(images), device=images.device)
+    logits = scale * images @ texts.T
+    return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
+
+
+FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "tiled": clip_loss,
+    "open_clip": open_clip,
+    "lean": lean,
+}
+
+
+class Peak:
+    """The most memory in use inside a `with` block, beyond what there was at its start: `bytes`."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.bytes = device, 0
+        self._stop = Event()
+        self._watch = Thread(target=self._sample)
+
+    def __enter__(self) -> Peak:
+        self._start = self._now()
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            self._watch.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.device == "cuda":
+            self.bytes = torch.cuda.max_memory_allocated() - self._start
+        else:
+            self._stop.set()
+            self._watch.join()
+
+    def _sample(self) -> None:
+        while not self._stop.is_set():
+            self.bytes = max(self.bytes, self._now() - self._start)
+            time.sleep(0.0005)
+
+    def _now(self) -> int:
+        if self.device == "cuda":
+            return torch.cuda.memory_allocated()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+
+
+def measure(form: str, rows: int, given: argparse.Namespace) -> dict[str, float]:
+    """Peak bytes, seconds and value of one form, in this process."""
+    torch.set_num_threads(given.threads)
+    generator = torch.Generator().manual_seed(0)
+    dtype = getattr(torch, given.dtype)
+    sides = (torch.randn(rows, given.dim, generator=generator) for _ in range(2))
+    images, texts = (F.normalize(x, dim=1).to(given.device, dtype).requires_grad_() for x in sides)
+    scale = torch.tensor(50.0, device=given.device, dtype=dtype, requires_grad=True)
+
+    def run(images: Tensor, texts: Tensor) -> float:
+        for leaf in (images, texts, scale):
+            leaf.grad = None
+        loss = FORMS[form](images, texts, scale)
+        loss.backward()
+        return float(loss.detach())  # on CUDA: waits
+
+    few = (x[:64].detach().clone().requires_grad_() for x in (images, texts))
+    run(*few)  # code, handles and threads are there
+    with Peak(given.device) as peak:
+        value = run(images, texts)
+    seconds: list[float] = []
+    for _ in range(given.runs):
+        started = time.perf_counter()
+        run(images, texts)
+        if given.device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return {"bytes": peak.bytes, "seconds": median(seconds), "value": value}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[8192])
+    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "float64", "bfloat16"], default="float32")
+    parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=3, help="processes for each form")
+    parser.add_argument("--runs", type=int, default=3, help="timed runs in each process")
+    parser.add_argument("--one", action="store_true", help="measure here the one form and number of rows given")
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(measure(given.forms[0], given.rows[0], given)))
+        return
+    print("| rows | form | memory, MB | × less in tiled | time, s | tiled / it | loss |\n|---|---|---|---|---|---|---|")
+    settings = [f"--{name}={getattr(given, name)}" for name in ("dim", "device", "dtype", "threads", "runs")]
+    for rows in given.rows:
+        found: dict[str, list[dict[str, float]]] = {form: [] for form in given.forms}
+        for _ in range(given.rounds):
+            for form in given.forms:
+                command = [sys.executable, __file__, "--one", "--forms", form, "--rows", str(rows), *settings]
+                found[form].append(json.loads(subprocess.check_output(command)))
+        medians = {form: {key: median(x[key] for x in runs) for key in runs[0]} for form, runs in found.items()}
+        for form, its in medians.items():
+            tiled = medians.get("tiled", its)
+            print(
+                f"| {rows:,} | {form} | {its['bytes'] / 1e6:,.1f} | {its['bytes'] / max(tiled['bytes'], 1):.1f} "
+                f"| {its['seconds']:.4f} | {tiled['seconds'] / its['seconds']:.2f} | {its['value']:.5f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Miners: which of the batch's negatives enter the loss, and with what weight.
+
+A miner is any function (scores, positives, negatives) -> kept or weights: see `Miner`. Whatever it returns, the losses
+drop what is no admissible negative.
+"""
+
+from mmdata.train.miners.hardness import All, Ratio, SemiHard, SkipHottest, TopK
+from mmdata.train.miners.known import Chain, FalseNegativeMargin, SameGroup, SameLabel, Teacher
+from mmdata.train.miners.protocol import AnyMiner, BlockMiner, Miner, Side, for_block
+from mmdata.train.miners.sampling import DistanceWeighted, GumbelTopK
+
+__all__ = [
+    "All",
+    "AnyMiner",
+    "BlockMiner",
+    "Chain",
+    "DistanceWeighted",
+    "FalseNegativeMargin",
+    "GumbelTopK",
+    "Miner",
+    "Ratio",
+    "SameGroup",
+    "SameLabel",
+    "SemiHard",
+    "Side",
+    "SkipHottest",
+    "Teacher",
+    "TopK",
+    "for_block",
+]

@@ -1,0 +1,54 @@
+"""The miner that settings name."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from mmdata.errors import ConfigError
+from mmdata.train.miners.hardness import All, Ratio, SemiHard, SkipHottest, TopK
+from mmdata.train.miners.known import Chain, FalseNegativeMargin, SameGroup
+from mmdata.train.miners.protocol import AnyMiner
+from mmdata.train.miners.sampling import DistanceWeighted, GumbelTopK
+from mmdata.train_config import MinerConfig, NamedMinerConfig, UserConfig
+
+BY_NAME = {
+    "all": All,
+    "top_k": TopK,
+    "ratio": Ratio,
+    "semi_hard": SemiHard,
+    "distance_weighted": DistanceWeighted,
+    "gumbel_top_k": GumbelTopK,
+    "same_group": SameGroup,
+}
+"""Miners by the `name` of their settings, whose other keys are their arguments."""
+
+
+def configured(config: NamedMinerConfig) -> AnyMiner:
+    """The miner itself, or a chain of it behind what leaves out false negatives.
+
+    Raises:
+        ConfigError: a user's class that is not there, or does not take its arguments.
+    """
+    if isinstance(config, UserConfig):
+        miner = _of_user(config)
+    else:
+        miner = BY_NAME[config.name](**config.model_dump(exclude={"name", *MinerConfig.model_fields}))
+    parts: list[AnyMiner] = [miner]
+    if config.skip_hottest is not None:
+        parts.insert(0, SkipHottest(config.skip_hottest))
+    if config.false_negative_margin is not None:
+        parts.insert(0, FalseNegativeMargin(config.false_negative_margin))
+    return parts[0] if len(parts) == 1 else Chain(tuple(parts))
+
+
+def _of_user(config: UserConfig) -> AnyMiner:
+    module, _, name = config.of.partition(":")
+    try:
+        kind: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"train.miner.of '{config.of}': expected 'module:Class' ({error})") from error
+    try:
+        return kind(**config.arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"train.miner.arguments {config.arguments} of '{config.of}': {error}") from error

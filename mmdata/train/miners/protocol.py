@@ -1,0 +1,101 @@
+"""What a miner is: it says which negatives enter the loss, and with what weight. It sees whole rows, by blocks."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+Side = Literal["image", "text"]
+"""Of an anchor: images are contrasted with texts, texts with images."""
+
+
+class Miner(Protocol):
+    """Chooses negatives for a block of b anchors among the N rows of the global batch.
+
+    The losses call it once for images as anchors (columns are texts) and once for texts (columns are images).
+    A function with this signature, or a class with `__call__`, is a miner:
+
+        def harder_than_half(scores, positives, negatives):
+            return negatives & (scores > 0.5)
+    """
+
+    def __call__(self, scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+        """Weigh the negatives.
+
+        Args:
+            scores: (b, N) cosine similarities in [-1, 1], before logit_scale; they carry gradient.
+            positives: bool (b, N), the anchor's own partner.
+            negatives: bool (b, N), the admissible negatives: valid rows that are not known to be false negatives.
+
+        Returns:
+            (b, N): bool, True keeps a negative; or float weights >= 0, 0 drops it. Entries outside `negatives`
+            are ignored. A weight w counts as w equal negatives would.
+        """
+        ...
+
+
+@runtime_checkable
+class BlockMiner(Protocol):
+    """A miner that needs to know which anchors it sees."""
+
+    def block(self, side: Side, rows: slice) -> Miner:
+        """The miner for anchors `rows` of the global batch, images or texts."""
+        ...
+
+
+AnyMiner = Miner | BlockMiner
+
+
+def for_block(miner: AnyMiner, side: Side, rows: slice) -> Miner:
+    """What mines for these anchors: `miner` itself, unless it wants to know which they are."""
+    return miner.block(side, rows) if isinstance(miner, BlockMiner) else miner
+
+
+def highest(values: Tensor, among: Tensor, k: int) -> Tensor:
+    """The k highest values of each row, or all of them where there are fewer.
+
+    Args:
+        values: (b, N); no gradient flows from here.
+        among: bool (b, N), the entries to choose from.
+        k: at least 1; more than N is all.
+
+    Returns:
+        bool (b, N).
+
+    Example:
+        values [[3., 9., 5., 4.]] among [[True, False, True, True]] with k = 2: [[False, False, True, True]].
+    """
+    candidates = values.detach().masked_fill(~among, -torch.inf)
+    chosen = candidates.topk(min(k, values.shape[1]), dim=1).indices  # (b, k)
+    return torch.zeros_like(among).scatter(1, chosen, True) & among
+
+
+def highest_counts(values: Tensor, among: Tensor, counts: Tensor, at_most: int) -> Tensor:
+    """As `highest`, with a number of its own for each row: counts int64 (b,), of which none is above `at_most`."""
+    candidates = values.detach().masked_fill(~among, -torch.inf)
+    order = candidates.topk(min(at_most, values.shape[1]), dim=1).indices  # (b, k)
+    places = torch.arange(order.shape[1], device=order.device)
+    return torch.zeros_like(among).scatter(1, order, places < counts[:, None]) & among
+
+
+def positive_scores(scores: Tensor, positives: Tensor) -> Tensor:
+    """What negatives are compared with: the mean similarity of each row's positives, as multi-positive losses take it.
+
+    Args:
+        scores: (b, N).
+        positives: bool (b, N).
+
+    Returns:
+        (b, 1), without gradient; +inf in rows without a positive: nothing comes near it.
+    """
+    count = positives.sum(1, keepdim=True)
+    mean = scores.detach().where(positives, 0.0).sum(1, keepdim=True) / count.clamp(min=1)
+    return mean.where(count > 0, torch.inf)
+
+
+def check_at_least_one(miner: object, k: int) -> None:
+    """Raises ValueError where a miner is to keep no negatives."""
+    if k < 1:
+        raise ValueError(f"{type(miner).__name__} keeps at least one negative a row: got k={k}")

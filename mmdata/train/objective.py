@@ -1,0 +1,134 @@
+"""A loss with its settings, as the training step takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mmdata.batch import Batch
+from mmdata.train import losses
+from mmdata.train.extra import ExtraNegatives
+from mmdata.train.miners import AnyMiner, Chain
+from mmdata.train.miners.configured import configured
+from mmdata.train.model import DualEncoderOutput
+from mmdata.train.queue import CrossBatchMemory, keys_of
+from mmdata.train.telemetry import mining_telemetry
+from mmdata.train_config import TrainConfig
+
+NO_IMAGE = -(2**63)
+"""Stands for the image hash of a text without an image; that a real one equals it has a chance of 1 in 2^64."""
+
+
+@dataclass(frozen=True)
+class ContrastiveLoss:
+    """A loss with its miner: `loss = ContrastiveLoss("clip")(output, batch)`.
+
+    Args:
+        kind: "clip" (InfoNCE; takes the extra captions of the batch as negatives), "siglip" (sigmoid) or
+            "hard_negative" (InfoNCE that weighs negatives by their hardness).
+        miner: chooses negatives; None keeps all.
+        beta: of "hard_negative", how much the hardness counts.
+        mask_same: rows of equal image_hash or caption_hash are not negatives of each other, where the batch has them.
+        queue: features of earlier batches, further negatives of both directions for "clip"; who trains fills it. Needs
+            `mask_same` and the hashes.
+    """
+
+    kind: Literal["clip", "siglip", "hard_negative"] = "clip"
+    miner: AnyMiner | None = None
+    mask_same: bool = True
+    beta: float = 1.0
+    queue: CrossBatchMemory | None = None
+
+    def __post_init__(self) -> None:
+        if self.queue is not None and (self.kind != "clip" or not self.mask_same):
+            raise ValueError(
+                f"cross-batch memory: needs loss 'clip' and mask_same, got '{self.kind}' and {self.mask_same}: without "
+                "the mask a row's own image and caption, seen an epoch ago, would be its hardest negatives"
+            )
+        if self.kind == "hard_negative" and self.miner is not None:
+            raise ValueError("loss 'hard_negative' weighs all negatives and takes no miner: leave train.miner out")
+
+    def __call__(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
+        """Scalar loss of `output`, the model's features of `batch`."""
+        same = self._same(batch)
+        features = output[:3]
+        if output.extra_text_features is not None and self.kind != "clip":
+            raise ValueError(
+                f"loss '{self.kind}' takes no extra captions: set train.loss to clip, or leave data.extra_captions out"
+            )
+        if self.kind == "siglip":
+            if output.logit_bias is None:
+                raise ValueError("loss 'siglip' needs a bias: set model.logit_bias_init (-10 in the paper)")
+            return losses.siglip_loss(*features, output.logit_bias, miner=self.miner, valid=batch["valid"], same=same)
+        if self.kind == "hard_negative":
+            loss = losses.hard_negative_loss(*features, beta=self.beta, valid=batch["valid"], same=same)
+        else:
+            extra_texts = self._extra_texts(output, batch, len(same))
+            extra_images, extra_texts = self._remembered(extra_texts and extra_texts.gather())
+            loss = losses.clip_loss(
+                *features,
+                miner=self.miner,
+                valid=batch["valid"],
+                same=same if self.queue is None else keys_of(batch),
+                extra_texts=extra_texts,
+                extra_images=extra_images,
+            )
+        # A softmax does not see a bias. Its gradient is 0, not absent: DDP waits for every parameter.
+        return loss if output.logit_bias is None else loss + 0.0 * output.logit_bias
+
+    def _extra_texts(self, output: DualEncoderOutput, batch: Batch, num_keys: int) -> ExtraNegatives | None:
+        """The extra captions as negatives of the images: not of one that has the same caption as its own."""
+        if output.extra_text_features is None:
+            return None
+        same: list[Tensor] = []
+        if num_keys and "extra_caption_hash" in batch:
+            # As the keys of the rows: image_hash, caption_hash. No extra caption has an image of its own.
+            same = [torch.full_like(batch["extra_caption_hash"], NO_IMAGE), batch["extra_caption_hash"]]
+        return ExtraNegatives(output.extra_text_features, same, batch.get("extra_valid"))
+
+    def _remembered(self, extra_texts: ExtraNegatives | None) -> tuple[ExtraNegatives | None, ExtraNegatives | None]:
+        """Extra images, and extra texts with those given, of the queue: all ranks hold all of it."""
+        kept = self.queue and self.queue.negatives()
+        if kept is None:
+            return None, extra_texts
+        images, texts = kept
+        return images, texts if extra_texts is None else extra_texts.joined(texts)
+
+    def telemetry(self, output: DualEncoderOutput, batch: Batch) -> dict[str, float | list[float]]:
+        """What the miner makes of this batch; see `mining_telemetry`."""
+        return mining_telemetry(
+            output.image_features,
+            output.text_features,
+            output.logit_scale,
+            miner=self.miner,
+            valid=batch["valid"],
+            same=self._same(batch),
+        )
+
+    def _same(self, batch: Batch) -> list[Tensor]:
+        hashes = (batch.get("image_hash"), batch.get("caption_hash"))
+        return [key for key in hashes if self.mask_same and key is not None]
+
+
+def loss_at(
+    step: int, config: TrainConfig, opinion: AnyMiner | None = None, queue: CrossBatchMemory | None = None
+) -> ContrastiveLoss:
+    """The loss and miner that a configuration names, for the update after `step` updates.
+
+    Args:
+        step: updates made.
+        config: how to train.
+        opinion: what a teacher leaves out before the miner chooses.
+        queue: features of earlier batches.
+    """
+    miner = None
+    if config.miner is not None and step >= config.miner.after_steps:
+        miner = configured(config.miner)
+    if opinion is not None:
+        miner = opinion if miner is None else Chain((opinion, miner))
+    return ContrastiveLoss(
+        config.loss, miner=miner, mask_same=config.mask_false_negatives, beta=config.hard_negative_beta, queue=queue
+    )

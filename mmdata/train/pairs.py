@@ -1,0 +1,200 @@
+"""The features of a global batch, which of its pairs are positives and negatives, and sums over its anchors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from mmdata.train import distributed
+from mmdata.train.extra import ExtraNegatives
+from mmdata.train.miners import AnyMiner, Side, for_block
+from mmdata.train.rowwise import rowwise_sum
+
+AnchorLoss = Callable[..., Tensor]
+"""(scores, positives, negatives, weights, *scalars) to what each of b anchors loses, (b,).
+
+Scores are cosines (b, N); positives and chosen negatives bool (b, N); weights of the negatives (b, N), above 0 and 1
+where there is no negative, or None where all are 1; scalars those that `Pairs.sum_over` was given.
+"""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What one rank knows of the global batch: row i of the images pairs with row i of the texts.
+
+    Attributes:
+        images: (B, D), this rank's; rows that are not valid are zero.
+        texts: (B, D), likewise.
+        valid: bool (N,), of the global batch.
+        same: int64 (N,) each; rows that are equal in any of them are not negatives of each other.
+        labels: int64 (N,), rows of equal labels are positives of each other; None: only row i of row i.
+        own: the rows of the global batch that are this rank's.
+    """
+
+    images: Tensor
+    texts: Tensor
+    valid: Tensor
+    same: tuple[Tensor, ...]
+    labels: Tensor | None
+    own: slice
+
+    @classmethod
+    def gather(
+        cls,
+        image_features: Tensor,
+        text_features: Tensor,
+        valid: Tensor | None = None,
+        *,
+        same: Sequence[Tensor] = (),
+        labels: Tensor | None = None,
+    ) -> Pairs:
+        """From the rows of all ranks, B of them on each. A collective.
+
+        Raises:
+            ValueError: row counts differ.
+        """
+        images, texts = image_features, text_features
+        if images.shape != texts.shape or images.ndim != 2:
+            raise ValueError(
+                f"image_features {tuple(images.shape)} and text_features {tuple(texts.shape)} "
+                "must both be (B, D): row i of one pairs with row i of the other"
+            )
+        counts = torch.ones(len(images), dtype=torch.bool, device=images.device) if valid is None else valid
+        keys = [("same", key) for key in same] + ([] if labels is None else [("labels", labels)])
+        for name, column in (("valid", counts), *keys):
+            if column.shape != (len(images),):
+                raise ValueError(
+                    f"{name} has shape {tuple(column.shape)}, expected ({len(images)},): one entry a feature row"
+                )
+        columns = distributed.gather(torch.stack([counts.long(), *(key for _, key in keys)], dim=1))  # (N, 1 + …)
+        first = distributed.rank() * len(images)
+        everywhere = columns[:, 1:].unbind(1)
+        return cls(
+            images=_cleaned(images, valid),
+            texts=_cleaned(texts, valid),
+            valid=columns[:, 0].bool(),
+            same=tuple(everywhere[: len(same)]),
+            labels=None if labels is None else everywhere[-1],
+            own=slice(first, first + len(images)),
+        )
+
+    @cached_property
+    def all_images(self) -> Tensor:
+        """(N, D), with gradient. A collective at first."""
+        return distributed.gather_with_grad(self.images)
+
+    @cached_property
+    def all_texts(self) -> Tensor:
+        """(N, D), with gradient. A collective at first."""
+        return distributed.gather_with_grad(self.texts)
+
+    def global_mean(self, local: Tensor) -> Tensor:
+        """The sum of `local` over ranks / number of valid rows, with W times the gradient of this rank's part."""
+        local = local / self.valid.sum().clamp(min=1)
+        weighted = local * distributed.world_size()
+        return distributed.all_reduce_sum(local) + (weighted - weighted.detach())
+
+    def sum_over(
+        self,
+        side: Side,
+        loss: AnchorLoss,
+        scalars: Sequence[Tensor] = (),
+        *,
+        miner: AnyMiner | None = None,
+        extra: ExtraNegatives | None = None,
+    ) -> Tensor:
+        """The sum of `loss` over this rank's valid anchors of one side, by blocks of them; see `rowwise_sum`.
+
+        Args:
+            side: of the anchors.
+            loss: of a block of anchors.
+            scalars: what else gets a gradient; handed to `loss`.
+            miner: chooses and weighs negatives.
+            extra: further negatives, of the other side.
+        """
+        anchors, columns = (self.images, self.all_texts) if side == "image" else (self.texts, self.all_images)
+        if extra is not None:
+            columns = torch.cat([columns, extra.columns(columns.dtype)])  # (N + M, D)
+
+        def of_block(scores: Tensor, rows: slice, *leaves: Tensor) -> Tensor:
+            positives, negatives = self.masks(rows, extra)
+            weights = None
+            if miner is not None:
+                chosen = for_block(miner, side, self._numbers(rows))(scores, positives, negatives)
+                negatives, weights = _as_chosen(chosen, negatives, miner)
+            losses = loss(scores, positives, negatives, weights, *leaves)
+            return losses.where(self.valid[self._numbers(rows)], 0.0)
+
+        return rowwise_sum(of_block, anchors, columns, scalars)
+
+    def masks(self, rows: slice, extra: ExtraNegatives | None = None) -> tuple[Tensor, Tensor]:
+        """Positives and admissible negatives of `rows` of this rank, counted from 0: bool (b, N), or (b, N + M)."""
+        rows = self._numbers(rows)
+        numbers = torch.arange(len(self.valid), device=self.valid.device)  # (N,)
+        positives = numbers[rows, None] == numbers  # (b, N)
+        usable = self.valid[rows, None] & self.valid
+        if self.labels is not None:
+            positives |= (self.labels[rows, None] == self.labels) & usable
+        negatives = ~positives & usable
+        for key in self.same:
+            negatives &= key[rows, None] != key
+        if extra is None:
+            return positives, negatives
+        others = self.valid[rows, None] & extra.admissible([key[rows] for key in self.same])  # (b, M)
+        return torch.cat([positives, torch.zeros_like(others)], dim=1), torch.cat([negatives, others], dim=1)
+
+    def exclude_(self, tile: Tensor, rows: slice, columns: slice) -> None:
+        """Set to -inf, in a tile of similarities, what is neither a row's own partner nor an admissible negative.
+
+        Args:
+            tile: (b, c), changed in place.
+            rows: of this rank, counted from 0.
+            columns: of the global batch.
+        """
+        rows = self._numbers(rows)
+        on_cpu = tile.device.type == "cpu"
+        if not (on_cpu and self._all_valid):
+            tile.masked_fill_(~(self.valid[rows, None] & self.valid[columns]), -torch.inf)
+        numbers = torch.arange(len(self.valid), device=tile.device)  # (N,)
+        for key, repeats in zip(self.same, self._repeats if on_cpu else self.same, strict=True):
+            # Few rows repeat. A CPU looks at their lines of the tile only; a GPU would have to wait to know which.
+            lines = repeats[rows].nonzero().squeeze(1) if on_cpu else slice(None)
+            equal = key[rows][lines, None] == key[columns]  # (l, c)
+            equal &= numbers[rows][lines, None] != numbers[columns]
+            tile[lines] = tile[lines].masked_fill(equal, -torch.inf)
+
+    def _numbers(self, rows: slice) -> slice:
+        return slice(self.own.start + rows.start, self.own.start + rows.stop)
+
+    @cached_property
+    def _all_valid(self) -> bool:
+        return bool(self.valid.all())
+
+    @cached_property
+    def _repeats(self) -> list[Tensor]:
+        """bool (N,) for each of `same`: rows that are not alone with their key."""
+        found: list[Tensor] = []
+        for key in self.same:
+            _, inverse, counts = key.unique(return_inverse=True, return_counts=True)
+            found.append(counts[inverse] > 1)
+        return found
+
+
+def _as_chosen(chosen: Tensor, negatives: Tensor, miner: AnyMiner) -> tuple[Tensor, Tensor | None]:
+    """The negatives kept, bool (b, N), and their weights where the miner gave some."""
+    if chosen.shape != negatives.shape:
+        raise ValueError(f"miner {miner!r} returned shape {tuple(chosen.shape)}, expected {tuple(negatives.shape)}")
+    if chosen.dtype == torch.bool:
+        return chosen & negatives, None
+    kept = (chosen > 0) & negatives
+    return kept, chosen.where(kept, 1.0)
+
+
+def _cleaned(features: Tensor, valid: Tensor | None) -> Tensor:
+    """In float32 or float64; rows that do not count are zero: what they held, NaN too, reaches no loss or gradient."""
+    features = features.float() if features.dtype in (torch.float16, torch.bfloat16) else features
+    return features if valid is None else features.where(valid[:, None], 0.0)

@@ -1,0 +1,153 @@
+"""mmdata compare: runs that are paired, made once, tuned on the validation set, and what the table says of them."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from mmdata import Index, cli
+from mmdata.convert import ConvertConfig, convert
+from mmdata.train.checkpoint import find_checkpoint, load_checkpoint
+
+TOOL = Path(__file__).parents[1] / "tools" / "compare.py"
+COLOURS = ("red", "blue", "green")
+
+
+def run_tool(*words: object) -> int:
+    """Run the program in this process, as its command would."""
+    main = runpy.run_path(str(TOOL))["main"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["compare", *map(str, words)])
+        with pytest.raises(SystemExit) as leaving:
+            cli.run(main)
+    assert isinstance(leaving.value.code, int)
+    return leaving.value.code
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., Path]) -> Path:
+    """config.yaml of an experiment of two steps a run over shards/ (42 images); run once, whole."""
+    folder = tmp_path_factory.mktemp("compare")
+    raw = make_corpus(folder / "raw", 42)
+    convert(raw / "captions.jsonl", folder / "shards", ConvertConfig(train_tokenizer=300))
+    keys = Index.open(folder / "shards").keys(np.arange(42))
+    pq.write_table(pa.table({"key": keys, "captions": [["a dog"]] * 42}), folder / "extra.parquet")
+    names = sorted(path.name for path in (raw / "images").iterdir())
+    pairs = [
+        {"type": kind, "image_0": f"images/{names[2 * i]}", "image_1": f"images/{names[2 * i + 1]}"}
+        | {"caption_0": f"a {COLOURS[i % 3]} dog on a cat", "caption_1": f"a cat on a {COLOURS[i % 3]} dog"}
+        for i in range(6)
+        for kind in (("order", "place")[i % 2],)
+    ]
+    (raw / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    shards = str(folder / "shards")
+    data: dict[str, Any] = {"shards": shards, "val_shards": shards, "tokenizer": f"{shards}/tokenizer"}
+    data |= {"global_batch_size": 8, "image_size": 16, "max_length": 16, "num_workers": 0}
+    arms: dict[str, Any] = {
+        "extra": {"settings": [f"data.extra_captions={folder / 'extra.parquet'}"]},
+        "same": {"settings": ["train.log_every_steps=1"]},
+        "near": {"neighbours": 2},
+        "plain": {},
+    }
+    compare: dict[str, Any] = {"output": str(folder / "out"), "arms": arms, "baseline": "plain", "seeds": [1, 2]}
+    compare |= {"pairs": str(raw / "pairs.jsonl"), "primary": "order", "tuning_seed": 0}
+    compare |= {"tuning": [["train.lr=1e-3"], ["train.lr=1e-2"]]}
+    train = {"steps": 2, "warmup_steps": 0, "evaluate_every_epochs": 0, "device": "cpu"}
+    sections = {"data": data, "model": {"name": "micro"}, "train": train, "compare": compare}
+    (folder / "config.yaml").write_text(yaml.safe_dump(sections))
+    assert run_tool(folder / "config.yaml", "--seeds", 1) == 0
+    assert run_tool(folder / "config.yaml") == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "out" / "results.jsonl").read_text().splitlines()]
+
+
+def test_each_run_is_made_once(lines: list[dict[str, Any]]):
+    runs = [(line["arm"], line["seed"], *line["tuned"]) for line in lines]
+    assert len(runs) == len(set(runs)) == 4 * 2 + 4 * 2
+    assert sorted(seed for _, seed, _ in runs) == [0] * 8 + [1] * 4 + [2] * 4
+    assert runs[0][0] == "plain", "the baseline first"
+
+
+def test_each_arm_is_tuned_by_what_it_retrieves_and_keeps_that(lines: list[dict[str, Any]]):
+    for arm in ("plain", "extra", "same", "near"):
+        tries = [line for line in lines if line["arm"] == arm and line["seed"] == 0]
+        best = max(tries, key=lambda line: line["r1"])["tuned"]
+        assert [line["tuned"] for line in lines if line["arm"] == arm and line["seed"] > 0] == [best, best]
+
+
+def test_arms_of_the_same_settings_and_seed_score_the_same_to_the_bit(lines: list[dict[str, Any]]):
+    scores = [{k: v for k, v in line.items() if type(v) is float and not k.endswith("_s")} for line in lines]
+    of = {(line["arm"], line["seed"], *line["tuned"]): score for line, score in zip(lines, scores, strict=True)}
+    for (arm, *rest), score in of.items():
+        if arm == "same":
+            assert score == of[("plain", *rest)]
+    plain = [score for (arm, *_), score in of.items() if arm == "plain"]
+    assert plain[0] != plain[2], "other seeds, other runs"
+
+
+def test_blind_control_is_at_half_by_construction(lines: list[dict[str, Any]]):
+    assert {line[f"{kind}_blind"] for line in lines for kind in ("order", "place", "mean")} == {0.5}
+
+
+def test_neighbours_are_those_of_the_baseline_of_the_same_seed(folder: Path, lines: list[dict[str, Any]]):
+    near = next(line for line in lines if line["arm"] == "near" and line["seed"] == 2)
+    plain = next(line for line in lines if line["arm"] == "plain" and line["seed"] == 2)
+    run = folder / "out" / "runs" / f"near-2-{near['digest']}"
+    settings = load_checkpoint(find_checkpoint(run))["settings"]
+    groups = folder / "out" / "groups" / f"plain-2-{plain['digest']}-by-2.arrow"
+    assert settings["data"]["groups"] == {"by": str(groups), "size": 2, "candidates": None}
+    assert groups.is_file()
+    assert (settings["data"]["seed"], settings["train"]["seed"]) == (2, 2)
+
+
+def test_table_says_what_there_is(folder: Path, lines: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]):
+    assert run_tool(folder / "config.yaml", "--table", "--metric", "place") == 0
+    printed = capsys.readouterr().out.splitlines()
+    names = "arm | seeds | place | gain over plain (95 %) | seeds won | order | mean | r1 | mean_blind | mean_shuffled"
+    assert printed[0] == f"| {names} |"
+    assert [line.split(" | ")[0] for line in printed[2:6]] == ["| plain", "| extra", "| near", "| same"]
+    mean = sum(line["place"] for line in lines if line["arm"] == "plain" and line["seed"] > 0) / 2
+    assert printed[2].startswith(f"| plain | 2 | {100 * mean:.1f} |  |  | ")
+    assert " | +0.0 (+0.0 to +0.0) | 0 | " in printed[5]
+    assert printed[6].startswith("plain: tuned to train.lr=1e-")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--metric", "r2", "--table"], "error: --metric r2: expected one of order, place, mean, r1"),
+        (["--arms", "near", "far"], "error: --arms far: expected some of extra, near, plain, same"),
+        (["compare=null"], "no section compare; see configs/mining.yaml for one"),
+        (["--table", "train.steps=3"], "results.jsonl': no run of the baseline 'plain' there yet"),
+        (["compare.baseline=near"], "baseline 'near' must be one of the arms, without neighbours of its own"),
+        (["compare.seeds=[0,1]"], "seeds must differ, also from tuning_seed (0): got [0, 1]"),
+    ],
+)
+def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str):
+    assert run_tool(folder / "config.yaml", *words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_signal_in_a_training_ends_the_program(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def stopped() -> None:
+        raise SystemExit(143)
+
+    module = runpy.run_path(str(TOOL))
+    monkeypatch.setitem(module["command"].__globals__, "mmdata", stopped)
+    monkeypatch.setattr(sys, "argv", ["compare", str(folder / "config.yaml"), f"compare.output={tmp_path}"])
+    assert module["main"]() == 143
+    assert not (tmp_path / "results.jsonl").exists()

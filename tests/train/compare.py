@@ -1,0 +1,90 @@
+"""For tests of losses: small batches, all losses under one signature, and comparison with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmdata.train import losses, miners
+from mmdata.train.extra import ExtraNegatives
+
+
+def features(rows: int, width: int = 6, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """L2-normalised images and texts, (rows, width) each, that want a gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    pair = (torch.randn(rows, width, generator=generator, dtype=torch.float64) for _ in range(2))
+    images, texts = (F.normalize(x, dim=-1).to(dtype).requires_grad_() for x in pair)
+    return images, texts
+
+
+def scalar(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.tensor(value, dtype=dtype, requires_grad=True)
+
+
+def value_and_gradients(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
+    """An input that the loss does not use has the gradient 0."""
+    return [loss.detach(), *torch.autograd.grad(loss, inputs, retain_graph=True, materialize_grads=True)]
+
+
+def assert_equal(actual: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float = 1e-12) -> None:
+    for got, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+
+
+def weights_by_similarity(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    return (2 * scores).exp()
+
+
+Loss = Callable[..., Tensor]
+"""(images, texts, scale, bias, *, labels, **valid and same) to a scalar."""
+
+
+def _clip(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **rest: object) -> Tensor:
+    return losses.clip_loss(i, t, s, **rest)  # type: ignore[arg-type]
+
+
+def _clip_extra(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **rest: object) -> Tensor:
+    texts, images = (x.to(i.dtype) for x in features(3, i.shape[1], seed=9))
+    extra = ExtraNegatives(texts, valid=torch.tensor([True, False, True])), ExtraNegatives(images)
+    return losses.clip_loss(i, t, s, extra_texts=extra[0], extra_images=extra[1], **rest)  # type: ignore[arg-type]
+
+
+def _siglip(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **rest: object) -> Tensor:
+    return losses.siglip_loss(i, t, s, b, **rest)  # type: ignore[arg-type]
+
+
+def _multi_positive(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **rest: object) -> Tensor:
+    return losses.multi_positive_loss(i, t, s, labels=labels, **rest)  # type: ignore[arg-type]
+
+
+def _triplet(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **rest: object) -> Tensor:
+    return losses.triplet_loss(i, t, **rest)  # type: ignore[arg-type]
+
+
+def _hard_negative(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **rest: object) -> Tensor:
+    return losses.hard_negative_loss(i, t, s, **rest)  # type: ignore[arg-type]
+
+
+def _with(loss: Loss, **settings: object) -> Loss:
+    return lambda *inputs, **rest: loss(*inputs, **settings, **rest)
+
+
+LOSSES: dict[str, Loss] = {
+    "clip": _clip,
+    "clip_top_2": _with(_clip, miner=miners.TopK(2)),
+    "clip_weighed": _with(_clip, miner=weights_by_similarity),
+    "clip_extra": _clip_extra,
+    "clip_extra_top_2": _with(_clip_extra, miner=miners.TopK(2)),
+    "siglip": _siglip,
+    "siglip_weighed": _with(_siglip, miner=weights_by_similarity),
+    "multi_positive": _multi_positive,
+    "multi_positive_top_2": _with(_multi_positive, miner=miners.TopK(2)),
+    "triplet": _triplet,
+    "triplet_hardest": _with(_triplet, miner=miners.TopK(1)),
+    "hard_negative": _with(_hard_negative, beta=0.7),
+    "hard_negative_debiased": _with(_hard_negative, beta=0.7, positive_share=0.1),
+}
+"""All losses, and what changes their way through the code."""

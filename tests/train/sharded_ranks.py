@@ -1,0 +1,63 @@
+"""Program of one rank for test_sharding.py: gradients and clipping under FSDP2, one file a case.
+
+usage: sharded_ranks.py FOLDER RANK. Three processes start; the first two also form a world of two.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from mmdata.train import distributed, sharding, train_step
+from tests.train import ranks
+
+CPU = torch.device("cpu")
+
+
+def run_case(case: dict, rank: int, out: Path) -> None:
+    torch.manual_seed(rank)  # rank 0's weights are what counts
+    model = ranks.make_model(case.get("dropout", 0.0), **case.get("model", {}))
+    if rank > 0:
+        torch.nn.init.normal_(model.image_projection.weight)
+    sharding.shard(model, CPU)
+    torch.manual_seed(50 + rank)
+    batch = ranks.make_batch(rank, case)
+    with torch.no_grad():
+        model(batch)  # an evaluation between two steps changes nothing
+    torch.manual_seed(50 + rank)
+    step = train_step(model, batch, ranks.loss_function(case), micro_batch_size=case.get("micro_batch_size"))
+    parameters = dict(model.named_parameters())
+    gradients = {
+        name: None if parameter.grad is None else sharding.whole(parameter.grad).clone()
+        for name, parameter in parameters.items()
+    }
+    kept = {
+        name: parameter.to_local().numel() for name, parameter in parameters.items() if sharding.is_shard(parameter)
+    }
+    norm = sharding.clip_grad_norm(model.parameters(), 0.01)
+    clipped = sharding.whole(parameters["image_projection.weight"].grad)
+    numbers = {"loss": step.loss, "gradients": gradients, "kept": kept, "norm": norm, "clipped": clipped}
+    torch.save({**numbers, "scale": parameters["logit_scale"].grad}, out)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+    cases = json.loads((folder / "cases.json").read_text())
+    for world_size in (3, 2):
+        if rank >= world_size:
+            break
+        rendezvous = f"file://{folder}/rendezvous{world_size}"
+        dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world_size)
+        for name, case in cases.items():
+            if len(case["valid"]) == world_size:
+                run_case(case, rank, folder / f"{name}.{rank}.pt")
+        distributed.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mmdata.errors import ConfigError, DataError
+from mmdata.train.feature_cache import FEATURES, STEPS, UNDO, FeatureCache
+from mmdata.train.model import DualEncoderOutput
+from mmdata.train_config import FeatureCacheConfig
+
+ANGLE = {degrees: (np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))) for degrees in (0, 30, 60, 90)}
+
+
+def put(cache: FeatureCache, step: int, rows: dict[int, int], valid: list[bool] | None = None) -> None:
+    """Rows with features at an angle of so many degrees, the same on both sides."""
+    features = torch.tensor([ANGLE[degrees] for degrees in rows.values()], dtype=torch.float32)
+    output = DualEncoderOutput(features, features, torch.tensor(1.0), None)
+    flags = torch.ones(len(rows), dtype=torch.bool) if valid is None else torch.tensor(valid)
+    batch: Any = {"rows": torch.tensor(list(rows)), "valid": flags}
+    cache.keep(output, batch, step)
+
+
+def files(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    return np.load(folder / FEATURES), np.load(folder / STEPS)
+
+
+def test_cache_has_one_row_for_each_of_the_index_and_zeros_where_never_written(tmp_path: Path):
+    cache = FeatureCache(tmp_path, 5)
+    put(cache, 0, {3: 0, 1: 90})
+    put(cache, 1, {4: 30, 0: 30}, valid=[True, False])
+    cache.state_dict()
+    features, steps = files(tmp_path)
+    assert (features.dtype, steps.dtype) == (np.float16, np.int32)
+    assert steps.tolist() == [-1, 0, -1, 0, 1]
+    assert np.allclose(features, [(0, 0), (0, 1), (0, 0), (1, 0), ANGLE[30]], atol=1e-3)
+
+
+def test_cache_leaves_out_padding_and_features_that_are_not_finite(tmp_path: Path):
+    cache = FeatureCache(tmp_path, 3)
+    image = torch.tensor([[1.0, 0.0], [torch.nan, 0.0], [1.0, 0.0]])
+    batch: Any = {"rows": torch.tensor([-1, 0, 2]), "valid": torch.tensor([True, True, True])}
+    cache.keep(DualEncoderOutput(image, image, torch.tensor(1.0), None), batch, 0)
+    cache.state_dict()
+    assert files(tmp_path)[1].tolist() == [-1, -1, 0]
+
+
+@pytest.mark.parametrize("of", ["pair", "image", "text"])
+def test_cache_holds_the_side_it_is_asked_for(of: Any, tmp_path: Path):
+    image, text = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.2, 1.6]])
+    cache = FeatureCache(tmp_path, 1, of=of)
+    batch: Any = {"rows": torch.tensor([0]), "valid": torch.tensor([True])}
+    cache.keep(DualEncoderOutput(image, text, torch.tensor(1.0), None), batch, 0)
+    cache.state_dict()
+    expected = F.normalize({"pair": image + text, "image": image, "text": text}[of], dim=1)
+    assert np.allclose(files(tmp_path)[0], expected, atol=1e-3)
+
+
+def test_cache_measures_age_and_drift(tmp_path: Path):
+    cache = FeatureCache(tmp_path, 4)
+    put(cache, 0, {0: 0, 1: 0})
+    first = cache.telemetry(1)
+    assert (first["never_written_share"], first["age_steps_mean"], first["age_steps_max"]) == (0.5, 1.0, 1)
+    assert first["rewritten"] == 0
+    assert np.isnan(first["similarity"])
+    put(cache, 1, {0: 60})  # cosine 0.5 after 1 step
+    put(cache, 5, {0: 60, 1: 90})  # cosine 1 after 4 steps, 0 after 5
+    second = cache.telemetry(6)
+    assert (second["never_written_share"], second["age_steps_mean"], second["age_steps_max"]) == (0.5, 1.0, 1)
+    assert second["rewritten"] == 3
+    assert second["similarity"] == pytest.approx(0.5, abs=1e-3)
+    by_age = second["similarity_by_age"]
+    assert isinstance(by_age, list)
+    assert np.allclose(by_age[:4], [0.5, np.nan, 0.5, np.nan], atol=1e-3, equal_nan=True)
+    assert cache.telemetry(6)["rewritten"] == 0
+
+
+def test_cache_writes_every_so_many_steps(tmp_path: Path):
+    cache = FeatureCache(tmp_path, 4, every_steps=2)
+    for step in range(4):
+        put(cache, step, {step: 0})
+    cache.state_dict()
+    assert files(tmp_path)[1].tolist() == [0, -1, 2, -1]
+
+
+def killed_after_five_steps(folder: Path) -> tuple[dict[str, Any], tuple[np.ndarray, np.ndarray]]:
+    """The state after three steps, the files as they were then; two more steps are in them."""
+    cache = FeatureCache(folder, 4)
+    for step, rows in enumerate([{0: 0}, {1: 0}, {0: 60}]):
+        put(cache, step, rows)
+    state, then = cache.state_dict(), files(folder)
+    put(cache, 3, {0: 90, 2: 30})
+    put(cache, 4, {0: 30})
+    cache.telemetry(5)
+    assert files(folder)[1].tolist() == [4, 1, 3, -1]
+    return state, then
+
+
+def test_cache_that_ran_ahead_of_the_checkpoint_is_put_back(tmp_path: Path):
+    state, then = killed_after_five_steps(tmp_path)
+    with (tmp_path / UNDO).open("ab") as file:
+        file.write(b"\x03\x00")  # a kill in the middle of a note, of rows that were not written then
+    again = FeatureCache(tmp_path, 4)
+    again.load_state_dict(state, 3)
+    assert all(np.array_equal(one, other) for one, other in zip(files(tmp_path), then, strict=True))
+    assert again.note == "feature cache: 2 rows that were written after step 3 have been put back"
+    assert again.state_dict() == state
+
+
+def test_cache_of_a_checkpoint_further_back_is_kept_and_said(tmp_path: Path):
+    cache = FeatureCache(tmp_path, 4)
+    put(cache, 0, {0: 0})
+    state = cache.state_dict()
+    put(cache, 1, {0: 60, 1: 0})
+    cache.state_dict()
+    put(cache, 2, {2: 0})
+    cache.telemetry(3)  # the note of step 1 is gone, a later checkpoint having been written
+    again = FeatureCache(tmp_path, 4)
+    again.load_state_dict(state, 1)
+    assert "2 rows are of steps from 1 on, later than the checkpoint" in again.note
+    put(again, 1, {0: 60, 1: 0})
+    assert again.telemetry(2)["rewritten"] == 0, "not compared with themselves"
+
+
+def test_cache_refuses_other_files(tmp_path: Path):
+    state, _ = killed_after_five_steps(tmp_path)
+    steps = np.load(tmp_path / STEPS)
+    np.save(tmp_path / STEPS, np.minimum(steps, 0).astype(np.int32))
+    (tmp_path / UNDO).write_bytes(b"")
+    with pytest.raises(DataError, match=r"features.npy': not that of the checkpoint of step 3, which had 2 rows wri"):
+        FeatureCache(tmp_path, 4).load_state_dict(state, 3)
+    with pytest.raises(DataError, match=r"float16 \(4, 2\) with steps \(4,\), expected float16 \(9, 2\)"):
+        FeatureCache(tmp_path, 9).load_state_dict(state, 3)
+    (tmp_path / FEATURES).unlink()
+    with pytest.raises(DataError, match=r"the checkpoint has one, and it cannot be read .*No such file"):
+        FeatureCache(tmp_path, 4).load_state_dict(state, 3)
+
+
+def test_cache_needs_an_index(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"train.feature_cache: set has no index"):
+        FeatureCache.from_config(FeatureCacheConfig(), set(), tmp_path)  # type: ignore[arg-type]
+    assert FeatureCache.from_config(None, set(), tmp_path) is None  # type: ignore[arg-type]

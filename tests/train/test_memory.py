@@ -1,0 +1,108 @@
+"""A run that remembers (queue, feature cache) and draws (random miner, dropout), under a scaler: killed and resumed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmdata.errors import DataError
+from mmdata.train.checkpoint import latest_checkpoint, load_checkpoint
+from tests.train.test_loop import last_state, make_trainer, read_metrics, run_small
+
+TRAIN: dict[str, Any] = {
+    "precision": "fp16",
+    "mask_false_negatives": True,
+    "queue": {"rows": 20, "after_steps": 1},
+    "feature_cache": {},
+    "miner": {"name": "gumbel_top_k", "k": 3},
+    "epochs": 3,
+}
+FILES = ("features.npy", "features.steps.npy")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("whole")
+    assert make_trainer(output, **TRAIN).run() == 0
+    return output
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Of plain containers and tensors, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+def test_run_with_memory_killed_and_resumed_is_the_undisturbed_one_bit_for_bit(whole: Path, tmp_path: Path):
+    killed = run_small(tmp_path, train=TRAIN, at=7, signal="SIGKILL")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert last_state(tmp_path)["step"] == 6
+    assert np.load(tmp_path / "features.steps.npy").max() == 6, "the cache ran ahead of the checkpoint"
+    resumed = run_small(tmp_path, train=TRAIN)
+    assert resumed.returncode == 0, resumed.stderr
+    said = "step 6 of 12; feature cache: 8 rows that were written after step 6 have been put back"
+    assert said in resumed.stdout
+    for kind in ("train", "queue", "feature_cache"):
+        assert len(read_metrics(tmp_path, kind)) == 12
+        assert read_metrics(tmp_path, kind) == read_metrics(whole, kind)
+    before, after = last_state(whole), last_state(tmp_path)
+    for part in ("model", "optimizer", "scaler", "memory", "rng", "batches", "meter"):
+        assert equal(before[part], after[part]), part
+    for name in FILES:
+        assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_run_with_memory_says_how_much_and_how_old(whole: Path):
+    queue = read_metrics(whole, "queue")
+    assert [line["rows"] for line in queue[:5]] == [0, 8, 16, 20, 20]
+    assert queue[2]["age_steps"] == 1.5  # rows of steps 1 and 2, seen after 3 updates
+    cache = read_metrics(whole, "feature_cache")
+    assert cache[0]["never_written_share"] == 0.75  # 8 rows of 32
+    assert cache[0]["rewritten"] == 0
+    assert sum(line["rewritten"] for line in cache) == 96 - 32 * (1 - cache[-1]["never_written_share"])
+    assert all(-1 <= line["similarity"] <= 1.001 for line in cache if line["similarity"] is not None)
+
+
+def test_run_refuses_another_feature_cache(whole: Path, tmp_path: Path):
+    stopped = signal.SIGTERM
+    small = make_trainer(tmp_path, **TRAIN)
+    small.source.before = lambda number, rows: signal.raise_signal(stopped) if number == 2 else None
+    assert small.run() == 128 + stopped
+    (tmp_path / FILES[0]).write_bytes((whole / FILES[0]).read_bytes())
+    (tmp_path / FILES[1]).write_bytes(np.load(whole / FILES[1]).tobytes())
+    with pytest.raises(DataError, match=r"feature cache .*: the checkpoint has one, and it cannot be read"):
+        make_trainer(tmp_path, **TRAIN)
+
+
+def test_queue_resumes_on_two_ranks_with_the_rows_of_one(tmp_path: Path):
+    train = {**TRAIN, "precision": "fp32", "miner": None, "epochs": None, "steps": 4, "checkpoint_every_steps": 2}
+    train.pop("epochs")
+    small = make_trainer(tmp_path, **train)
+    assert small.run() == 0
+    path = latest_checkpoint(tmp_path / "checkpoints")
+    assert path is not None
+    expected = load_checkpoint(path)["memory"]["queue"]
+    (tmp_path / "checkpoints" / "latest").write_text("step-0000000002.pt\n")
+    resumed = run_small(tmp_path, torchrun=2, train=train)
+    assert resumed.returncode == 0, resumed.stderr
+    found = last_state(tmp_path)["memory"]["queue"]
+    for name in ("keys", "valid", "written"):
+        assert torch.equal(found["kept"][name], expected["kept"][name])

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+
+from mmdata.errors import ConfigError
+from mmdata.settings import parse
+from mmdata.train import losses, miners
+from mmdata.train.objective import loss_at
+from mmdata.train_config import TrainConfig
+
+
+@pytest.mark.parametrize(
+    ("config", "miner"),
+    [
+        ({"name": "all"}, miners.All()),
+        ({"name": "top_k"}, miners.TopK(64)),
+        ({"name": "ratio", "share": 0.2}, miners.Ratio(0.2)),
+        ({"name": "semi_hard"}, miners.SemiHard(0.2)),
+        ({"name": "distance_weighted", "dimension": 9}, miners.DistanceWeighted(9, k=64)),
+        ({"name": "gumbel_top_k", "gradient": "relaxed"}, miners.GumbelTopK(64, gradient="relaxed")),
+        ({"name": "same_group", "size": 4, "k": 2}, miners.SameGroup(4, 2)),
+        (
+            {"name": "top_k", "k": 2, "skip_hottest": 0.01, "false_negative_margin": 0.05},
+            miners.Chain((miners.FalseNegativeMargin(0.05), miners.SkipHottest(0.01), miners.TopK(2))),
+        ),
+    ],
+)
+def test_settings_name_each_miner(config: dict[str, Any], miner: miners.AnyMiner):
+    assert loss_at(0, parse(TrainConfig, {"steps": 1, "miner": config}, origin="c")).miner == miner
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The settings of the miner in docs/train.md, which is in a file of its own."""
+    text = (Path(__file__).parents[2] / "docs" / "train.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n([^`]*class HarderThan.*?)```", text, re.DOTALL)
+    (tmp_path / "my_miners.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_miners", raising=False)
+    (line,) = re.findall(r"`train.miner: ({name: user.*})`", text)
+    return yaml.safe_load(line)
+
+
+def loss_of(config: dict[str, Any]) -> Any:
+    return loss_at(0, parse(TrainConfig, {"steps": 1, "miner": config}, origin="c"))
+
+
+def test_miner_of_a_user_is_ten_lines_and_a_setting(own: dict[str, Any]):
+    miner = loss_of(own).miner
+    generator = torch.Generator().manual_seed(0)
+    images, texts = (F.normalize(torch.randn(6, 5, generator=generator).double(), dim=-1) for _ in range(2))
+
+    def one_direction(scores: torch.Tensor) -> torch.Tensor:
+        weights = (scores - 0.3).clamp(min=0) * (1 - torch.eye(6))
+        exp = (4 * scores).exp()
+        return (1 + (weights * exp).sum(1) / exp.diagonal()).log().mean()
+
+    expected = (one_direction(images @ texts.T) + one_direction(texts @ images.T)) / 2
+    found = losses.clip_loss(images, texts, torch.tensor(4.0).double(), miner=miner)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    assert expected > 0
+
+
+def test_miner_of_a_user_that_cannot_be_made_is_named(own: dict[str, Any]):
+    with pytest.raises(ConfigError, match=r"train.miner.of 'my_miners:Harder': expected 'module:Class' \(module 'my_"):
+        loss_of({**own, "of": "my_miners:Harder"})
+    with pytest.raises(ConfigError, match=r"train.miner.of 'none_such:A': expected 'module:Class' \(No module named"):
+        loss_of({**own, "of": "none_such:A"})
+    with pytest.raises(ConfigError, match=r"train.miner.of '': expected 'module:Class' \(Empty module name"):
+        loss_of({**own, "of": ""})
+    with pytest.raises(ConfigError, match=r"train.miner.arguments {'k': 3} of 'my_miners:HarderThan': .*argument 'k'"):
+        loss_of({**own, "arguments": {"k": 3}})

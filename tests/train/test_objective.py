@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmdata.train import losses, miners
+from mmdata.train.model import DualEncoderOutput
+from mmdata.train.objective import ContrastiveLoss, loss_at
+from mmdata.train_config import TrainConfig
+from tests.train.compare import features, scalar
+
+
+def test_contrastive_loss_reads_mask_and_hashes_from_the_batch():
+    images, texts = features(4)
+    batch = {
+        "valid": torch.tensor([True, True, True, False]),
+        "image_hash": torch.tensor([1, 1, 2, 3]),
+        "caption_hash": torch.tensor([1, 2, 3, 3]),
+    }
+    output = DualEncoderOutput(images, texts, scalar(5.0), scalar(-2.0))
+    same = (batch["image_hash"], batch["caption_hash"])
+    clip = losses.clip_loss(*output[:3], valid=batch["valid"], same=same)
+    siglip = losses.siglip_loss(*output[:4], valid=batch["valid"], same=same)
+    assert ContrastiveLoss("clip")(output, batch) == clip
+    assert ContrastiveLoss("siglip")(output, batch) == siglip
+    unmasked = ContrastiveLoss("clip", mask_same=False)(output, batch)
+    assert unmasked == losses.clip_loss(*output[:3], valid=batch["valid"])
+    assert unmasked != clip
+
+
+def test_clip_loss_gives_a_bias_the_gradient_zero():
+    images, texts = features(3)
+    bias = scalar(-10.0)
+    output = DualEncoderOutput(images, texts, scalar(5.0), bias)
+    ContrastiveLoss("clip")(output, {"valid": torch.ones(3, dtype=torch.bool)}).backward()
+    assert bias.grad == 0
+
+
+def test_siglip_without_bias_is_an_error():
+    images, texts = features(3)
+    output = DualEncoderOutput(images, texts, scalar(5.0), None)
+    with pytest.raises(ValueError, match=r"loss 'siglip' needs a bias: set model.logit_bias_init \(-10 in the paper\)"):
+        ContrastiveLoss("siglip")(output, {"valid": torch.ones(3, dtype=torch.bool)})
+
+
+def extra_batch() -> dict[str, torch.Tensor]:
+    """Four rows with extra captions; that of row 0 is the caption of row 2, row 3 has none."""
+    return {
+        "valid": torch.tensor([True, True, True, True]),
+        "image_hash": torch.tensor([1, 2, 3, 4]),
+        "caption_hash": torch.tensor([5, 6, 7, 8]),
+        "extra_caption_hash": torch.tensor([7, 9, 10, 0]),
+        "extra_valid": torch.tensor([True, True, True, False]),
+    }
+
+
+def dense_with_extra(output: DualEncoderOutput, left_out: list[tuple[int, int]]) -> torch.Tensor:
+    """InfoNCE whose image rows have the extra texts as further columns, but for some (row, extra), written out."""
+    images, texts, scale, _, extra = output
+    logits, further = scale * images @ texts.T, scale * images @ extra.T
+    for row, column in left_out:
+        further[row, column] = -torch.inf
+    targets = torch.arange(len(images))
+    of_images = torch.nn.functional.cross_entropy(torch.cat([logits, further], dim=1), targets)
+    return (of_images + torch.nn.functional.cross_entropy(logits.T, targets)) / 2
+
+
+@pytest.mark.parametrize("hashes", [True, False])
+def test_extra_captions_are_negatives_of_the_images_they_are_false_of(hashes: bool):
+    images, texts = features(4)
+    _, extra = features(4, seed=1)
+    output = DualEncoderOutput(images, texts, scalar(5.0), None, extra)
+    batch = extra_batch()
+    none_of_row_3 = [(row, 3) for row in range(4)]
+    expected = dense_with_extra(output, [*none_of_row_3, *([(2, 0)] if hashes else [])])
+    if not hashes:
+        batch = {name: batch[name] for name in ("valid", "extra_valid")}
+    torch.testing.assert_close(ContrastiveLoss("clip")(output, batch), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["siglip", "hard_negative"])
+def test_extra_captions_of_another_loss(kind: str):
+    images, texts = features(4)
+    output = DualEncoderOutput(images, texts, scalar(5.0), scalar(0.0), texts)
+    message = f"loss '{kind}' takes no extra captions: set train.loss to clip, or leave data.extra_captions out"
+    with pytest.raises(ValueError, match=message):
+        ContrastiveLoss(kind)(output, extra_batch())  # type: ignore[arg-type]
+
+
+def test_hard_negative_is_the_loss_of_that_name():
+    images, texts = features(4)
+    batch = extra_batch()
+    output = DualEncoderOutput(images, texts, scalar(5.0), None)
+    same = (batch["image_hash"], batch["caption_hash"])
+    expected = losses.hard_negative_loss(*output[:3], beta=0.5, valid=batch["valid"], same=same)
+    assert ContrastiveLoss("hard_negative", beta=0.5)(output, batch) == expected
+    config = TrainConfig(loss="hard_negative", hard_negative_beta=0.5, mask_false_negatives=True)
+    assert loss_at(0, config)(output, batch) == expected
+
+
+def test_hard_negative_with_a_miner():
+    with pytest.raises(ValueError, match=r"'hard_negative' weighs all negatives and takes no miner: leave train.miner"):
+        ContrastiveLoss("hard_negative", miner=miners.TopK(2))

@@ -1,0 +1,156 @@
+"""FSDP2 (gloo, real processes): gradients are those of one process, checkpoints those of any other way to run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmdata.errors import ConfigError
+from mmdata.settings import parse
+from mmdata.train import sharding
+from mmdata.train.schedule import make_optimizer
+from mmdata.train_config import TrainConfig
+from tests.train import ranks
+from tests.train.test_distributed import ALL, FEW, NONE, SOME, one_process
+from tests.train.test_loop import last_state, read_metrics, run_small
+
+PROGRAM = Path(__file__).with_name("sharded_ranks.py")
+CASES: dict[str, dict[str, Any]] = {
+    "2": {"loss": "clip", "valid": [ALL, ALL]},
+    "2_siglip_unequal_dropout": {"loss": "siglip", "valid": [SOME, FEW], "dropout": 0.3},
+    "2_micro_dropout": {"loss": "clip", "valid": [ALL, SOME], "dropout": 0.3, "micro_batch_size": 3, "mask_same": True},
+    "2_checkpointing": {
+        "loss": "siglip",
+        "valid": [NONE, ALL],
+        "dropout": 0.3,
+        "model": {"gradient_checkpointing": True},
+    },
+    "2_frozen": {"loss": "clip", "valid": [ALL, SOME], "micro_batch_size": 3, "model": {"freeze_image": True}},
+    "3_one_rank_empty": {"loss": "siglip", "valid": [ALL, NONE, SOME], "dropout": 0.3, "micro_batch_size": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with `<case>.<rank>.pt` of every case; three processes run them all."""
+    folder = tmp_path_factory.mktemp("sharded")
+    (folder / "cases.json").write_text(json.dumps(CASES))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
+    processes = [subprocess.Popen([sys.executable, PROGRAM, folder, str(rank)], env=environment) for rank in range(3)]
+    try:
+        assert [process.wait(timeout=300) for process in processes] == [0, 0, 0]
+        yield folder
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sharding_gives_the_gradients_of_one_process(results: Path, name: str):
+    loss, gradients = one_process(CASES[name])
+    present = [gradient for gradient in gradients.values() if gradient is not None]
+    norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in present]))
+    assert gradients["logit_scale"].abs() > 1e-9
+    for rank in range(len(CASES[name]["valid"])):
+        found = torch.load(results / f"{name}.{rank}.pt")
+        torch.testing.assert_close(found["loss"], loss, rtol=1e-10, atol=1e-12)
+        assert found["gradients"].keys() == gradients.keys()
+        for parameter, expected in gradients.items():
+            if expected is None:
+                assert found["gradients"][parameter] is None, parameter
+                continue
+            torch.testing.assert_close(
+                found["gradients"][parameter],
+                expected,
+                rtol=1e-10,
+                atol=1e-10,
+                msg=lambda text, parameter=parameter, rank=rank: f"rank {rank}, {parameter}: {text}",
+            )
+        torch.testing.assert_close(found["norm"], norm, rtol=1e-10, atol=0)
+        shrunk = 0.01 / (norm + 1e-6)
+        torch.testing.assert_close(found["clipped"], gradients["image_projection.weight"] * shrunk)
+        torch.testing.assert_close(found["scale"], gradients["logit_scale"] * shrunk)
+
+
+def test_sharding_leaves_each_rank_its_share_of_all_but_scalars(results: Path):
+    kept = [torch.load(results / f"2.{rank}.pt")["kept"] for rank in range(2)]
+    sizes = {name: p.numel() for name, p in ranks.make_model(0.0).named_parameters()}
+    assert set(sizes) - set(kept[0]) == {"logit_scale", "logit_bias"}
+    assert all(kept[0][name] + kept[1][name] == sizes[name] for name in kept[0])
+    assert kept[0]["text_tower.transformer.blocks.0.mlp.0.weight"] == 4 * 128 * 128 / 2
+
+
+@pytest.mark.parametrize(("first", "then"), [("fsdp", "alone"), ("alone", "fsdp")])
+def test_sharding_a_run_resumes_in_another_way(tmp_path: Path, first: str, then: str):
+    def go(output: Path, way: str, **spec: Any) -> subprocess.CompletedProcess[str]:
+        teacher = {"decay": 0.9, "after_steps": 2}
+        settings = {"parallel": "ddp" if way == "alone" else way, "epochs": 2, "teacher": teacher}
+        return run_small(output, torchrun=0 if way == "alone" else 2, dropout=0.0, train=settings, **spec)
+
+    assert go(tmp_path / "whole", "alone").returncode == 0
+    stopped = go(tmp_path / "cut", first, signal="SIGTERM", at=4)
+    assert "stopped by SIGTERM after step 5 of 8" in stopped.stdout, stopped.stderr
+    resumed = go(tmp_path / "cut", then)
+    assert resumed.returncode == 0, resumed.stderr
+    expected = [line["loss"] for line in read_metrics(tmp_path / "whole")]
+    assert [line["loss"] for line in read_metrics(tmp_path / "cut")] == pytest.approx(expected, rel=1e-6)
+    before, after = last_state(tmp_path / "whole"), last_state(tmp_path / "cut")
+    assert before["model"].keys() == after["model"].keys()
+    torch.testing.assert_close(after["teacher"], before["teacher"], rtol=1e-4, atol=1e-5)
+    assert before["optimizer"]["state"].keys() == after["optimizer"]["state"].keys()
+    for number, averages in before["optimizer"]["state"].items():
+        torch.testing.assert_close(after["optimizer"]["state"][number], averages, rtol=1e-4, atol=1e-6)
+    assert len(read_metrics(tmp_path / "cut", "evaluation")) == 2
+
+
+def test_sharding_alone_whole_tensors_are_left_as_they_are():
+    model = ranks.make_model(0.0)
+    state = model.state_dict()
+    assert all(sharding.whole_state(state)[name] is value for name, value in state.items())
+    assert all(sharding.shares_of(state, model)[name] is value for name, value in state.items())
+    assert not any(sharding.is_shard(parameter) for parameter in model.parameters())
+    assert not sharding.is_sharded(model)
+
+
+def test_sharding_clips_whole_gradients_as_torch_does():
+    values = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(()))
+    values[0].grad, values[1].grad = torch.tensor([3.0, 0.0]), torch.tensor(4.0)
+    assert sharding.clip_grad_norm(values, None) == 5
+    assert values[0].grad.tolist() == [3, 0]
+    assert sharding.clip_grad_norm(values, 0.5) == 5
+    torch.testing.assert_close(values[0].grad, torch.tensor([0.3, 0.0]))
+    torch.testing.assert_close(values[1].grad, torch.tensor(0.4))
+
+
+def test_sharding_optimizer_takes_averages_and_keeps_its_own_groups():
+    config = parse(TrainConfig, {"steps": 1, "weight_decay": 0.3}, origin="test")
+    model = ranks.make_model(0.0)
+    one, other = make_optimizer(model, config), make_optimizer(model, config)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    one.step()
+    saved = one.state_dict()
+    saved["param_groups"] = []  # of another way to run
+    sharding.load_optimizer(other, saved)
+    assert [group["weight_decay"] for group in other.param_groups] == [0.3, 0.0]
+    assert torch.equal(other.state[model.logit_scale]["exp_avg"], one.state[model.logit_scale]["exp_avg"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"precision": "fp16"}, "parallel 'fsdp' has no gradient scaler: set precision to bf16 or fp32"),
+        ({"compile": True}, "parallel 'fsdp' runs towers that are not compiled: set compile to false"),
+    ],
+)
+def test_sharding_refuses_what_does_not_go_with_it(settings: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        parse(TrainConfig, {"steps": 1, "parallel": "fsdp", **settings}, origin="test")

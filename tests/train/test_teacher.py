@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmdata.settings import parse
+from mmdata.train import miners
+from mmdata.train.checkpoint import latest_checkpoint, load_checkpoint
+from mmdata.train.loop import Trainer
+from mmdata.train.objective import loss_at
+from mmdata.train.teacher import MovingAverage
+from mmdata.train_config import TeacherConfig, TrainConfig
+from tests.train import small_run as small
+
+TEACHER = {"decay": 0.9, "margin": 0.05, "after_steps": 2}
+
+
+def make_trainer(output: Path, **changes: Any) -> Trainer:
+    settings = {"teacher": TEACHER, "miner": {"name": "gumbel_top_k", "k": 3}, **changes}
+    return Trainer(small.small_model(), small.SmallBatches(), small.train_config(**settings), output=output)
+
+
+def read_losses(output: Path) -> list[float]:
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_teacher_follows_the_model():
+    model = torch.nn.Linear(2, 1)
+    torch.nn.init.constant_(model.weight, 1.0)
+    teacher = MovingAverage(model, TeacherConfig(decay=0.75))
+    torch.nn.init.constant_(model.weight, 3.0)
+    teacher.update(model)
+    assert teacher.model.weight.tolist() == [[1.5, 1.5]]
+    teacher.update(model)
+    assert teacher.model.weight.tolist() == [[1.875, 1.875]]
+    assert not teacher.model.weight.requires_grad
+
+
+def test_teacher_has_no_opinion_before_its_time_and_draws_no_number():
+    teacher = MovingAverage(small.small_model(dropout=0.5), TeacherConfig(margin=0.05, after_steps=2))
+    batch = next(iter(small.SmallBatches()))
+    assert teacher.opinion(batch, 1) is None
+    state = torch.get_rng_state()
+    opinion = teacher.opinion(batch, 2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert opinion is not None
+    images, texts, *_ = small.small_model(dropout=0.5).eval()(batch)
+    torch.testing.assert_close((opinion.images, opinion.texts), (images, texts))
+    in_parts = MovingAverage(small.small_model(), TeacherConfig(), micro_batch_size=3).opinion(batch, 0)
+    assert in_parts is not None
+    torch.testing.assert_close((in_parts.images, in_parts.texts), (images, texts))
+
+
+def test_teacher_is_heard_before_the_miner():
+    config = parse(TrainConfig, {"steps": 9, "miner": {"name": "top_k", "k": 2, "after_steps": 5}}, origin="c")
+    teacher = miners.Teacher(torch.eye(2), torch.eye(2))
+    assert loss_at(4, config, teacher).miner is teacher
+    assert loss_at(5, config, teacher).miner == miners.Chain((teacher, miners.TopK(2)))
+
+
+def test_teacher_and_draws_resume_bit_for_bit(tmp_path: Path):
+    assert make_trainer(tmp_path / "whole", steps=8).run() == 0
+    stopped = make_trainer(tmp_path / "stopped", steps=8, checkpoint_every_steps=5)
+    update = stopped._update
+
+    def killed(batch: Any) -> None:
+        if stopped.step == 6:
+            raise KeyboardInterrupt
+        update(batch)
+
+    stopped._update = killed
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run()
+    resumed = make_trainer(tmp_path / "stopped", steps=8, checkpoint_every_steps=5)
+    assert resumed.step == 5
+    assert resumed.run() == 0
+    assert read_losses(tmp_path / "stopped") == read_losses(tmp_path / "whole")
+    saved = [load_checkpoint(latest_checkpoint(tmp_path / run / "checkpoints")) for run in ("whole", "stopped")]  # type: ignore[arg-type]
+    assert all(torch.equal(saved[0]["teacher"][name], value) for name, value in saved[1]["teacher"].items())
+    assert not all(torch.equal(saved[0]["model"][name], value) for name, value in saved[1]["teacher"].items())
+    assert make_trainer(tmp_path / "without", steps=8, teacher=None).run() == 0
+    assert read_losses(tmp_path / "without")[:2] == read_losses(tmp_path / "whole")[:2]
+    assert read_losses(tmp_path / "without")[2:] != read_losses(tmp_path / "whole")[2:]
+
+
+def test_telemetry_is_written_each_n_steps_and_changes_nothing(tmp_path: Path):
+    make_trainer(tmp_path / "told", steps=6, mining_telemetry_every_steps=3).run()
+    make_trainer(tmp_path / "silent", steps=6).run()
+    assert read_losses(tmp_path / "told") == read_losses(tmp_path / "silent")
+    lines = [json.loads(line) for line in (tmp_path / "told" / "metrics.jsonl").read_text().splitlines()]
+    mining = [line for line in lines if line["kind"] == "mining"]
+    assert [line["step"] for line in mining] == [3, 6]
+    assert sum(mining[0]["hardness"]) == pytest.approx(1)
+    assert 0 < mining[0]["kept_share"] <= 3 / 7

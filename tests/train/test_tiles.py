@@ -1,0 +1,184 @@
+"""Sums over similarities that are never stored whole, and what the losses on them keep in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from weakref import WeakSet
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
+
+from mmdata.train import losses, tiles
+from mmdata.train.rowwise import rowwise_sum
+from mmdata.train.tiles import log_sum_exps
+from tests.train.compare import LOSSES, assert_equal, features, scalar, value_and_gradients
+
+MIB = 1 << 20
+
+
+def nothing(tile: Tensor, rows: slice, columns: slice) -> None:
+    """Exclude nothing."""
+
+
+def test_log_sum_exps_of_the_docstring():
+    rows, columns = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [math.log(3), 0.0]])
+    over_columns, over_rows, partners = log_sum_exps(rows, columns, nothing)
+    torch.testing.assert_close(over_columns, torch.tensor([math.log(4)]))
+    torch.testing.assert_close(over_rows, torch.tensor([0.0, math.log(3)]))
+    assert partners == torch.tensor([0.0])
+
+
+@pytest.mark.parametrize("elements", [1, 6, 20, 1000])
+@pytest.mark.parametrize("first", [0, 3, 5, -2])  # also partners of some rows only
+def test_log_sum_exps_are_those_of_the_whole_matrix(elements: int, first: int, monkeypatch: pytest.MonkeyPatch):
+    rows, columns = features(4)[0], features(7, seed=1)[0]
+    logits = rows @ columns.T
+    at = torch.arange(4) + first
+    inside = (at >= 0) & (at < 7)
+    partners = logits[torch.arange(4), at.clamp(0, 6)].where(inside, 0.0)
+    expected = (logits.logsumexp(1), logits.logsumexp(0), partners)
+    monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
+    found = log_sum_exps(rows, columns, nothing, first)
+    assert_equal(found, expected)
+    weights = [torch.linspace(-1, 2, len(x), dtype=x.dtype) for x in expected]
+    ours, theirs = (sum((x * w).sum() for x, w in zip(side, weights, strict=True)) for side in (found, expected))
+    assert_equal(value_and_gradients(ours, rows, columns), value_and_gradients(theirs, rows, columns))
+
+
+@pytest.mark.parametrize("elements", [1, 6, 1000])
+def test_sum_of_nothing_is_minus_infinity_with_gradient_zero(elements: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
+    rows, columns = features(3)[0], features(4, seed=1)[0]
+    banned = torch.zeros(3, 4, dtype=torch.bool)
+    banned[1], banned[:, 2] = True, True
+
+    def exclude(tile: Tensor, r: slice, c: slice) -> None:
+        tile.masked_fill_(banned[r, c], -torch.inf)
+
+    over_columns, over_rows, _ = log_sum_exps(rows, columns, exclude)
+    assert over_columns.isinf().tolist() == [False, True, False]
+    assert over_rows.isinf().tolist() == [False, False, True, False]
+    used = torch.cat([over_columns[[0, 2]], over_rows[[0, 1, 3]]]).sum()
+    of_rows, of_columns = torch.autograd.grad(used, (rows, columns))
+    assert of_rows.isfinite().all()
+    assert of_columns.isfinite().all()
+    assert (of_rows[1] == 0).all()
+    assert (of_columns[2] == 0).all()
+
+
+@pytest.mark.parametrize(("elements", "forward", "in_all"), [(28, 1, 1), (27, 2, 4)])
+def test_one_tile_is_kept_and_several_are_made_again(
+    elements: int, forward: int, in_all: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
+    made: list[tuple[slice, slice]] = []
+    rows, columns = features(4)[0], features(7, seed=1)[0]
+    loss = log_sum_exps(rows, columns, lambda tile, r, c: made.append((r, c)))[0].sum()
+    assert len(made) == forward
+    loss.backward()
+    assert len(made) == in_all
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 3), (3, 0), (0, 0)])
+def test_no_rows_or_no_columns_are_sums_of_nothing(rows: int, columns: int):
+    over_columns, over_rows, partners = log_sum_exps(torch.zeros(rows, 2), torch.zeros(columns, 2), nothing)
+    assert over_columns.tolist() == [-math.inf] * rows
+    assert over_rows.tolist() == [-math.inf] * columns
+    assert partners.tolist() == [0.0] * rows
+
+
+@pytest.mark.parametrize("elements", [1, 10, 1000])
+def test_rowwise_sum_gives_each_block_its_rows_once(elements: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
+    anchors, columns = features(6)[0], features(5, seed=1)[0]
+    scale, seen = scalar(3.0), []
+
+    def hardest(scores: Tensor, rows: slice, scale: Tensor) -> Tensor:
+        seen.extend(range(rows.start, rows.stop))
+        return scale * scores.amax(1)
+
+    inputs = (anchors, columns, scale)
+    ours = value_and_gradients(rowwise_sum(hardest, anchors, columns, [scale]), *inputs)
+    assert seen == [0, 1, 2, 3, 4, 5]
+    assert_equal(ours, value_and_gradients((scale * (anchors @ columns.T).amax(1)).sum(), *inputs))
+
+
+def test_backward_twice_adds_the_gradient_twice():
+    images, texts = features(6)
+    loss = losses.clip_loss(images, texts, scalar(9.0))
+    loss.backward(retain_graph=True)
+    once = images.grad.clone()
+    loss.backward()
+    torch.testing.assert_close(images.grad, 2 * once)
+
+
+def dense(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor, *, labels: Tensor) -> Tensor:
+    """As open_clip computes it: a matrix of logits for each direction."""
+    targets = torch.arange(len(images))
+    per_image, per_text = scale * images @ texts.T, scale * texts @ images.T
+    cross_entropy = torch.nn.functional.cross_entropy
+    return (cross_entropy(per_image, targets) + cross_entropy(per_text, targets)) / 2
+
+
+class Saved:
+    """A tensor that autograd holds on to for backward; gone when its graph is."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach()
+
+
+def saved_bytes(loss: Callable[[], Tensor]) -> int:
+    """Bytes that autograd keeps after forward, inputs included; each storage counts once."""
+    alive: WeakSet[Saved] = WeakSet()
+
+    def pack(tensor: Tensor) -> Saved:
+        saved = Saved(tensor)
+        alive.add(saved)
+        return saved
+
+    with saved_tensors_hooks(pack, lambda saved: saved.tensor):
+        result = loss()
+    storages = {saved.tensor.untyped_storage().data_ptr(): saved.tensor.untyped_storage().nbytes() for saved in alive}
+    del result  # not before: the graph goes with it
+    return sum(storages.values())
+
+
+def peak_bytes(loss: Callable[[], Tensor]) -> int:
+    """The most that forward and backward have allocated at one time, of torch's allocator."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        loss().backward()
+    now = peak = 0
+    for event in recorded.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak
+
+
+def big(name: str) -> Callable[[], Tensor]:
+    """The loss of 2,048 rows of width 32: a matrix of similarities has 16 MiB, the features of a side 1/4 MiB."""
+    inputs = (*features(2048, 32, dtype=torch.float32), scalar(20.0, torch.float32), scalar(-5.0, torch.float32))
+    loss = dense if name == "dense" else LOSSES[name]
+    return lambda: loss(*inputs, labels=torch.arange(2048) // 2)
+
+
+def test_dense_loss_is_seen_to_keep_two_matrices():
+    assert saved_bytes(big("dense")) > 32 * MIB
+    assert peak_bytes(big("dense")) > 64 * MIB
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_save_features_and_no_similarities(name: str):
+    """4 (B, D) of each direction at most, and a few numbers a row: O((B + N) D), where B N would be 16 MiB."""
+    assert saved_bytes(big(name)) < 1.25 * MIB
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_need_the_memory_of_a_few_tiles(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Features, what they become and their gradients take 1/4 MiB each; so does a tile."""
+    monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", 1 << 16)
+    assert peak_bytes(big(name)) < 5 * MIB

@@ -1,0 +1,130 @@
+"""Runs that get no further: real processes, stopped, asleep or killed, end with an error that names rank and step."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmdata.train.finite import TrainingError
+from mmdata.train.places import Place
+from mmdata.train.watchdog import STALLED
+from tests.train.test_loop import make_trainer
+
+PROGRAM = Path(__file__).with_name("small_run.py")
+
+
+def start(output: Path, *, ranks: int = 2, **spec: Any) -> list[subprocess.Popen[str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    train = {"stall_timeout_s": 6, **spec.pop("train", {})}
+    command = [sys.executable, str(PROGRAM), json.dumps({"output": str(output), "train": train, **spec})]
+    world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if ranks > 1 else {}
+    environments = [os.environ | {"OMP_NUM_THREADS": "1"} | world | {"RANK": str(rank)} for rank in range(ranks)]
+    return [subprocess.Popen(command, env=each, stderr=subprocess.PIPE, text=True) for each in environments]
+
+
+@pytest.fixture
+def launched() -> Iterator[list[subprocess.Popen[str]]]:
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    error = process.communicate(timeout=120)[1]
+    return process.returncode, error
+
+
+def test_rank_that_sleeps_in_its_batches_ends_all_ranks(tmp_path: Path, launched: list[Any]):
+    launched += start(tmp_path, at=5, sleep_s=600)
+    said = r"error: rank 1 has got no further for \d+ s \(train.stall_timeout_s is 6\): step 5, waiting for data; "
+    for process in launched:
+        code, error = end_of(process)
+        assert code == STALLED, error
+        assert re.search(said + "rank 0: step 5, waiting for the other ranks. All ranks end", error), error
+    assert "time.sleep" in error or "before" in error, "each process says where its threads are"
+
+
+def test_rank_that_is_stopped_ends_the_others(tmp_path: Path, launched: list[Any]):
+    launched += start(tmp_path, at=5, sleep_s=2, signal="SIGSTOP")
+    code, error = end_of(launched[0])
+    assert code == STALLED, error
+    said = r"error: rank 1 has not been heard of for \d+ s \(train.stall_timeout_s is 6\): it is stopped, dead or "
+    said += (
+        "cut off; last heard of at step 5, waiting for data; rank 0: step 5, waiting for the other ranks. All ranks end"
+    )
+    assert re.search(said, error), error
+
+
+def test_rank_that_is_killed_ends_the_others(tmp_path: Path, launched: list[Any]):
+    launched += start(tmp_path, at=5, sleep_s=2, signal="SIGKILL")
+    code, error = end_of(launched[0])
+    assert code == 1, error
+    said = "TrainingError: rank 1 is gone (killed?), last heard of at step 5, waiting for data; all ranks stop, "
+    assert said + "this one at step 5, waiting for the other ranks; the same command resumes" in error
+    assert end_of(launched[1])[0] == -signal.SIGKILL
+
+
+def test_loader_that_gives_nothing_ends_a_single_process(tmp_path: Path, launched: list[Any]):
+    launched += start(tmp_path, ranks=1, at=5, sleep_s=600, train={"stall_timeout_s": 2})
+    code, error = end_of(launched[0])
+    assert code == STALLED, error
+    assert re.search(
+        r"error: rank 0 has got no further for \d+ s \(.*\): step 5, waiting for data. All ranks end", error
+    )
+
+
+def keep_none(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    """A miner that leaves nothing over."""
+    return torch.zeros_like(negatives)
+
+
+def keeper_of_none() -> Any:
+    return keep_none
+
+
+def test_miner_that_passes_nothing_ends_the_run(tmp_path: Path):
+    miner = {"name": "user", "of": f"{__name__}:keeper_of_none"}
+    trainer = make_trainer(tmp_path, miner=miner, steps=10**6, stall_timeout_s=0.5, log_every_steps=10**6)
+    said = r"step \d+: loss and gradient have been exactly 0 for .*\(on rank 0 8 of 8 are\), or no negative passes"
+    with pytest.raises(TrainingError, match=said):
+        trainer.run()
+
+
+def test_batches_without_a_valid_row_end_the_run(tmp_path: Path):
+    trainer = make_trainer(tmp_path, steps=10**6, stall_timeout_s=0.5, log_every_steps=10**6)
+    trainer.source.spoil = lambda number, batch: batch["valid"].zero_()
+    with pytest.raises(TrainingError, match=r"no row is valid \(on rank 0 0 of 8 are\), or no negative passes"):
+        trainer.run()
+
+
+def test_a_few_updates_without_negatives_are_no_error(tmp_path: Path):
+    miner = {"name": "user", "of": f"{__name__}:keeper_of_none"}
+    assert make_trainer(tmp_path, miner=miner, steps=3).run() == 0
+
+
+def test_places_order_by_step_then_by_what_comes_first():
+    places = [
+        Place(2, "computing"),
+        Place(3, "waiting for data"),
+        Place(3, "waiting for the other ranks"),
+        Place(3, "computing"),
+    ]
+    shuffled = [places[i] for i in (2, 0, 3, 1)]
+    assert sorted(shuffled, key=Place.order) == places
+    assert Place(3, "evaluating").order() == Place(3, "computing").order()
