@@ -107,9 +107,12 @@ def parse(kind: type[S], content: dict[str, Any], *, origin: str) -> S:
         raise ConfigError(f"{origin}: " + "; ".join(_explain(kind, *each) for each in telling)) from error
 
 
+TYPES = ("str", "constrained-int")
+
+
 def _place(error: Any) -> list[str]:
     """Keys and positions; pydantic puts in the name of a type where there are several, as "list[SourceConfig]"."""
-    return [str(part) for part in error["loc"] if isinstance(part, int) or (part != "str" and "[" not in part)]
+    return [str(part) for part in error["loc"] if isinstance(part, int) or not (part in TYPES or "[" in part)]
 
 
 def _is_inside(place: list[str], other: list[str]) -> bool:
