@@ -114,8 +114,9 @@ class DataConfig(Settings):
     """Folder for shards behind URLs, shared by all processes; default: mmdata/shards in the user's folder of caches."""
     cache_gb: Annotated[float, Field(gt=0.0)] = 100.0
     """Gigabytes (10⁹ bytes) that folder may hold; those used least recently make room."""
-    num_workers: Count = 2
-    """Threads that make batches; 0 loads in the caller's thread, whatever `workers` is."""
+    num_workers: Count | Literal["auto"] = 2
+    """Threads that make batches together; 0 loads in the caller's thread, whatever `workers` is. auto: as many as the
+    loop is found to need while it runs, up to this rank's cores; in side processes and streams all of these."""
     workers: Literal["auto", "thread", "process"] = "auto"
     """thread: they run beside the training loop in its own process. process: in a side process whose batches lie in
     shared memory. The loop then never waits for their Python code, as one of many small operations does; the price is
@@ -166,7 +167,8 @@ class DataConfig(Settings):
                 raise ValueError(f"image_patches must rise: got {self.image_patches}")
             if self.image_buckets is not None:
                 raise ValueError("image_patches and image_buckets exclude each other: give one")
-        if self.num_processes > 1 and (self.workers != "process" or self.num_processes > self.num_workers):
+        threads = math.inf if self.num_workers == "auto" else self.num_workers
+        if self.num_processes > 1 and (self.workers != "process" or self.num_processes > threads):
             raise ValueError(
                 f"num_processes ({self.num_processes}) are side processes that share num_workers: set workers to "
                 f"process (it is {self.workers}), and num_workers ({self.num_workers}) to as many or more"

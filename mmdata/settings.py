@@ -119,7 +119,7 @@ def _locate(kind: type[Settings], error: Any) -> _Place:
     place = _Place([], kind, [])
     for part in error["loc"]:
         # pydantic puts in the name of a type where there are several, as "list[SourceConfig]"
-        if part == "str" or "[" in str(part):
+        if part in ("str", "constrained-int") or "[" in str(part):
             continue
         if isinstance(part, int):
             place.keys.append(str(part))

@@ -22,6 +22,7 @@ from mmdata.inspect.against import PEERS, WHAT, compare, peers_of
 from mmdata.inspect.profile import Profile, profile
 from mmdata.inspect.remedies import cores_in_words, remedies, storage_in_words
 from mmdata.loader import Loader
+from mmdata.loader.tune import most_workers
 from mmdata.train.prefetch import DevicePrefetcher
 
 BAR = 40  # characters of a full bar
@@ -107,8 +108,8 @@ def print_comparison(console: Console, data: DataConfig, names: list[str], *, st
         table.add_row(name, f"{rate:,.0f}", ratio, WHAT[name])
     console.print(table)
     console.print(
-        f"Medians of {rounds} runs in turn, each in a process of its own; {data.num_workers} workers, batches of "
-        f"{data.global_batch_size}, {steps} batches after the first three.",
+        f"Medians of {rounds} runs in turn, each in a process of its own; {most_workers(data.num_workers)} workers, "
+        f"batches of {data.global_batch_size}, {steps} batches after the first three.",
         soft_wrap=True,
     )
 

@@ -11,6 +11,7 @@ from statistics import median
 from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.loader.planning import open_index
+from mmdata.loader.tune import most_workers
 from mmdata.shards import Index
 
 PEERS = ("webdataset", "torch")
@@ -76,10 +77,10 @@ def check_comparable(data: DataConfig, index: Index, names: list[str]) -> None:
             f"--against: transform '{data.transform}' is made for mmdata; give data.transform=train or eval"
         )
     shards = index.manifest.num_shards
-    if "webdataset" in names and shards < data.num_workers:
+    if "webdataset" in names and shards < most_workers(data.num_workers):
         raise ConfigError(
             f"--against webdataset: it gives each worker shards of its own, and {shards} shards are too few for "
-            f"{data.num_workers} workers; give data.num_workers={shards}"
+            f"{most_workers(data.num_workers)} workers; give data.num_workers={shards}"
         )
 
 

@@ -11,31 +11,20 @@ import shutil
 from pathlib import Path
 
 from mmdata.inspect.check import Check, in_one_line
+from mmdata.loader.tune import cpu_quota, num_cores
 
 
 def cores() -> Check:
     """Those that this process may use."""
-    visible, quota = _visible_cores(), cpu_quota()
+    visible, quota = num_cores(), cpu_quota()
     if quota is not None and quota < visible:
         return Check(
             "CPU cores",
             "warn",
             f"{visible} visible, the container may use {quota:g}",
-            f"set data.num_workers to at most {max(1, int(quota))}",
+            f"set data.num_workers to at most {max(1, int(quota))}, or to auto",
         )
     return Check("CPU cores", "ok", str(visible))
-
-
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores that a container's quota (cgroup v2 or v1) allows; None where there is none."""
-    try:
-        words = (root / "cpu.max").read_text().split()
-    except OSError:
-        try:
-            words = [(root / "cpu" / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")]
-        except OSError:
-            return None
-    return None if words[0] in ("max", "-1") else int(words[0]) / int(words[1])
 
 
 def threads() -> Check:
@@ -148,9 +137,5 @@ def cache(folder: Path | None = None) -> Check:
     return Check("shard cache", "ok", found)
 
 
-def _visible_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _usable_cores() -> float:
-    return max(1.0, min(_visible_cores(), cpu_quota() or float("inf")))
+    return max(1.0, min(num_cores(), cpu_quota() or float("inf")))

@@ -22,6 +22,7 @@ from torchvision.transforms import InterpolationMode, v2
 from mmdata.data_config import DataConfig
 from mmdata.loader import Loader
 from mmdata.loader.planning import open_index
+from mmdata.loader.tune import most_workers
 from mmdata.loader.worker import IndexSamples
 from mmdata.shards import Index, ShardStore
 
@@ -75,7 +76,7 @@ def webdataset_batches(data: DataConfig) -> Iterable[int]:
         .batched(data.global_batch_size, partial=False)
         .repeat()
     )
-    loader = webdataset.WebLoader(batches, batch_size=None, shuffle=False, num_workers=data.num_workers)
+    loader = webdataset.WebLoader(batches, batch_size=None, shuffle=False, num_workers=most_workers(data.num_workers))
     return (len(images) for images, _ in loader)
 
 
@@ -85,8 +86,8 @@ def torch_batches(data: DataConfig) -> Iterable[int]:
         Rows(data),
         batch_size=data.global_batch_size,
         shuffle=data.shuffle,
-        num_workers=data.num_workers,
-        persistent_workers=data.num_workers > 0,
+        num_workers=most_workers(data.num_workers),
+        persistent_workers=most_workers(data.num_workers) > 0,
         collate_fn=partial(_collate, tokenizer(data), data.max_length),
     )
     while True:

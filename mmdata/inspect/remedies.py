@@ -19,6 +19,7 @@ from mmdata.loader import Loader
 from mmdata.loader.pixels import batch_pixels
 from mmdata.loader.slots import SlotRing
 from mmdata.loader.stats import NOTICEABLE
+from mmdata.loader.tune import most_workers, num_cores
 from mmdata.loader.worker import IndexSamples
 from mmdata.plan import Bucket
 from mmdata.transform.image import decode
@@ -97,11 +98,6 @@ def cores_in_words(found: Profile) -> str:
         "a tokenizer or transform that is Python code holds the interpreter's lock: data.workers=process with "
         "data.num_processes gives it several"
     )
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Sample:
@@ -204,7 +200,7 @@ def _fast_tokenizer(sample: _Sample, data: DataConfig) -> Remedy | None:
 def _more_workers(data: DataConfig, found: Profile) -> Remedy | None:
     """Another number of workers, tried in turn with the present one: more while cores or reads wait, else fewer."""
     assert found.stats is not None
-    cores, now = num_cores(), max(1, data.num_workers)
+    cores, now = num_cores(), max(1, most_workers(data.num_workers))
     if found.bottleneck == "read":
         then = READERS * now
     elif now < cores or (now > cores and found.stage_shares[CORE] > NOTICEABLE):
@@ -212,7 +208,7 @@ def _more_workers(data: DataConfig, found: Profile) -> Remedy | None:
     else:
         return None
     steps = max(2, min(found.steps, round(TRIAL_S * found.samples_per_s * found.steps / max(1, found.rows))))
-    loaders = [Loader.from_config(data.model_copy(update={"num_workers": count})) for count in (data.num_workers, then)]
+    loaders = [Loader.from_config(data.model_copy(update={"num_workers": count})) for count in (now, then)]
     rates: list[list[float]] = [[], []]
     for _ in range(2):
         for place, loader in enumerate(loaders):

@@ -21,6 +21,7 @@ from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError, DataError, LoadError
 from mmdata.loader.assemble import Made
 from mmdata.loader.shared import REMEDY, Channel, MappedMemory, unpack
+from mmdata.loader.tune import most_workers
 
 logger = logging.getLogger("mmdata")
 
@@ -55,7 +56,8 @@ class SideProcesses:
             )
         self._settings = {"data": data.model_dump(mode="json"), "rank": rank, "world_size": world_size}
         self._identity = json.loads(json.dumps(identity))
-        self._num_threads, self._num_processes = data.num_workers, data.num_processes
+        self._num_processes = data.num_processes
+        self._num_threads = max(most_workers(data.num_workers), data.num_processes)
         self._processes: dict[int, _SideProcess] = {}  # by place, 0 … num_processes-1
         self._pid = 0
         self._killed = 0  # processes, since the last batch

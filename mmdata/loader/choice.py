@@ -16,6 +16,7 @@ from mmdata.loader.mixing import needs_hashes
 from mmdata.loader.relay import EndingTasks, Relay
 from mmdata.loader.state import identity_of
 from mmdata.loader.threads import ThreadedBatches
+from mmdata.loader.tune import most_workers
 from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
 
@@ -86,18 +87,18 @@ def choose(data: DataConfig, plan: Plan, worker: Worker, *, rank: int, world_siz
     if data.workers != "auto":
         return data
     gpu = has_gpu()
-    held = 0.0
-    if is_users(data) and data.num_workers > 1:
+    held, workers = 0.0, most_workers(data.num_workers)
+    if is_users(data) and workers > 1:
         held = held_share(plan, worker, rank=rank, world_size=world_size)
-    locks = held * data.num_workers
-    processes = min(data.num_workers, max(int(gpu), ceil(locks / BUSY) if locks > BUSY else 0))
+    locks = held * workers
+    processes = min(workers, max(int(gpu), ceil(locks / BUSY) if locks > BUSY else 0))
     if processes == 0:
         return data.model_copy(update={"workers": "thread"})
     why = "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL)"
     if locks > BUSY:
         why = (
             f"transform '{data.transform}' holds Python's lock (the GIL) for {held:.0%} of a row's time, and "
-            f"{data.num_workers} threads would wait for each other"
+            f"{workers} threads would wait for each other"
         )
     if data.transform.startswith("__main__:"):
         logger.warning(

@@ -7,12 +7,13 @@ import resource
 
 from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
+from mmdata.loader.tune import most_workers
 from mmdata.shards.store import MAX_OPEN
 
 OTHERS = 32
 """Files open for a moment: columns that are being mapped, shards that are being fetched, sockets, logs."""
 HELD_BATCHES = 3
-"""In use, dropped a moment ago, and between two epochs."""
+"""In use, dropped a moment ago, and between two epochs. Several processes may have one more ahead each."""
 RAISED = 4096
 """A soft limit that is too low is raised so far, where the hard one allows it: for other loaders, and the program."""
 
@@ -22,10 +23,10 @@ def files_needed(data: DataConfig, num_shards: int) -> int:
 
     Example:
         2 threads, prefetch 2, over 1,000 shards: 64 stay open, each thread may still read one that was put out, and 32
-        others: 98. In a side process each of 4 batches ahead and 3 more has 2 buffers without a name: 112.
+        others: 98. In a side process each of 2 batches ahead and 4 more has 2 buffers without a name: 110.
     """
-    shards = min(num_shards, MAX_OPEN) + data.num_workers
-    buffers = 0 if data.workers == "thread" else 2 * (data.num_workers * data.prefetch + HELD_BATCHES)
+    shards = min(num_shards, MAX_OPEN) + most_workers(data.num_workers)
+    buffers = 0 if data.workers == "thread" else 2 * (data.prefetch + data.num_processes + HELD_BATCHES)
     return shards + buffers + OTHERS
 
 

@@ -26,6 +26,7 @@ from mmdata.loader.state import Identity, identity_of, position_of
 from mmdata.loader.stats import Stats
 from mmdata.loader.tasks import Tasks
 from mmdata.loader.threads import ThreadedBatches
+from mmdata.loader.tune import NumWorkers
 from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
 from mmdata.settings import parse
@@ -43,7 +44,8 @@ class Loader:
         worker: makes batches.
         rank: 0 … world_size-1.
         world_size: processes that share each global batch; must divide the global batch size.
-        num_workers: threads; 0 makes batches in the caller's thread. Those of a side process: only by `from_config`.
+        num_workers: threads, or auto (see `Tuner`); 0 makes batches in the caller's thread. Those of a side process:
+            only by `from_config`.
         prefetch: batches made ahead of the one that was yielded, by all workers together.
         max_bad_share: of the rows seen; the run ends when more could not be used.
 
@@ -69,7 +71,7 @@ class Loader:
         *,
         rank: int = 0,
         world_size: int = 1,
-        num_workers: int = 2,
+        num_workers: NumWorkers = 2,
         prefetch: int = 2,
         max_bad_share: float = 0.05,
     ) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Generic, TypeVar
 
 import torch
@@ -21,6 +21,7 @@ import torch
 from mmdata.loader.assemble import Made, Task
 from mmdata.loader.job import Job
 from mmdata.loader.tasks import Tasks
+from mmdata.loader.tune import START, NumWorkers, Tuner, usable_cores
 from mmdata.loader.worker import Worker
 
 T = TypeVar("T")
@@ -58,11 +59,20 @@ class WorkerThreads(Generic[TaskT, T]):
 
     def resize(self, count: int) -> None:
         """Have so many threads; one too many ends after its unit."""
-        for name in self._line.resize(count):
-            thread = threading.Thread(target=_work, args=(self._line, name), daemon=True)
+        new = self._line.resize(count)
+        if not new:
+            return
+        callers = torch.get_num_threads()
+        limited = threading.Barrier(len(new) + 1)
+        for name in new:
+            thread = threading.Thread(target=_work, args=(self._line, name, limited), daemon=True)
             thread.name = f"mmdata-worker_{name}"
             self._threads[:] = [one for one in self._threads if one.is_alive()] + [thread]
             thread.start()
+        limited.wait()
+        torch.set_num_threads(
+            callers
+        )  # what a worker says holds for it alone, but new threads begin with the last word
 
     def ask(self) -> None:
         """Have the next task made."""
@@ -166,8 +176,10 @@ class _Batch(Generic[T]):
                     self._future.set_exception(error)
 
 
-def _work(line: _Line[TaskT, T], thread: int) -> None:
+def _work(line: _Line[TaskT, T], thread: int, limited: threading.Barrier) -> None:
+    torch.get_num_threads()  # a thread's first use of torch's threads would set its number anew
     torch.set_num_threads(1)
+    limited.wait()
     while work := line.next_work(thread):
         work()
         del work  # or a batch that was dropped would live until there is more to do
@@ -196,13 +208,15 @@ class ThreadedBatches:
     Args:
         tasks: of the rank.
         worker: makes them.
-        count: of threads.
+        count: of threads; auto: as many as `Tuner` finds that they are needed.
         room: batches that may be ready or being made, beside the one that was taken last.
     """
 
-    def __init__(self, tasks: Tasks, worker: Worker, *, count: int, room: int) -> None:
+    def __init__(self, tasks: Tasks, worker: Worker, *, count: NumWorkers, room: int) -> None:
         self._tasks, self._worker = tasks, worker
-        self._count, self._room = count, room
+        self._tuner = Tuner(most=usable_cores(), ahead=room) if count == "auto" else None
+        self._count, self._room = (START if count == "auto" else count), room
+        self._taken_at = 0.0  # by the clock
         self._threads: WorkerThreads[Task, Made] | None = None
         self._here: Iterator[Made] = iter(())
 
@@ -211,7 +225,8 @@ class ThreadedBatches:
         self.stop()
         tasks = self._tasks.begin(epoch, start, onward=onward)
         if self._count:
-            self._threads = WorkerThreads(tasks, self._worker.begin, self._count)
+            count = self._tuner.count if self._tuner else self._count
+            self._threads = WorkerThreads(tasks, self._worker.begin, count)
         else:
             self._here = map(self._worker.make, tasks)
 
@@ -225,13 +240,20 @@ class ThreadedBatches:
         if self._threads is None:
             return next(self._here)
         self._ask(self._threads)
+        asked_at = perf_counter()
         made = self._threads.take()
+        if self._tuner:
+            now, before = perf_counter(), self._taken_at
+            self._taken_at = now
+            if step == 0 or not before:
+                self._tuner.pause()  # there may have been an evaluation between the epochs
+            self._threads.resize(self._tuner.add(made.stats.rows, now - before, now - asked_at))
         self._ask(self._threads)  # or with a room of one nothing would be made while the caller works on this one
         return made
 
     def stop(self) -> None:
         """Make no more, and give up what was made."""
-        self._here = iter(())
+        self._here, self._taken_at = iter(()), 0.0
         if self._threads is not None:
             self._threads.close()
             self._threads = None

@@ -1,7 +1,7 @@
 """A stream: the batches of one rank from shards that have no index, made ahead by worker threads.
 
-The batches are those of the loader in kind (one bucket each, same dtypes, same transforms). Which samples share a
-batch follows from the shards and the settings alone; workers change only who makes it and when.
+The batches are of the loader's kind (one bucket each, same dtypes, same transforms). Which samples share one follows
+from shards and settings alone; workers change only who makes it and when.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mmdata.loader.job import Job
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.loader import data_config
 from mmdata.loader.stats import Stats
+from mmdata.loader.tune import most_workers
 from mmdata.plan import rank_slice
 from mmdata.streaming.ahead import make_ahead
 from mmdata.streaming.compose import Composer, StreamTask
@@ -93,8 +94,7 @@ class Stream:
         steps_per_epoch: see `stream`.
 
     Attributes:
-        shards: as given.
-        stats: sums over the batches yielded.
+        shards, stats: as given, and sums over the batches yielded.
     """
 
     def __init__(
@@ -231,8 +231,8 @@ class Stream:
         self._current = current = object()
         self._position.begin()
         passes = self._passes()
-        workers = {"num_workers": self._data.num_workers, "prefetch": self._data.prefetch}
-        batches = make_ahead(self._numbered(passes.tasks), self._begin_batch, stats=self.stats, **workers)
+        workers = {"num_workers": most_workers(self._data.num_workers), "prefetch": self._data.prefetch}
+        batches = make_ahead(self._numbered(passes.tasks), self._begin, stats=self.stats, **workers)
         kept = False  # for the next epoch
         try:
             for made, dropped, place in batches:
@@ -295,6 +295,6 @@ class Stream:
             yield replace(task, task=replace(task.task, epoch=epoch, step=step), dropped=dropped)
             step += 1
 
-    def _begin_batch(self, task: StreamTask) -> Job[_Outcome]:
-        made = self._assembler.begin(task.task, task.samples, labels=task.labels)
-        return made.then(lambda made: _Outcome(made, task.dropped, task.place))
+    def _begin(self, task: StreamTask) -> Job[_Outcome]:
+        job = self._assembler.begin(task.task, task.samples, labels=task.labels)
+        return job.then(lambda made: _Outcome(made, task.dropped, task.place))

@@ -105,9 +105,9 @@ def test_ring_does_not_wait_for_itself_when_garbage_is_collected():
 
 
 def test_stats_are_summed():
-    stats = Stats(read_s=1.0, rows=2, masked=1, tokens=6, token_places=8)
-    stats.add(Stats(read_s=0.5, decode_s=2.0, rows=3, tokens=1, token_places=2))
-    assert stats == Stats(read_s=1.5, decode_s=2.0, rows=5, masked=1, tokens=7, token_places=10)
+    stats = Stats(wait_s=1.0, rows=2, masked=1, tokens=6, token_places=8)
+    stats.add(Stats(wait_s=0.5, transfer_s=2.0, rows=3, tokens=1, token_places=2))
+    assert stats == Stats(wait_s=1.5, transfer_s=2.0, rows=5, masked=1, tokens=7, token_places=10)
     assert stats.padding_share == pytest.approx(0.3)
 
 

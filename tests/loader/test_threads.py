@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mmdata.loader.job import Job
+from mmdata.loader.threads import WorkerThreads
+
+SEEN_BY_ALL = """
+import threading, torch
+from mmdata.loader.job import Job
+from mmdata.loader.threads import WorkerThreads
+
+workers, born_later = [], []
+def begin(task, stop):
+    return Job([lambda: workers.append(torch.get_num_threads())], lambda: task)
+threads = WorkerThreads((n for n in range(4)), begin, 2)
+for _ in range(4):
+    threads.ask()
+for _ in range(4):
+    threads.take()
+thread = threading.Thread(target=lambda: born_later.append(torch.get_num_threads()))
+thread.start()
+thread.join()
+print(workers, torch.get_num_threads(), born_later)
+"""
+
+
+def counted(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+def started(make: Callable[[int], Job[int]], count: int, tasks: int) -> WorkerThreads[int, int]:
+    threads: WorkerThreads[int, int] = WorkerThreads(counted(tasks), lambda task, _: make(task), count)
+    for _ in range(tasks):
+        threads.ask()
+    return threads
+
+
+def test_workers_use_one_thread_of_torch_and_leave_the_others_theirs():
+    environment = {"OMP_NUM_THREADS": "3", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", SEEN_BY_ALL], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.strip() == "[1, 1, 1, 1] 3 [3]"
+
+
+def test_units_of_one_batch_are_shared_by_the_threads():
+    meeting = threading.Barrier(3, timeout=20)
+    job = Job([meeting.wait] * 3, lambda: 7)  # no thread gets past its unit before three are at one
+    assert started(lambda _: job, count=3, tasks=1).take() == 7
+
+
+def test_results_come_in_the_order_of_the_tasks_whichever_is_finished_first():
+    later_is_done = threading.Event()
+
+    def make(task: int) -> Job[int]:
+        unit = (lambda: later_is_done.wait(20)) if task == 0 else later_is_done.set
+        return Job([unit], lambda: task * 10)
+
+    threads = started(make, count=2, tasks=2)
+    assert [threads.take(), threads.take()] == [0, 10]
+
+
+def test_the_first_error_of_a_batch_is_its_result_and_the_next_batch_is_made():
+    def fail() -> None:
+        raise ValueError("unit 1")
+
+    def make(task: int) -> Job[int]:
+        return Job([lambda: None, fail, lambda: None] if task == 0 else [lambda: None], lambda: task)
+
+    threads = started(make, count=2, tasks=2)
+    with pytest.raises(ValueError, match="unit 1"):
+        threads.take()
+    assert threads.take() == 1
+
+
+def test_resize_ends_the_threads_that_are_too_many():
+    names: Counter[str] = Counter()
+    threads: WorkerThreads[int, int] = WorkerThreads(
+        counted(100), lambda task, _: Job([lambda: names.update([threading.current_thread().name])], lambda: task), 3
+    )
+    threads.resize(1)
+    for _ in range(20):
+        threads.ask()
+    assert [threads.take() for _ in range(20)] == list(range(20))
+    names.clear()
+    for _ in range(20):
+        threads.ask()
+    assert [threads.take() for _ in range(20)] == list(range(20, 40))
+    assert names == {"mmdata-worker_0": 20}
+
+
+def test_resize_to_more_threads_has_them_work_at_once():
+    meeting = threading.Barrier(3, timeout=20)
+    threads = started(lambda task: Job([meeting.wait] * 3, lambda: task), count=1, tasks=1)
+    threads.resize(3)
+    assert threads.take() == 0
