@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mmdata.train import distributed
+from mmdata.train.compiling import towers_of
 
 
 def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype | None = None) -> None:
@@ -39,8 +40,7 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
         # Activations have the types that autocast gives them, as under DDP.
         policy = MixedPrecisionPolicy(autocast_dtype, torch.float32, cast_forward_inputs=False)
     mesh = init_device_mesh(device.type, (distributed.world_size(),))
-    towers = [part for part in model.children() if any(True for _ in part.children())]
-    for part in (*_blocks(model), *towers, model):
+    for part in (*_blocks(model), *towers_of(model), model):
         fully_shard(part, mesh=mesh, mp_policy=policy, ignored_params=scalars)
     for scalar in scalars:
         if scalar.requires_grad:
