@@ -27,7 +27,8 @@ import torch
 from mmdata import Batch
 from mmdata.cli import main as mmdata
 from mmdata.cli import run
-from mmdata.config import CompareConfig, Config, load_config
+from mmdata.compare_config import CompareConfig
+from mmdata.config import Config, load_config
 from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.inspect.paired import markdown
