@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from mmdata.compare_config import CompareConfig
 from mmdata.data_config import DataConfig
-from mmdata.settings import BelowOne, Integer, Location, Positive, Settings, parse, read_yaml
+from mmdata.settings import BelowOne, Positive, Settings, parse, read_yaml
 from mmdata.train_config import TrainConfig
 
 
@@ -39,42 +40,6 @@ class ModelConfig(Settings):
     """Multiplier of cosine similarities at the start; default: the pretrained model's, else 1 / 0.07."""
     logit_bias_init: float | None = None
     """Bias of the logits at the start, for the siglip loss (in the paper -10); default: the pretrained, else none."""
-
-
-class ArmConfig(Settings):
-    """One of the ways to train that `mmdata compare` compares."""
-
-    settings: tuple[str, ...] = ()
-    """What it changes, as on the command line: "train.loss=hard_negative"."""
-    neighbours: Annotated[int, Field(strict=True, ge=2)] | None = None
-    """Rows of a group: of near neighbours in the eyes of the baseline's finished model of the same seed."""
-
-
-class CompareConfig(Settings):
-    """Several ways to train, each from the same seeds, and what they are measured by."""
-
-    output: Location
-    """Folder of the runs and of results.jsonl."""
-    arms: dict[str, ArmConfig]
-    baseline: str
-    """The arm that the others are compared with; it runs first."""
-    seeds: Annotated[list[Integer], Field(min_length=2)]
-    """Of the weights and of the order of the data; the same for all arms."""
-    pairs: Location
-    """JSONL of a compositional test (see mmdata.pairs)."""
-    primary: str
-    """The type of swap in it that decides."""
-    tuning_seed: Integer
-    """Each arm is tried with each of `tuning` from this seed; what retrieves best on `data.val_shards` it keeps."""
-    tuning: tuple[tuple[str, ...], ...] = ((),)
-
-    @model_validator(mode="after")
-    def _check(self) -> CompareConfig:
-        if self.baseline not in self.arms or self.arms[self.baseline].neighbours is not None:
-            raise ValueError(f"baseline '{self.baseline}' must be one of the arms, without neighbours of its own")
-        if self.tuning_seed in self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds must differ, also from tuning_seed ({self.tuning_seed}): got {self.seeds}")
-        return self
 
 
 class Config(Settings):

@@ -27,7 +27,8 @@ import torch
 from mmdata import Batch
 from mmdata.cli import main as mmdata
 from mmdata.cli import run
-from mmdata.config import CompareConfig, Config, load_config
+from mmdata.compare_config import CompareConfig
+from mmdata.config import Config, load_config
 from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.inspect.paired import markdown
@@ -127,13 +128,8 @@ class Experiment:
 
     def show(self, metric: str) -> None:
         """Print the table of what there is."""
-        lines = self._results().values()
-        scores: dict[str, dict[int, Line]] = {arm: {} for arm in self.arms}
-        for line in lines:
-            run = Run(line["arm"], line["seed"], tuple(line["tuned"]))
-            if run.arm in scores and run.seed in self._compare.seeds and line["digest"] == self._digest(run):
-                scores[run.arm][run.seed] = line
-        if not scores[self._compare.baseline]:
+        scores = self._finished()
+        if not scores.get(self._compare.baseline):
             raise ConfigError(
                 f"'{self._output / RESULTS}': no run of the baseline '{self._compare.baseline}' there yet"
             )
@@ -144,9 +140,24 @@ class Experiment:
         columns = [*(name for name in metrics if name != metric), "mean_blind", "mean_shuffled"]
         print("\n".join(markdown(scores, self._compare.baseline, metric, columns)))
         for arm, found in scores.items():
-            for tuned in {tuple(line["tuned"]) for line in found.values()}:
-                seconds = sum(line["cpu_s"] for line in found.values()) / len(found)
-                print(f"{arm}: tuned to {' '.join(tuned)}; {seconds:.0f} s of processor time a run")
+            if seconds := [line["cpu_s"] for line in found.values()]:
+                how = " ".join(self.tune(arm))
+                print(f"{arm}: tuned to {how}; {sum(seconds) / len(seconds):.0f} s of processor time a run")
+
+    def _finished(self) -> dict[str, dict[int, Line]]:
+        """For each arm that is tuned its results by seed; of seeds that the baseline has. Makes no run."""
+        results = self._results()
+        scores: dict[str, dict[int, Line]] = {}
+        for arm in self.arms:  # the baseline first: what the digest of neighbours asks of it is then there
+            seeds = self._compare.seeds if arm == self._compare.baseline else list(scores[self._compare.baseline])
+            tries = [Run(arm, self._compare.tuning_seed, tuned) for tuned in self._compare.tuning]
+            if any(self._digest(run) not in results for run in tries):
+                if arm == self._compare.baseline:
+                    break
+                continue
+            runs = {seed: self._digest(Run(arm, seed, self.tune(arm))) for seed in seeds}
+            scores[arm] = {seed: results[digest] for seed, digest in runs.items() if digest in results}
+        return scores
 
     def _make(self, run: Run) -> None:
         started = time.process_time()

@@ -35,14 +35,18 @@ def compile_towers(model: nn.Module, device: torch.device) -> None:
     settings: Any = import_module("torch._dynamo.config")
     settings.recompile_limit = max(settings.recompile_limit, MAX_GRAPHS)
     settings.accumulated_recompile_limit = max(settings.accumulated_recompile_limit, MAX_GRAPHS)
-    for tower in model.children():
-        if any(True for _ in tower.parameters()):
-            tower.compile(backend=BACKEND, dynamic=False)
+    for tower in towers_of(model):
+        tower.compile(backend=BACKEND, dynamic=False)
+
+
+def towers_of(model: nn.Module) -> list[nn.Module]:
+    """The parts of a model that have parts themselves: not its projections."""
+    return [part for part in model.children() if any(True for _ in part.children())]
 
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether `compile_towers` has been here."""
-    return any(getattr(tower, "_compiled_call_impl", None) is not None for tower in model.children())
+    return any(getattr(tower, "_compiled_call_impl", None) is not None for tower in towers_of(model))
 
 
 def _try(device: torch.device) -> None:

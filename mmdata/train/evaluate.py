@@ -1,12 +1,12 @@
 """Metrics over features: retrieval, zero-shot classification, compositional pairs.
 
 A tie counts against the model, and so does NaN: a model that says the same of everything scores 0, never 100.
-No full similarity matrix is kept: memory is one block of queries against all candidates.
+No full similarity matrix is kept: memory is that of the features and of one tile, some queries against some candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import comb
 
@@ -39,9 +39,12 @@ class Features:
     ids: Tensor | None
 
 
+@torch.compiler.set_stance("force_eager")
 @torch.no_grad()
 def embed(model: nn.Module, batches: Iterable[Batch], *, autocast_dtype: torch.dtype | None = None) -> Features:
     """Features of all valid rows of `batches`; with several ranks, of all ranks' rows, on each of them.
+
+    A million rows of 512 features are 4 GB, images and texts together; twice that while they are put together.
 
     Args:
         model: as `DualEncoder`, in eval mode; its device is where the batches go and the features stay.
@@ -84,7 +87,7 @@ def evaluate_retrieval(
     Where the batches have hashes, equal images and equal captions belong together.
     """
     features = embed(model, batches, autocast_dtype=autocast_dtype)
-    scores = retrieval(features.image, features.text, image_ids=features.ids, text_ids=features.ids)
+    scores = retrieval(features.image, features.text, image_ids=features.ids, text_ids=features.ids, share=True)
     return {"rows": len(features.rows), **scores}
 
 
@@ -94,7 +97,9 @@ def retrieval(
     *,
     image_ids: Tensor | None = None,
     text_ids: Tensor | None = None,
+    share: bool = False,
     block_rows: int = 1024,
+    block_candidates: int = 65_536,
 ) -> dict[str, float]:
     """Share of queries whose best true match is among the first 1, 5, 10, both ways.
 
@@ -104,7 +109,9 @@ def retrieval(
         image_ids: (N,) or (N, G); None: row i pairs with text row i.
         text_ids: (M,) or (M, G). Image i and text j belong together where any of the G ids agree, so an image may
             have several captions, and equal images or equal captions are no mistakes.
-        block_rows: queries compared at a time; memory is block_rows × the number of candidates.
+        share: all ranks have the same features, and each compares its part of the queries. A collective.
+        block_rows: queries compared at a time.
+        block_candidates: with as many candidates; scores are made twice, not kept: 256 MB of them at a time.
 
     Returns:
         image_to_text_r1, …_r5, …_r10, text_to_image_…; chance_r1, …: the expectation of a random order (the larger
@@ -133,7 +140,11 @@ def retrieval(
         ("image_to_text", image_features, text_features, image_ids, text_ids),
         ("text_to_image", text_features, image_features, text_ids, image_ids),
     ):
-        wrong_before, matches = _wrong_before(queries, candidates, query_ids, candidate_ids, block_rows)
+        own = _own_rows(len(queries)) if share else slice(None)
+        found = _wrong_before(queries[own], candidates, query_ids[own], candidate_ids, (block_rows, block_candidates))
+        wrong_before, matches = _from_all_ranks(found, own, len(queries)) if share else found
+        if bool((matches == 0).any()):
+            raise ValueError(f"row {int((matches == 0).nonzero()[0])} has no match: its ids occur on its side only")
         for k in RECALL_AT:
             result[f"{name}_r{k}"] = (wrong_before < k).double().mean().item()
             chance[k] = max(chance[k], _chance(matches, len(candidates), k))
@@ -222,23 +233,47 @@ def compositional(image_features: Tensor, text_features: Tensor, types: Sequence
     return result
 
 
+def _own_rows(rows: int) -> slice:
+    """The rows out of so many that this rank compares."""
+    rank, world_size = distributed.rank(), distributed.world_size()
+    return slice(rows * rank // world_size, rows * (rank + 1) // world_size)
+
+
+def _from_all_ranks(found: tuple[Tensor, Tensor], own: slice, rows: int) -> tuple[Tensor, Tensor]:
+    """The numbers of all rows, from those of each rank's own."""
+    everyones = found[0].new_zeros(2, rows)
+    everyones[:, own] = torch.stack(found)
+    wrong_before, matches = distributed.all_reduce_sum(everyones).cpu()
+    return wrong_before, matches
+
+
 def _wrong_before(
-    queries: Tensor, candidates: Tensor, query_ids: Tensor, candidate_ids: Tensor, block_rows: int
+    queries: Tensor, candidates: Tensor, query_ids: Tensor, candidate_ids: Tensor, tile: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """For each query: wrong candidates not below its best true match, and how many true matches it has; int64 (N,)."""
-    counts: list[Tensor] = []
-    matches: list[Tensor] = []
-    for start in range(0, len(queries), block_rows):
-        block = slice(start, start + block_rows)
-        scores = queries[block].float() @ candidates.float().T  # (b, M)
-        true = _matches(query_ids[block].to(scores.device), candidate_ids.to(scores.device))
-        best = scores.masked_fill(~true, -torch.inf).amax(dim=1, keepdim=True)
-        counts.append((~(scores < best - TIE) & ~true).sum(dim=1).cpu())
-        matches.append(true.sum(dim=1).cpu())
-    found = torch.cat(matches)
-    if bool((found == 0).any()):
-        raise ValueError(f"row {int((found == 0).nonzero()[0])} has no match: its ids occur on its side only")
-    return torch.cat(counts), found
+    """For each query: wrong candidates not below its best true match, and how many true matches it has; int64 (N,).
+
+    Both are where the features are.
+    """
+    query_ids, candidate_ids = query_ids.to(queries.device), candidate_ids.to(queries.device)
+
+    def tiles(block: slice) -> Iterator[tuple[Tensor, Tensor]]:
+        """Scores (b, c) of some queries and some candidates, and which of them belong together (b, c)."""
+        for start in range(0, len(candidates), tile[1]):
+            some = slice(start, start + tile[1])
+            scores = queries[block].float() @ candidates[some].float().T
+            yield scores, _matches(query_ids[block], candidate_ids[some])
+
+    wrong_before = torch.zeros(len(queries), dtype=torch.long, device=queries.device)
+    matches = torch.zeros_like(wrong_before)
+    for start in range(0, len(queries), tile[0]):
+        block = slice(start, start + tile[0])
+        best = queries.new_full((len(queries[block]), 1), -torch.inf, dtype=torch.float32)
+        for scores, true in tiles(block):
+            best = torch.maximum(best, scores.masked_fill(~true, -torch.inf).amax(dim=1, keepdim=True))
+            matches[block] += true.sum(dim=1)
+        for scores, true in tiles(block):
+            wrong_before[block] += (~(scores < best - TIE) & ~true).sum(dim=1)
+    return wrong_before, matches
 
 
 def _matches(query_ids: Tensor, candidate_ids: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mmdata.train import distributed
+from mmdata.train.compiling import towers_of
 
 
 def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype | None = None) -> None:
@@ -26,7 +27,8 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
     Args:
         model: on `device`; rank 0's weights are what all ranks get.
         device: of this rank.
-        autocast_dtype: of the towers; weights are gathered in it, gradients are summed in float32.
+        autocast_dtype: of the towers; weights are gathered in it, and what goes into a block has it; gradients are averaged in
+            float32.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -34,13 +36,10 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
     for parameter in model.parameters():
         dist.broadcast(parameter.detach(), src=0)
     scalars = {parameter for parameter in model.parameters() if parameter.ndim == 0}
-    policy = MixedPrecisionPolicy()
-    if autocast_dtype is not None:
-        # Activations have the types that autocast gives them, as under DDP.
-        policy = MixedPrecisionPolicy(autocast_dtype, torch.float32, cast_forward_inputs=False)
+    reduce_dtype = None if autocast_dtype is None else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=autocast_dtype, reduce_dtype=reduce_dtype)
     mesh = init_device_mesh(device.type, (distributed.world_size(),))
-    towers = [part for part in model.children() if any(True for _ in part.children())]
-    for part in (*_blocks(model), *towers, model):
+    for part in (*_blocks(model), *towers_of(model), model):
         fully_shard(part, mesh=mesh, mp_policy=policy, ignored_params=scalars)
     for scalar in scalars:
         if scalar.requires_grad:

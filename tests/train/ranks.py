@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
-from mmdata.train import DualEncoder, distributed, losses, miners, train_step
+from mmdata.train import DualEncoder, compiling, distributed, losses, miners, train_step
 from mmdata.train.extra import ExtraNegatives
 from mmdata.train.model import DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss
@@ -95,6 +95,9 @@ DIRECT: dict[str, Callable[[DualEncoderOutput, Batch, dict], Tensor]] = {
 
 def run_case(case: dict, rank: int, out: Path) -> None:
     model = make_model(case.get("dropout", 0.0))
+    if case.get("compile"):
+        compiling.BACKEND = "aot_eager"
+        compiling.compile_towers(model, torch.device("cpu"))
     wrapped = distributed.wrap(model, torch.device("cpu"))
     torch.manual_seed(50 + rank)
     step = train_step(

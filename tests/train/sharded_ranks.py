@@ -1,4 +1,4 @@
-"""Program of one rank for test_sharding.py: gradients and clipping under FSDP2, one file a case.
+"""Program of one rank for test_sharding.py: gradients and clipping under FSDP2, one file a case; retrieval.
 
 usage: sharded_ranks.py FOLDER RANK. Three processes start; the first two also form a world of two.
 """
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from mmdata.train import distributed, sharding, train_step
+from mmdata.train.evaluate import retrieval
 from tests.train import ranks
 
 CPU = torch.device("cpu")
@@ -44,6 +45,14 @@ def run_case(case: dict, rank: int, out: Path) -> None:
     torch.save({**numbers, "scale": parameters["logit_scale"].grad}, out)
 
 
+def shared_retrieval(*, share: bool) -> dict[str, float]:
+    """Retrieval over 11 rows of noise, some of which belong together."""
+    noise = torch.randn(2, 11, 4, generator=torch.Generator().manual_seed(0))
+    images, texts = torch.nn.functional.normalize(noise, dim=2)
+    ids = torch.arange(11) // 2
+    return retrieval(images, texts, image_ids=ids, text_ids=ids, share=share, block_candidates=3)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
@@ -56,6 +65,7 @@ def main() -> None:
         for name, case in cases.items():
             if len(case["valid"]) == world_size:
                 run_case(case, rank, folder / f"{name}.{rank}.pt")
+        torch.save(shared_retrieval(share=True), folder / f"retrieval{world_size}.{rank}.pt")
         distributed.finish()
 
 

@@ -20,11 +20,11 @@ def recall_by_sorting(scores: np.ndarray, true: np.ndarray, k: int) -> float:
     return float(np.take_along_axis(true, order, axis=1).any(axis=1).mean())
 
 
-@pytest.mark.parametrize("block_rows", [1, 7, 1000])
-def test_retrieval_equals_a_full_sort(block_rows: int):
+@pytest.mark.parametrize(("block_rows", "block_candidates"), [(1, 1000), (7, 5), (1000, 1), (1000, 1000)])
+def test_retrieval_equals_a_full_sort(block_rows: int, block_candidates: int):
     images, texts = random_features(60, 0), random_features(60, 1)
     texts = F.normalize(texts + 0.6 * images, dim=1)
-    result = retrieval(images, texts, block_rows=block_rows)
+    result = retrieval(images, texts, block_rows=block_rows, block_candidates=block_candidates)
     scores, true = (images @ texts.T).numpy(), np.eye(60, dtype=bool)
     for k in (1, 5, 10):
         assert result[f"image_to_text_r{k}"] == pytest.approx(recall_by_sorting(scores, true, k), abs=1e-12)

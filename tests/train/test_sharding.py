@@ -18,7 +18,7 @@ from mmdata.settings import parse
 from mmdata.train import sharding
 from mmdata.train.schedule import make_optimizer
 from mmdata.train_config import TrainConfig
-from tests.train import ranks
+from tests.train import ranks, sharded_ranks
 from tests.train.test_distributed import ALL, FEW, NONE, SOME, one_process
 from tests.train.test_loop import last_state, read_metrics, run_small
 
@@ -88,6 +88,14 @@ def test_sharding_leaves_each_rank_its_share_of_all_but_scalars(results: Path):
     assert kept[0]["text_tower.transformer.blocks.0.mlp.0.weight"] == 4 * 128 * 128 / 2
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_sharding_retrieval_shared_out_over_ranks_is_that_of_one(results: Path, world_size: int):
+    expected = sharded_ranks.shared_retrieval(share=False)
+    assert 0 < expected["image_to_text_r1"] < 1
+    for rank in range(world_size):
+        assert torch.load(results / f"retrieval{world_size}.{rank}.pt") == expected
+
+
 @pytest.mark.parametrize(("first", "then"), [("fsdp", "alone"), ("alone", "fsdp")])
 def test_sharding_a_run_resumes_in_another_way(tmp_path: Path, first: str, then: str):
     def go(output: Path, way: str, **spec: Any) -> subprocess.CompletedProcess[str]:
@@ -109,6 +117,18 @@ def test_sharding_a_run_resumes_in_another_way(tmp_path: Path, first: str, then:
     for number, averages in before["optimizer"]["state"].items():
         torch.testing.assert_close(after["optimizer"]["state"][number], averages, rtol=1e-4, atol=1e-6)
     assert len(read_metrics(tmp_path / "cut", "evaluation")) == 2
+
+
+def test_sharding_gathers_weights_in_the_type_of_autocast(tmp_path: Path):
+    losses: list[list[float]] = []
+    for way in ("ddp", "fsdp"):
+        done = run_small(
+            tmp_path / way, torchrun=2, dropout=0.0, train={"parallel": way, "precision": "bf16", "epochs": 1}
+        )
+        assert done.returncode == 0, done.stderr
+        losses.append([line["loss"] for line in read_metrics(tmp_path / way)])
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert losses[1] != losses[0], "biases and norms are rounded too"
 
 
 def test_sharding_alone_whole_tensors_are_left_as_they_are():

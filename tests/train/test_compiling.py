@@ -1,0 +1,189 @@
+"""Compiled towers: the numbers of eager ones, one graph a shape, plain names in checkpoints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmdata.batch import Batch
+from mmdata.config import ModelConfig
+from mmdata.errors import ConfigError
+from mmdata.train import DualEncoder, compiling, train_step
+from mmdata.train.evaluate import embed
+from mmdata.train.objective import ContrastiveLoss
+from mmdata.train.step import split
+from tests.train.test_loop import last_state, make_trainer, read_metrics, small
+
+CPU = torch.device("cpu")
+VOCABULARY = 30
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A backend that needs no compiler, torch's own limits, and no graphs but a test's own."""
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=10_000):
+        yield
+    torch._dynamo.reset()
+
+
+def make_model(**settings: Any) -> DualEncoder:
+    torch.manual_seed(0)
+    config = ModelConfig(name="micro", logit_bias_init=-10.0, **settings)
+    return DualEncoder.from_config(config, vocab_size=VOCABULARY).double()
+
+
+def compiled(model: DualEncoder) -> DualEncoder:
+    """The same model, compiled; graphs are counted from here on."""
+    compiling.compile_towers(model, CPU)
+    torch._dynamo.utils.counters.clear()
+    return model
+
+
+def graphs() -> int:
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def make_batch(rows: int, side: int, length: int) -> Batch:
+    generator = torch.Generator().manual_seed(side + length)
+    return Batch(
+        pixel_values=torch.randint(0, 256, (rows, 3, side, side), dtype=torch.uint8, generator=generator),
+        input_ids=torch.randint(0, VOCABULARY, (rows, length), generator=generator),
+        attention_mask=torch.ones(rows, length, dtype=torch.long),
+        valid=torch.ones(rows, dtype=torch.bool),
+        rows=torch.arange(rows),
+        keys=[str(row) for row in range(rows)],
+    )
+
+
+def step(model: DualEncoder, batch: Batch, micro_batch_size: int | None = None) -> dict[str, Tensor]:
+    """Loss and gradients of one step, dropout from the same seed each time."""
+    model.zero_grad()
+    torch.manual_seed(1)
+    loss = train_step(model, batch, ContrastiveLoss(), micro_batch_size=micro_batch_size).loss
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss, **gradients}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"dropout": 0.3}, {"dropout": 0.3, "gradient_checkpointing": True}, {"dropout": 0.3, "freeze_image": True}],
+)
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_compiling_changes_no_loss_and_no_gradient(settings: dict[str, Any], micro_batch_size: int | None):
+    batch = make_batch(4, 16, 5)
+    expected = step(make_model(**settings), batch, micro_batch_size)
+    found = step(compiled(make_model(**settings)), batch, micro_batch_size)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_compiling_makes_one_graph_for_each_shape_of_a_tower():
+    model = compiled(make_model())
+    shapes = [(16, 5), (16, 9), (24, 5), (16, 5), (24, 9)]  # 2 of images, 2 of texts
+    for side, length in shapes:
+        step(model, make_batch(4, side, length))
+    assert graphs() == 4
+    for side, length in shapes:
+        step(model, make_batch(4, side, length), micro_batch_size=3)
+    assert graphs() == 4 * 3, "3 rows and the last one: both passes of a micro-batch take the same graph"
+
+
+def test_compiling_shapes_beyond_the_limit_run_as_they_do_without():
+    plain, model = make_model(), compiled(make_model())
+    torch._dynamo.config.recompile_limit = 2
+    for length in (5, 6, 7, 8):
+        batch = make_batch(4, 16, length)
+        torch.testing.assert_close(step(model, batch), step(plain, batch), rtol=1e-10, atol=1e-12)
+    assert 1 < graphs() < 5
+
+
+def test_compiling_raises_the_limits_of_torch_never_lowers_them():
+    compiled(make_model())
+    assert torch._dynamo.config.recompile_limit == 512
+    assert torch._dynamo.config.accumulated_recompile_limit == 10_000
+
+
+def test_compiling_evaluation_takes_the_same_weights_without_a_graph():
+    plain, model = make_model(), compiled(make_model())
+    batch = make_batch(4, 16, 5)
+    torch.testing.assert_close(embed(model.eval(), [batch]), embed(plain.eval(), [batch]))
+    assert graphs() == 0
+    assert compiling.is_compiled(model)
+    assert not compiling.is_compiled(plain)
+
+
+def test_compiling_a_run_writes_the_checkpoints_of_one_that_is_not(tmp_path: Path):
+    for name, compile in (("plain", False), ("compiled", True)):
+        assert make_trainer(tmp_path / name, compile=compile, micro_batch_size=3, epochs=1).run() == 0
+    plain, other = last_state(tmp_path / "plain"), last_state(tmp_path / "compiled")
+    torch.testing.assert_close(other["model"], plain["model"], rtol=1e-5, atol=1e-6)
+    losses = [line["loss"] for line in read_metrics(tmp_path / "plain")]
+    assert [line["loss"] for line in read_metrics(tmp_path / "compiled")] == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs g++ on a CPU")
+def test_compiling_with_inductor_draws_the_same_dropout_in_both_passes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiling, "BACKEND", "inductor")
+    batch = next(iter(small.SmallBatches()))
+    model = compiled(small.small_model(dropout=0.3))
+    found = step(model, batch, micro_batch_size=4)
+    model.zero_grad()
+    torch.manual_seed(1)
+    outputs = [model(part) for part in split(batch, 4)]  # each drawn once
+    names = ("image_features", "text_features")
+    features = {name: torch.cat([getattr(output, name) for output in outputs]) for name in names}
+    ContrastiveLoss()(outputs[0]._replace(**features), batch).backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    torch.testing.assert_close(found, {"loss": found["loss"], **gradients}, rtol=1e-4, atol=1e-5)
+
+
+def test_compiling_without_a_compiler_is_an_error_before_training():
+    code = """
+import torch
+from mmdata.train import compiling
+from mmdata.errors import ConfigError
+from tests.train.test_compiling import make_model
+compiling.BACKEND = "inductor"
+try:
+    compiling.compile_towers(make_model(), torch.device("cpu"))
+except ConfigError as error:
+    print(error)
+"""
+    said = run_python(code, CXX="no-such-compiler", PATH="/nowhere").stdout
+    assert said.startswith("train.compile: torch.compile builds no code for device 'cpu' here (")
+    assert "it needs a C++ compiler (g++) and Python's headers: install them, or set train.compile to false" in said
+
+
+def test_compiling_says_what_a_gpu_needs(monkeypatch: pytest.MonkeyPatch):
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("Cannot find a working triton installation.\nmore")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: None)
+    message = r"device 'cuda' here \(Cannot find a working triton installation.\); it needs Triton and a C compiler"
+    with pytest.raises(ConfigError, match=message):
+        compiling.compile_towers(torch.nn.Linear(2, 2), torch.device("cuda"))
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
