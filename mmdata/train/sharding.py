@@ -27,8 +27,8 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
     Args:
         model: on `device`; rank 0's weights are what all ranks get.
         device: of this rank.
-        autocast_dtype: of the towers; weights are gathered in it, and what goes into a block has it; gradients are averaged in
-            float32.
+        autocast_dtype: of the towers; weights are gathered in it, and what goes into a block has it; gradients are
+            averaged in float32.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
