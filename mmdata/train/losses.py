@@ -253,24 +253,25 @@ def _infonce_of_all(
 ) -> Tensor:
     """Sum over this rank's rows, each similarity of the batch used for both directions."""
     own_valid = pairs.valid[pairs.own]
-    images = logit_scale * pairs.images
-    over_texts, over_images, own = log_sum_exps(images, pairs.all_texts, pairs.exclude_, pairs.own.start)
+    over_texts, over_images, own = log_sum_exps(
+        pairs.images, pairs.all_texts, pairs.exclude_, pairs.own.start, scale=logit_scale
+    )
     over_images = distributed.log_sum_exp(over_images)[pairs.own]  # (B,)
     over_texts, over_images = (x.where(own_valid, 0.0) for x in (over_texts, over_images))
     if extra_texts is not None:
-        over_texts = torch.logaddexp(over_texts, _over_extra(pairs, images, extra_texts))
+        over_texts = torch.logaddexp(over_texts, _over_extra(pairs, pairs.images, logit_scale, extra_texts))
     if extra_images is not None:
-        over_images = torch.logaddexp(over_images, _over_extra(pairs, logit_scale * pairs.texts, extra_images))
+        over_images = torch.logaddexp(over_images, _over_extra(pairs, pairs.texts, logit_scale, extra_images))
     return ((over_texts + over_images) / 2 - own).where(own_valid, 0.0).sum()
 
 
-def _over_extra(pairs: Pairs, anchors: Tensor, extra: ExtraNegatives) -> Tensor:
+def _over_extra(pairs: Pairs, anchors: Tensor, logit_scale: Tensor, extra: ExtraNegatives) -> Tensor:
     keys = [key[pairs.own] for key in pairs.same]
 
     def exclude_(tile: Tensor, rows: slice, columns: slice) -> None:
         tile.masked_fill_(~extra.admissible([key[rows] for key in keys], columns), -torch.inf)
 
-    return log_sum_exps(anchors, extra.columns(anchors.dtype), exclude_)[0]
+    return log_sum_exps(anchors, extra.columns(anchors.dtype), exclude_, scale=logit_scale)[0]
 
 
 def _infonce(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor) -> Tensor:

@@ -20,14 +20,17 @@ Exclude = Callable[[Tensor, slice, slice], None]
 """Sets entries of a tile (b, c) to -inf in place, given its rows and columns."""
 
 
-def log_sum_exps(rows: Tensor, columns: Tensor, exclude: Exclude, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-sum-exps of the similarities rows @ columns.T along both dimensions, and the similarities of partners.
+def log_sum_exps(
+    rows: Tensor, columns: Tensor, exclude: Exclude, first: int = 0, *, scale: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-sum-exps of the similarities scale * rows @ columns.T along both dimensions, and those of partners.
 
     Args:
-        rows: (B, D); a scale is multiplied in before.
+        rows: (B, D).
         columns: (N, D), of the same floating type.
         exclude: takes pairs out of the sums.
         first: row i's partner is column first + i.
+        scale: scalar, multiplied in tile by tile: scaled rows would be a copy of them all; None: 1.
 
     Returns:
         (B,) over the columns and (N,) over the rows: -inf, with gradient 0, where all pairs are excluded. (B,)
@@ -37,7 +40,8 @@ def log_sum_exps(rows: Tensor, columns: Tensor, exclude: Exclude, first: int = 0
     Example:
         rows [[1., 0.]], columns [[0., 1.], [ln 3, 0.]], nothing excluded: [ln 4], [0., ln 3], [0.].
     """
-    return _LogSumExps.apply(rows, columns, exclude, first)  # type: ignore[no-any-return]
+    scale = rows.new_ones(()) if scale is None else scale
+    return _LogSumExps.apply(rows, columns, scale, exclude, first)  # type: ignore[no-any-return]
 
 
 def tile_size(rows: int, columns: int, device: torch.device) -> tuple[int, int]:
@@ -50,48 +54,56 @@ def tile_size(rows: int, columns: int, device: torch.device) -> tuple[int, int]:
 class _LogSumExps(torch.autograd.Function):
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, rows: Tensor, columns: Tensor, exclude: Exclude, first: int
+        ctx: Any, rows: Tensor, columns: Tensor, scale: Tensor, exclude: Exclude, first: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         over_columns = rows.new_full((len(rows),), -torch.inf)
         over_rows = rows.new_full((len(columns),), -torch.inf)
         partners = rows.new_zeros(len(rows))
-        tiles = list(_tiles(rows, columns))
+        high, wide = tile_size(len(rows), len(columns), rows.device)
+        one_tile = high >= len(rows) and wide >= len(columns)
         kept = None
-        for r, c in tiles:
-            tile = rows[r] @ columns[c].T
-            lines, diagonal = _partners(tile, r, c, first)
-            partners[lines] = diagonal
-            exclude(tile, r, c)
-            over_columns[r] = torch.logaddexp(over_columns[r], tile.logsumexp(1))
-            over_rows[c] = torch.logaddexp(over_rows[c], tile.logsumexp(0))
-            if len(tiles) == 1:
-                kept = tile  # small enough: backward need not make it again
+        for r in _slices(len(rows), high):
+            scaled = scale * rows[r]  # (b, D)
+            for c in _slices(len(columns), wide):
+                tile = scaled @ columns[c].T
+                lines, diagonal = _partners(tile, r, c, first)
+                partners[lines] = diagonal
+                exclude(tile, r, c)
+                over_columns[r] = torch.logaddexp(over_columns[r], tile.logsumexp(1))
+                over_rows[c] = torch.logaddexp(over_rows[c], tile.logsumexp(0))
+                kept = tile if one_tile else None  # small enough: backward need not make it again
         ctx.exclude, ctx.first = exclude, first
-        ctx.save_for_backward(rows, columns, over_columns, over_rows, kept)
+        ctx.save_for_backward(rows, columns, scale, over_columns, over_rows, kept)
         return over_columns, over_rows, partners
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_over_columns: Tensor, grad_over_rows: Tensor, grad_partners: Tensor
-    ) -> tuple[Tensor, Tensor, None, None]:
-        rows, columns, over_columns, over_rows, kept = ctx.saved_tensors
+    ) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        rows, columns, scale, over_columns, over_rows, kept = ctx.saved_tensors
         # where nothing is in a sum its log is -inf: any finite number in its place keeps exp(-inf - …) at 0
         over_columns, over_rows = (x.masked_fill(x == -torch.inf, 0.0) for x in (over_columns, over_rows))
         grad_rows, grad_columns = torch.zeros_like(rows), torch.zeros_like(columns)
+        grad_scale = torch.zeros_like(scale)
+        high, wide = tile_size(len(rows), len(columns), rows.device)
         with torch.autocast(rows.device.type, enabled=False):  # also where backward is called inside of one
-            for r, c in _tiles(rows, columns):
-                tile = kept
-                if tile is None:
-                    tile = rows[r] @ columns[c].T
-                    ctx.exclude(tile, r, c)
-                grad = (tile - over_columns[r, None]).exp_().mul_(grad_over_columns[r, None])  # (b, c)
-                grad += (tile - over_rows[c]).exp_().mul_(grad_over_rows[c])
-                lines, diagonal = _partners(grad, r, c, ctx.first)
-                diagonal += grad_partners[lines]
-                grad_rows[r].addmm_(grad, columns[c])
-                grad_columns[c].addmm_(grad.T, rows[r])
-        return grad_rows, grad_columns, None, None
+            for r in _slices(len(rows), high):
+                scaled = scale * rows[r]  # (b, D)
+                for c in _slices(len(columns), wide):
+                    tile = kept
+                    if tile is None:
+                        tile = scaled @ columns[c].T
+                        ctx.exclude(tile, r, c)
+                    grad = (tile - over_columns[r, None]).exp_().mul_(grad_over_columns[r, None])  # (b, c)
+                    grad += (tile - over_rows[c]).exp_().mul_(grad_over_rows[c])
+                    lines, diagonal = _partners(grad, r, c, ctx.first)
+                    diagonal += grad_partners[lines]
+                    grad_rows[r].addmm_(grad, columns[c])
+                    grad_columns[c].addmm_(grad.T, scaled)
+                grad_scale += (grad_rows[r] * rows[r]).sum()  # until here grad_rows is by scaled rows
+                grad_rows[r] *= scale
+        return grad_rows, grad_columns, grad_scale, None, None
 
 
 def _partners(tile: Tensor, rows: slice, columns: slice, first: int) -> tuple[slice, Tensor]:
@@ -102,8 +114,5 @@ def _partners(tile: Tensor, rows: slice, columns: slice, first: int) -> tuple[sl
     return slice(start, stop), inside.diagonal()
 
 
-def _tiles(rows: Tensor, columns: Tensor) -> Iterator[tuple[slice, slice]]:
-    high, wide = tile_size(len(rows), len(columns), rows.device)
-    for top in range(0, len(rows), high):
-        for left in range(0, len(columns), wide):
-            yield slice(top, min(top + high, len(rows))), slice(left, min(left + wide, len(columns)))
+def _slices(length: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))

@@ -49,6 +49,26 @@ def test_log_sum_exps_are_those_of_the_whole_matrix(elements: int, first: int, m
     assert_equal(value_and_gradients(ours, rows, columns), value_and_gradients(theirs, rows, columns))
 
 
+@pytest.mark.parametrize("elements", [1, 6, 20, 1000])
+def test_scale_is_that_of_scaled_rows(elements: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
+    rows, columns, scale = features(4)[0], features(7, seed=1)[0], scalar(3.0)
+    banned = torch.eye(4, 7, dtype=torch.bool)
+
+    def exclude(tile: Tensor, r: slice, c: slice) -> None:
+        tile.masked_fill_(banned[r, c], -torch.inf)
+
+    def total(found: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        return sum((x * torch.linspace(-1, 2, len(x), dtype=x.dtype)).sum() for x in found)
+
+    ours = total(log_sum_exps(rows, columns, exclude, 1, scale=scale))
+    logits = scale * rows @ columns.T
+    masked = logits.masked_fill(banned, -torch.inf)
+    theirs = total((masked.logsumexp(1), masked.logsumexp(0), logits.diagonal(1)[:4]))
+    inputs = (rows, columns, scale)
+    assert_equal(value_and_gradients(ours, *inputs), value_and_gradients(theirs, *inputs))
+
+
 @pytest.mark.parametrize("elements", [1, 6, 1000])
 def test_sum_of_nothing_is_minus_infinity_with_gradient_zero(elements: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
@@ -175,6 +195,11 @@ def test_dense_loss_is_seen_to_keep_two_matrices():
 def test_losses_save_features_and_no_similarities(name: str):
     """4 (B, D) of each direction at most, and a few numbers a row: O((B + N) D), where B N would be 16 MiB."""
     assert saved_bytes(big(name)) < 1.25 * MIB
+
+
+def test_clip_saves_the_features_as_they_are_given():
+    """1/4 MiB for each side: a scaled copy of the images would be as much again."""
+    assert saved_bytes(big("clip")) < 0.6 * MIB
 
 
 @pytest.mark.parametrize("name", LOSSES)
