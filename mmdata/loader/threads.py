@@ -18,10 +18,11 @@ from typing import Generic, TypeVar
 
 import torch
 
+from mmdata.cores import NumWorkers, usable_cores
 from mmdata.loader.assemble import Made, Task
 from mmdata.loader.job import Job
 from mmdata.loader.tasks import Tasks
-from mmdata.loader.tune import START, NumWorkers, Tuner, usable_cores
+from mmdata.loader.tune import START, Tuner
 from mmdata.loader.worker import Worker
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ class WorkerThreads(Generic[TaskT, T]):
         self._line = _Line(tasks, begin)
         self._threads: list[threading.Thread] = []
         # Also called when this object goes, and at the end of the program.
-        self.close = weakref.finalize(self, _close, self._line, self._threads, self._ahead, os.getpid())
+        self.close = weakref.finalize(self, _close, self._line, self._threads, os.getpid())
         self.resize(count)
 
     def __len__(self) -> int:
@@ -63,16 +64,19 @@ class WorkerThreads(Generic[TaskT, T]):
         if not new:
             return
         callers = torch.get_num_threads()
-        limited = threading.Barrier(len(new) + 1)
-        for name in new:
-            thread = threading.Thread(target=_work, args=(self._line, name, limited), daemon=True)
-            thread.name = f"mmdata-worker_{name}"
-            self._threads[:] = [one for one in self._threads if one.is_alive()] + [thread]
-            thread.start()
-        limited.wait()
-        torch.set_num_threads(
-            callers
-        )  # what a worker says holds for it alone, but new threads begin with the last word
+        limited = threading.Semaphore(0)
+        self._threads[:] = [one for one in self._threads if one.is_alive()]
+        try:
+            for name in new:
+                thread = threading.Thread(target=_work, args=(self._line, name, limited), daemon=True)
+                thread.name = f"mmdata-worker_{name}"
+                thread.start()
+                self._threads.append(thread)
+            for _ in new:
+                limited.acquire()
+        finally:
+            # What a worker says holds for it alone, but new threads begin with the last word.
+            torch.set_num_threads(callers)
 
     def ask(self) -> None:
         """Have the next task made."""
@@ -122,6 +126,14 @@ class _Line(Generic[TaskT, T]):
                 future.cancel()
             self.changed.notify()
 
+    def end(self) -> None:
+        """Do no more, and tell whoever waits for what has not been begun."""
+        self.stop.set()
+        with self.changed:
+            for future in self._asked:
+                future.cancel()
+            self.changed.notify_all()
+
     def next_work(self, thread: int) -> Callable[[], None] | None:
         """Wait for something to do: a unit, or else to begin a batch. None: there is no more for this thread."""
         with self.changed:
@@ -145,6 +157,7 @@ class _Line(Generic[TaskT, T]):
                 units = [partial(batch.do, unit) for unit in batch.job.units]
         except BaseException as error:
             future.set_exception(error)
+            del future  # or it, the error and its traceback, which has this frame, would keep each other
         with self.changed:
             self._beginning = False
             self._units += units
@@ -174,25 +187,22 @@ class _Batch(Generic[T]):
             with self._lock:
                 if not self._future.done():
                     self._future.set_exception(error)
+            del self  # or the batch's memory would be kept by its own error, whose traceback has this frame
 
 
-def _work(line: _Line[TaskT, T], thread: int, limited: threading.Barrier) -> None:
+def _work(line: _Line[TaskT, T], thread: int, limited: threading.Semaphore) -> None:
     torch.get_num_threads()  # a thread's first use of torch's threads would set its number anew
     torch.set_num_threads(1)
-    limited.wait()
+    limited.release()
     while work := line.next_work(thread):
         work()
         del work  # or a batch that was dropped would live until there is more to do
 
 
-def _close(line: _Line[TaskT, T], threads: list[threading.Thread], ahead: deque[Future[T]], owner: int) -> None:
+def _close(line: _Line[TaskT, T], threads: list[threading.Thread], owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child has none of the threads
-    line.stop.set()
-    with line.changed:
-        line.changed.notify_all()
-    for future in list(ahead):
-        future.cancel()
+    line.end()
     if threading.current_thread() in threads:
         return  # the garbage collector may run in any; the others may wait for what this one holds
     until = monotonic() + END_S

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from functools import partial
 
 import pytest
 
@@ -30,6 +35,10 @@ thread.start()
 thread.join()
 print(workers, torch.get_num_threads(), born_later)
 """
+
+
+class Memory:
+    """What a batch lies in."""
 
 
 def counted(n: int) -> Iterator[int]:
@@ -102,3 +111,61 @@ def test_resize_to_more_threads_has_them_work_at_once():
     threads = started(lambda task: Job([meeting.wait] * 3, lambda: task), count=1, tasks=1)
     threads.resize(3)
     assert threads.take() == 0
+
+
+def test_whoever_waits_for_a_batch_that_was_not_begun_is_told_when_the_threads_end():
+    threads: WorkerThreads[int, int] = WorkerThreads(
+        counted(2), lambda task, stop: Job([partial(stop.wait, 20)], lambda: task), 1
+    )
+    got: list[int | type[BaseException]] = []
+
+    def take() -> None:
+        try:
+            got.append(threads.take())
+        except CancelledError as error:
+            got.append(type(error))
+
+    takers = [threading.Thread(target=take, daemon=True) for _ in range(2)]
+    threads.ask()
+    threads.ask()
+    for taker in takers:
+        taker.start()
+    while len(threads):  # both wait: one for the batch that the only worker is at, one for that after it
+        time.sleep(0.01)
+    threads.close()
+    for taker in takers:
+        taker.join(timeout=20)
+    assert sorted(got, key=str) == [0, CancelledError]
+
+
+@pytest.mark.parametrize("ended_by", ["nobody wants it", "an error", "no more tasks"])
+def test_memory_of_batches_that_are_given_up_goes_at_once(ended_by: str):
+    lent: list[weakref.ref[Memory]] = []
+    tasks = counted(1 if ended_by == "no more tasks" else 4)
+
+    def begin(task: int, stop: threading.Event, of_worker: Memory) -> Job[Memory]:
+        of_batch = Memory()
+        lent.append(weakref.ref(of_batch))
+
+        def unit() -> None:
+            if ended_by != "no more tasks":
+                assert stop.wait(20 if ended_by == "nobody wants it" else 0), of_batch
+            assert of_worker
+
+        return Job([unit] * 8, lambda: of_batch)
+
+    worker = Memory()
+    lent.append(weakref.ref(worker))
+    gc.collect()
+    gc.disable()  # its next full round may be minutes away, and a batch is some 100 MB
+    try:
+        threads: WorkerThreads[int, Memory] = WorkerThreads(tasks, partial(begin, of_worker=worker), 2)
+        for _ in range(3):
+            threads.ask()
+        while len(lent) < 2:
+            time.sleep(0.01)
+        threads.close()
+        del threads, worker
+        assert [ref() for ref in lent] == [None] * len(lent)
+    finally:
+        gc.enable()
