@@ -16,13 +16,13 @@ from rich.table import Table
 
 from mmdata.cli import run
 from mmdata.config import load_config
+from mmdata.cores import most_workers
 from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.inspect.against import PEERS, WHAT, compare, peers_of
 from mmdata.inspect.profile import Profile, profile
 from mmdata.inspect.remedies import cores_in_words, remedies, storage_in_words
 from mmdata.loader import Loader
-from mmdata.loader.tune import most_workers
 from mmdata.train.prefetch import DevicePrefetcher
 
 BAR = 40  # characters of a full bar

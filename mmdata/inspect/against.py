@@ -8,10 +8,10 @@ import subprocess
 import sys
 from statistics import median
 
+from mmdata.cores import most_workers
 from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.loader.planning import open_index
-from mmdata.loader.tune import most_workers
 from mmdata.shards import Index
 
 PEERS = ("webdataset", "torch")

@@ -10,8 +10,8 @@ import resource
 import shutil
 from pathlib import Path
 
+from mmdata.cores import cpu_quota, num_cores
 from mmdata.inspect.check import Check, in_one_line
-from mmdata.loader.tune import cpu_quota, num_cores
 
 
 def cores() -> Check:

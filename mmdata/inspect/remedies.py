@@ -12,6 +12,7 @@ import torch
 
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.resize import Resize
+from mmdata.cores import most_workers, num_cores
 from mmdata.data_config import DataConfig
 from mmdata.errors import BadSample
 from mmdata.inspect.profile import CORE, Profile, profile
@@ -19,7 +20,6 @@ from mmdata.loader import Loader
 from mmdata.loader.pixels import batch_pixels
 from mmdata.loader.slots import SlotRing
 from mmdata.loader.stats import NOTICEABLE
-from mmdata.loader.tune import most_workers, num_cores
 from mmdata.loader.worker import IndexSamples
 from mmdata.plan import Bucket
 from mmdata.transform.image import decode

@@ -124,6 +124,7 @@ def settings(values: Mapping[str, Any]) -> Section:
             numeric=False,
         )
         for section, keys in values.items()
+        if keys is not None  # no `compare`
     ]
     return Section("Settings", tables=tables)
 

@@ -17,11 +17,11 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from mmdata.cores import most_workers
 from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError, DataError, LoadError
 from mmdata.loader.assemble import Made
 from mmdata.loader.shared import REMEDY, Channel, MappedMemory, unpack
-from mmdata.loader.tune import most_workers
 
 logger = logging.getLogger("mmdata")
 

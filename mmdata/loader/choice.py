@@ -8,6 +8,7 @@ from math import ceil
 import numpy as np
 import torch
 
+from mmdata.cores import most_workers
 from mmdata.data_config import DataConfig
 from mmdata.loader.assemble import Task
 from mmdata.loader.beside import SideProcesses
@@ -16,7 +17,6 @@ from mmdata.loader.mixing import needs_hashes
 from mmdata.loader.relay import EndingTasks, Relay
 from mmdata.loader.state import identity_of
 from mmdata.loader.threads import ThreadedBatches
-from mmdata.loader.tune import most_workers
 from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
 

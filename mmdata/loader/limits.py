@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import resource
 
+from mmdata.cores import most_workers
 from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
-from mmdata.loader.tune import most_workers
 from mmdata.shards.store import MAX_OPEN
 
 OTHERS = 32

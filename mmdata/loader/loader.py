@@ -15,6 +15,7 @@ from typing import Any
 
 from mmdata.batch import Batch
 from mmdata.config import Config, load_config
+from mmdata.cores import NumWorkers
 from mmdata.data_config import DataConfig
 from mmdata.loader.assemble import Made
 from mmdata.loader.beside import SideProcesses
@@ -26,7 +27,6 @@ from mmdata.loader.state import Identity, identity_of, position_of
 from mmdata.loader.stats import Stats
 from mmdata.loader.tasks import Tasks
 from mmdata.loader.threads import ThreadedBatches
-from mmdata.loader.tune import NumWorkers
 from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
 from mmdata.settings import parse

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from mmdata.batch import Batch
+from mmdata.cores import most_workers
 from mmdata.data_config import DataConfig
 from mmdata.errors import DataError
 from mmdata.loader.assemble import Assembler, Made
@@ -22,7 +23,6 @@ from mmdata.loader.job import Job
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.loader import data_config
 from mmdata.loader.stats import Stats
-from mmdata.loader.tune import most_workers
 from mmdata.plan import rank_slice
 from mmdata.streaming.ahead import make_ahead
 from mmdata.streaming.compose import Composer, StreamTask

@@ -13,7 +13,6 @@ import pytest
 
 from mmdata.inspect.machine import (
     cache,
-    cpu_quota,
     descriptors,
     memory,
     memory_limit,
@@ -120,15 +119,3 @@ def test_cache_warns_where_nothing_can_be_written(tmp_path: Path):
 def test_cache_warns_of_a_read_only_folder(tmp_path: Path):
     tmp_path.chmod(0o500)
     assert cache(tmp_path / "c").found == f"'{tmp_path}' cannot be written"
-
-
-def test_cpu_quota_reads_both_cgroup_versions(tmp_path: Path):
-    assert cpu_quota(tmp_path) is None
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("150000\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert cpu_quota(tmp_path) == 1.5
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert cpu_quota(tmp_path) is None
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert cpu_quota(tmp_path) == 0.5

@@ -29,7 +29,7 @@ TRANSFORMS = """
         return torch.full((3, *size), brightest % 256, dtype=torch.uint8)
 
     def resize(image, size, generator):
-        large = torch.nn.functional.interpolate(image[None], (900, 900))
+        large = torch.nn.functional.interpolate(image[None], (2400, 2400))
         return torch.nn.functional.interpolate(large, size, mode="bicubic", antialias=True)[0]
 
     def fails(image, size, generator):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmdata.loader import tune
-from mmdata.loader.tune import AGAIN, LONG, Tuner, most_workers, usable_cores
+from mmdata.loader.tune import AGAIN, LONG, Tuner
 
 from .conftest import Corpus
 
@@ -81,17 +80,6 @@ def test_tuner_has_at_most_the_cores_and_steps_of_a_quarter():
         rate *= 1.2
     assert counts == [12, 12, 13, 13, 13, 13]
     assert [look(Tuner(most=1), 40, 0.9) for _ in range(2)] == [1, 1]
-
-
-def test_usable_cores_are_those_of_the_container_shared_by_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tune, "num_cores", lambda: 16)
-    assert usable_cores({}, cgroup=tmp_path) == 16
-    assert usable_cores({"LOCAL_WORLD_SIZE": "8"}, cgroup=tmp_path) == 2
-    assert usable_cores({"LOCAL_WORLD_SIZE": "many"}, cgroup=tmp_path) == 16
-    (tmp_path / "cpu.max").write_text("650000 100000\n")
-    assert usable_cores({}, cgroup=tmp_path) == 6
-    assert usable_cores({"LOCAL_WORLD_SIZE": "64"}, cgroup=tmp_path) == 1
-    assert most_workers(0) == 0
 
 
 class Slow:
