@@ -36,6 +36,8 @@ other side holds it open."""
 
 def main(descriptor: int) -> None:
     """Serve the loader at the other end of a socket until it is gone."""
+    # Our threads are as many as were asked for; tokenizers would start another for each core, in each side process.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the other side to say what happens then
     parent = os.getppid()
     os.set_inheritable(descriptor, False)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from mmdata import Loader
 from mmdata.loader import choice
 
 from .conftest import Corpus
@@ -47,6 +48,15 @@ def gone(pid: int, *, within_s: float = 10.0) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def wait_until_ready(loader: Loader) -> None:
+    """Until side processes whose start threads bridge could take over."""
+    source: Any = loader._source
+    until = time.monotonic() + 60
+    while not source._beside.look(0, 0):
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 @pytest.fixture(autouse=True)

@@ -10,20 +10,19 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from mmdata import Batch, Loader
+from mmdata import Batch
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader import choice
 from mmdata.loader.relay import EndingTasks, Relay
 
 from .conftest import Corpus
-from .sides import SIDE, gone, sides
+from .sides import SIDE, gone, sides, wait_until_ready
 
 Same = Callable[[Batch, Batch], bool]
 
@@ -39,14 +38,6 @@ def nothing_is_left() -> Iterator[None]:
 def workers() -> list[str]:
     """Worker threads of this process."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("mmdata-worker")]
-
-
-def wait_until_ready(loader: Loader) -> None:
-    """Until the side processes could take over."""
-    until = time.monotonic() + 60
-    while not loader._source._beside.look(0, 0):
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])

@@ -15,6 +15,7 @@ import pytest
 
 from mmdata import Batch, stream
 from mmdata.errors import ConfigError, DataError, LoadError
+from mmdata.transform.user import CHECKED_ROWS
 
 from .conftest import Corpus
 from .sides import SIDE, nothing_left, open_files, program, sides, transforms
@@ -241,8 +242,35 @@ def test_side_warnings_reach_the_loggers_of_the_program(
         """,
     )
     with caplog.at_level(logging.WARNING, "mmdata"):
-        list(corpus.loader(**SIDE, transform="my_transforms:warn"))
-    assert [record.getMessage() for record in caplog.records].count("seen 3") >= 50  # the first are made twice
+        list(corpus.loader(**SIDE, num_workers=1, transform="my_transforms:warn"))
+    assert [record.getMessage() for record in caplog.records].count("seen 3") == 50 + CHECKED_ROWS
+
+
+@pytest.mark.parametrize(("users", "there"), [(None, "false"), ("true", "true")])
+def test_side_has_no_threads_of_tokenizers_unless_they_are_asked_for(
+    corpus: Corpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    users: str | None,
+    there: str,
+):
+    transforms(
+        tmp_path,
+        monkeypatch,
+        """
+        import logging, os, torch
+
+        def tell(image, size, generator):
+            logging.getLogger("mmdata").warning("tokenizers: %s", os.environ.get("TOKENIZERS_PARALLELISM"))
+            return torch.zeros(3, *size, dtype=torch.uint8)
+        """,
+    )
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    if users:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", users)
+    next(iter(corpus.loader(**SIDE, transform="my_transforms:tell")))
+    assert {record.getMessage() for record in caplog.records} == {f"tokenizers: {there}"}
 
 
 def test_side_without_descriptors_says_what_to_do(corpus: Corpus, tmp_path: Path):
