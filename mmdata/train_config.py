@@ -19,6 +19,11 @@ Cosine = Annotated[float, Field(ge=-2.0, le=2.0)]
 """A difference of cosine similarities."""
 
 
+LossName = Literal["clip", "siglip", "multi_positive", "triplet", "hard_negative"]
+PositivesBy = Literal["labels", "image_hash", "caption_hash"]
+"""The entry of a batch in which rows that are positives of each other are equal."""
+
+
 class MinerConfig(Settings):
     """Which in-batch negatives enter the loss. What is left out by the settings here, no miner gets to see."""
 
@@ -181,10 +186,17 @@ class TrainConfig(Settings):
     """fsdp: each rank keeps a share of weights, gradients and optimizer state (FSDP2); the numbers are those of ddp."""
     compile: bool = False
     """torch.compile for the towers: a graph for each shape of the batches."""
-    loss: Literal["clip", "siglip", "hard_negative"] = "clip"
-    """clip: InfoNCE. hard_negative: InfoNCE whose negatives weigh the more the harder they are; takes no miner."""
+    loss: LossName = "clip"
+    """clip: InfoNCE. siglip: sigmoid of all pairs. multi_positive: InfoNCE with several positives (UniCL). triplet:
+    hinge (VSE++). hard_negative: InfoNCE whose negatives weigh the more the harder they are; takes no miner."""
+    positives: PositivesBy = "caption_hash"
+    """Of the loss multi_positive: rows equal in this are positives of each other; a hash sets `data.hashes`."""
+    triplet_margin: Annotated[float, Field(ge=0.0, le=2.0)] = 0.2
+    """Of the loss triplet: a negative's cosine is to be so much below the positive's."""
     hard_negative_beta: Annotated[float, Field(ge=0.0)] = 1.0
     """Of the loss hard_negative: weights go with exp(beta · logit); 0 weighs all the same."""
+    hard_negative_positive_share: BelowOne = 0.0
+    """Of the loss hard_negative: the probability that a negative is a false one, which is corrected for."""
     miner: NamedMinerConfig | None = None
     teacher: TeacherConfig | None = None
     queue: QueueConfig | None = None
@@ -208,6 +220,11 @@ class TrainConfig(Settings):
     """auto: the GPU of the rank where there is one."""
     tensorboard: bool = False
     """Also write scalars for TensorBoard into the run's folder."""
+
+    @property
+    def needs_hashes(self) -> bool:
+        """Whether batches must have image_hash and caption_hash."""
+        return self.mask_false_negatives or (self.loss == "multi_positive" and self.positives != "labels")
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainConfig:

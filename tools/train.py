@@ -47,7 +47,7 @@ def main() -> int:
 def train(config: Config, output: Path, device: torch.device) -> int:
     """Put loader, model and loop together, and run them."""
     rank, world_size = distributed.rank(), distributed.world_size()
-    data = config.data.model_copy(update={"hashes": config.data.hashes or config.train.mask_false_negatives})
+    data = config.data.model_copy(update={"hashes": config.data.hashes or config.train.needs_hashes})
     loader = Loader.from_config(data, rank=rank, world_size=world_size)
     tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
     torch.manual_seed(config.train.seed)  # the same weights on all ranks

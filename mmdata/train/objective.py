@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from mmdata.train.miners.configured import configured
 from mmdata.train.model import DualEncoderOutput
 from mmdata.train.queue import CrossBatchMemory, keys_of
 from mmdata.train.telemetry import mining_telemetry
-from mmdata.train_config import TrainConfig
+from mmdata.train_config import LossName, PositivesBy, TrainConfig
 
 NO_IMAGE = -(2**63)
 """Stands for the image hash of a text without an image; that a real one equals it has a chance of 1 in 2^64."""
@@ -27,19 +26,27 @@ class ContrastiveLoss:
     """A loss with its miner: `loss = ContrastiveLoss("clip")(output, batch)`.
 
     Args:
-        kind: "clip" (InfoNCE; takes the extra captions of the batch as negatives), "siglip" (sigmoid) or
-            "hard_negative" (InfoNCE that weighs negatives by their hardness).
+        kind: "clip" (InfoNCE; takes the extra captions of the batch as negatives), "siglip" (sigmoid), "multi_positive"
+            (InfoNCE with several positives), "triplet" (hinge) or "hard_negative" (InfoNCE that weighs negatives by
+            their hardness).
         miner: chooses negatives; None keeps all.
-        beta: of "hard_negative", how much the hardness counts.
         mask_same: rows of equal image_hash or caption_hash are not negatives of each other, where the batch has them.
+        positives: of "multi_positive": the entry of the batch in which positives are equal. A row without a label has
+            its own partner only.
+        margin: of "triplet", in cosine.
+        beta: of "hard_negative", how much the hardness counts.
+        positive_share: of "hard_negative", the probability that a negative is a false one.
         queue: features of earlier batches, further negatives of both directions for "clip"; who trains fills it. Needs
             `mask_same` and the hashes.
     """
 
-    kind: Literal["clip", "siglip", "hard_negative"] = "clip"
+    kind: LossName = "clip"
     miner: AnyMiner | None = None
     mask_same: bool = True
+    positives: PositivesBy = "caption_hash"
+    margin: float = 0.2
     beta: float = 1.0
+    positive_share: float = 0.0
     queue: CrossBatchMemory | None = None
 
     def __post_init__(self) -> None:
@@ -52,32 +59,45 @@ class ContrastiveLoss:
             raise ValueError("loss 'hard_negative' weighs all negatives and takes no miner: leave train.miner out")
 
     def __call__(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
-        """Scalar loss of `output`, the model's features of `batch`."""
-        same = self._same(batch)
-        features = output[:3]
+        """Scalar loss of `output`, the model's features of `batch`.
+
+        Raises:
+            ValueError: the model or the batch lacks what the loss needs, or has extra captions that it cannot take.
+        """
         if output.extra_text_features is not None and self.kind != "clip":
             raise ValueError(
                 f"loss '{self.kind}' takes no extra captions: set train.loss to clip, or leave data.extra_captions out"
             )
+        loss = self._loss(output, batch)
+        # The gradient of a scalar that the loss does not look at is 0, not absent: DDP waits for every parameter.
+        for value in (output.logit_scale, output.logit_bias):
+            loss = loss if value is None else loss + 0.0 * value
+        return loss
+
+    def _loss(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
+        features, same, valid = output[:3], self._same(batch), batch["valid"]
         if self.kind == "siglip":
             if output.logit_bias is None:
                 raise ValueError("loss 'siglip' needs a bias: set model.logit_bias_init (-10 in the paper)")
-            return losses.siglip_loss(*features, output.logit_bias, miner=self.miner, valid=batch["valid"], same=same)
+            return losses.siglip_loss(*features, output.logit_bias, miner=self.miner, valid=valid, same=same)
+        if self.kind == "multi_positive":
+            labels = self._labels(batch)
+            return losses.multi_positive_loss(*features, labels=labels, miner=self.miner, valid=valid, same=same)
+        if self.kind == "triplet":
+            return losses.triplet_loss(*features[:2], margin=self.margin, miner=self.miner, valid=valid, same=same)
         if self.kind == "hard_negative":
-            loss = losses.hard_negative_loss(*features, beta=self.beta, valid=batch["valid"], same=same)
-        else:
-            extra_texts = self._extra_texts(output, batch, len(same))
-            extra_images, extra_texts = self._remembered(extra_texts and extra_texts.gather())
-            loss = losses.clip_loss(
-                *features,
-                miner=self.miner,
-                valid=batch["valid"],
-                same=same if self.queue is None else keys_of(batch),
-                extra_texts=extra_texts,
-                extra_images=extra_images,
-            )
-        # A softmax does not see a bias. Its gradient is 0, not absent: DDP waits for every parameter.
-        return loss if output.logit_bias is None else loss + 0.0 * output.logit_bias
+            share = self.positive_share
+            return losses.hard_negative_loss(*features, beta=self.beta, positive_share=share, valid=valid, same=same)
+        extra_texts = self._extra_texts(output, batch, len(same))
+        extra_images, extra_texts = self._remembered(extra_texts and extra_texts.gather())
+        return losses.clip_loss(
+            *features,
+            miner=self.miner,
+            valid=valid,
+            same=same if self.queue is None else keys_of(batch),
+            extra_texts=extra_texts,
+            extra_images=extra_images,
+        )
 
     def _extra_texts(self, output: DualEncoderOutput, batch: Batch, num_keys: int) -> ExtraNegatives | None:
         """The extra captions as negatives of the images: not of one that has the same caption as its own."""
@@ -105,12 +125,23 @@ class ContrastiveLoss:
             output.logit_scale,
             miner=self.miner,
             valid=batch["valid"],
-            same=self._same(batch),
+            same=[*self._same(batch), *([self._labels(batch)] if self.kind == "multi_positive" else [])],
         )
 
     def _same(self, batch: Batch) -> list[Tensor]:
         hashes = (batch.get("image_hash"), batch.get("caption_hash"))
         return [key for key in hashes if self.mask_same and key is not None]
+
+    def _labels(self, batch: Batch) -> Tensor:
+        """What positives have in common, int64 (B,)."""
+        labels = batch.get(self.positives)
+        if labels is None:
+            raise ValueError(
+                f"loss 'multi_positive': the batch has no '{self.positives}'; set data.hashes for a hash, convert the "
+                "corpus with labels, or name another one in train.positives"
+            )
+        # -1 is no label in common. Row numbers are -1 where there is no row, so these are all below 0.
+        return labels.where(labels >= 0, -2 - batch["rows"]) if self.positives == "labels" else labels
 
 
 def loss_at(
@@ -130,5 +161,12 @@ def loss_at(
     if opinion is not None:
         miner = opinion if miner is None else Chain((opinion, miner))
     return ContrastiveLoss(
-        config.loss, miner=miner, mask_same=config.mask_false_negatives, beta=config.hard_negative_beta, queue=queue
+        config.loss,
+        miner=miner,
+        mask_same=config.mask_false_negatives,
+        positives=config.positives,
+        margin=config.triplet_margin,
+        beta=config.hard_negative_beta,
+        positive_share=config.hard_negative_positive_share,
+        queue=queue,
     )

@@ -56,8 +56,10 @@ def make_batch(rank: int, case: dict) -> Batch:
 def loss_function(case: dict) -> LossFunction:
     """The loss that a case names, with its miner, masks and labels; see `DIRECT` for those that no objective names."""
     miner = miners.TopK(case["top_k"]) if case.get("top_k") else None
-    if case["loss"] in ("clip", "siglip"):
-        return ContrastiveLoss(case["loss"], miner=miner, mask_same=case.get("mask_same", False))
+    if case["loss"] in ("clip", "siglip", "multi_positive", "triplet"):
+        return ContrastiveLoss(
+            case["loss"], miner=miner, mask_same=case.get("mask_same", False), positives="image_hash"
+        )
 
     def loss(output: DualEncoderOutput, batch: Batch) -> Tensor:
         same = (batch["image_hash"], batch["caption_hash"]) if case.get("mask_same") else ()
@@ -87,8 +89,6 @@ def with_own_extra_texts(output: DualEncoderOutput, batch: Batch, settings: dict
 
 DIRECT: dict[str, Callable[[DualEncoderOutput, Batch, dict], Tensor]] = {
     "clip_own_extra": with_own_extra_texts,
-    "multi_positive": lambda o, b, s: losses.multi_positive_loss(*o[:3], labels=b["image_hash"], **s),
-    "triplet": lambda o, b, s: losses.triplet_loss(*o[:2], **s),
     "hard_negative": lambda o, b, s: losses.hard_negative_loss(*o[:3], beta=0.7, positive_share=0.05, **s),
 }
 

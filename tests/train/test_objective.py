@@ -36,6 +36,67 @@ def test_clip_loss_gives_a_bias_the_gradient_zero():
     assert bias.grad == 0
 
 
+def test_triplet_gives_scale_and_bias_the_gradient_zero():
+    images, texts = features(4)
+    scale, bias = scalar(5.0), scalar(-10.0)
+    batch = extra_batch()
+    found = ContrastiveLoss("triplet", margin=0.5)(DualEncoderOutput(images, texts, scale, bias), batch)
+    same = (batch["image_hash"], batch["caption_hash"])
+    assert found == losses.triplet_loss(images, texts, margin=0.5, valid=batch["valid"], same=same)
+    found.backward()
+    assert (scale.grad, bias.grad) == (0, 0)
+
+
+def test_triplet_settings_reach_the_loss():
+    images, texts = features(4)
+    output, batch = DualEncoderOutput(images, texts, scalar(5.0), None), extra_batch()
+    config = TrainConfig(loss="triplet", triplet_margin=0.5, miner={"name": "top_k", "k": 1})
+    expected = losses.triplet_loss(images, texts, margin=0.5, miner=miners.TopK(1))
+    assert loss_at(0, config)(output, batch) == expected
+
+
+@pytest.mark.parametrize("positives", ["image_hash", "caption_hash"])
+def test_multi_positive_by_hash(positives: str):
+    images, texts = features(4)
+    output, batch = DualEncoderOutput(images, texts, scalar(5.0), None), extra_batch()
+    batch[positives] = torch.tensor([1, 2, 1, 2])
+    config = TrainConfig(loss="multi_positive", positives=positives)  # type: ignore[arg-type]
+    assert config.needs_hashes
+    expected = losses.multi_positive_loss(*output[:3], labels=torch.tensor([1, 2, 1, 2]))
+    assert loss_at(0, config)(output, batch) == expected
+
+
+def test_multi_positive_by_label_leaves_rows_without_one_alone():
+    images, texts = features(6)
+    output = DualEncoderOutput(images, texts, scalar(5.0), None)
+    batch = {
+        "valid": torch.tensor([True, True, True, True, True, False]),
+        "labels": torch.tensor([0, -1, 0, -1, 1, -1]),
+        "rows": torch.tensor([7, 0, 9, 3, 1, -1]),
+    }
+    config = TrainConfig(loss="multi_positive", positives="labels")
+    assert not config.needs_hashes
+    alone = torch.tensor([10, 11, 10, 12, 13, 14])
+    expected = losses.multi_positive_loss(*output[:3], labels=alone, valid=batch["valid"])
+    assert loss_at(0, config)(output, batch) == expected
+
+
+def test_multi_positive_without_its_entry_is_an_error():
+    images, texts = features(3)
+    output = DualEncoderOutput(images, texts, scalar(5.0), None)
+    message = "loss 'multi_positive': the batch has no 'labels'; set data.hashes for a hash, convert the corpus with"
+    with pytest.raises(ValueError, match=message):
+        ContrastiveLoss("multi_positive", positives="labels")(output, {"valid": torch.ones(3, dtype=torch.bool)})
+
+
+def test_telemetry_of_multi_positive_counts_positives_as_no_negatives():
+    images, texts = features(4)
+    output, batch = DualEncoderOutput(images, texts, scalar(5.0), None), extra_batch()
+    batch["caption_hash"] = torch.tensor([1, 1, 2, 3])
+    loss = ContrastiveLoss("multi_positive", mask_same=False)
+    assert loss.telemetry(output, batch)["known_false_negative_share"] == 2 / 12
+
+
 def test_siglip_without_bias_is_an_error():
     images, texts = features(3)
     output = DualEncoderOutput(images, texts, scalar(5.0), None)
@@ -78,7 +139,7 @@ def test_extra_captions_are_negatives_of_the_images_they_are_false_of(hashes: bo
     torch.testing.assert_close(ContrastiveLoss("clip")(output, batch), expected, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["siglip", "hard_negative"])
+@pytest.mark.parametrize("kind", ["siglip", "multi_positive", "triplet", "hard_negative"])
 def test_extra_captions_of_another_loss(kind: str):
     images, texts = features(4)
     output = DualEncoderOutput(images, texts, scalar(5.0), scalar(0.0), texts)
@@ -96,6 +157,9 @@ def test_hard_negative_is_the_loss_of_that_name():
     assert ContrastiveLoss("hard_negative", beta=0.5)(output, batch) == expected
     config = TrainConfig(loss="hard_negative", hard_negative_beta=0.5, mask_false_negatives=True)
     assert loss_at(0, config)(output, batch) == expected
+    debiased = losses.hard_negative_loss(*output[:3], positive_share=0.1, valid=batch["valid"])
+    config = TrainConfig(loss="hard_negative", hard_negative_positive_share=0.1)
+    assert loss_at(0, config)(output, batch) == debiased
 
 
 def test_hard_negative_with_a_miner():
