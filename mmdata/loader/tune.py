@@ -53,12 +53,12 @@ class Tuner:
         self._tried: _Trial | None = None
         self._patience, self._again = 0, AGAIN  # looks until more threads are tried; after the next failure
         self._idle, self._long = 0, LONG  # looks in a row without waiting; so many until fewer are tried
+        self._rows, self._batches, self._seconds, self._waited_s = 0, 0, 0.0, 0.0
         self.pause()
 
     def pause(self) -> None:
-        """What follows has nothing to do with what came before: an epoch that is begun anew, a long evaluation."""
+        """The next batches do not count: they were made ahead of a change, or beside an evaluation between epochs."""
         self._skip = self._ahead + 1
-        self._rows, self._batches, self._seconds, self._waited_s = 0, 0, 0.0, 0.0
 
     def add(self, rows: int, seconds: float, waited_s: float) -> int:
         """Take account of a batch.

@@ -42,6 +42,15 @@ def test_tuner_adds_workers_as_long_as_they_help(caplog: pytest.LogCaptureFixtur
     ]
 
 
+def test_tuner_looks_over_epochs_that_are_shorter_than_one_look():
+    tuner, counts = Tuner(most=8), []
+    for _ in range(4):
+        tuner.pause()
+        counts.append([tuner.add(100, 2.5, 1.5) for _ in range(3 + 4)])
+    # Four batches of each epoch count, and ten make a look.
+    assert counts == [[2] * 7, [2] * 7, [2] * 4 + [3] * 3, [3] * 7]
+
+
 def test_tuner_tries_again_later_and_ever_more_rarely():
     tuner = Tuner(most=8)
     look(tuner, 40, 0.6)
