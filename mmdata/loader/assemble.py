@@ -138,18 +138,17 @@ class _BatchInProgress:
     def units(self) -> list[Callable[[], None]]:
         """The work on the rows; the longest units come first."""
         n = len(self._places)
-        captions = _split(n, CAPTIONS_AT_ONCE)
-        images = _split(n, min(UNIT_ROWS, -(-n // MIN_UNITS)))
-        further = [] if self._extra is None else [partial(self._do, self._tokenize_extra, range(0))]
-        of_captions = [partial(self._do, self._tokenize, samples) for samples in captions]
-        return [*further, *of_captions, *(partial(self._do, self._write_pixels, samples) for samples in images)]
+        rows = min(UNIT_ROWS, -(-n // MIN_UNITS))
+        units = [] if self._extra is None else [partial(self._do, self._tokenize_extra, range(0))]
+        units += [partial(self._do, self._tokenize, samples) for samples in _split(n, CAPTIONS_AT_ONCE)]
+        units += [partial(self._do, self._write_pixels, samples) for samples in _split(n, rows)]
+        return units
 
     def finish(self) -> Made:
-        """Put the batch together; all units must be done."""
-        made: list[Batch] = []
-        self._do(lambda part: made.append(self._collate(part)), range(0))
+        """The batch and its account; all units must be done."""
+        self._do(self._collate, range(0))
         bad = {**self._bad_captions, **self._bad_images}  # image and caption both bad: one line for the row
-        return Made(made[0], [bad[i] for i in sorted(bad)], self._sum_up(made[0]))
+        return Made(self._batch, [bad[i] for i in sorted(bad)], self._sum_up())
 
     def _do(self, work: Callable[[_Part], None], samples: range) -> None:
         """A part of the work, under a clock of its own; nothing where another part has failed."""
@@ -169,8 +168,7 @@ class _BatchInProgress:
 
     def _lend(self, assembler: Assembler, part: _Part) -> None:
         """Have a place for the pixels."""
-        task = self._task
-        self._pixels = batch_pixels(task.bucket, len(task.rows), assembler.slots, assembler.transform)
+        self._pixels = batch_pixels(self._task.bucket, len(self._task.rows), assembler.slots, assembler.transform)
         part.clock.lap("collate")
 
     def _explain(self, error: Exception, i: int | None) -> str:
@@ -241,7 +239,8 @@ class _BatchInProgress:
         row, shard, key = int(task.rows[self._places[i]]), samples.shard(i), samples.keys[i]
         return LedgerEntry(task.epoch, task.step, row, shard, key, offset, stage, error.reason.value, error.detail)
 
-    def _collate(self, part: _Part) -> Batch:
+    def _collate(self, part: _Part) -> None:
+        """Put all that is in the batch together."""
         usable = np.zeros(len(self._task.rows), bool)
         usable[self._places] = self._usable()
         valid = torch.from_numpy(usable)
@@ -250,7 +249,7 @@ class _BatchInProgress:
         keys = [""] * len(usable)
         for place, key in zip(self._places.tolist(), self._samples.keys, strict=True):
             keys[place] = key
-        batch = Batch(
+        self._batch = batch = Batch(
             **self._pixels.entries(valid),
             input_ids=torch.from_numpy(self._input_ids),
             attention_mask=torch.from_numpy(self._attention_mask),
@@ -270,7 +269,6 @@ class _BatchInProgress:
             if self._hashes:
                 batch["extra_caption_hash"] = self._spread(self._extra.hashes(), fill=0)
         part.clock.lap("collate")
-        return batch
 
     def _spread(self, values: NDArray[np.int64], *, fill: int) -> Tensor:
         """Values of the samples (n,) at their places in the batch (B,)."""
@@ -284,11 +282,11 @@ class _BatchInProgress:
         usable[[*self._bad_images, *self._bad_captions]] = False
         return usable
 
-    def _sum_up(self, batch: Batch) -> Stats:
+    def _sum_up(self) -> Stats:
         """The sums of all parts; each row is of the worker that wrote its pixels."""
-        usable, valid = self._usable(), batch["valid"]
+        usable, valid = self._usable(), self._batch["valid"]
         total = Stats(rows=int(valid.sum()), masked=int((~valid).sum()))
-        total.tokens = int(batch["attention_mask"][valid].sum())
+        total.tokens = int(self._batch["attention_mask"][valid].sum())
         total.token_places = total.rows * self._task.bucket.length
         for part in self._parts:
             for worker in part.stats.workers.values():

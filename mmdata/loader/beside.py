@@ -21,6 +21,7 @@ from mmdata.cores import most_workers
 from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError, DataError, LoadError
 from mmdata.loader.assemble import Made
+from mmdata.loader.error_message import error_of
 from mmdata.loader.shared import REMEDY, Channel, MappedMemory, unpack
 
 logger = logging.getLogger("mmdata")
@@ -165,24 +166,6 @@ class SideProcesses:
 
 class SideProcessKilled(LoadError):
     """A signal has ended a side process."""
-
-
-class SideTraceback(Exception):
-    """Where in a side process an error came from; the `__cause__` of that error here."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(f"in the loader's side process:\n{text}")
-
-
-KNOWN = {"ConfigError": ConfigError, "DataError": DataError, "LoadError": LoadError}
-
-
-def error_of(message: dict[str, str]) -> Exception:
-    """The error that a side process described."""
-    kind, text = message["type"], message["text"]
-    error = KNOWN[kind](text) if kind in KNOWN else LoadError(f"{kind}: {text}")
-    error.__cause__ = SideTraceback(message["traceback"])
-    return error
 
 
 class _SideProcess:

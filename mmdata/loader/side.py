@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import threading
-import traceback
 from collections.abc import Generator
 from contextlib import closing, suppress
 from itertools import islice
@@ -20,6 +19,7 @@ from typing import Any
 
 from mmdata.data_config import DataConfig
 from mmdata.loader.assemble import Task
+from mmdata.loader.error_message import message_of
 from mmdata.loader.job import Job
 from mmdata.loader.planning import build_plan
 from mmdata.loader.shared import Channel, LentMemory, Packed, pack
@@ -58,7 +58,7 @@ def main(descriptor: int) -> None:
         pass
     except Exception as error:
         with suppress(EOFError):
-            channel.send({"error": described(error)})
+            channel.send({"error": message_of(error)})
     os._exit(0)  # nobody waits for what the workers do
 
 
@@ -159,7 +159,7 @@ class Side:
             os._exit(0)  # the other side is gone
         except Exception as error:
             if not run.stopped:
-                self._channel.send({"run": run.number, "error": described(error)})
+                self._channel.send({"run": run.number, "error": message_of(error)})
 
     def _begin(self, task: Task, stop: threading.Event) -> Job[Packed]:
         return self._worker.begin(task, stop).then(lambda made: pack(made, self._memory, self._rest))
@@ -173,11 +173,6 @@ class Side:
         removed = [self._memory.removed.popleft() for _ in range(len(self._memory.removed))]
         message = {"run": run.number, "made": packed.message, "buffers": [new[:2] for new in untold]}
         self._channel.send({**message, "removed": removed}, [new[2] for new in untold])
-
-
-def described(error: Exception) -> dict[str, str]:
-    """An error as JSON: its type, its text, and where it came from."""
-    return {"type": type(error).__name__, "text": str(error), "traceback": traceback.format_exc()}
 
 
 def every(tasks: Generator[Task, None, None], first: int, step: int) -> Generator[Task, None, None]:
