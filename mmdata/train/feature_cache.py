@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError, DataError
 from mmdata.train import distributed
 from mmdata.train.batches import Batches, HasIndex
+from mmdata.train.host_copy import HostCopy
 from mmdata.train.model import DualEncoderOutput
 from mmdata.train.neighbours import Of, side_features
 from mmdata.train_config import FeatureCacheConfig
@@ -86,7 +86,7 @@ class FeatureCache:
         rows, features = distributed.gather(rows), distributed.gather(features.half())
         if distributed.rank() == 0:
             self._write()
-            self._coming = _Coming.of(rows, features, step)
+            self._coming = _Coming(HostCopy(rows, features), step)
 
     def telemetry(self, step: int) -> dict[str, float | list[float]]:
         """Of the cache after `step` updates, and of the rows written again since the last call; empty on other ranks.
@@ -187,25 +187,12 @@ class FeatureCache:
 class _Coming(NamedTuple):
     """A batch on its way from the device: rows int64 (N,), -1 where there is none, and features float16 (N, D)."""
 
-    rows: Tensor
-    features: Tensor
+    rows_and_features: HostCopy
     step: int
-    copied: torch.cuda.Event | None
-
-    @classmethod
-    def of(cls, rows: Tensor, features: Tensor, step: int) -> _Coming:
-        rows_there, features_there = (x.to("cpu", non_blocking=True) for x in (rows, features))
-        event = None
-        if rows.device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record()
-        return cls(rows_there, features_there, step, event)
 
     def read(self) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
         """Each row once, rising; of one that came twice the last features."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        rows, features = self.rows.numpy()[::-1], self.features.numpy()[::-1]
+        rows, features = (copied.numpy()[::-1] for copied in self.rows_and_features.read())
         unique, first = np.unique(rows, return_index=True)
         there = unique >= 0
         return unique[there], features[first[there]]
@@ -262,11 +249,10 @@ class _Files:
         content = self._undo_path.read_bytes()
         whole = len(content) // self._record.itemsize * self._record.itemsize
         records = np.frombuffer(content[:whole], dtype=self._record)
-        records = records[records["by"] >= step][::-1]  # the newest first; the oldest of a row is what stays
-        rows, last = np.unique(records["row"][::-1], return_index=True)
-        oldest = records[::-1][last]
-        self.features[rows] = oldest["feature"]
-        self.steps[rows] = oldest["step"]
+        records = records[records["by"] >= step]
+        rows, first = np.unique(records["row"], return_index=True)  # the oldest record of a row: what it held at `step`
+        self.features[rows] = records["feature"][first]
+        self.steps[rows] = records["step"][first]
         self.sync()
         self.forget()
         return len(rows)

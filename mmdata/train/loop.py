@@ -24,6 +24,7 @@ from mmdata.train import checkpoint, distributed, parallel, sharding
 from mmdata.train.batches import Batches, CountsRows, count_steps
 from mmdata.train.checkpoint import CHECKPOINTS
 from mmdata.train.finite import TrainingError, Update
+from mmdata.train.host_copy import HostCopy
 from mmdata.train.log import METRICS, RunLog, evaluated_steps
 from mmdata.train.memory import Memory
 from mmdata.train.meter import Meter
@@ -105,12 +106,9 @@ class Trainer:
         batches.set_epoch(0)
         seed_rank(config.seed, distributed.rank())
         where = self._resume()
+        speaks = distributed.rank() == 0
         self.log = RunLog(
-            output,
-            step=self.step,
-            total_steps=self.total_steps,
-            tensorboard=config.tensorboard,
-            speaks=distributed.rank() == 0,
+            output, step=self.step, total_steps=self.total_steps, tensorboard=config.tensorboard, speaks=speaks
         )
         self.log.say(where)
         if config.warmup_steps >= self.total_steps:
@@ -167,14 +165,8 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         opinion = self.teacher and self.teacher.opinion(batch, self.step)
         loss = loss_at(self.step, self.config, opinion, self.memory.queue)
-        output = train_step(
-            self.parallel,
-            batch,
-            loss,
-            micro_batch_size=self.config.micro_batch_size,
-            autocast_dtype=AUTOCAST[self.config.precision],
-            scaler=self.scaler,
-        )
+        size, dtype = self.config.micro_batch_size, AUTOCAST[self.config.precision]
+        output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
         self.scaler.unscale_(self.optimizer)
         norm = sharding.clip_grad_norm(self.model.parameters(), self.config.grad_clip_norm)
         self.scaler.step(self.optimizer)
@@ -183,7 +175,7 @@ class Trainer:
             self.teacher.update(self.model)
         self.memory.keep(output.output, batch, self.step)
         self._check()
-        self._unchecked = Update(self.step, batch, output.loss, norm)
+        self._unchecked = Update(self.step, batch, HostCopy(output.loss, norm))
         self.step += 1
         self.epoch_step += 1
         self.log.advance(self.step)
@@ -195,14 +187,14 @@ class Trainer:
                 self.log.record("mining", values)
 
     def _check(self) -> None:
-        """Look at the loss and the gradient of the last update, one update late: a look waits for the device.
+        """Look at the loss and the gradient of the last update, one update late: the device is not waited for.
 
         The norm is that of all ranks' mean gradient, so where one rank's rows are at fault all ranks stop.
         """
         update, self._unchecked = self._unchecked, None
         if update is None:
             return
-        loss, self.grad_norm = float(update.loss), float(update.grad_norm)
+        loss, self.grad_norm = update.read()
         self.watchdog.learned(update, moves=loss != 0 or self.grad_norm != 0)
         self.meter.add_loss(loss)
         if math.isfinite(loss) and math.isfinite(self.grad_norm):
