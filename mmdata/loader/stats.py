@@ -130,12 +130,12 @@ class Stats:
 
 
 class StageClock:
-    """Times one batch in the thread that makes it. `lap` gives all since the last lap to a stage.
+    """Times a part of a batch in the thread that makes it. `lap` gives all since the last lap to a stage.
 
     Seconds are those of the wall: reading from a slow disk costs them and no others.
 
     Args:
-        stats: of the batch.
+        stats: of the part.
     """
 
     def __init__(self, stats: Stats) -> None:
@@ -162,7 +162,7 @@ class StageClock:
             self._cpu = cpu
 
     def stop(self) -> None:
-        """The batch is made: write down whose work it was, and the processor's time."""
+        """The part is made: write down whose work it was, and the processor's time."""
         stats = self._stats
         for stage, wall_s in stats.wall_s.items():
             watched_s = self._watched_s[stage]
