@@ -159,13 +159,15 @@ class Pairs:
         on_cpu = tile.device.type == "cpu"
         if not (on_cpu and self._all_valid):
             tile.masked_fill_(~(self.valid[rows, None] & self.valid[columns]), -torch.inf)
-        numbers = torch.arange(len(self.valid), device=tile.device)  # (N,)
+        of_rows, of_columns = (torch.arange(x.start, x.stop, device=tile.device) for x in (rows, columns))
         for key, repeats in zip(self.same, self._repeats if on_cpu else self.same, strict=True):
             # Few rows repeat. A CPU looks at their lines of the tile only; a GPU would have to wait to know which.
             lines = repeats[rows].nonzero().squeeze(1) if on_cpu else slice(None)
             equal = key[rows][lines, None] == key[columns]  # (l, c)
-            equal &= numbers[rows][lines, None] != numbers[columns]
-            tile[lines] = tile[lines].masked_fill(equal, -torch.inf)
+            equal &= of_rows[lines, None] != of_columns
+            masked = tile[lines].masked_fill_(equal, -torch.inf)
+            if on_cpu:  # a copy of those lines; on a GPU it is the tile itself
+                tile[lines] = masked
 
     def _numbers(self, rows: slice) -> slice:
         return slice(self.own.start + rows.start, self.own.start + rows.stop)

@@ -59,13 +59,14 @@ class MovingAverage:
     def opinion(self, batch: Batch, step: int) -> miners.Teacher | None:
         """What it thinks of the global batch, given this rank's rows; None before `after_steps` updates.
 
-        A collective; costs a forward.
+        A collective; costs a forward, without the extra captions.
         """
         if step < self.config.after_steps:
             return None
         device, dtype = batch["pixel_values"].device, self.autocast_dtype
         outputs: list[DualEncoderOutput] = []
-        for part in split(batch, self.micro_batch_size or len(batch["valid"])):
+        pairs = cast(Batch, {name: value for name, value in batch.items() if not name.startswith("extra_")})
+        for part in split(pairs, self.micro_batch_size or len(batch["valid"])):
             with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
                 outputs.append(cast(DualEncoderOutput, self.model(part)))
         images = torch.cat([output.image_features for output in outputs])  # (B, D)

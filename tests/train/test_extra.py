@@ -70,6 +70,18 @@ def test_extra_negatives_of_equal_keys_or_not_valid_are_left_out(miner: miners.M
     assert (torch.autograd.grad(ours, spoiled)[0][2] == 0).all()
 
 
+def test_miner_chooses_among_extra_negatives_too():
+    images, texts = features(3)
+    extra = ExtraNegatives(images.detach())  # nothing is nearer to an image than itself
+    ours = losses.clip_loss(images, texts, scalar(5.0), miner=miners.TopK(1), extra_texts=extra)
+    logits = 5.0 * images @ texts.T
+    own = logits.diagonal()
+    hardest_image = logits.masked_fill(torch.eye(3, dtype=torch.bool), -torch.inf).amax(0)
+    of_images = torch.logaddexp(own, torch.full_like(own, 5.0)) - own
+    of_texts = torch.logaddexp(own, hardest_image) - own
+    torch.testing.assert_close(ours, (of_images + of_texts).mean() / 2, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("miner", [None, miners.TopK(1000)])
 def test_no_extra_negatives_change_nothing(miner: miners.Miner | None):
     inputs = (*features(3), scalar(5.0))

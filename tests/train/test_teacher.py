@@ -64,6 +64,16 @@ def test_teacher_has_no_opinion_before_its_time_and_draws_no_number():
     torch.testing.assert_close((in_parts.images, in_parts.texts), (images, texts))
 
 
+def test_teacher_does_not_embed_extra_captions():
+    teacher = MovingAverage(small.small_model(), TeacherConfig())
+    batch = next(iter(small.SmallBatches()))
+    extra = {"extra_input_ids": batch["input_ids"], "extra_attention_mask": batch["attention_mask"]}
+    calls: list[int] = []
+    teacher.model.text_tower.register_forward_hook(lambda *_: calls.append(1))
+    teacher.opinion({**batch, **extra}, 0)  # type: ignore[typeddict-item]
+    assert calls == [1]
+
+
 def test_teacher_is_heard_before_the_miner():
     config = parse(TrainConfig, {"steps": 9, "miner": {"name": "top_k", "k": 2, "after_steps": 5}}, origin="c")
     teacher = miners.Teacher(torch.eye(2), torch.eye(2))
