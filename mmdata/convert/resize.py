@@ -51,7 +51,8 @@ class Resize:
         """
         height, width = self.size(pixels.shape[1], pixels.shape[2])
         image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-        # Lanczos keeps most of what a later, smaller bicubic crop shows: 39.7 dB without JPEG, bicubic 38.6 (docs/benchmarks.md).
+        # Lanczos keeps most of what a later, smaller bicubic crop shows: 39.7 dB without JPEG, bicubic 38.6
+        # (docs/benchmarks.md, "Shrinking").
         image = _to_srgb(image.resize((width, height), Image.Resampling.LANCZOS), original, format)
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=self.quality, subsampling=0, icc_profile=None, exif=b"")

@@ -37,34 +37,15 @@ def make_ahead(
         prefetch: tasks, for all of them together.
         stats: counts the seconds for which the caller waited, and those for which workers waited for tasks as reading.
     """
-    waited_s: deque[float] = deque()  # for tasks, not yet in `stats`, which is the caller's
-
-    def timed(wait: Callable[[], Result]) -> Result:
-        started = perf_counter()
-        try:
-            return wait()
-        finally:
-            stats.wait_s += perf_counter() - started
-            while waited_s:
-                stats.wall_s["read"] += waited_s.popleft()
-
-    def each(next_task: Callable[[], Task | None]) -> Generator[Task]:
-        while True:
-            started = perf_counter()
-            task = next_task()
-            waited_s.append(perf_counter() - started)
-            if task is None:
-                return
-            yield task
-
+    waits = _Waits(stats)
     if num_workers == 0:
-        here = (begin(task).run() for task in each(lambda: next(tasks, None)))
-        while (made := timed(lambda: next(here, None))) is not None:
+        here = (begin(task).run() for task in waits.each(lambda: next(tasks, None)))
+        while (made := waits.timed(lambda: next(here, None))) is not None:
             yield made
         return
     reader = ThreadPoolExecutor(1, thread_name_prefix="mmdata-reader")
     read: deque[Future[Task | None]] = deque()
-    threads = WorkerThreads(each(lambda: read.popleft().result()), lambda task, _: begin(task), num_workers)
+    threads = WorkerThreads(waits.each(lambda: read.popleft().result()), lambda task, _: begin(task), num_workers)
 
     def ask() -> None:
         while len(threads) < prefetch:
@@ -75,7 +56,7 @@ def make_ahead(
         while True:
             ask()
             try:
-                made = timed(threads.take)
+                made = waits.timed(threads.take)
             except StopIteration:
                 return
             ask()
@@ -85,3 +66,31 @@ def make_ahead(
         reader.shutdown(wait=False, cancel_futures=True)
         threads.close()
         reader.shutdown(wait=True)
+
+
+class _Waits:
+    """Puts down who waited for what: the caller for batches, and the workers for tasks, which is reading."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+        self._for_tasks_s: deque[float] = deque()  # not yet in `stats`, which is the caller's
+
+    def timed(self, wait: Callable[[], Result]) -> Result:
+        """The caller waits for a batch."""
+        started = perf_counter()
+        try:
+            return wait()
+        finally:
+            self._stats.wait_s += perf_counter() - started
+            while self._for_tasks_s:
+                self._stats.wall_s["read"] += self._for_tasks_s.popleft()
+
+    def each(self, next_task: Callable[[], Task | None]) -> Generator[Task]:
+        """The tasks up to the first None, waited for by a worker."""
+        while True:
+            started = perf_counter()
+            task = next_task()
+            self._for_tasks_s.append(perf_counter() - started)
+            if task is None:
+                return
+            yield task
