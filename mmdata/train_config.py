@@ -245,6 +245,14 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _mining_fits(self) -> TrainConfig:
+        if self.loss == "hard_negative" and (self.miner is not None or self.teacher is not None):
+            raise ValueError(
+                "loss hard_negative weighs all negatives itself: leave miner and teacher out, or set loss to clip"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _queue_fits(self) -> TrainConfig:
         if self.queue is not None and (self.loss != "clip" or not self.mask_false_negatives):
             raise ValueError(

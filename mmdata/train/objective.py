@@ -56,7 +56,9 @@ class ContrastiveLoss:
                 "the mask a row's own image and caption, seen an epoch ago, would be its hardest negatives"
             )
         if self.kind == "hard_negative" and self.miner is not None:
-            raise ValueError("loss 'hard_negative' weighs all negatives and takes no miner: leave train.miner out")
+            raise ValueError(
+                "loss 'hard_negative' weighs all negatives and takes no miner: leave train.miner and train.teacher out"
+            )
 
     def __call__(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
         """Scalar loss of `output`, the model's features of `batch`.

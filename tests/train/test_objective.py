@@ -165,3 +165,10 @@ def test_hard_negative_is_the_loss_of_that_name():
 def test_hard_negative_with_a_miner():
     with pytest.raises(ValueError, match=r"'hard_negative' weighs all negatives and takes no miner: leave train.miner"):
         ContrastiveLoss("hard_negative", miner=miners.TopK(2))
+
+
+@pytest.mark.parametrize("setting", [{"miner": {"name": "top_k", "after_steps": 300}}, {"teacher": {}}])
+def test_hard_negative_with_a_miner_is_refused_before_training(setting: dict[str, object]):
+    """The loss itself would refuse it when the miner's or the teacher's turn comes: hundreds of updates later."""
+    with pytest.raises(ValueError, match="loss hard_negative weighs all negatives itself: leave miner and teacher out"):
+        TrainConfig(loss="hard_negative", **setting)  # type: ignore[arg-type]
