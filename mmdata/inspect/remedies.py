@@ -219,8 +219,10 @@ def _more_workers(data: DataConfig, found: Profile) -> Remedy | None:
 
 def _gain(before: Callable[[], object], after: Callable[[], object]) -> float:
     """How many times as fast `after` is: the best of three runs each, in turn, in a thread like a worker's."""
+    callers = torch.get_num_threads()
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         times = [[pool.submit(_seconds, work).result() for work in (before, after)] for _ in range(3)]
+    torch.set_num_threads(callers)  # or all threads that are started later would begin with one
     return min(time[0] for time in times) / min(time[1] for time in times)
 
 

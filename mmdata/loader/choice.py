@@ -148,9 +148,12 @@ def held_share(plan: Plan, worker: Worker, *, rank: int, world_size: int) -> flo
         torch.set_num_threads(1)  # of the thread that measures
         worker.make(task)
 
+    callers = torch.get_num_threads()
     try:
         worker.make(task)  # what comes but once does not count
         return time_with_gil(make, [task], seconds=MEASURED_S).share
     except Exception as error:
         logger.debug("how long transforms hold the GIL was not measured: %s", error)
         return 0.0
+    finally:
+        torch.set_num_threads(callers)  # or all threads that are started later would begin with one

@@ -74,8 +74,7 @@ def time_with_gil(function: Callable[[T], object], items: Sequence[T], *, second
         held_s, free_s = _watch(caller, seconds)
     finally:
         sys.setswitchinterval(interval)
-        caller.watched.set()
-        caller.join()
+        caller.end()
     if caller.error is not None:
         raise caller.error
     return Held(held_s / caller.calls, free_s / caller.calls)
@@ -91,6 +90,13 @@ class _Caller(threading.Thread):
         self.enough = self.done = False
         self.calls = 0
         self.error: Exception | None = None
+
+    def end(self) -> None:
+        """Wait for its end: that of the call it is at, also where watching was interrupted."""
+        self.enough = True
+        self.begin.set()
+        self.watched.set()
+        self.join()
 
     def run(self) -> None:
         self.begin.wait()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mmdata import Batch, Loader
 from mmdata.data_config import DataConfig, evaluation_data
@@ -107,6 +109,17 @@ def test_auto_leaves_a_transform_that_lets_go_of_the_lock_to_threads(corpus: Cor
     assert chosen(loader) == ("thread", 0)
     assert choice.held_share(loader.plan, loader.worker, rank=0, world_size=1) < 0.35
     assert caplog.records == []
+
+
+def test_auto_leaves_the_number_of_torchs_threads_as_it_was(corpus: Corpus):
+    loader, before = corpus.loader(transform="my_transforms:resize", workers="thread"), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        choice.held_share(loader.plan, loader.worker, rank=0, world_size=1)
+        with ThreadPoolExecutor(1) as born_later:
+            assert born_later.submit(torch.get_num_threads).result() == torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_auto_measures_nothing_for_one_worker_or_a_transform_of_ours(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,18 @@ def test_gil_every_item_is_called(photo: Tensor):
 def test_gil_share_is_part_of_both_times():
     assert Held(held_s=0.001, free_s=0.003).share == 0.25
     assert Held(0.0, 0.0).share == 0.0
+
+
+def test_gil_measure_ends_at_ctrl_c():
+    threads = threading.active_count()
+
+    def interrupts(item: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        squares(item)
+
+    with pytest.raises(KeyboardInterrupt):
+        time_with_gil(interrupts, [10_000], seconds=600.0)
+    assert threading.active_count() == threads
 
 
 def test_gil_measure_hands_on_an_error_and_leaves_nothing_behind():
