@@ -86,9 +86,8 @@ class Loader:
         self._source: ThreadedBatches | SideProcesses | Relay = ThreadedBatches(
             tasks, worker, count=num_workers, room=prefetch
         )
-        self._next: tuple[int, int, int] | None = (
-            None  # process, epoch and step of the batch that the source gives next
-        )
+        # Process, epoch and step of the batch that the source gives next.
+        self._next: tuple[int, int, int] | None = None
         self._onward = True  # at the end of an epoch the source goes on with the one after it
         self._follows: tuple[int, int] | None = None  # the position after the last epoch that was given to its end
         self._epoch = 0
