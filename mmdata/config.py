@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from mmdata.compare_config import CompareConfig
 from mmdata.data_config import DataConfig
@@ -50,6 +50,11 @@ class Config(Settings):
     train: TrainConfig = TrainConfig()
     compare: CompareConfig | None = None
     """For `mmdata compare`, which trains several times; all other programs leave it alone."""
+
+    @field_validator("compare", mode="before")
+    @classmethod
+    def _absent(cls, compare: object) -> object:
+        return compare or None  # a run's config.yaml says `compare: null`
 
 
 def load_config(path: str | os.PathLike[str], overrides: list[str] | None = None) -> Config:

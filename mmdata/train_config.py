@@ -108,11 +108,11 @@ class SameGroupConfig(MinerConfig):
 
 
 class UserConfig(MinerConfig):
-    """user: a class of your own, called with `arguments` (docs/train.md)."""
+    """user: a function of your own, or a class called with `arguments` (docs/train.md)."""
 
     name: Literal["user"]
     of: str
-    """Where it is: "module:Class", in a file that Python can import."""
+    """Where it is: "module:Class" or "module:function", in a file that Python can import."""
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mmdata.config import Config, load_config
 from mmdata.data_config import DataConfig, SourceConfig, evaluation_data, sources
@@ -48,6 +49,11 @@ def test_config_shipped_file_begins_with_its_launch_command(path: Path):
     first_line = path.read_text(encoding="utf-8").splitlines()[0]
     assert re.match(r"# (mmdata|torchrun|python|make) ", first_line)
     assert path.stem in first_line  # configs/NAME.yaml, or a program of that name
+
+
+def test_config_that_a_run_has_written_is_read_again(file):
+    config = parse(Config, {"data": DATA, "train": {"steps": 3}}, origin="config")
+    assert load_config(file(yaml.safe_dump(config.model_dump(mode="json")))) == config
 
 
 def test_config_takes_paths_as_their_text():

@@ -28,6 +28,7 @@ from mmdata.loader.ledger import cut_ledger
 from mmdata.train import DualEncoder, distributed
 from mmdata.train.evaluate import evaluate_retrieval
 from mmdata.train.loop import AUTOCAST, Trainer
+from mmdata.train.objective import check_objective
 from mmdata.transform.text import Tokenizer
 
 
@@ -52,6 +53,7 @@ def train(config: Config, output: Path, device: torch.device) -> int:
     tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
     torch.manual_seed(config.train.seed)  # the same weights on all ranks
     model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size).to(device)
+    check_objective(config.train, model, extra_captions=data.extra_captions is not None)
     evaluate = evaluate_on(data, AUTOCAST[config.train.precision]) if data.val_shards else None
     settings = config.model_dump(mode="json")
     trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate)

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from mmdata.batch import Batch
+from mmdata.errors import ConfigError
 from mmdata.train import losses
 from mmdata.train.extra import ExtraNegatives
 from mmdata.train.miners import AnyMiner, Chain
 from mmdata.train.miners.configured import configured
-from mmdata.train.model import DualEncoderOutput
+from mmdata.train.model import DualEncoder, DualEncoderOutput
 from mmdata.train.queue import CrossBatchMemory, keys_of
 from mmdata.train.telemetry import mining_telemetry
 from mmdata.train_config import LossName, PositivesBy, TrainConfig
@@ -172,3 +173,24 @@ def loss_at(
         positive_share=config.hard_negative_positive_share,
         queue=queue,
     )
+
+
+def check_objective(config: TrainConfig, model: DualEncoder, *, extra_captions: bool) -> None:
+    """Say before a run begins what its first update would.
+
+    Args:
+        config: of the run.
+        model: that is trained.
+        extra_captions: whether the batches have them.
+
+    Raises:
+        ConfigError: the loss needs what the model lacks, or takes no extra captions; or there is no such miner.
+    """
+    if config.loss == "siglip" and model.logit_bias is None:
+        raise ConfigError("train.loss 'siglip' needs a bias: set model.logit_bias_init (-10 in the paper)")
+    if extra_captions and config.loss != "clip":
+        raise ConfigError(
+            f"train.loss '{config.loss}' takes no extra captions: set it to clip, or leave data.extra_captions out"
+        )
+    if config.miner is not None:
+        configured(config.miner)

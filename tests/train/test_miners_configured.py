@@ -50,7 +50,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def loss_of(config: dict[str, Any]) -> Any:
-    return loss_at(0, parse(TrainConfig, {"steps": 1, "miner": config}, origin="c"))
+    return loss_at(config.get("after_steps", 0), parse(TrainConfig, {"steps": 1, "miner": config}, origin="c"))
 
 
 def test_miner_of_a_user_is_ten_lines_and_a_setting(own: dict[str, Any]):
@@ -78,3 +78,16 @@ def test_miner_of_a_user_that_cannot_be_made_is_named(own: dict[str, Any]):
         loss_of({**own, "of": ""})
     with pytest.raises(ConfigError, match=r"train.miner.arguments {'k': 3} of 'my_miners:HarderThan': .*argument 'k'"):
         loss_of({**own, "arguments": {"k": 3}})
+
+
+def test_miner_of_a_user_may_be_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "my_functions.py").write_text(
+        "def above(scores, positives, negatives, cosine=0.0):\n    return negatives & (scores > cosine)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    scores = torch.tensor([[0.1, 0.5, 0.9]])
+    positives, negatives = torch.tensor([[True, False, False]]), torch.tensor([[False, True, True]])
+    plain = loss_of({"name": "user", "of": "my_functions:above"}).miner
+    assert plain(scores, positives, negatives).tolist() == [[False, True, True]]
+    bound = loss_of({"name": "user", "of": "my_functions:above", "arguments": {"cosine": 0.7}}).miner
+    assert bound(scores, positives, negatives).tolist() == [[False, False, True]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
+from inspect import isfunction
 from typing import Any
 
 from mmdata.errors import ConfigError
@@ -48,6 +50,8 @@ def _of_user(config: UserConfig) -> AnyMiner:
         kind: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"train.miner.of '{config.of}': expected 'module:Class' ({error})") from error
+    if isfunction(kind):
+        return partial(kind, **config.arguments)
     try:
         return kind(**config.arguments)
     except (TypeError, ValueError) as error:

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from mmdata.config import ModelConfig
+from mmdata.errors import ConfigError
+from mmdata.settings import parse
+from mmdata.train import DualEncoder
+from mmdata.train.objective import check_objective
+from mmdata.train_config import TrainConfig
+
+
+def model(bias: float | None = None) -> DualEncoder:
+    return DualEncoder.from_config(ModelConfig(name="micro", logit_bias_init=bias), vocab_size=9)
+
+
+@pytest.mark.parametrize(
+    ("train", "extra_captions", "message"),
+    [
+        (
+            {"loss": "siglip"},
+            False,
+            r"train.loss 'siglip' needs a bias: set model.logit_bias_init \(-10",
+        ),
+        (
+            {"loss": "triplet"},
+            True,
+            "train.loss 'triplet' takes no extra captions: set it to clip, or leave",
+        ),
+        ({"miner": {"name": "user", "of": "none_such:A"}}, False, "train.miner.of 'none_such:A'"),
+    ],
+)
+def test_what_the_first_update_would_say_is_said_before_the_run(train: dict, extra_captions: bool, message: str):
+    with pytest.raises(ConfigError, match=message):
+        check_objective(parse(TrainConfig, train, origin="train"), model(), extra_captions=extra_captions)
+
+
+def test_what_goes_together_is_let_through():
+    check_objective(TrainConfig(loss="siglip"), model(bias=-10.0), extra_captions=False)
+    check_objective(parse(TrainConfig, {"miner": {"name": "top_k"}}, origin="train"), model(), extra_captions=True)
