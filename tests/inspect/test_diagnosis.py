@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 import mmdata
 from mmdata.inspect import remedies as found_remedies
 from mmdata.inspect.profile import Profile, profile
-from mmdata.inspect.remedies import cores_in_words, remedies, storage_in_words
+from mmdata.inspect.remedies import Remedy, cores_in_words, remedies, storage_in_words
 from mmdata.loader import Loader, Stats, Worker
 from mmdata.loader.loader import data_config
 from mmdata.loader.planning import build_plan
@@ -83,10 +84,34 @@ def test_diagnosis_names_slow_decoding_and_what_helps(make: Callable[..., dict[s
     found = profile(loader, 4)
     assert found.bottleneck == "decode"
     listed = [str(remedy) for remedy in remedies(loader, data, found)]
-    command = f"mmdata convert {data.shards} {data.shards}-64 --resize 64"
-    assert any(line.startswith(f"shrink to 64 with `{command}` (") for line in listed)
+    command = f"mmdata convert {data.shards} {data.shards}-64 --resize 64 --tokenizer {data.tokenizer}"
+    why = "2 x the 32 pixels of a batch: room for crops"
+    assert any(line.startswith(f"shrink to 64 with `{command}`, {why} (") for line in listed)
     assert any(line.startswith("data.decode=fast (") for line in listed)
-    assert all(line.endswith(("decoding and cropping 8 of your images)", " cores)")) for line in listed)
+    tried = r"decoding and cropping 8 of your images; about [\d.]+x the whole loader, estimated\)$"
+    assert all(re.search(rf"{tried}| cores\)$", line) for line in listed)
+
+
+def test_diagnosis_never_offers_to_shrink_what_is_small(make: Callable[..., dict[str, Any]]):
+    data = data_config({**make(64), "decode": "exact"})  # 64 is what 32 would be shrunk to
+    loader = Loader.from_config(data)
+    found = profile(loader, 2)
+    sample = found_remedies._Sample(loader, found)
+    assert found_remedies._shrink(sample, data) is None
+    assert not any(remedy.words.startswith("shrink") for remedy in remedies(loader, data, found))
+
+
+def test_shrinking_what_is_behind_a_url_names_no_folder(make: Callable[..., dict[str, Any]]):
+    data = data_config({**make(48), "shards": "https://example.org/web", "tokenizer": "my tokenizer"})
+    command = "mmdata convert SOURCE OUT --resize 64 --tokenizer 'my tokenizer'"
+    assert found_remedies._shrink_command(data, 64) == command
+
+
+def test_remedy_says_what_the_whole_loader_would_gain():
+    remedy = Remedy("do this", 4.0, "decoding", share=0.8)
+    assert remedy.whole == pytest.approx(2.5)  # 1 / (0.2 + 0.8 / 4)
+    assert str(remedy) == "do this (4.0x decoding; about 2.5x the whole loader, estimated)"
+    assert str(Remedy("do that", 1.5, "the whole loader")) == "do that (1.5x the whole loader)"
 
 
 class PythonTokenizer(Tokenizer):
