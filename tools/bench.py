@@ -19,7 +19,7 @@ from mmdata.config import load_config
 from mmdata.cores import most_workers
 from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
-from mmdata.inspect.against import PEERS, WHAT, compare, peers_of
+from mmdata.inspect.against import PEERS, WHAT, compare, fit_workers, peers_of
 from mmdata.inspect.profile import Profile, profile
 from mmdata.inspect.remedies import cores_in_words, remedies, storage_in_words
 from mmdata.loader import Loader
@@ -98,6 +98,14 @@ def bar(share: float) -> str:
 
 def print_comparison(console: Console, data: DataConfig, names: list[str], *, steps: int, rounds: int) -> None:
     """Medians of all loaders, and their ratios."""
+    fitted = fit_workers(data, names)
+    if fitted is not data:
+        console.print(
+            f"data.num_workers=auto is {fitted.num_workers} here: webdataset gives each worker shards of its own, and "
+            f"there are {fitted.num_workers}.",
+            soft_wrap=True,
+        )
+    data = fitted
     rates = compare(data, names, steps=steps, rounds=rounds)
     table = Table(box=None)
     for title in ("loader", "samples/s", "mmdata is"):

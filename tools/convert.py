@@ -4,7 +4,7 @@ SOURCE is a folder of images with captions beside them (same stem; .txt, .captio
 captions (.csv .tsv .jsonl .parquet), a corpus's folder whose recipe names the table, or shards: a folder of WebDataset
 tars, whose keys, captions, labels and metadata are kept. To make web photos load twice as fast, larger ones more:
 
-    mmdata convert shards/photos shards/photos-256 --resize 256
+    mmdata convert shards/photos shards/photos-256 --resize 256 --tokenizer shards/photos/tokenizer
 """
 
 from __future__ import annotations

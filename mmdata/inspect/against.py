@@ -56,6 +56,14 @@ def compare(data: DataConfig, names: list[str], *, steps: int, rounds: int) -> d
     return {name: median(found) for name, found in rates.items()}
 
 
+def fit_workers(data: DataConfig, names: list[str]) -> DataConfig:
+    """The settings with `data.num_workers=auto` as a number, where webdataset has fewer shards than `auto` workers."""
+    if data.num_workers != "auto" or "webdataset" not in names:
+        return data
+    shards = open_index(data).manifest.num_shards
+    return data if shards >= most_workers("auto") else data.model_copy(update={"num_workers": shards})
+
+
 def check_comparable(data: DataConfig, index: Index, names: list[str]) -> None:
     """Raise a ConfigError where other loaders could not do what the settings ask for."""
     if index.caches:

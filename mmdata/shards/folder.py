@@ -54,6 +54,11 @@ def read_top(folder: Folder, name: str) -> bytes:
         raise DataError(
             f"folder '{folder}': no {name}; `mmdata index {folder}` makes one for WebDataset tars"
         ) from None
+    except NotADirectoryError:
+        raise DataError(
+            f"'{folder}': a file, and a folder with a {name} is needed; `mmdata index {folder}` makes one beside a "
+            f"WebDataset tar: then give its folder, '{folder.parent}'"
+        ) from None
 
 
 def with_file(folder: Folder, name: str, sha256: str, use: Callable[[Path], T], *, kind: str) -> T:

@@ -67,6 +67,32 @@ def test_against_unknown_loader_is_an_error():
         against.peers_of("torch,dali")
 
 
+def test_command_lowers_a_number_of_workers_that_is_auto_to_that_of_the_shards(
+    square: dict[str, Any], tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mmdata.cores.usable_cores", lambda: 5)
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": {**square, "num_workers": "auto"}}))
+    flags = ["--steps", "1", "--rounds", "1", "--against", "webdataset"]
+    status, output, errors = command("bench", str(tmp_path / "c.yaml"), *flags)
+    assert (status, errors) == (0, "")
+    assert (
+        "data.num_workers=auto is 2 here: webdataset gives each worker shards of its own, and there are 2.\n" in output
+    )
+    assert "2 workers, batches of 8" in output
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "names", "fitted"),
+    [("auto", ["torch", "webdataset"], 2), ("auto", ["torch"], "auto"), (3, ["webdataset"], 3)],
+)
+def test_only_auto_workers_are_lowered_and_only_for_webdataset(
+    square: dict[str, Any], num_workers: Any, names: list[str], fitted: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mmdata.cores.usable_cores", lambda: 5)
+    data = data_config({**square, "num_workers": num_workers})
+    assert against.fit_workers(data, names).num_workers == fitted
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -298,6 +298,15 @@ def test_a_missing_manifest_names_the_remedy(tmp_path):
         Manifest.read(tmp_path)
 
 
+def test_a_tar_in_place_of_a_folder_names_the_remedy(tmp_path):
+    (tmp_path / "raw.tar").write_bytes(b"")
+    tar = tmp_path / "raw.tar"
+    tar.write_bytes(b"")
+    message = re.escape(f"'{tar}': a file, and a folder with a manifest.json is needed; `mmdata index {tar}`")
+    with pytest.raises(DataError, match=rf"{message} makes one .* then give its folder, '{tmp_path}'"):
+        Manifest.read(tar)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
