@@ -54,6 +54,8 @@ def main() -> int:
         f"padding: {summary.padding_share:.1%} of the text positions; "
         f"{summary.padding_share_at(data.max_length):.1%} if every caption were padded to {data.max_length}"
     )
+    if summary.cut:
+        print(f"cut: {summary.cut:,} captions are longer than max_length ({data.max_length} tokens) and are cut to it")
     if len(summary.sources) > 1:
         for source, span, used in zip(index.sources, plan.mixture.sources, summary.sources, strict=True):
             own = int(rows.starts[span.last_shard] - rows.starts[span.first_shard])

@@ -43,6 +43,7 @@ class PlanSummary:
         lift: `same_shard_lift` of the epoch.
         touched: bool (world_size, num_shards), which shards each rank reads.
         duplicates: rows whose image or caption is that of an earlier row of their batch; None where not asked for.
+        cut: rows whose caption is longer than the text length of their batch.
     """
 
     buckets: dict[Bucket, BucketCount]
@@ -52,6 +53,7 @@ class PlanSummary:
     lift: float
     touched: NDArray[np.bool_]
     duplicates: int | None = None
+    cut: int = 0
 
     @property
     def rows(self) -> int:
@@ -95,7 +97,7 @@ def summarize(plan: Plan, epoch: int = 0, *, world_size: int = 1, hashes: Hashes
     touched = np.zeros((world_size, len(starts) - 1), np.bool_)
     shard_uses = np.zeros(len(starts) - 1, np.int64)
     lift = _Lift(starts)
-    merged = masked = met = 0
+    merged = masked = met = cut = 0
     for step in plan.steps(epoch):
         shards = np.searchsorted(starts, step.rows, side="right") - 1
         for rank in range(world_size):
@@ -113,9 +115,10 @@ def summarize(plan: Plan, epoch: int = 0, *, world_size: int = 1, hashes: Hashes
         count = buckets[step.bucket]
         count.steps += 1
         count.rows += len(uses)
+        cut += int((shapes.length > step.bucket.length).sum())
         count.tokens += int(np.minimum(shapes.length, step.bucket.length).sum())
     sources = [int(shard_uses[first:last].sum()) for first, last, _ in plan.mixture.sources]
-    return PlanSummary(buckets, sources, masked, merged, lift.value, touched, met if hashes else None)
+    return PlanSummary(buckets, sources, masked, merged, lift.value, touched, met if hashes else None, cut)
 
 
 def same_shard_lift(batches: Iterable[NDArray[np.int64]], starts: NDArray[np.int64]) -> float:

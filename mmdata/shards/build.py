@@ -77,13 +77,13 @@ def build_index(
     folder = Path(out) if out is not None else shards[0].parent
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
-        build = _Build(folder, shards, limits, count_tokens)
+        build = _Build(folder, shards, limits, count_tokens, tokenizer)
         try:
             for path in shards:
                 build.add(path, progress)
             build.check(max_bad_share)
             location = Path(os.path.relpath(shards[0].parent.resolve(), folder.resolve())).as_posix()
-            manifest = build.publish(tokenizer, location)
+            manifest = build.publish(location)
         except BaseException:
             build.withdraw()
             raise
@@ -158,12 +158,16 @@ def file_sha256(path: Path) -> str:
 class _Build:
     """An index that grows shard by shard."""
 
-    def __init__(self, folder: Path, shards: list[Path], limits: Limits, count_tokens: CountTokens | None) -> None:
+    def __init__(
+        self, folder: Path, shards: list[Path], limits: Limits, count_tokens: CountTokens | None, tokenizer: str | None
+    ) -> None:
         self.entries: list[ShardEntry] = []
         self.quarantined: list[dict[str, Any]] = []
         self._folder = folder
         self._limits = limits
         self._count_tokens = count_tokens
+        self._tokenizer = tokenizer
+        self._names = [path.name for path in shards]
         self._samples = 0
         self._ignored = 0
         self._done = 0
@@ -208,16 +212,16 @@ class _Build:
                 f"{first['detail']}. Allow more with --max-bad-share, or mend the shards"
             )
 
-    def publish(self, tokenizer: str | None, location: str) -> Manifest:
+    def publish(self, location: str) -> Manifest:
         if self._published:
             there = Manifest.read(self._folder)
-            if there.tokenizer != tokenizer or list(there) != self.entries:
+            if there.tokenizer != self._tokenizer or list(there) != self.entries:
                 raise self._in_the_way()
             return there if there.location == location else there.moved(location)
         lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.quarantined)
         write_whole(self._folder / QUARANTINE_NAME, lines.encode())
         return write_manifest(
-            self._folder, self.entries, tokenizer=tokenizer, location=location, accounts=self.accounts
+            self._folder, self.entries, tokenizer=self._tokenizer, location=location, accounts=self.accounts
         )
 
     def withdraw(self) -> None:
@@ -236,9 +240,15 @@ class _Build:
         write_whole(path, data)
 
     def _in_the_way(self) -> DataError:
+        there = Manifest.read(self._folder)
+        other = "other contents"
+        if [entry.name for entry in there] != self._names:
+            other = f"other shards ({there.num_shards}, and {len(self._names)} are to be indexed)"
+        elif there.tokenizer != self._tokenizer:
+            other = f"another tokenizer ({there.tokenizer or 'none'}, and {self._tokenizer or 'none'} is given)"
         return DataError(
-            f"folder '{self._folder}': its {MANIFEST_NAME} is of other shards, contents or tokenizer; give another "
-            "folder with --out, or remove the manifest first"
+            f"folder '{self._folder}': its {MANIFEST_NAME} is of {other}; give another folder "
+            f"with --out, or remove '{self._folder / MANIFEST_NAME}' and run this again"
         )
 
     def _check_edge(self, path: Path, scan: Scan) -> None:

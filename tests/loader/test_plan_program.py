@@ -40,6 +40,16 @@ def test_plan_program_says_what_the_loader_gives(corpus, tmp_path: Path):
     assert "reading: each of 2 ranks" in said
 
 
+def test_plan_program_says_how_many_captions_are_cut(corpus, tmp_path: Path):
+    captions = ["a", "a dog", "a small red dog sits under a tree in the street by the house"]
+    few = [replace(corpus.samples[i], captions=[caption]) for i, caption in enumerate(captions)]
+    corpus.write_beside(tmp_path / "few", few)
+    settings = {**corpus.settings, "shards": str(tmp_path / "few")}
+    assert "captions are longer" not in plan(tmp_path, {**settings, "max_length": 77})
+    said = plan(tmp_path, {**settings, "max_length": 8})
+    assert "cut: 1 captions are longer than max_length (8 tokens) and are cut to it\n" in said
+
+
 def test_plan_program_takes_settings_before_and_after_options(corpus, tmp_path: Path):
     one = plan(tmp_path, corpus.settings, "data.text_buckets=[32]", "--epoch", "1", "data.global_batch_size=10")
     assert "epoch 1: 50 rows in 5 steps" in one

@@ -21,6 +21,7 @@ def test_summary_of_a_small_plan(fake_rows):
     assert (summary.rows, summary.steps, summary.masked) == (6, 3, 0)
     assert summary.padding_share == pytest.approx(1 - 38 / 48)
     assert summary.padding_share_at(10) == pytest.approx(1 - 38 / 60)
+    assert summary.cut == 1
 
 
 def test_summary_counts_the_masked_places_and_every_row(fake_rows):

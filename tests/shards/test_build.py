@@ -229,9 +229,18 @@ def test_the_same_index_is_left_alone_and_moved_tars_are_found(shards, tmp_path)
 
 
 def test_another_index_is_never_replaced(shards, count):
-    refuse(shards, "its manifest.json is of other shards, contents or tokenizer; give another folder with --out")
-    refuse(shards, "its manifest.json is of other shards", count_tokens=count, tokenizer="another")
+    remedy = f"; give another folder with --out, or remove '{shards / 'manifest.json'}' and run this again"
+    refuse(shards, f"its manifest.json is of another tokenizer (characters, and none is given){remedy}")
+    another = "another tokenizer (characters, and another is given)"
+    refuse(shards, another, count_tokens=count, tokenizer="another")
     build_index(shards, count_tokens=count, tokenizer="characters")  # the same as the writer's
+    build_index(shards, out=shards / "one", count_tokens=lambda captions: [1 for _ in captions], tokenizer="characters")
+    with pytest.raises(DataError, match="is of other contents; give another"):
+        build_index(shards, out=shards / "one", count_tokens=count, tokenizer="characters")
+    with pytest.raises(DataError, match=r"is of other shards \(\d+, and 1 are to be indexed\); give another"):
+        build_index(shards / "000001.tar", out=shards / "one", count_tokens=count, tokenizer="characters")
+    (shards / "manifest.json").unlink()  # what the message says mends it
+    assert build_index(shards, count_tokens=count, tokenizer="another").manifest.tokenizer == "another"
 
 
 def test_a_failure_to_publish_leaves_nothing(shards, tmp_path, monkeypatch):
