@@ -14,8 +14,9 @@ help:
 demo: $(VENV)/.installed
 	@$(BIN)/mmdata demo
 
+# Two at a time: most tests wait for a program that imports torch. A file's tests stay together.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_held_by_a_failure() -> None:
+    """Python keeps the frames of the last error, and with them a loader whose threads later tests would count."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
 
 
 def make_photo(height: int, width: int, *, seed: int = 0, format: str = "JPEG", mode: str = "RGB") -> bytes:

@@ -118,7 +118,7 @@ class PythonTokenizer(Tokenizer):
     """Looks every piece of a caption up in the vocabulary, in Python, with the interpreter's lock in hand."""
 
     def encode(self, captions: Any, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        for caption in captions:
+        for caption in [*captions] * 3:
             pieces = {caption[i:j] for i in range(len(caption)) for j in range(i, len(caption))}
             assert pieces
         return super().encode(captions, length)
