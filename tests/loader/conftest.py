@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import shutil
 from collections.abc import Callable
@@ -71,6 +72,12 @@ class Corpus:
         with self.index.shard_path(int(shards[0])).open("r+b") as file:
             file.seek(int(columns[f"{kind}_offset"][0]))
             file.write(data)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _loaders_of_other_files_are_gone() -> None:
+    """Those in a reference cycle have threads until they are collected, and tests here count threads."""
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
