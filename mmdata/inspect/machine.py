@@ -10,7 +10,7 @@ import resource
 import shutil
 from pathlib import Path
 
-from mmdata.cores import cpu_quota, num_cores
+from mmdata.cores import cpu_quota, num_cores, usable_cores
 from mmdata.inspect.check import Check, in_one_line
 
 
@@ -29,7 +29,7 @@ def cores() -> Check:
 
 def threads() -> Check:
     """Variables that give each process more threads than there are cores."""
-    limit = int(_usable_cores())
+    limit = usable_cores({})
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
         value = os.environ.get(name, "")
         if value.isdecimal() and int(value) > limit:
@@ -135,7 +135,3 @@ def cache(folder: Path | None = None) -> Check:
             "shard cache", "info", found, f"for shards behind URLs set data.cache_gb to {int(free * 0.9)} or less"
         )
     return Check("shard cache", "ok", found)
-
-
-def _usable_cores() -> float:
-    return max(1.0, min(num_cores(), cpu_quota() or float("inf")))

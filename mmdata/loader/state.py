@@ -36,16 +36,17 @@ def position_of(state: dict[str, Any], identity: Identity, plan: Plan) -> tuple[
             f"this loader state belongs to another plan: {listed}; resume with the settings and shards "
             "it was saved with, or start anew"
         )
-    epoch = _count(state, "epoch")
-    return epoch, _count(state, "step", at_most=plan.num_steps(epoch))
+    epoch = check_count(state, "epoch", of="loader")
+    return epoch, check_count(state, "step", of="loader", at_most=plan.num_steps(epoch))
 
 
-def _count(state: dict[str, Any], name: str, *, at_most: int | None = None) -> int:
+def check_count(state: dict[str, Any], name: str, *, of: str, at_most: int | None = None) -> int:
+    """A whole number of a state; raises a ConfigError that says whose (`of`), where it is none that it can be."""
     value = state.get(name)
     if type(value) is not int or value < 0 or (at_most is not None and value > at_most):
         most = "" if at_most is None else f", at most {at_most}"
         raise ConfigError(
-            f"loader state: '{name}' must be a whole number from 0 on{most}: got {value!r}; "
+            f"{of} state: '{name}' must be a whole number from 0 on{most}: got {value!r}; "
             "give the dictionary that state_dict() returned, or start anew"
         )
     return value

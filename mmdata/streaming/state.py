@@ -73,18 +73,6 @@ def check_identity(state: dict[str, Any], own: dict[str, Any]) -> None:
         )
 
 
-def check_count(state: dict[str, Any], name: str, *, at_most: int | None = None) -> int:
-    """A whole number of a state; raises ConfigError where it is none that `state_dict` gives."""
-    value = state.get(name)
-    if type(value) is not int or value < 0 or (at_most is not None and value > at_most):
-        most = "" if at_most is None else f", at most {at_most}"
-        raise ConfigError(
-            f"stream state: '{name}' must be a whole number from 0 on{most}: got {value!r}; give the dictionary that "
-            "state_dict() returned, or start anew"
-        )
-    return value
-
-
 def rank_state(state: dict[str, Any], *, rank: int, world_size: int) -> RankState:
     """A rank's part of a state.
 

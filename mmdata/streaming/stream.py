@@ -22,6 +22,7 @@ from mmdata.loader.assemble import Assembler, Made
 from mmdata.loader.job import Job
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.loader import data_config
+from mmdata.loader.state import check_count
 from mmdata.loader.stats import Stats
 from mmdata.plan import rank_slice
 from mmdata.streaming.ahead import make_ahead
@@ -29,7 +30,7 @@ from mmdata.streaming.compose import Composer, StreamTask
 from mmdata.streaming.passes import Passes
 from mmdata.streaming.position import Place, Position, check_steps
 from mmdata.streaming.source import ShardNames, deal, find_shards, single_dataset, with_shards
-from mmdata.streaming.state import RankState, check_count, check_identity, identity, rank_state
+from mmdata.streaming.state import RankState, check_identity, identity, rank_state
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
 
@@ -213,7 +214,8 @@ class Stream:
             ConfigError: the state belongs to another stream; what differs is named. Or it is none of a stream.
         """
         check_identity(state, self._identity)
-        epoch, step = check_count(state, "epoch"), check_count(state, "step", at_most=self._steps)
+        epoch = check_count(state, "epoch", of="stream")
+        step = check_count(state, "step", of="stream", at_most=self._steps)
         own = rank_state(state, rank=self._composer.rank, world_size=self._composer.world_size)
         self._drop_kept()
         if own.lengths:

@@ -94,12 +94,8 @@ def keep_none(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
     return torch.zeros_like(negatives)
 
 
-def keeper_of_none() -> Any:
-    return keep_none
-
-
 def test_miner_that_passes_nothing_ends_the_run(tmp_path: Path):
-    miner = {"name": "user", "of": f"{__name__}:keeper_of_none"}
+    miner = {"name": "user", "of": f"{__name__}:keep_none"}
     trainer = make_trainer(tmp_path, miner=miner, steps=10**6, stall_timeout_s=0.5, log_every_steps=10**6)
     said = r"step \d+: loss and gradient have been exactly 0 for .*\(on rank 0 8 of 8 are\), or no negative passes"
     with pytest.raises(TrainingError, match=said):
@@ -114,7 +110,7 @@ def test_batches_without_a_valid_row_end_the_run(tmp_path: Path):
 
 
 def test_a_few_updates_without_negatives_are_no_error(tmp_path: Path):
-    miner = {"name": "user", "of": f"{__name__}:keeper_of_none"}
+    miner = {"name": "user", "of": f"{__name__}:keep_none"}
     assert make_trainer(tmp_path, miner=miner, steps=3).run() == 0
 
 
