@@ -62,7 +62,9 @@ def uniforms(count: int, *, seed: int, epoch: int, purpose: Purpose, position: i
 def permutation(count: int, *, seed: int, epoch: int, purpose: Purpose, position: int = 0) -> NDArray[np.int64]:
     """A uniformly random order of 0 … count-1: the ranks of as many random 64-bit keys."""
     keys = random_raw(count, seed=seed, epoch=epoch, purpose=purpose, position=position)
-    return np.argsort(keys, kind="stable")
+    order = np.argsort(keys)  # four times as fast as a stable sort, and the same but where keys are equal
+    ranked = keys[order]
+    return np.argsort(keys, kind="stable") if (ranked[1:] == ranked[:-1]).any() else order
 
 
 def mix(values: NDArray[np.int64]) -> NDArray[np.uint64]:

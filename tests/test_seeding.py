@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mmdata import seeding
 from mmdata.seeding import Purpose, mix, permutation, random_raw, uniforms
 
 
@@ -60,6 +61,13 @@ def test_permutation_holds_each_number_once(count: int):
 def test_permutation_is_the_same_on_every_machine():
     order = permutation(10, seed=0, epoch=0, purpose=Purpose.ROW_ORDER)
     assert order.tolist() == [8, 7, 4, 2, 6, 5, 9, 0, 1, 3]
+
+
+def test_permutation_of_equal_keys_keeps_their_order(monkeypatch: pytest.MonkeyPatch):
+    keys = np.array([7, 3, 7, 3] * 500, np.uint64)
+    monkeypatch.setattr(seeding, "random_raw", lambda count, **_: keys[:count])
+    order = permutation(2000, seed=0, epoch=0, purpose=Purpose.ROW_ORDER)
+    assert order.tolist() == [*range(1, 2000, 2), *range(0, 2000, 2)]
 
 
 def test_permutation_every_order_is_equally_likely():

@@ -33,14 +33,14 @@ def main() -> None:
     parser.add_argument("workload", choices=["photos", "shrunk", "large"])
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--side", action="store_true", help="also with data.workers: process")
     given = parser.parse_args()
     torch.set_num_threads(1)
     settings = {
         "shards": str(HOME / given.workload),
         "tokenizer": str(HOME / "tokenizer"),
-        "global_batch_size": 4096,  # one batch takes longer than a round: the workers never rest
+        "global_batch_size": 2048,  # takes longer than a round; not a whole epoch, or the next one would be begun
         "text_buckets": [LENGTH],
         "num_workers": given.workers,
         "prefetch": 3,

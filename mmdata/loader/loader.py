@@ -17,7 +17,6 @@ from mmdata.batch import Batch
 from mmdata.config import Config, load_config
 from mmdata.cores import NumWorkers
 from mmdata.data_config import DataConfig
-from mmdata.loader.assemble import Made
 from mmdata.loader.beside import SideProcesses
 from mmdata.loader.choice import source_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
@@ -234,12 +233,10 @@ class Loader:
         self._resume = self._stay = False
         if self._follows:  # whoever went elsewhere after the last epoch may do so again: nothing is made in vain twice
             self._onward, self._follows = self._follows == (self._epoch, self._yielded), None
+        epoch, num_steps = self._epoch, len(self)
         try:
-            for made in self._rest_of_epoch():
-                self.stats.add(made.stats)
-                self._ledger.add(made.masked, made.stats.rows + len(made.masked))
-                self._yielded += 1
-                yield made.batch
+            for step in range(self._yielded, num_steps):
+                yield self._take(epoch, step, num_steps)  # and keep no reference: who drops it frees its memory
                 if self._current is not current:
                     raise RuntimeError(
                         "a newer iteration over this loader has begun and moved its position; "
@@ -253,20 +250,22 @@ class Loader:
             raise
         self._epoch, self._yielded = self._epoch + 1, 0
 
-    def _rest_of_epoch(self) -> Iterator[Made]:
-        epoch, num_steps = self._epoch, len(self)
-        for step in range(self._yielded, num_steps):
-            if self._next != (os.getpid(), epoch, step):  # a forked child has none of its parent's workers
-                self._source.begin(epoch, step, onward=self._onward)
-            started = perf_counter()
-            made = self._source.take(epoch, step)
-            self.stats.wait_s += perf_counter() - started
-            self._next = (os.getpid(), epoch, step + 1)
-            if step + 1 == num_steps:
-                self._next, self._follows = (os.getpid(), epoch + 1, 0), (epoch + 1, 0)
-                if not self._onward:
-                    self._stop()
-            yield made
+    def _take(self, epoch: int, step: int, num_steps: int) -> Batch:
+        """The batch of a step, accounted for."""
+        if self._next != (os.getpid(), epoch, step):  # a forked child has none of its parent's workers
+            self._source.begin(epoch, step, onward=self._onward)
+        started = perf_counter()
+        made = self._source.take(epoch, step)
+        self.stats.wait_s += perf_counter() - started
+        self._next = (os.getpid(), epoch, step + 1)
+        if step + 1 == num_steps:
+            self._next, self._follows = (os.getpid(), epoch + 1, 0), (epoch + 1, 0)
+            if not self._onward:
+                self._stop()
+        self.stats.add(made.stats)
+        self._ledger.add(made.masked, made.stats.rows + len(made.masked))
+        self._yielded += 1
+        return made.batch
 
     def _give_up_what_is_elsewhere(self) -> None:
         """Drop the first batches of the next epoch where another one is asked for."""

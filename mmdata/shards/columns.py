@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -138,19 +139,17 @@ def encode(rows: Sequence[Row], count_tokens: CountTokens | None = None) -> Enco
     return Encoded(data, Columns.parse(data, len(rows), "this one"))
 
 
-@dataclass(frozen=True)
 class Columns:
-    """One shard's columns, as views of the mapped file.
+    """One shard's columns: views of the mapped file, each made when first asked for.
 
-    Attributes:
-        keys: (rows,) Arrow strings.
-        fixed: name -> (rows,); names and dtypes are `FIXED`.
-        lists: name -> (offsets (rows + 1,), values); row r holds values[offsets[r]:offsets[r + 1]].
+    Args:
+        batch: the Arrow record batch of the file.
     """
 
-    keys: pa.StringArray
-    fixed: dict[str, npt.NDArray[Any]]
-    lists: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[Any]]]
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        self._fixed: dict[str, npt.NDArray[Any]] = {}
+        self._lists: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[Any]]] = {}
 
     @classmethod
     def open(cls, path: Path, entry: ShardEntry, *, check_hash: bool = True) -> Columns:
@@ -188,30 +187,46 @@ class Columns:
                 f"index '{name}': expected {rows} rows of {_SCHEMA.names}, "
                 f"got {batch.num_rows} of {batch.schema.names}; {_REMEDY}"
             )
-        fixed = {column: batch.column(column).to_numpy() for column in FIXED}
-        lists: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[Any]]] = {}
-        for column in LISTS:
-            array = batch.column(column)
-            lists[column] = (array.offsets.to_numpy(), array.values.to_numpy())
-        return cls(batch.column("key"), fixed, lists)
+        return cls(batch)
+
+    @cached_property
+    def keys(self) -> Any:
+        """Arrow strings (rows,)."""
+        return self.batch.column("key")
+
+    def fixed(self, name: str) -> npt.NDArray[Any]:
+        """A column of `FIXED`: (rows,)."""
+        if name not in self._fixed:
+            self._fixed[name] = self.batch.column(name).to_numpy()
+        return self._fixed[name]
+
+    def lists(self, name: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
+        """A column of `LISTS`: offsets (rows + 1,) and values; row r has values[offsets[r]:offsets[r + 1]]."""
+        if name not in self._lists:
+            column = self.batch.column(name)
+            self._lists[name] = column.offsets.to_numpy(), column.values.to_numpy()
+        return self._lists[name]
 
     @property
     def num_captions(self) -> int:
         """Captions of all rows."""
-        return len(self.lists["caption_hash"][1])
+        return len(self.lists("caption_hash")[1])
 
     @property
     def num_labels(self) -> int:
         """Rows that have a label."""
-        return int((self.fixed["label"] >= 0).sum())
+        return int((self.fixed("label") >= 0).sum())
 
-    def histogram(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Captions by token length (0 where none counted) and aspect ratio: cells, and captions in each."""
-        turned = self.fixed["orientation"] >= 5
-        height = np.where(turned, self.fixed["width"], self.fixed["height"])
-        width = np.where(turned, self.fixed["height"], self.fixed["width"])
-        bins = np.repeat(aspect_bin(height, width), np.diff(self.lists["caption_hash"][0]))
-        tokens = self.lists["caption_tokens"][1]
+    def histogram(self, tokens_of: Columns | None = None) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Captions by token length (0 where none counted) and aspect ratio: cells, and captions in each.
+
+        `tokens_of`: the columns, of the same captions, whose lengths count; default: these.
+        """
+        turned = self.fixed("orientation") >= 5
+        height = np.where(turned, self.fixed("width"), self.fixed("height"))
+        width = np.where(turned, self.fixed("height"), self.fixed("width"))
+        bins = np.repeat(aspect_bin(height, width), np.diff(self.lists("caption_hash")[0]))
+        tokens = (tokens_of or self).lists("caption_tokens")[1]
         return count_cells(pack_cells(tokens if len(tokens) else np.zeros(len(bins), np.int32), bins))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import pairwise
@@ -32,6 +32,9 @@ MAX_OPEN = 4096
 A plan reads the shards of a window twice, and batches come from all of them: small shards are opened once for all that.
 """
 
+LONG_RUN = 16
+"""Rows of one shard one after another, in the mean, that are enough to do without sorting: windows are whole shards."""
+
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 Location = str | os.PathLike[str]
@@ -50,6 +53,28 @@ class Source(NamedTuple):
     folder: Folder
     first_shard: int
     last_shard: int
+
+
+class _ByShard(NamedTuple):
+    """Rows of an index, those of a shard together.
+
+    Attributes:
+        order: puts the rows that were asked for together, (n,); None: they stand so, in long runs.
+        local: their rows within their shards, (n,), in that order.
+        parts: shards, each with its part of `local`; in long runs a shard may have several.
+    """
+
+    order: Rows | None
+    local: Rows
+    parts: list[tuple[int, slice]]
+
+    def as_asked(self, values: Array) -> Array:
+        """Values (n,) in that order, brought back into the order in which the rows were asked for."""
+        if self.order is None:
+            return values
+        result = np.empty_like(values)
+        result[self.order] = values
+        return result
 
 
 class Index:
@@ -163,59 +188,67 @@ class Index:
     def take(self, rows: Rows, names: Sequence[str]) -> dict[str, Array]:
         """Values of some rows, in the order asked: name -> (n,); names are those of `columns.FIXED`."""
         _check_names(names, FIXED)
-        shards, local = self.locate(rows)
-        self._fetch_columns(shards)
-        result: dict[str, Array] = {name: np.empty(len(local), FIXED[name]) for name in names}
-        for shard, places in _by_shard(shards):
-            fixed, rows_here = self.shard(shard).fixed, local[places]
+        wanted = self._by_shard(rows)
+        result: dict[str, Array] = {name: np.empty(len(wanted.local), FIXED[name]) for name in names}
+        for shard, part in wanted.parts:
+            columns, rows_here = self.shard(shard), wanted.local[part]
             for name, values in result.items():
-                values[places] = fixed[name][rows_here]
-        return result
+                values[part] = columns.fixed(name)[rows_here]
+        return {name: wanted.as_asked(values) for name, values in result.items()}
 
     def take_lists(self, rows: Rows, name: str) -> tuple[Rows, Array]:
         """Lists of some rows, in the order asked: offsets (n + 1,) and values; names are those of `columns.LISTS`."""
         _check_names([name], LISTS)
-        shards, local = self.locate(rows)
-        self._fetch_columns(shards)
-        lengths = np.zeros(len(local), np.int64)
-        parts: list[Array] = [np.empty(0, LISTS[name])]
-        order: list[Rows] = [np.empty(0, np.int64)]
-        for shard, places in _by_shard(shards):
-            offsets, values = self.shard(shard).lists[name]
-            begins = offsets[local[places]]
-            lengths[places] = offsets[local[places] + 1] - begins
-            parts.append(values[spans(begins, lengths[places])])
-            order.append(places)
-        result_offsets, places = offsets_of(lengths), np.concatenate(order)
-        result = np.empty(result_offsets[-1], LISTS[name])
-        result[spans(result_offsets[places], lengths[places])] = np.concatenate(parts)
+        wanted = self._by_shard(rows)
+        lengths = np.empty(len(wanted.local), np.int64)
+        found: list[Array] = [np.empty(0, LISTS[name])]
+        for shard, part in wanted.parts:
+            offsets, values = self.shard(shard).lists(name)
+            begins = offsets[wanted.local[part]]
+            lengths[part] = offsets[wanted.local[part] + 1] - begins
+            found.append(values[spans(begins, lengths[part])])
+        values, result_offsets = np.concatenate(found), offsets_of(wanted.as_asked(lengths))
+        if wanted.order is None:
+            return result_offsets, values
+        result = np.empty_like(values)
+        result[spans(result_offsets[wanted.order], lengths)] = values
         return result_offsets, result
 
     def keys(self, rows: Rows) -> list[str]:
         """Keys of some rows, in the order asked."""
-        shards, local = self.locate(rows)
-        result = [""] * len(local)
-        for shard, places in _by_shard(shards):
-            keys = self.shard(shard).keys
-            for place, row in zip(places.tolist(), local[places].tolist(), strict=True):
-                result[place] = keys[row].as_py()
-        return result
+        wanted = self._by_shard(rows)
+        result = np.empty(len(wanted.local), object)
+        for shard, part in wanted.parts:
+            result[part] = self.shard(shard).keys.take(wanted.local[part]).to_pylist()
+        return wanted.as_asked(result).tolist()
 
     def column(self, name: str) -> Array:
         """A whole column (len,), copied: 1 to 8 bytes a row."""
         _check_names([name], FIXED)
         self._fetch_columns(np.arange(self.manifest.num_shards))
-        parts = [self.shard(shard).fixed[name] for shard in range(self.manifest.num_shards)]
+        parts = [self.shard(shard).fixed(name) for shard in range(self.manifest.num_shards)]
         return np.concatenate([np.empty(0, FIXED[name]), *parts])
 
     def lists(self, name: str) -> tuple[Rows, Array]:
         """A whole list column, copied: offsets (len + 1,) and values."""
         _check_names([name], LISTS)
         self._fetch_columns(np.arange(self.manifest.num_shards))
-        parts = [self.shard(shard).lists[name] for shard in range(self.manifest.num_shards)]
+        parts = [self.shard(shard).lists(name) for shard in range(self.manifest.num_shards)]
         lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(offsets) for offsets, _ in parts)])
         values = np.concatenate([np.empty(0, LISTS[name]), *(values for _, values in parts)])
         return offsets_of(lengths), values
+
+    def _by_shard(self, rows: Rows) -> _ByShard:
+        """Rows put together by shard; columns of shards behind URLs have been fetched."""
+        shards, local = self.locate(rows)
+        self._fetch_columns(shards)
+        order, cuts = None, np.flatnonzero(np.diff(shards)) + 1
+        if len(cuts) * LONG_RUN > len(shards):
+            order = np.argsort(shards, kind="stable")
+            shards, local = shards[order], local[order]
+            cuts = np.flatnonzero(np.diff(shards)) + 1
+        bounds = np.unique([0, *cuts.tolist(), len(shards)]).tolist()
+        return _ByShard(order, local, [(int(shards[a]), slice(a, b)) for a, b in pairwise(bounds)])
 
     def _fetch_columns(self, shards: Rows) -> None:
         """Open columns that lie behind URLs, many at once: one after the other, most of the time would be waiting."""
@@ -229,13 +262,3 @@ class Index:
 def _check_names(names: Sequence[str], known: dict[str, Any]) -> None:
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"no column {unknown}; there are {list(known)}")
-
-
-def _by_shard(shards: Rows) -> Iterator[tuple[int, Rows]]:
-    """(shard, places in `shards` where it stands), each shard once."""
-    if not len(shards):
-        return
-    order = np.argsort(shards, kind="stable")
-    cuts = np.flatnonzero(np.diff(shards[order])) + 1
-    for places in np.split(order, cuts):
-        yield int(shards[places[0]]), places

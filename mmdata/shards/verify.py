@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -121,31 +121,30 @@ def _compare(entry: ShardEntry, columns: Columns, scan: Scan, excused: set[str])
         return
     expected = Columns.parse(encode(rows).data, len(rows), entry.index)
     for name in FIXED:
-        yield from _difference(name, columns.fixed[name] != expected.fixed[name], keys)
-    offsets, hashes = columns.lists["caption_hash"]
-    true_offsets, true_hashes = expected.lists["caption_hash"]
+        yield from _difference(name, columns.fixed(name) != expected.fixed(name), keys)
+    offsets, hashes = columns.lists("caption_hash")
+    true_offsets, true_hashes = expected.lists("caption_hash")
     if np.array_equal(offsets, true_offsets):
         owners = np.repeat(np.arange(len(keys)), np.diff(offsets))
         yield from _difference("caption_hash", np.isin(np.arange(len(keys)), owners[hashes != true_hashes]), keys)
     else:
         yield from _difference("caption_hash", np.diff(offsets) != np.diff(true_offsets), keys)
-    token_offsets, _ = columns.lists["caption_tokens"]
+    token_offsets, _ = columns.lists("caption_tokens")
     if token_offsets[-1] and not np.array_equal(token_offsets, true_offsets):
         yield from _difference("caption_tokens", np.diff(token_offsets) != np.diff(true_offsets), keys)
         return
-    lists = {**expected.lists, "caption_tokens": columns.lists["caption_tokens"]}
-    yield from _compare_entry(entry, replace(expected, lists=lists))
+    yield from _compare_entry(entry, expected, tokens_of=columns)
 
 
-def _compare_entry(entry: ShardEntry, columns: Columns) -> Iterator[str]:
-    """What the manifest counts against the columns that the shard should have."""
+def _compare_entry(entry: ShardEntry, columns: Columns, *, tokens_of: Columns) -> Iterator[str]:
+    """What the manifest counts against the columns that the shard should have; lengths in tokens are as indexed."""
     for name, listed, found in (
         ("captions", entry.captions, columns.num_captions),
         ("labels", entry.labels, columns.num_labels),
     ):
         if listed != found:
             yield f"the manifest lists {listed} {name}, and there are {found}"
-    cells, counts = columns.histogram()
+    cells, counts = columns.histogram(tokens_of)
     if not (np.array_equal(cells, entry.cells) and np.array_equal(counts, entry.counts)):
         yield "the manifest's histogram is not that of the images' aspect ratios and of index column 'caption_tokens'"
 

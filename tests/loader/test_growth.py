@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,6 +78,17 @@ def test_loader_makes_no_slot_after_the_first_epochs(corpus: Corpus, monkeypatch
             pass
     # Two ahead, however many workers; the one in use, and one that comes while that is still looked at.
     assert len(made) <= 4
+
+
+@pytest.mark.parametrize("settings", [{"num_workers": 0}, {"workers": "thread"}, {"workers": "process"}], ids=str)
+def test_batch_that_its_user_dropped_is_gone_before_the_next_is_asked_for(corpus: Corpus, settings: dict[str, Any]):
+    batches = iter(corpus.loader(**settings))
+    for _ in range(3):
+        pixels = weakref.ref(next(batches)["pixel_values"])
+        until = monotonic() + 10  # the thread that finished a batch may hold it for a moment
+        while pixels() is not None and monotonic() < until:
+            sleep(0.01)
+        assert pixels() is None
 
 
 def test_loader_opens_at_most_64_shards(corpus: Corpus, tmp_path: Path):

@@ -59,8 +59,14 @@ def test_members_are_read_by_offset(index, samples):
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.integers(0, 9), max_size=30))
-def test_take_is_indexing_of_whole_columns(index, rows):
+@given(st.lists(st.integers(0, 9), max_size=30), st.sampled_from(["sorted", "as they stand"]))
+def test_take_is_indexing_of_whole_columns(index, rows, read):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_module, "LONG_RUN", 16 if read == "sorted" else 0)
+        check_take(index, rows)
+
+
+def check_take(index: Index, rows: list[int]) -> None:
     wanted = np.array(rows, np.int64)
     taken = index.take(wanted, list(FIXED))
     for name, dtype in FIXED.items():
@@ -108,7 +114,7 @@ def test_opening_reads_no_columns(shards):
 def test_mapped_shards_are_bounded_and_views_outlive_them(index, monkeypatch):
     monkeypatch.setattr(index_module, "MAX_OPEN", 1)
     fresh = Index.open(index.sources[0].folder)
-    first = fresh.shard(0).fixed["height"]
+    first = fresh.shard(0).fixed("height")
     assert fresh.take(np.array([9, 0, 5]), ["height"])["height"].tolist() == [29, 20, 25]
     assert first.tolist() == [20, 21, 22, 23]
 
