@@ -2,12 +2,19 @@
 
 PYTHONPATH=. python docs/benchmarks/beside.py photos          # after docs/benchmarks/loading.py make
 PYTHONPATH=. python docs/benchmarks/beside.py photos --side   # in turn with the same workers in a side process
+
+With --side also beside another program that makes the same batches for itself: what any load on the other cores costs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
 from statistics import median
 from threading import Thread
 
@@ -15,6 +22,19 @@ import torch
 
 from docs.benchmarks.loading import HOME, LENGTH
 from mmdata import Loader
+
+OTHER = "another program"
+
+
+def make_loader(workload: str, workers: str, num_workers: int) -> Loader:
+    settings = {
+        "shards": str(HOME / workload),
+        "tokenizer": str(HOME / "tokenizer"),
+        "global_batch_size": 2048,  # takes longer than a round; not a whole epoch, or the next one would be begun
+        "text_buckets": [LENGTH],
+        "prefetch": 3,
+    }
+    return Loader.from_config({**settings, "workers": workers, "num_workers": num_workers})
 
 
 def steps_per_s(seconds: float) -> float:
@@ -28,43 +48,74 @@ def steps_per_s(seconds: float) -> float:
     return done / spent
 
 
+def beside_loader(loader: Loader, seconds: float) -> float:
+    """Steps a second while the workers of a loader make a batch."""
+    batches = iter(loader)
+    first = Thread(target=next, args=(batches,))  # as long as it is being made, the workers work
+    first.start()
+    rate = steps_per_s(seconds)
+    assert first.is_alive(), "the batch was ready before the round ended: set --seconds lower"
+    first.join()
+    batches.close()  # type: ignore[attr-defined]
+    return rate
+
+
+@contextlib.contextmanager
+def other_program(given: argparse.Namespace) -> Iterator[Callable[[], float]]:
+    """One that makes batches for as long as it is looked at, and is stopped otherwise."""
+    command = [sys.executable, __file__, given.workload, "--workers", str(given.workers), "--load"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it has begun
+        process.send_signal(signal.SIGSTOP)
+
+        def measure() -> float:
+            process.send_signal(signal.SIGCONT)
+            rate = steps_per_s(given.seconds)
+            process.send_signal(signal.SIGSTOP)
+            return rate
+
+        yield measure
+        process.kill()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=["photos", "shrunk", "large"])
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--side", action="store_true", help="also with data.workers: process")
+    parser.add_argument("--side", action="store_true", help="also with data.workers: process, and another program")
+    parser.add_argument("--load", action="store_true", help="only make batches, for ever")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    settings = {
-        "shards": str(HOME / given.workload),
-        "tokenizer": str(HOME / "tokenizer"),
-        "global_batch_size": 2048,  # takes longer than a round; not a whole epoch, or the next one would be begun
-        "text_buckets": [LENGTH],
-        "num_workers": given.workers,
-        "prefetch": 3,
-    }
-    kinds = ["thread", "process"] if given.side else ["thread"]
-    loaders = {kind: Loader.from_config({**settings, "workers": kind}) for kind in kinds}
-    for loader in loaders.values():
-        next(iter(loader))  # the side process is started, memory is there
+    if given.load:
+        while True:
+            for _ in make_loader(given.workload, "thread", given.workers):
+                print(flush=True)
+    with contextlib.ExitStack() as stack:
+        kinds: dict[str, Callable[[], float]] = {}
+        for workers in ["thread", "process"] if given.side else ["thread"]:
+            loader = make_loader(given.workload, workers, given.workers)
+            next(iter(loader))  # the side process is started, memory is there
+            kinds[workers] = lambda loader=loader: beside_loader(loader, given.seconds)
+        if given.side:
+            kinds[OTHER] = stack.enter_context(other_program(given))
+        compare(kinds, given)
+
+
+def compare(kinds: dict[str, Callable[[], float]], given: argparse.Namespace) -> None:
+    """All in turn; medians of the ratios of neighbours."""
     alone: list[float] = []
     beside: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(given.rounds):
-        alone.append(steps_per_s(given.seconds))
-        for kind, loader in loaders.items():
-            batches = iter(loader)
-            first = Thread(target=next, args=(batches,))  # as long as it is being made, the workers work
-            first.start()
-            beside[kind].append(steps_per_s(given.seconds))
-            assert first.is_alive(), "the batch was ready before the round ended: set --seconds lower"
-            first.join()
-            batches.close()  # type: ignore[attr-defined]
-    for kind, rates in beside.items():
+        for kind, measure in kinds.items():
+            alone.append(steps_per_s(given.seconds))
+            beside[kind].append(measure() / alone[-1])
+    for kind, shares in beside.items():
         print(
-            f"steps/s alone {median(alone):.1f}, beside {given.workers} worker(s), {kind}: {median(rates):.1f}: "
-            f"{median(b / a for a, b in zip(alone, rates, strict=True)):.3f}"
+            f"{median(alone):.1f} steps/s alone; beside {given.workers} worker(s), {kind}: "
+            f"{median(shares):.3f} of it ({min(shares):.3f} to {max(shares):.3f})"
         )
 
 
