@@ -217,10 +217,11 @@ class Index:
     def keys(self, rows: Rows) -> list[str]:
         """Keys of some rows, in the order asked."""
         wanted = self._by_shard(rows)
-        result = np.empty(len(wanted.local), object)
+        found: list[str] = []
         for shard, part in wanted.parts:
-            result[part] = self.shard(shard).keys.take(wanted.local[part]).to_pylist()
-        return wanted.as_asked(result).tolist()
+            keys = self.shard(shard).keys
+            found += [keys[row].as_py() for row in wanted.local[part].tolist()]
+        return wanted.as_asked(np.array(found, object)).tolist()
 
     def column(self, name: str) -> Array:
         """A whole column (len,), copied: 1 to 8 bytes a row."""
