@@ -115,17 +115,16 @@ def _watch(caller: _Caller, seconds: float) -> tuple[float, float]:
     assert caller.ident is not None
     clock = time.pthread_getcpuclockid(caller.ident)
     delays = _Delays()
-    free_s = held_s = 0.0
+    held_s = 0.0
     turns = counted = 0
     caller.begin.set()
     started = time.monotonic()
     last, waits, delay = time.clock_gettime(clock), _waits(), delays.seconds()
+    before = last
     while not caller.done:
         now, waits_now = time.clock_gettime(clock), _waits()
         delay_now = delays.seconds()  # lets go of the lock: the caller never waits long for it
-        if waits_now == waits:  # this thread never slept, so the caller did not have the lock
-            free_s += now - last
-        else:
+        if waits_now != waits:  # this thread slept: the caller had the lock
             turns += 1
             if delay_now - delay < LATE_S:
                 counted += 1
@@ -134,7 +133,8 @@ def _watch(caller: _Caller, seconds: float) -> tuple[float, float]:
         elapsed = time.monotonic() - started
         caller.enough = elapsed > seconds and (counted >= ENOUGH_TURNS or elapsed > LONGEST * seconds)
     delays.close()
-    return held_s * turns / max(counted, 1), free_s
+    held_s *= turns / max(counted, 1)
+    return held_s, max(0.0, last - before - held_s)
 
 
 def _waits() -> int:
