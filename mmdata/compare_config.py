@@ -28,18 +28,23 @@ class CompareConfig(Settings):
     """The arm that the others are compared with; it runs first."""
     seeds: Annotated[list[Integer], Field(min_length=2)]
     """Of the weights and of the order of the data; the same for all arms."""
-    pairs: Location
-    """JSONL of a compositional test (see mmdata.pairs)."""
-    primary: str
-    """The type of swap in it that decides."""
-    tuning_seed: Integer
-    """Each arm is tried with each of `tuning` from this seed; what retrieves best on `data.val_shards` it keeps."""
+    pairs: Location | None = None
+    """JSONL of a compositional test (see mmdata.pairs); None: only retrieval on `data.val_shards` is measured."""
+    primary: str = "r1"
+    """What decides: a type of swap in `pairs`, their "mean", or "r1", retrieval."""
     tuning: tuple[tuple[str, ...], ...] = ((),)
+    """Settings that each arm is tried with."""
+    tuning_seed: Integer | None = None
+    """From this seed; what retrieves best on `data.val_shards` an arm keeps. Needed where there is something to try."""
 
     @model_validator(mode="after")
     def _check(self) -> CompareConfig:
         if self.baseline not in self.arms or self.arms[self.baseline].neighbours is not None:
             raise ValueError(f"baseline '{self.baseline}' must be one of the arms, without neighbours of its own")
+        if len(self.tuning) > 1 and self.tuning_seed is None:
+            raise ValueError(f"tuning has {len(self.tuning)} settings to try: give tuning_seed, none of {self.seeds}")
+        if self.pairs is None and self.primary != "r1":
+            raise ValueError(f"primary '{self.primary}' is a type of swap: give pairs, or let r1 (retrieval) decide")
         if self.tuning_seed in self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must differ, also from tuning_seed ({self.tuning_seed}): got {self.seeds}")
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -134,12 +135,34 @@ def test_table_says_what_there_is(folder: Path, lines: list[dict[str, Any]], cap
         (["compare=null"], "no section compare; see configs/mining.yaml for one"),
         (["--table", "train.steps=3"], "results.jsonl': no run of the baseline 'plain' there yet"),
         (["compare.baseline=near"], "baseline 'near' must be one of the arms, without neighbours of its own"),
+        (["compare.primary=color"], "error: compare.primary color: expected one of order, place, mean, r1"),
+        (["compare.pairs=null"], "primary 'order' is a type of swap: give pairs, or let r1 (retrieval) decide"),
+        (["compare.tuning_seed=null"], "tuning has 2 settings to try: give tuning_seed, none of [1, 2]"),
+        (["data.val_shards=null"], "data.val_shards is not set: retrieval on it is measured, and what tuning goes by"),
         (["compare.seeds=[0,1]"], "seeds must differ, also from tuning_seed (0): got [0, 1]"),
     ],
 )
 def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str):
     assert run_tool(folder / "config.yaml", *words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_corpus_without_pairs_is_compared_by_retrieval(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    smaller = ["compare.pairs=null", "compare.primary=r1", "compare.tuning=[[]]", "compare.tuning_seed=null"]
+    smaller += [f"compare.output={tmp_path}", "compare.arms={plain: {}, faster: {settings: [train.lr=1e-2]}}"]
+    assert run_tool(folder / "config.yaml", *smaller) == 0
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [(line["arm"], line["seed"], line["tuned"]) for line in lines] == [
+        ("plain", 1, []),
+        ("faster", 1, []),
+        ("plain", 2, []),
+        ("faster", 2, []),
+    ]
+    printed = capsys.readouterr().out.splitlines()
+    assert "| arm | seeds | r1 | gain over plain (95 %) | seeds won |" in printed
+    assert re.fullmatch(r"plain: \d+\.\d s of processor time a run", printed[-2])
 
 
 def test_signal_in_a_training_ends_the_program(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -32,7 +32,7 @@ from mmdata.config import Config, load_config
 from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.inspect.paired import markdown
-from mmdata.pairs import load_pairs
+from mmdata.pairs import load_pairs, read_pairs
 from mmdata.train import DualEncoder
 from mmdata.train.checkpoint import find_checkpoint, load_checkpoint, load_weights
 from mmdata.train.evaluate import compositional, embed
@@ -65,6 +65,12 @@ def main() -> int:
     if unknown := set(options.arms or []) - set(config.compare.arms):
         raise ConfigError(f"--arms {', '.join(sorted(unknown))}: expected some of {', '.join(config.compare.arms)}")
     torch.set_num_threads(1)
+    if config.data.val_shards is None:
+        raise ConfigError("data.val_shards is not set: retrieval on it is measured, and what tuning goes by")
+    metric = options.metric or config.compare.primary
+    if metric not in (known := metrics_of(config.compare)):
+        named = "--metric" if options.metric else "compare.primary"
+        raise ConfigError(f"{named} {metric}: expected one of {', '.join(known)}")
     experiment = Experiment(options.config, options.overrides, config, config.compare)
     try:
         if not options.table:
@@ -74,8 +80,14 @@ def main() -> int:
                     experiment.result(Run(arm, seed, tuned))
     except Stopped as stopped:
         return int(stopped.args[0])
-    experiment.show(options.metric or config.compare.primary)
+    experiment.show(metric)
     return 0
+
+
+def metrics_of(compare: CompareConfig) -> list[str]:
+    """What runs can be compared by."""
+    swaps = [] if compare.pairs is None else [*sorted({pair.type for pair in read_pairs(compare.pairs)}), "mean"]
+    return [*swaps, "r1"]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -116,8 +128,14 @@ class Experiment:
 
         Never chosen by the pairs: what decides must not have been tuned on.
         """
-        runs = [Run(arm, self._compare.tuning_seed, tuned) for tuned in self._compare.tuning]
-        return max(runs, key=lambda run: self.result(run)["r1"]).tuned
+        if not (tries := self._tries(arm)):
+            return self._compare.tuning[0]
+        return max(tries, key=lambda run: self.result(run)["r1"]).tuned
+
+    def _tries(self, arm: str) -> list[Run]:
+        """The runs that tune an arm; none where there is nothing to choose."""
+        seed, tuning = self._compare.tuning_seed, self._compare.tuning
+        return [] if seed is None or len(tuning) == 1 else [Run(arm, seed, tuned) for tuned in tuning]
 
     def result(self, run: Run) -> Line:
         """The line of results.jsonl of a run, which is made if there is none."""
@@ -133,16 +151,13 @@ class Experiment:
             raise ConfigError(
                 f"'{self._output / RESULTS}': no run of the baseline '{self._compare.baseline}' there yet"
             )
-        first = next(iter(scores[self._compare.baseline].values()))
-        metrics = [name.removesuffix("_blind") for name in first if name.endswith("_blind")] + ["r1"]
-        if metric not in metrics:
-            raise ConfigError(f"--metric {metric}: expected one of {', '.join(metrics)}")
-        columns = [*(name for name in metrics if name != metric), "mean_blind", "mean_shuffled"]
+        columns = [name for name in metrics_of(self._compare) if name != metric]
+        columns += ["mean_blind", "mean_shuffled"] if self._compare.pairs else []
         print("\n".join(markdown(scores, self._compare.baseline, metric, columns)))
         for arm, found in scores.items():
             if seconds := [line["cpu_s"] for line in found.values()]:
-                how = " ".join(self.tune(arm))
-                print(f"{arm}: tuned to {how}; {sum(seconds) / len(seconds):.0f} s of processor time a run")
+                how = f"tuned to {' '.join(self.tune(arm))}; " if self._tries(arm) else ""
+                print(f"{arm}: {how}{sum(seconds) / len(seconds):.1f} s of processor time a run")
 
     def _finished(self) -> dict[str, dict[int, Line]]:
         """For each arm that is tuned its results by seed; of seeds that the baseline has. Makes no run."""
@@ -150,8 +165,7 @@ class Experiment:
         scores: dict[str, dict[int, Line]] = {}
         for arm in self.arms:  # the baseline first: what the digest of neighbours asks of it is then there
             seeds = self._compare.seeds if arm == self._compare.baseline else list(scores[self._compare.baseline])
-            tries = [Run(arm, self._compare.tuning_seed, tuned) for tuned in self._compare.tuning]
-            if any(self._digest(run) not in results for run in tries):
+            if any(self._digest(run) not in results for run in self._tries(arm)):
                 if arm == self._compare.baseline:
                     break
                 continue
@@ -171,7 +185,7 @@ class Experiment:
         line: Line = {"arm": run.arm, "seed": run.seed, "tuned": run.tuned, "digest": self._digest(run)}
         line |= {"r1": sum(scores[name] for name in R1) / 2}
         line |= {"cpu_s": ended - grouped, "neighbours_s": grouped - started}
-        line |= evaluate(folder, self._compare.pairs)
+        line |= {} if self._compare.pairs is None else evaluate(folder, self._compare.pairs)
         with (self._output / RESULTS).open("a") as file:
             file.write(json.dumps(line) + "\n")
 

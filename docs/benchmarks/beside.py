@@ -75,8 +75,10 @@ def other_program(given: argparse.Namespace) -> Iterator[Callable[[], float]]:
             process.send_signal(signal.SIGSTOP)
             return rate
 
-        yield measure
-        process.kill()
+        try:
+            yield measure
+        finally:
+            process.kill()  # also where it is stopped
 
 
 def main() -> None:

@@ -148,7 +148,9 @@ class _BatchInProgress:
         """The batch and its account; all units must be done."""
         self._do(self._collate, range(0))
         bad = {**self._bad_captions, **self._bad_images}  # image and caption both bad: one line for the row
-        return Made(self._batch, [bad[i] for i in sorted(bad)], self._sum_up())
+        made = Made(self._batch, [bad[i] for i in sorted(bad)], self._sum_up())
+        del self._batch, self._pixels  # a thread that is late to let go of its unit keeps this alive, but not them
+        return made
 
     def _do(self, work: Callable[[_Part], None], samples: range) -> None:
         """A part of the work, under a clock of its own; nothing where another part has failed."""

@@ -236,7 +236,7 @@ class Loader:
         epoch, num_steps = self._epoch, len(self)
         try:
             for step in range(self._yielded, num_steps):
-                yield self._take(epoch, step, num_steps)  # and keep no reference: who drops it frees its memory
+                yield self._take(epoch, step, num_steps)  # no reference stays here: its user frees its memory
                 if self._current is not current:
                     raise RuntimeError(
                         "a newer iteration over this loader has begun and moved its position; "

@@ -143,11 +143,11 @@ class Columns:
     """One shard's columns: views of the mapped file, each made when first asked for.
 
     Args:
-        batch: the Arrow record batch of the file.
+        record_batch: the Arrow record batch of the file.
     """
 
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
+    def __init__(self, record_batch: Any) -> None:  # pyarrow has no types
+        self._arrow = record_batch
         self._fixed: dict[str, npt.NDArray[Any]] = {}
         self._lists: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[Any]]] = {}
 
@@ -192,18 +192,18 @@ class Columns:
     @cached_property
     def keys(self) -> Any:
         """Arrow strings (rows,)."""
-        return self.batch.column("key")
+        return self._arrow.column("key")
 
     def fixed(self, name: str) -> npt.NDArray[Any]:
         """A column of `FIXED`: (rows,)."""
         if name not in self._fixed:
-            self._fixed[name] = self.batch.column(name).to_numpy()
+            self._fixed[name] = self._arrow.column(name).to_numpy()
         return self._fixed[name]
 
     def lists(self, name: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
         """A column of `LISTS`: offsets (rows + 1,) and values; row r has values[offsets[r]:offsets[r + 1]]."""
         if name not in self._lists:
-            column = self.batch.column(name)
+            column = self._arrow.column(name)
             self._lists[name] = column.offsets.to_numpy(), column.values.to_numpy()
         return self._lists[name]
 
