@@ -106,7 +106,7 @@ def print_comparison(console: Console, data: DataConfig, names: list[str], *, st
             soft_wrap=True,
         )
     data = fitted
-    rates = compare(data, names, steps=steps, rounds=rounds)
+    rates = compare(data, names, steps=steps, rounds=rounds, said=console.print)
     table = Table(box=None)
     for title in ("loader", "samples/s", "mmdata is"):
         table.add_column(title, justify="left" if title == "loader" else "right")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from statistics import median
 
 from mmdata.cores import most_workers
@@ -36,7 +37,9 @@ def peers_of(names: str) -> list[str]:
     return list(dict.fromkeys(listed))
 
 
-def compare(data: DataConfig, names: list[str], *, steps: int, rounds: int) -> dict[str, float]:
+def compare(
+    data: DataConfig, names: list[str], *, steps: int, rounds: int, said: Callable[[str], None] = lambda _: None
+) -> dict[str, float]:
     """Samples a second of mmdata and of other loaders: medians of `rounds` runs in turn.
 
     Args:
@@ -44,15 +47,17 @@ def compare(data: DataConfig, names: list[str], *, steps: int, rounds: int) -> d
         names: of `PEERS`.
         steps: batches that are timed in each run, after the first three.
         rounds: runs of each.
+        said: called with a line after each run.
 
     Raises:
         ConfigError: the others cannot read such shards or make such batches, or one of them failed.
     """
     check_comparable(data, open_index(data), names)
     rates: dict[str, list[float]] = {name: [] for name in ("mmdata", *names)}
-    for _ in range(rounds):
+    for number in range(rounds):
         for name, found in rates.items():
             found.append(_run(data, name, steps))
+            said(f"run {number + 1} of {rounds}: {name} {found[-1]:,.0f} samples/s")
     return {name: median(found) for name, found in rates.items()}
 
 

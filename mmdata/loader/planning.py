@@ -77,6 +77,12 @@ def build_plan(data: DataConfig, index: Index, tokenizer: Tokenizer, *, count_le
     needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
     lengths = caption_lengths(index, tokenizer) if needed else None
     rows = IndexRows(index, lengths=lengths, limit=data.limit)
+    if data.global_batch_size > rows.starts[-1] and data.token_budget is None:
+        logger.warning(
+            "data.global_batch_size is %d, and there are %d rows: each batch is filled up with rows that are masked",
+            data.global_batch_size,
+            rows.starts[-1],
+        )
     return Plan(
         rows,
         bucket_policy(data, index, lengths),

@@ -116,7 +116,9 @@ def _imported(name: str) -> Any:
     try:
         found: Any = getattr(importlib.import_module(module), attribute) if colon else None
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"transform '{name}': {error}") from error
+        where = "; a file of the current folder is found with PYTHONPATH=. or by `python -m mmdata`"
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module
+        raise ConfigError(f"transform '{name}': {error}{where if missing else ''}") from error
     if not callable(found):
         raise ConfigError(f"transform '{name}': expected train, eval, or 'module:callable'")
     return found

@@ -32,6 +32,7 @@ def test_command_compares_and_says_what_each_does(square: dict[str, Any], tmp_pa
     flags = ["--steps", "2", "--rounds", "1", "--against", "webdataset,torch"]
     status, output, errors = command("bench", str(tmp_path / "c.yaml"), *flags)
     assert (status, errors) == (0, "")
+    assert re.search(r"run 1 of 1: torch [\d,]+ samples/s", output)
     assert re.search(r"mmdata +[\d,]+ +as configured", output)
     assert re.search(r"webdataset +[\d,]+ +[\d.]+x +as OpenCLIP uses it: Pillow", output)
     assert re.search(r"torch +[\d,]+ +[\d.]+x +DataLoader over a Dataset", output)

@@ -156,6 +156,14 @@ def test_loader_lengths_that_the_index_lacks_are_counted(
 # World sizes and workers
 
 
+def test_loader_warns_of_a_batch_larger_than_the_corpus(corpus: Corpus, caplog: pytest.LogCaptureFixture):
+    assert len(corpus.loader(global_batch_size=50)) >= 1
+    assert "global_batch_size" not in caplog.text
+    loader = corpus.loader(global_batch_size=64, num_text_buckets=1, image_buckets=[[32, 32]])
+    assert len(loader) == 1
+    assert "data.global_batch_size is 64, and there are 50 rows: each batch is filled up with rows" in caplog.text
+
+
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (8, 1)])
 def test_loader_global_batches_are_the_same_for_all(
     corpus: Corpus, same: Same, join: Join, world_size: int, num_workers: int

@@ -134,7 +134,7 @@ def test_pixels_users_transform_that_fails_is_a_bad_sample(users: str, image: Te
     ("kind", "message"),
     [
         ("trian", r"transform 'trian': expected train, eval, or 'module:callable'"),
-        ("no_such_module:crop", r"transform 'no_such_module:crop': No module named 'no_such_module'"),
+        ("no_such_module:crop", r"No module named 'no_such_module'; a file of the current folder is found with "),
         ("transforms_of_users:none", r"transform '.*:none': module 'transforms_of_users' has no attribute 'none'"),
         ("transforms_of_users:NUMBER", r"transform '.*:NUMBER': expected train, eval, or 'module:callable'"),
     ],
