@@ -106,7 +106,8 @@ def _options(shard: str) -> dict[str, Any]:
 
 
 def _unreadable(name: str, offset: int, error: Exception) -> DataError:
+    cause = error.__cause__ or error  # fsspec calls a refused connection a missing file
     return DataError(
-        f"shard '{name}', byte {offset}: cannot be read ({type(error).__name__}: {error}); "
+        f"shard '{name}', byte {offset}: cannot be read ({type(cause).__name__}: {cause}); "
         "is it whole, and its server up? A stream does not resume within a shard"
     )

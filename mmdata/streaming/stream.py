@@ -124,10 +124,10 @@ class Stream:
         self._current: object = None  # the iteration whose position it is
         self._kept: tuple[Place, Passes] | None = None  # where an epoch ended; no thread is at them
         logger.warning(
-            "a stream of %d shards without an index: it cannot promise each sample once over all ranks in an epoch, "
-            "exact resume without reading the shards again, or, without steps_per_epoch, equally many steps on each "
-            "rank; `mmdata index` and mmdata.Loader do",
+            "a stream of %d shards: it cannot promise each sample once over all ranks in an epoch, exact resume without "
+            "reading the shards again%s; mmdata.Loader does, over shards with an index, which `mmdata index` makes",
             len(shards),
+            "" if steps_per_epoch else ", or, without steps_per_epoch, equally many steps on each rank",
         )
 
     def __len__(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import logging
 import math
+import socket
 import threading
 from itertools import chain, islice
 
@@ -233,6 +234,20 @@ def test_stream_says_once_what_it_cannot_promise(shards, config, caplog):
     (record,) = [record.message for record in caplog.records if "cannot promise" in record.message]
     for word in ("4 shards", "once over all ranks", "exact resume", "equally many steps", "`mmdata index`"):
         assert word in record
+
+
+def test_stream_with_a_number_of_steps_promises_equally_many(shards, config, caplog):
+    mmdata.stream(shards, config(), steps_per_epoch=3)
+    assert "cannot promise each sample once" in caplog.text
+    assert "equally many steps" not in caplog.text
+
+
+def test_server_that_is_not_there_is_said(config):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and does not listen
+        shard = f"http://127.0.0.1:{free.getsockname()[1]}/a.tar"
+        with pytest.raises(DataError, match=r"byte 0: cannot be read \(ClientConnectorError: Cannot connect to host"):
+            next(iter(mmdata.stream([shard], config(num_workers=0))))
 
 
 def test_stream_left_early_leaves_no_thread(shards, config):
