@@ -106,8 +106,9 @@ def _options(shard: str) -> dict[str, Any]:
 
 
 def _unreadable(name: str, offset: int, error: Exception) -> DataError:
-    cause = error.__cause__ or error  # fsspec calls a refused connection a missing file
+    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, OSError):
+        error = error.__cause__  # fsspec calls a refused connection a missing file
     return DataError(
-        f"shard '{name}', byte {offset}: cannot be read ({type(cause).__name__}: {cause}); "
+        f"shard '{name}', byte {offset}: cannot be read ({type(error).__name__}: {error}); "
         "is it whole, and its server up? A stream does not resume within a shard"
     )

@@ -124,8 +124,8 @@ class Stream:
         self._current: object = None  # the iteration whose position it is
         self._kept: tuple[Place, Passes] | None = None  # where an epoch ended; no thread is at them
         logger.warning(
-            "a stream of %d shards: it cannot promise each sample once over all ranks in an epoch, exact resume without "
-            "reading the shards again%s; mmdata.Loader does, over shards with an index, which `mmdata index` makes",
+            "a stream of %d shards: it cannot promise each sample once over all ranks in an epoch, or exact resume "
+            "without reading the shards again%s; mmdata.Loader does, over an index, which `mmdata index` makes",
             len(shards),
             "" if steps_per_epoch else ", or, without steps_per_epoch, equally many steps on each rank",
         )
