@@ -230,8 +230,7 @@ class _SideProcess:
 
     def tell(self, what: str, run: int, **more: int) -> None:
         """Ask for something, and say which memory nothing looks at any more."""
-        dropped = [self._memory.dropped.popleft() for _ in range(len(self._memory.dropped))]
-        self._send({"do": what, "run": run, "dropped": dropped, **more}, f"'{what}'")
+        self._send({"do": what, "run": run, **self._memory.news(), **more}, f"'{what}'")
 
     def take(self, epoch: int, step: int) -> Made:
         """Its next batch, which is that of the given step."""
@@ -272,6 +271,11 @@ class _SideProcess:
                 return message, files
 
     def _gone(self, when: str) -> LoadError:
+        if not self._ending.alive:
+            return LoadError(
+                f"the loader's side process {self._process.pid} was closed, {when}: the program ends, or another "
+                f"thread has met an error. {AGAIN}"
+            )
         code = self._process.wait()  # its end of the socket is closed: it has ended
         name = f"the loader's side process {self._process.pid} is gone"
         if code < 0:

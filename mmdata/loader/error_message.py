@@ -16,7 +16,7 @@ class SideTraceback(Exception):
         super().__init__(f"in the loader's side process:\n{text}")
 
 
-def message_of(error: Exception) -> dict[str, str]:
+def message_of(error: BaseException) -> dict[str, str]:
     """What is sent of an error that is being handled."""
     return {"type": type(error).__name__, "text": str(error), "traceback": traceback.format_exc()}
 

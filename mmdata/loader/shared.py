@@ -24,6 +24,7 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError
 from mmdata.loader.assemble import Made
+from mmdata.loader.forks import forks
 from mmdata.loader.ledger import LedgerEntry
 from mmdata.loader.slots import SlotRing
 from mmdata.loader.stats import Stats
@@ -52,34 +53,40 @@ class Channel:
         """Send a message; threads take turns.
 
         Raises:
-            EOFError: the other side has closed its end, or is gone.
+            EOFError: the other side has closed its end, or is gone; or this end is closed.
         """
         body = json.dumps(message).encode()
         try:
             with self._lock:
                 socket.send_fds(self._socket, [len(body).to_bytes(8, "big")], files)
                 self._socket.sendall(body)
-        except ConnectionError as error:
-            raise EOFError from error
+        except OSError as error:
+            if self._is_end(error):
+                raise EOFError from error
+            raise
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
         """Wait for the next message; one thread only.
 
         Raises:
-            EOFError: the other side has closed its end, or is gone.
+            EOFError: the other side has closed its end, or is gone; or this end is closed.
             ConfigError: this process may not open as many files as have come.
         """
         try:
             header, files, flags, _ = socket.recv_fds(self._socket, 8, MAX_FILES)
             body = self._read(int.from_bytes(header + self._read(8 - len(header)), "big"))
-        except ConnectionError as error:
-            raise EOFError from error
+        except OSError as error:
+            if self._is_end(error):
+                raise EOFError from error
+            raise
         if flags & socket.MSG_CTRUNC:
             raise ConfigError(f"data.workers process: too many open files in process {os.getpid()}; {REMEDY}")
         return json.loads(body), list(files)
 
     def wait(self, seconds: float) -> bool:
-        """Whether a message, or the end, has come within so many seconds."""
+        """Whether a message, or the other side's end, has come within so many seconds."""
+        if self._closed:
+            return False
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
@@ -87,6 +94,13 @@ class Channel:
     def close(self) -> None:
         """Close this end: the other side reads EOFError."""
         self._socket.close()
+
+    @property
+    def _closed(self) -> bool:
+        return self._socket.fileno() == -1
+
+    def _is_end(self, error: OSError) -> bool:
+        return self._closed or isinstance(error, ConnectionError)
 
     def _read(self, size: int) -> bytes:
         parts: list[bytes] = []
@@ -163,14 +177,10 @@ class LentMemory:
 
 
 class MappedMemory:
-    """Buffers of another process.
-
-    Attributes:
-        dropped: numbers of those that nothing looks at any more, and that the other process does not know of.
-    """
+    """Buffers of another process."""
 
     def __init__(self) -> None:
-        self.dropped: deque[int] = deque()
+        self._dropped: deque[int] = deque()  # that the other process does not know of
         self._buffers: dict[int, NDArray[np.uint8]] = {}
 
     def add(self, number: int, size: int, file: int) -> None:
@@ -193,8 +203,20 @@ class MappedMemory:
     def view(self, number: int) -> NDArray[np.uint8]:
         """A buffer's bytes; its number is dropped once nothing looks at them any more."""
         view = self._buffers[number][:]
-        weakref.finalize(view, self.dropped.append, number).atexit = False
+        weakref.finalize(view, self._dropped.append, number).atexit = False
         return view
+
+    def news(self) -> dict[str, Any]:
+        """What the other process is to know.
+
+        Returns:
+            dropped: numbers of buffers that nothing here looks at any more; forks: how often this process has forked.
+            A child's batches lie in the same memory: what was lent at a fork must not be written again, and the
+            count of that fork comes no later than the numbers of what was lent then.
+        """
+        with forks.lock:
+            dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+            return {"dropped": dropped, "forks": forks.count}
 
 
 @dataclass(frozen=True)

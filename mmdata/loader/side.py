@@ -56,7 +56,7 @@ def main(descriptor: int) -> None:
             side.take(channel.receive()[0])
     except EOFError:
         pass
-    except Exception as error:
+    except BaseException as error:  # a user's module may end with SystemExit
         with suppress(EOFError):
             channel.send({"error": message_of(error)})
     os._exit(0)  # nobody waits for what the workers do
@@ -108,8 +108,9 @@ class Side:
         data = DataConfig.model_validate(settings["data"])
         self._channel = channel
         self._memory = LentMemory()
-        self._rest = SlotRing(self._memory.allocate)
-        self._worker = Worker.from_config(data, slots=SlotRing(self._memory.allocate))
+        self._pixels, self._rest = SlotRing(self._memory.allocate), SlotRing(self._memory.allocate)
+        self._forks = 0  # of the other side
+        self._worker = Worker.from_config(data, slots=self._pixels)
         plan = build_plan(data, self._worker.index, self._worker.tokenizer)
         self._tasks = Tasks(plan, self._worker, rank=settings["rank"], world_size=settings["world_size"])
         self._places, self._num_threads = settings["places"], settings["threads"]
@@ -121,6 +122,10 @@ class Side:
 
     def take(self, message: dict[str, Any]) -> None:
         """Do what a message asks for."""
+        if message["forks"] != self._forks:
+            self._forks = message["forks"]
+            self._pixels.forget_lent()  # a forked child looks at it for as long as it likes, and tells nobody
+            self._rest.forget_lent()
         for number in message["dropped"]:
             del self._lent[number]
         if message["do"] == "begin":
@@ -157,7 +162,7 @@ class Side:
             pass  # it was not to go on into the next epoch
         except EOFError:
             os._exit(0)  # the other side is gone
-        except Exception as error:
+        except BaseException as error:  # a user's transform may end with SystemExit; the other side waits for this
             if not run.stopped:
                 self._channel.send({"run": run.number, "error": message_of(error)})
 

@@ -35,6 +35,11 @@ class SlotRing:
         self._free: list[NDArray[np.uint8]] = []
         self._lock = threading.Lock()
 
+    def forget_lent(self) -> None:
+        """Never lend again what is lent now: it is freed when the last tensor that shares it is gone."""
+        with self._lock:
+            self._free = self._free.copy()  # what is lent comes back to the old list, which goes with the last of it
+
     def lend(self, shape: tuple[int, ...]) -> Tensor:
         """A uint8 tensor of the given shape; what it holds is arbitrary."""
         size = math.prod(shape)

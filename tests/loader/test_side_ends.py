@@ -95,6 +95,35 @@ def test_side_killed_by_a_batch_again_and_again_is_an_error(
     assert sides() == []
 
 
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt", "GeneratorExit"])
+def test_side_transform_that_would_end_a_program_is_an_error(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    transforms(tmp_path, monkeypatch, f"def end(image, size, generator):\n    raise {kind}('no licence')")
+    with pytest.raises(LoadError, match=f"^{kind}: no licence$") as caught:
+        list(corpus.loader(**SIDE, transform="my_transforms:end"))
+    assert "my_transforms.py" in str(caught.value.__cause__)
+    assert sides() == []
+
+
+def test_side_module_that_would_end_a_program_is_an_error(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    text = f"""
+    import os
+
+    if os.getpid() != {os.getpid()}:
+        raise SystemExit("no licence")
+
+    def mine(image, size, generator):
+        return image
+    """
+    transforms(tmp_path, monkeypatch, text)
+    with pytest.raises(LoadError, match=r"^SystemExit: no licence$"):
+        list(corpus.loader(**SIDE, transform="my_transforms:mine"))
+    assert sides() == []
+
+
 def test_side_goes_on_into_the_next_epoch_while_nobody_asks(corpus: Corpus, same: Same):
     loader, threads = corpus.loader(**SIDE), corpus.loader()
     assert all(same(a, b) for a, b in zip(loader, threads, strict=True))
@@ -152,6 +181,50 @@ def test_side_says_nothing_at_an_interrupt(corpus: Corpus, tmp_path: Path):
     assert err.rstrip().endswith("KeyboardInterrupt")
     assert "in the loader's side process" not in err
     assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "last"),
+    [
+        ("", 0, ""),
+        ("sys.exit(3)", 3, ""),
+        ("raise KeyError('mine')", 1, "KeyError: 'mine'"),
+        ("import signal; signal.raise_signal(signal.SIGINT)", -signal.SIGINT, "KeyboardInterrupt"),
+        ("import builtins; builtins.kept = loader, batches", 0, ""),
+        ("from itertools import cycle; endless = cycle(loader); next(endless)", 0, ""),
+    ],
+)
+def test_side_says_nothing_when_a_program_ends_in_mid_epoch(
+    corpus: Corpus, tmp_path: Path, end: str, code: int, last: str
+):
+    with program(corpus, tmp_path, end) as started:
+        _, err = started.communicate(timeout=60)
+    assert (err.count("Traceback"), (err.splitlines() or [""])[-1], started.returncode) == (bool(last), last, code)
+
+
+def test_side_closed_while_a_thread_waits_is_no_death_to_be_replaced(corpus: Corpus, caplog: pytest.LogCaptureFixture):
+    # As a daemon thread's at the end of the program.
+    loader = corpus.loader(**SIDE)
+    raised: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            while True:
+                list(loader)
+        except LoadError as error:
+            raised.append(error)
+
+    next(iter(loader))
+    (pid,) = sides()
+    os.kill(pid, signal.SIGSTOP)  # the thread soon waits for it
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.5)
+    loader._source.close()
+    thread.join(60)
+    message = rf"side process {pid} was closed, epoch 0, step \d was to come next: the program ends, or another thread"
+    assert re.search(message, str(raised[0]))
+    assert (caplog.records, sides()) == ([], [])
 
 
 def test_side_interrupted_loader_goes_on(corpus: Corpus, tmp_path: Path):
