@@ -19,7 +19,7 @@ from torch import Tensor
 from mmdata.train import distributed
 from mmdata.train.extra import ExtraNegatives
 from mmdata.train.miners import AnyMiner
-from mmdata.train.pairs import Pairs
+from mmdata.train.pairs import Pairs, weighted_log_sum_exp, weighted_sum
 from mmdata.train.tiles import log_sum_exps
 
 
@@ -178,8 +178,7 @@ def triplet_loss(
 
     def hinge(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None) -> Tensor:
         own = scores.where(positives, 0.0).sum(1, keepdim=True)  # (b, 1)
-        losses = F.relu(margin + scores - own).where(negatives, 0.0)
-        return (losses if weights is None else losses * weights).sum(1)
+        return weighted_sum(F.relu(margin + scores - own), negatives, weights)
 
     pairs = Pairs.gather(image_features, text_features, valid, same=same)
     with _full_precision(image_features):
@@ -277,10 +276,8 @@ def _over_extra(pairs: Pairs, anchors: Tensor, logit_scale: Tensor, extra: Extra
 def _infonce(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor) -> Tensor:
     logits = scale * scores
     own = logits.where(positives, 0.0).sum(1) / positives.sum(1)  # (b,)
-    if weights is not None:
-        logits = logits + weights.log()
     # Masked after scaling: -inf before it would make scale's gradient 0 * -inf. Positives always stay.
-    return logits.where(negatives | positives, -torch.inf).logsumexp(1) - own
+    return weighted_log_sum_exp(logits, negatives | positives, weights) - own
 
 
 def _sigmoid(
@@ -289,9 +286,7 @@ def _sigmoid(
     logits = scale * scores + bias
     # logsigmoid is exact at both ends; softplus drops what is below e^-20 beside 1.
     losses = -F.logsigmoid(logits.where(positives, -logits))
-    if weights is not None:
-        losses = losses * weights
-    return losses.where(negatives | positives, 0.0).sum(1)
+    return weighted_sum(losses, negatives | positives, weights)
 
 
 def _full_precision(features: Tensor) -> torch.autocast:

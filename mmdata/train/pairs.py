@@ -14,11 +14,16 @@ from mmdata.train.extra import ExtraNegatives
 from mmdata.train.miners import AnyMiner, Side, for_block
 from mmdata.train.rowwise import rowwise_sum
 
+STEEPEST = 10.0
+"""Log of the steepest gradient by a weight of 0: a negative far above all that were drawn would leave no other gradient
+in float16, and at a scale of 100 none in float32."""
+
 AnchorLoss = Callable[..., Tensor]
 """(scores, positives, negatives, weights, *scalars) to what each of b anchors loses, (b,).
 
 Scores are cosines (b, N); positives and chosen negatives bool (b, N); weights of the negatives (b, N), above 0 and 1
-where there is no negative, or None where all are 1; scalars those that `Pairs.sum_over` was given.
+where there is no negative, or None where all are 1; scalars those that `Pairs.sum_over` was given. Where a negative was
+weighed 0, weights - 1 is 0 with the gradient of that weight: `weighted_sum` and `weighted_log_sum_exp` pass it on.
 """
 
 
@@ -186,6 +191,42 @@ class Pairs:
         return found
 
 
+def weighted_sum(losses: Tensor, kept: Tensor, weights: Tensor | None) -> Tensor:
+    """The sum of each row's kept losses by their weights, and of the others by 0, with the gradient of those weights.
+
+    Args:
+        losses: (b, N), finite.
+        kept: bool (b, N).
+        weights: (b, N), as in `AnchorLoss`.
+
+    Returns:
+        (b,).
+    """
+    if weights is None:
+        return losses.where(kept, 0.0).sum(1)
+    return (losses * weights.where(kept, weights - 1)).sum(1)
+
+
+def weighted_log_sum_exp(logits: Tensor, kept: Tensor, weights: Tensor | None) -> Tensor:
+    """log(sum of weight · exp(logit)) of each row's kept logits; the others as in `weighted_sum`.
+
+    To first order a weight w near 0 adds w · exp(logit - the log of the sum).
+
+    Args:
+        logits: (b, N), finite.
+        kept: bool (b, N), one a row at least.
+        weights: (b, N), as in `AnchorLoss`.
+
+    Returns:
+        (b,).
+    """
+    if weights is None:
+        return logits.where(kept, -torch.inf).logsumexp(1)
+    total = (logits + weights.log()).where(kept, -torch.inf).logsumexp(1)
+    slopes = (logits - total[:, None]).detach().clamp(max=STEEPEST).exp()
+    return total + (slopes * (weights - 1).where(~kept, 0.0)).sum(1)
+
+
 def _as_chosen(chosen: Tensor, negatives: Tensor, miner: AnyMiner) -> tuple[Tensor, Tensor | None]:
     """The negatives kept, bool (b, N), and their weights where the miner gave some."""
     if chosen.shape != negatives.shape:
@@ -193,7 +234,8 @@ def _as_chosen(chosen: Tensor, negatives: Tensor, miner: AnyMiner) -> tuple[Tens
     if chosen.dtype == torch.bool:
         return chosen & negatives, None
     kept = (chosen > 0) & negatives
-    return kept, chosen.where(kept, 1.0)
+    dropped = (chosen == 0) & negatives
+    return kept, chosen.where(kept, 1.0) + chosen.where(dropped, 0.0)
 
 
 def _cleaned(features: Tensor, valid: Tensor | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import permutations
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.autograd import gradcheck
 
 from mmdata.train import losses, miners
 from mmdata.train.miners.sampling import relaxed_top_k
+from mmdata.train.pairs import weighted_log_sum_exp
 
 DRAWS = 20_000
 UNLIKELY = 1e-3  # the seed is fixed: a right sampler passes always
@@ -172,6 +174,41 @@ def test_straight_through_has_the_gradient_of_the_relaxed_weights_at_the_drawn_o
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
     ours, theirs = (torch.autograd.grad(loss, (images, texts)) for loss in (found, expected))
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "triplet"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_straight_through_adds_nothing_at_scale_100_and_keeps_the_gradient_finite(kind: str, dtype: torch.dtype):
+    images = torch.eye(4)[:3].to(dtype)
+    texts = torch.tensor([[0.0, 0, 0, 1], [0.6, 0.8, 0, 0], [0, 0, 1, 0]]).to(dtype)  # the first: 0, against 0.6 and 0
+
+    def loss(gradient: Any) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)  # draws the text at 0.6 not: 60 nats more than all that is drawn
+        miner, own = miners.GumbelTopK(1, 10.0, gradient), images.clone().requires_grad_()
+        scale, bias = torch.tensor(100.0), torch.tensor(-10.0)
+        if kind == "clip":
+            value = losses.clip_loss(own, texts, scale, miner=miner)
+        elif kind == "siglip":
+            value = losses.siglip_loss(own, texts, scale, bias, miner=miner)
+        else:
+            value = losses.triplet_loss(own, texts, miner=miner)
+        return value.detach(), torch.autograd.grad(value, own)[0]
+
+    (plain, _), (straight, grad) = loss("none"), loss("straight_through")
+    assert straight == plain
+    assert grad.isfinite().all()
+
+
+def test_gradient_of_a_weight_of_0_is_the_share_in_the_softmax_up_to_its_bound():
+    logits = torch.tensor([[0.0, 2.0, 1.0, 60.0]], dtype=torch.float64)
+    kept = torch.tensor([[True, True, False, False]])
+    weights = torch.ones(1, 4, dtype=torch.float64, requires_grad=True)  # 1 - 1 = 0 where it is not kept
+    value = weighted_log_sum_exp(logits, kept, weights)
+    total = 1 + math.e**2
+    torch.testing.assert_close(value, torch.tensor([math.log(total)], dtype=torch.float64), rtol=1e-14, atol=0)
+    (grad,) = torch.autograd.grad(value.sum(), weights)
+    expected = torch.tensor([[1 / total, math.e**2 / total, math.e / total, math.e**10]], dtype=torch.float64)
+    torch.testing.assert_close(grad, expected, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,9 @@ class Miner(Protocol):
 
         Returns:
             (b, N): bool, True keeps a negative; or float weights >= 0, 0 drops it. Entries outside `negatives`
-            are ignored. A weight w counts as w equal negatives would.
+            are ignored. A weight w counts as w equal negatives would. Weights may carry gradient, and one of 0 too: it
+            adds nothing to a loss, and gets the loss's derivative by it. Where the loss has a softmax that is
+            exp(logit) / the sum of the row's exp(logit), and e¹⁰ = 22,026 where it is more.
         """
         ...
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from mmdata.train.miners.protocol import check_at_least_one, highest
 
-NEGLIGIBLE = 1e-20
-"""Weight of negatives that are not chosen, straight-through: it adds nothing to a loss, yet has a gradient."""
 BISECTIONS = 20
 
 
@@ -25,7 +23,8 @@ class GumbelTopK:
     The k highest of score / temperature + Gumbel noise are such a draw. Three ways to treat what was drawn:
     "none" keeps the k and has no gradient of its own; "relaxed" weighs each negative by
     sigmoid((perturbed + c) / softness), with c such that the weights of a row add up to k; "straight_through" keeps the
-    k with weight 1 and takes the gradient of the relaxed weights, those of negatives that were not drawn included.
+    k with weight 1, so that the loss is that of "none", and takes the gradient of the relaxed weights, those of
+    negatives that were not drawn included (how steep that may be: `Miner`).
 
     Args:
         k: negatives drawn a row, at least 1; rows with no more than k keep them all.
@@ -67,8 +66,7 @@ class GumbelTopK:
         weights = relaxed_top_k(perturbed / self.softness, negatives, self.k)
         if self.gradient == "relaxed":
             return weights
-        drawn = highest(perturbed, negatives, self.k).to(weights.dtype).clamp(min=NEGLIGIBLE)
-        return drawn + (weights - weights.detach())
+        return highest(perturbed, negatives, self.k).to(weights.dtype) + (weights - weights.detach())
 
 
 @dataclass(frozen=True)
