@@ -26,7 +26,8 @@ def rowwise_sum(row_loss: RowLoss, anchors: Tensor, columns: Tensor, scalars: Se
         row_loss: called block by block, once; each anchor's loss may depend on the whole row of its similarities.
         anchors: (B, D).
         columns: (N, D), of the same floating type.
-        scalars: what else gets a gradient, such as scale and bias; handed to `row_loss`.
+        scalars: what else gets a gradient, such as scale and bias; handed to `row_loss`, in the anchors' type where
+            their own is narrower.
 
     Returns:
         Scalar.
@@ -34,6 +35,8 @@ def rowwise_sum(row_loss: RowLoss, anchors: Tensor, columns: Tensor, scalars: Se
     Example:
         The hardest pair of each anchor: rowwise_sum(lambda scores, rows: scores.amax(1), anchors, columns).
     """
+    # Their gradients add up over blocks in this type, and autograd casts them back once.
+    scalars = [scalar.to(torch.promote_types(scalar.dtype, anchors.dtype)) for scalar in scalars]
     if not torch.is_grad_enabled():
         losses = [row_loss(anchors[r] @ columns.T, r, *scalars).sum() for r in _blocks(anchors, columns)]
         return torch.stack([anchors.new_zeros(()), *losses]).sum()

@@ -30,7 +30,8 @@ def log_sum_exps(
         columns: (N, D), of the same floating type.
         exclude: takes pairs out of the sums.
         first: row i's partner is column first + i.
-        scale: scalar, multiplied in tile by tile: scaled rows would be a copy of them all; None: 1.
+        scale: scalar of any floating type, multiplied in tile by tile: scaled rows would be a copy of them all;
+            None: 1.
 
     Returns:
         (B,) over the columns and (N,) over the rows: -inf, with gradient 0, where all pairs are excluded. (B,)
@@ -40,7 +41,8 @@ def log_sum_exps(
     Example:
         rows [[1., 0.]], columns [[0., 1.], [ln 3, 0.]], nothing excluded: [ln 4], [0., ln 3], [0.].
     """
-    scale = rows.new_ones(()) if scale is None else scale
+    # In the rows' type, so that its gradient adds up over tiles in that, and autograd casts it back once.
+    scale = rows.new_ones(()) if scale is None else scale.to(rows.dtype)
     return _LogSumExps.apply(rows, columns, scale, exclude, first)  # type: ignore[no-any-return]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
-from mmdata.train import losses, tiles
+from mmdata.train import losses, miners, tiles
 from mmdata.train.rowwise import rowwise_sum
 from mmdata.train.tiles import log_sum_exps
 from tests.train.compare import LOSSES, assert_equal, features, scalar, value_and_gradients
@@ -125,6 +125,38 @@ def test_rowwise_sum_gives_each_block_its_rows_once(elements: int, monkeypatch: 
     ours = value_and_gradients(rowwise_sum(hardest, anchors, columns, [scale]), *inputs)
     assert seen == [0, 1, 2, 3, 4, 5]
     assert_equal(ours, value_and_gradients((scale * (anchors @ columns.T).amax(1)).sum(), *inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("miner", [None, miners.All()])
+def test_narrow_scale_and_bias_add_up_in_float32(
+    dtype: torch.dtype, miner: miners.Miner | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", 512)  # a tile a row
+    images, texts = (x.float() for x in features(512))
+
+    def gradients(of: torch.dtype) -> list[torch.Tensor]:
+        scale, bias = scalar(10.0, of), scalar(-10.0, of)
+        clip = losses.clip_loss(images, texts, scale, miner=miner)
+        siglip = losses.siglip_loss(images, texts, scale, bias, miner=miner)
+        return [*torch.autograd.grad(clip, scale), *torch.autograd.grad(siglip, (scale, bias))]
+
+    found, exact = gradients(dtype), gradients(torch.float32)
+    assert [x.dtype for x in found] == [dtype] * 3
+    torch.testing.assert_close([x.float() for x in found], exact, rtol=torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("miner", [None, miners.All()])
+def test_wide_scale_of_one_element_goes_with_float32_features(miner: miners.Miner | None):
+    images, texts = (x.float() for x in features(9))
+    scale = torch.tensor([10.0], dtype=torch.float64, requires_grad=True)
+    plain = scalar(10.0, torch.float32)
+    found = losses.clip_loss(images, texts, scale, miner=miner)
+    expected = losses.clip_loss(images, texts, plain, miner=miner)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    grads = [torch.autograd.grad(loss, by)[0] for loss, by in ((found, scale), (expected, plain))]
+    assert (grads[0].shape, grads[0].dtype) == ((1,), torch.float64)
+    torch.testing.assert_close(grads[0].item(), grads[1].item(), rtol=1e-5, atol=0)
 
 
 def test_backward_twice_adds_the_gradient_twice():
