@@ -11,7 +11,7 @@ from typing import Any
 
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError
-from mmdata.train.batches import Batches
+from mmdata.train.batches import Batches, HasIndex
 
 
 class FirstBatches:
@@ -44,6 +44,8 @@ class FirstBatches:
         self._kept: list[Batch] = []
         self._step = 0
         self._begin = batches.state_dict()  # of the loader, before its first batch
+        if isinstance(batches, HasIndex):
+            self.index = batches.index
 
     def __len__(self) -> int:
         """Batches of every epoch."""

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,6 +104,19 @@ def test_overfit_run_does_not_resume_as_another(tmp_path: Path):
     make_trainer(tmp_path, steps=3, overfit_batches=1).run()
     with pytest.raises(ConfigError, match=r"train\.overfit_batches was 1, is None\. Restore the values"):
         make_trainer(tmp_path, steps=3)
+
+
+def test_overfit_with_a_feature_cache_has_a_row_for_each_of_the_index(tmp_path: Path):
+    make_trainer(tmp_path, overfit_batches=2, feature_cache={"every_steps": 1}).run()
+    written = np.load(tmp_path / "features.steps.npy") >= 0
+    seen = {row for batch in rows_of(small.SmallBatches())[:2] for row in batch}
+    assert np.flatnonzero(written).tolist() == sorted(seen)
+    assert len(written) == 32
+
+
+def test_overfit_of_batches_without_an_index_has_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(small.SmallBatches, "index")
+    assert not hasattr(FirstBatches(small.SmallBatches(), 1), "index")
 
 
 def test_overfit_two_ranks_log_the_losses_of_one_and_evaluate_on_all(tmp_path: Path):
