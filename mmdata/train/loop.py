@@ -218,6 +218,8 @@ class Trainer:
             self.log.record(kind, {"step": self.step, "epoch": self.epoch, **numbers})
         if line := self.data_wait.explain(values["data_wait_share"] or 0.0, self.meter.step_ms):
             self.log.say(line)
+        if line := self.watchdog.why_still():
+            self.log.say(line)
 
     def _evaluation_due(self) -> bool:
         every = self.config.evaluate_every_epochs

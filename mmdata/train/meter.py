@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmdata.batch import Batch
+from mmdata.train import distributed
 
 
 class Meter:
-    """Sums between two log lines. The losses' sum lives in the checkpoint, so that a resumed curve has no seam."""
+    """Sums between two log lines. Those of losses and tokens live in the checkpoint: a resumed curve has no seam."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group  # ranks to sum over, over CPU tensors
@@ -81,12 +82,17 @@ class Meter:
         self._start_s += time.perf_counter() - before_s
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums that a resumed run goes on with."""
-        return {"steps": self._steps, "loss_sum": self._loss_sum}
+        """The sums that a resumed run goes on with, of all ranks. A collective: all ranks must call."""
+        tokens = torch.tensor([self._tokens, int(self._useful_tokens)])
+        if self._group is not None:
+            dist.all_reduce(tokens, group=self._group)
+        return {"steps": self._steps, "loss_sum": self._loss_sum, "tokens": tokens.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Undo of `state_dict`."""
+        """Undo of `state_dict`, on any number of ranks."""
         self._steps, self._loss_sum = int(state["steps"]), float(state["loss_sum"])
+        if distributed.rank() == 0:  # `read` adds up the ranks' tokens; older checkpoints have none
+            self._tokens, self._useful_tokens = state.get("tokens", (0, 0))
 
     def _restart(self) -> None:
         self._start_s = time.perf_counter()

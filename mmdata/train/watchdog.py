@@ -47,6 +47,8 @@ class Watchdog:
         self._interval_s = min(1.0, (timeout_s or 0.0) / 10)
         self._patience_s = 5 * self._interval_s  # without news of a rank: then it is taken to be silent
         self._moved = time.monotonic()
+        self._still_since: int | None = None  # the first step of those, up to now, whose loss and gradient are 0
+        self._said_still = False
         self._here = Here()
         self._places: Places | None = None
         self._stop = threading.Event()
@@ -71,6 +73,10 @@ class Watchdog:
         Raises:
             TrainingError: that has been so for the timeout: no row is valid, or no negative passes.
         """
+        if moves:
+            self._still_since = None
+        elif self._still_since is None:
+            self._still_since = update.step
         if moves or self._timeout_s is None:
             self._moved = time.monotonic()
         elif (still_s := time.monotonic() - self._moved) > self._timeout_s:
@@ -80,6 +86,17 @@ class Watchdog:
                 f"is {self._timeout_s:g}): no row is valid (on rank {distributed.rank()} {int(valid.sum())} of "
                 f"{len(valid)} are), or no negative passes train.miner, train.teacher and the masks; loosen them"
             )
+
+    def why_still(self) -> str:
+        """Why the run learns nothing since a step, once a run; "" where it learns, or that has been said."""
+        if self._still_since is None or self._said_still:
+            return ""
+        self._said_still = True
+        end = f"; the run ends after train.stall_timeout_s ({self._timeout_s:g} s) of it" if self._timeout_s else ""
+        return (
+            f"loss and gradient are exactly 0 since step {self._still_since}: no row is valid, or no negative passes "
+            f"train.miner, train.teacher and the masks{end}"
+        )
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Generator[None, None, None]:

@@ -238,6 +238,18 @@ def spoiled_from(first: int) -> Any:
     return batches
 
 
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_loop_resumed_between_two_log_lines_logs_the_undisturbed_ones(ranks: int, tmp_path: Path):
+    train = {"log_every_steps": 4, "checkpoint_every_steps": 3}
+    spec = {"train": train, "dropout": 0.0}
+    assert run_small(tmp_path / "whole", torchrun=ranks, **spec).returncode == 0
+    cut = run_small(tmp_path / "cut", torchrun=ranks, signal="SIGTERM", at=5, **spec)
+    assert cut.returncode != 0
+    assert last_state(tmp_path / "cut")["step"] == 6
+    assert run_small(tmp_path / "cut", torchrun=ranks, **spec).returncode == 0
+    assert read_metrics(tmp_path / "cut") == read_metrics(tmp_path / "whole")
+
+
 def test_loop_loss_that_is_not_finite_names_step_and_rows(tmp_path: Path):
     rows = [batch["rows"].tolist() for batch in small.SmallBatches()][2]
     expected = rf"step 2: loss is nan and its gradient's norm nan, on rank 0 with rows {str(rows)[1:-1]} \(all in "

@@ -109,6 +109,25 @@ def test_batches_without_a_valid_row_end_the_run(tmp_path: Path):
         trainer.run()
 
 
+def test_run_that_learns_nothing_says_so_once_at_a_log_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    trainer = make_trainer(tmp_path, steps=8, log_every_steps=2)
+    trainer.source.spoil = lambda number, batch: batch["valid"].fill_(number in (0, 1, 5))
+    assert trainer.run() == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "exactly 0" in line]
+    assert said == [
+        "loss and gradient are exactly 0 since step 2: no row is valid, or no negative passes train.miner, "
+        "train.teacher and the masks; the run ends after train.stall_timeout_s (600 s) of it"
+    ]
+
+
+def test_run_without_a_timeout_says_that_it_learns_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    trainer = make_trainer(tmp_path, steps=1, stall_timeout_s=None)
+    trainer.source.spoil = lambda number, batch: batch["valid"].zero_()
+    assert trainer.run() == 0
+    assert "exactly 0 since step 0: no row is valid, or no negative passes" in (out := capsys.readouterr().out)
+    assert "the run ends after" not in out
+
+
 def test_a_few_updates_without_negatives_are_no_error(tmp_path: Path):
     miner = {"name": "user", "of": f"{__name__}:keep_none"}
     assert make_trainer(tmp_path, miner=miner, steps=3).run() == 0
