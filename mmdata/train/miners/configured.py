@@ -49,7 +49,9 @@ def _of_user(config: UserConfig) -> AnyMiner:
     try:
         kind: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"train.miner.of '{config.of}': expected 'module:Class' ({error})") from error
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module
+        where = "; a file of the current folder is found with PYTHONPATH=. or `python -m mmdata`" if missing else ""
+        raise ConfigError(f"train.miner.of '{config.of}': expected 'module:Class' ({error}){where}") from error
     if isfunction(kind):
         return partial(kind, **config.arguments)
     try:
