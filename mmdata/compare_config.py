@@ -32,7 +32,7 @@ class CompareConfig(Settings):
     """JSONL of a compositional test (see mmdata.pairs); None: only retrieval on `data.val_shards` is measured."""
     primary: str = "r1"
     """What decides: a type of swap in `pairs`, their "mean", or "r1", retrieval."""
-    tuning: tuple[tuple[str, ...], ...] = ((),)
+    tuning: Annotated[tuple[tuple[str, ...], ...], Field(min_length=1)] = ((),)
     """Settings that each arm is tried with."""
     tuning_seed: Integer | None = None
     """From this seed; what retrieves best on `data.val_shards` an arm keeps. Needed where there is something to try."""

@@ -62,3 +62,9 @@ class LoadError(RuntimeError):
 
     The message names shard, sample, epoch and step; the error itself is the `__cause__`.
     """
+
+
+def where_to_look(error: Exception, module: str) -> str:
+    """For messages: what finds a user's module that could not be imported; "" where something else went wrong."""
+    missing = isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}.")
+    return "; a file of the current folder is found with PYTHONPATH=. or by `python -m mmdata`" if missing else ""

@@ -163,6 +163,12 @@ def test_corpus_without_pairs_is_compared_by_retrieval(
     printed = capsys.readouterr().out.splitlines()
     assert "| arm | seeds | r1 | gain over plain (95 %) | seeds won |" in printed
     assert re.fullmatch(r"plain: \d+\.\d s of processor time a run", printed[-2])
+    checkpoints = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/checkpoints/*.pt")}
+    with_pairs = ["compare.primary=order", *smaller[2:]]
+    assert run_tool(folder / "config.yaml", *with_pairs) == 0
+    assert [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()[-4:-2]] == ["| plain", "| faster"]
+    assert len(checkpoints) == 4
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/checkpoints/*.pt")} == checkpoints
 
 
 def test_signal_in_a_training_ends_the_program(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -224,7 +224,9 @@ class Experiment:
     def _results(self) -> dict[str, Line]:
         file = self._output / RESULTS
         lines = file.read_text().splitlines() if file.is_file() else []
-        return {line["digest"]: line for line in map(json.loads, lines)}
+        found: list[Line] = [json.loads(line) for line in lines]
+        # A run that was made before there were pairs is evaluated again, and not trained.
+        return {line["digest"]: line for line in found if self._compare.pairs is None or "mean_blind" in line}
 
 
 def command(*arguments: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mmdata.errors import BadSample, ConfigError, Reason
+from mmdata.errors import BadSample, ConfigError, Reason, where_to_look
 
 Transform = Callable[[Tensor, tuple[int, int], torch.Generator], Tensor]
 """(uint8 (3, h, w) image, (height, width) to be made, the row's generator) -> uint8 (3, height, width).
@@ -116,9 +116,7 @@ def _imported(name: str) -> Any:
     try:
         found: Any = getattr(importlib.import_module(module), attribute) if colon else None
     except (ImportError, AttributeError) as error:
-        where = "; a file of the current folder is found with PYTHONPATH=. or by `python -m mmdata`"
-        missing = isinstance(error, ModuleNotFoundError) and error.name == module
-        raise ConfigError(f"transform '{name}': {error}{where if missing else ''}") from error
+        raise ConfigError(f"transform '{name}': {error}{where_to_look(error, module)}") from error
     if not callable(found):
         raise ConfigError(f"transform '{name}': expected train, eval, or 'module:callable'")
     return found

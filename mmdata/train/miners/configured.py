@@ -7,7 +7,7 @@ from functools import partial
 from inspect import isfunction
 from typing import Any
 
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, where_to_look
 from mmdata.train.miners.hardness import All, Ratio, SemiHard, SkipHottest, TopK
 from mmdata.train.miners.known import Chain, FalseNegativeMargin, SameGroup
 from mmdata.train.miners.protocol import AnyMiner
@@ -49,8 +49,7 @@ def _of_user(config: UserConfig) -> AnyMiner:
     try:
         kind: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == module
-        where = "; a file of the current folder is found with PYTHONPATH=. or `python -m mmdata`" if missing else ""
+        where = where_to_look(error, module)
         raise ConfigError(f"train.miner.of '{config.of}': expected 'module:Class' ({error}){where}") from error
     if isfunction(kind):
         return partial(kind, **config.arguments)
