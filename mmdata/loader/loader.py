@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -19,6 +19,7 @@ from mmdata.cores import NumWorkers
 from mmdata.data_config import DataConfig
 from mmdata.loader.beside import SideProcesses
 from mmdata.loader.choice import source_of
+from mmdata.loader.foreign import Interoperable, Iteration
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.planning import build_plan
 from mmdata.loader.relay import Relay
@@ -28,10 +29,11 @@ from mmdata.loader.tasks import Tasks
 from mmdata.loader.threads import ThreadedBatches
 from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
+from mmdata.plan.position import Position
 from mmdata.settings import parse
 
 
-class Loader:
+class Loader(Interoperable):
     """The batches of one rank, epoch after epoch.
 
     Iterating gives the rest of the current epoch; when it is exhausted the next epoch begins, also without
@@ -89,11 +91,7 @@ class Loader:
         self._next: tuple[int, int, int] | None = None
         self._onward = True  # at the end of an epoch the source goes on with the one after it
         self._follows: tuple[int, int] | None = None  # the position after the last epoch that was given to its end
-        self._epoch = 0
-        self._yielded = 0  # of the current epoch
-        self._resume = False  # the next iteration goes on at _yielded
-        self._current: object = None  # the iteration whose position it is
-        self._stay = False  # … and in this epoch, even where nothing is left of it
+        self._position = Position()
 
     @classmethod
     def from_config(
@@ -130,7 +128,7 @@ class Loader:
 
         Epochs differ only where batch sizes do, rows stand in groups or a repeat is no whole number.
         """
-        return self.plan.num_steps(self._epoch)
+        return self.plan.num_steps(self._position.epoch)
 
     @property
     def batch_size(self) -> int:
@@ -153,20 +151,21 @@ class Loader:
         Call it once the loader is where it shall begin: what the file says of later batches, left by a run that was
         killed, is cut off, so that each masked row is there once.
         """
-        self._ledger.write_to(Path(path), epoch=self._epoch, step=self._yielded)
+        self._ledger.write_to(Path(path), epoch=self._position.epoch, step=self._position.step)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin with an epoch; the current one is left where it is.
+        """Begin the next iteration at the start of an epoch.
 
-        Of an epoch that `load_state_dict` has put at its end nothing is left: it is not given again.
+        May be called in the last step of a loop over the epoch before, too. In mid-epoch the current epoch may be named
+        at any time, which changes nothing; another one ends the iteration that is under way: asked for another batch,
+        it raises a RuntimeError. After the last batch the current epoch is given again, where it is named. Of an epoch
+        that `load_state_dict` has put at its end nothing is left: it is not given again.
+
+        Raises:
+            ValueError: epoch is negative, or more than 2³¹-1.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch must be 0 or more: got {epoch}")
-        if self._resume and epoch == self._epoch:
-            self._stay = True
-        elif epoch != self._epoch or self._yielded == len(self):
-            self._epoch, self._yielded, self._resume, self._stay = epoch, 0, False, False
-        self._give_up_what_is_elsewhere()
+        if self._position.set_epoch(epoch, len(self)):
+            self._give_up_what_is_elsewhere()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is, counted in batches yielded, and the plan it belongs to; JSON, under 1 KB.
@@ -174,7 +173,7 @@ class Loader:
         It counts the rows that this rank has seen and masked, beside those of the state that was loaded; `merge_states`
         makes one state of those of all ranks.
         """
-        place = {"epoch": self._epoch, "step": self._yielded}
+        place = {"epoch": self._position.epoch, "step": self._position.step}
         return {**place, **self._ledger.counts.state(), "plan": self.identity}
 
     @cached_property  # takes a millisecond; a state may be asked for at every step
@@ -206,7 +205,8 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the last batch that was yielded when the state was taken.
 
-        The number of ranks and workers may be another.
+        The number of ranks and workers may be another. An iteration that is under way ends: asked for another batch, it
+        raises a RuntimeError.
 
         Raises:
             ConfigError: the state belongs to another plan; what differs is named. Or a number in it is missing, or
@@ -214,43 +214,38 @@ class Loader:
         """
         epoch, step = position_of(state, self.identity, self.plan)
         self._ledger.restore(RowCounts.of(state))
-        self._epoch, self._yielded = epoch, step
-        self._resume, self._stay = True, False
+        self._position.restore(epoch, step)
         self._give_up_what_is_elsewhere()
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the current epoch, from where `load_state_dict` put it, or from its start.
 
         Raises:
-            RuntimeError: another iteration has begun; the loader has one position, and it is that one's.
+            RuntimeError: asked for another batch after `set_epoch`, `load_state_dict` or a newer iteration has moved
+                the position; there is one.
         """
-        self._current = current = object()
-        # A loop that counts to len never asks for the end of the epoch.
-        if self._yielded == len(self) and not self._stay:
-            self._epoch, self._yielded = self._epoch + 1, 0
-        elif not self._resume:
-            self._yielded = 0
-        self._resume = self._stay = False
+        return Iteration(self._iterate(), of="loader")
+
+    def _iterate(self) -> Generator[Batch]:
+        position = self._position
+        iteration, restores = position.begin(len(self)), position.restores
+        epoch, num_steps = position.epoch, len(self)
         if self._follows:  # whoever went elsewhere after the last epoch may do so again: nothing is made in vain twice
-            self._onward, self._follows = self._follows == (self._epoch, self._yielded), None
-        epoch, num_steps = self._epoch, len(self)
+            self._onward, self._follows = self._follows == (epoch, position.step), None
         try:
-            for step in range(self._yielded, num_steps):
-                yield self._take(epoch, step, num_steps)  # no reference stays here: its user frees its memory
-                if self._current is not current:
-                    raise RuntimeError(
-                        "a newer iteration over this loader has begun and moved its position; "
-                        "go on with that one, or iterate at once over two loaders"
-                    )
-            self._ledger.check()
+            for step in range(position.step, num_steps):
+                position.check(iteration, of="loader")
+                yield self._take(iteration, epoch, step, num_steps)  # no reference stays here: its user frees its memory
+            if position.restores == restores:  # the rows that are counted are still those of this iteration
+                self._ledger.check()
         except BaseException as error:
             at_the_end = self._next is not None and self._next[2] == 0
-            if self._current is current and not (at_the_end and isinstance(error, GeneratorExit)):
+            if position.is_of(iteration) and not (at_the_end and isinstance(error, GeneratorExit)):
                 self._stop()
             raise
-        self._epoch, self._yielded = self._epoch + 1, 0
+        position.end(iteration)
 
-    def _take(self, epoch: int, step: int, num_steps: int) -> Batch:
+    def _take(self, iteration: int, epoch: int, step: int, num_steps: int) -> Batch:
         """The batch of a step, accounted for."""
         if self._next != (os.getpid(), epoch, step):  # a forked child has none of its parent's workers
             self._source.begin(epoch, step, onward=self._onward)
@@ -264,12 +259,21 @@ class Loader:
                 self._stop()
         self.stats.add(made.stats)
         self._ledger.add(made.masked, made.stats.rows + len(made.masked))
-        self._yielded += 1
+        self._position.advance(iteration)
         return made.batch
 
+    def _how_to_skip(self) -> str:
+        return (
+            "to begin an epoch at its batch 3, loader.load_state_dict({**loader.state_dict(), 'step': 3}), which reads "
+            "nothing of the others; in Accelerator.prepare it needs no place, its batches are this rank's already"
+        )
+
+    def _how_to_make(self) -> str:
+        return "Loader.from_config(config, rank=rank, world_size=world_size)"
+
     def _give_up_what_is_elsewhere(self) -> None:
-        """Drop the first batches of the next epoch where another one is asked for."""
-        if self._next and self._next[2] == 0 and self._next[1:] != (self._epoch, self._yielded):
+        """Drop the batches that were made ahead where others are asked for."""
+        if self._next and self._next[1:] != (self._position.epoch, self._position.step):
             self._stop()
 
     def _stop(self) -> None:

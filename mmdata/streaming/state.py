@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
+from mmdata.plan.position import MAX_EPOCH
 from mmdata.shards.columns import hash64
 from mmdata.shards.remote import display_name
 from mmdata.streaming.position import Place
@@ -21,27 +23,35 @@ class RankState(NamedTuple):
     Attributes:
         place: where it goes on.
         lengths: the text bounds that it chose; None: none as yet.
+        start: of the epoch; None: unknown.
     """
 
     place: Place
     lengths: list[int] | None
+    start: Place | None = None
 
     def pack(self) -> dict[str, Any]:
         """As JSON."""
-        return {"pass": self.place.number, "batches": self.place.batches, "text_lengths": self.lengths}
+        packed = {"pass": self.place.number, "batches": self.place.batches, "text_lengths": self.lengths}
+        return packed if self.start is None else packed | {"epoch_start": list(self.start)}
 
     @classmethod
     def unpack(cls, packed: Any) -> RankState:
         """Undo of `pack`; raises ConfigError for what it cannot have given."""
         saved = packed if isinstance(packed, dict) else {}
-        lengths = saved.get("text_lengths")
-        numbers = [saved.get("pass"), saved.get("batches"), *(lengths or [])]
-        if any(type(number) is not int or number < 0 for number in numbers):
+        lengths, start = saved.get("text_lengths"), saved.get("epoch_start")
+        lists = [[] if numbers is None else numbers for numbers in (lengths, start)]
+        numbers = [saved.get("pass"), saved.get("batches")]
+        if (
+            not all(isinstance(given, list) for given in lists)
+            or any(type(number) is not int or not 0 <= number <= MAX_EPOCH for number in chain(numbers, *lists))
+            or len(lists[1]) not in (0, 2)
+        ):
             raise ConfigError(
                 f"stream state: a rank's place must be whole numbers from 0 on: got {packed!r}; give the dictionary "
                 "that state_dict() returned, or start anew"
             )
-        return cls(Place(saved["pass"], saved["batches"]), lengths)
+        return cls(Place(saved["pass"], saved["batches"]), lengths, Place(*start) if start else None)
 
 
 def identity(shards: Sequence[str], data: DataConfig, steps_per_epoch: int | None) -> dict[str, Any]:
@@ -60,7 +70,7 @@ def identity(shards: Sequence[str], data: DataConfig, steps_per_epoch: int | Non
     }
 
 
-def check_identity(state: dict[str, Any], own: dict[str, Any]) -> None:
+def check_identity(state: Mapping[str, Any], own: dict[str, Any]) -> None:
     """Raise a ConfigError where a state is of another stream, and say what differs."""
     saved = state.get("stream")
     if not isinstance(saved, dict):
