@@ -162,7 +162,7 @@ class Loader(Interoperable):
         that `load_state_dict` has put at its end nothing is left: it is not given again.
 
         Raises:
-            ValueError: epoch is negative, or more than 2³¹-1.
+            ValueError: epoch is negative, or above 1,048,575.
         """
         if self._position.set_epoch(epoch, len(self)):
             self._give_up_what_is_elsewhere()

@@ -12,8 +12,9 @@ from typing import Any
 
 from mmdata.errors import ConfigError
 
-MAX_EPOCH = 2**31 - 1
-"""The last epoch there is: random numbers are drawn for 64-bit counts of epochs × steps."""
+MAX_EPOCH = 2**20 - 1
+"""The last epoch that can be asked for. A plan keeps a row and its pass in one int64 (`lanes.PASS_SHIFT`): 23 bits are
+for the pass, which is the epoch × the repeats of a mixture."""
 
 
 @dataclass

@@ -121,7 +121,7 @@ class PlannedBatchSampler(BatchSampler):
         where it is named. Of an epoch that `load_state_dict` has put at its end nothing is left: it is not given again.
 
         Raises:
-            ValueError: epoch is negative, or more than 2³¹-1.
+            ValueError: epoch is negative, or above 1,048,575.
         """
         self._position.set_epoch(epoch, len(self))
 

@@ -168,7 +168,7 @@ class Stream(Interoperable):
         it begins with the pass of its number, and says so.
 
         Raises:
-            ValueError: epoch is negative, or more than 2³¹-1.
+            ValueError: epoch is negative, or above 1,048,575.
         """
         self._position.set_epoch(epoch)
 
