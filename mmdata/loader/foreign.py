@@ -6,7 +6,7 @@ Nothing here knows how batches are made.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import NoReturn, SupportsIndex, TypeVar
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class Interoperable(ABC):
         Lightning calls `batch_sampler.sampler.set_epoch` before each epoch. Without it a run that resumes at the end of
         an epoch would begin again with the first, and one with `limit_train_batches` would never leave the first.
         """
-        return EpochSampler(self)
+        return EpochSampler(self.set_epoch)
 
     @property
     def dataset(self) -> NoReturn:
@@ -60,20 +60,16 @@ class EpochSampler:
     `overfit_batches` that it has turned the shuffling off, which it does for DataLoaders only.
 
     Args:
-        batches: whose epoch is set.
+        set_epoch: called with the epoch that begins.
     """
 
-    def __init__(self, batches: Interoperable) -> None:
-        self._batches = batches
+    def __init__(self, set_epoch: Callable[[int], None]) -> None:
+        self.set_epoch = set_epoch
 
     @property
     def sampler(self) -> EpochSampler:
         """This one."""
         return self
-
-    def set_epoch(self, epoch: int) -> None:
-        """As that of the batches."""
-        self._batches.set_epoch(epoch)
 
 
 class Iteration(Iterator[T]):
