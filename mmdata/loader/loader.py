@@ -235,7 +235,8 @@ class Loader(Interoperable):
         try:
             for step in range(position.step, num_steps):
                 position.check(iteration, of="loader")
-                yield self._take(iteration, epoch, step, num_steps)  # no reference stays here: its user frees its memory
+                # No reference stays here: its user frees its memory.
+                yield self._take(iteration, epoch, step, num_steps)
             if position.restores == restores:  # the rows that are counted are still those of this iteration
                 self._ledger.check()
         except BaseException as error:
@@ -265,7 +266,8 @@ class Loader(Interoperable):
     def _how_to_skip(self) -> str:
         return (
             "to begin an epoch at its batch 3, loader.load_state_dict({**loader.state_dict(), 'step': 3}), which reads "
-            "nothing of the others; in Accelerator.prepare it needs no place, its batches are this rank's already"
+            "nothing of the others. It need not go through Accelerator.prepare: its batches are already those of this "
+            "rank"
         )
 
     def _how_to_make(self) -> str:

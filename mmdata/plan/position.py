@@ -110,8 +110,8 @@ class Position:
         if not self.is_of(iteration):
             raise RuntimeError(
                 f"this iteration over the {of} has ended early: {self._mover} has moved the {of}'s position to epoch "
-                f"{self.epoch}, step {self.step}; iterate over the {of} again to go on from there, or make a second {of} "
-                "to iterate over two at the same time"
+                f"{self.epoch}, step {self.step}; iterate over the {of} again to go on from there, or make a second "
+                f"{of} to iterate over two at the same time"
             )
 
     def advance(self, iteration: int) -> bool:

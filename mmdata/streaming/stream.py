@@ -299,9 +299,9 @@ class Stream(Interoperable):
 
     def _how_to_skip(self) -> str:
         return (
-            "to leave out the first 3 batches of an epoch, take them (`for _ in itertools.islice(stream, 3)`) and go on "
-            "with stream.load_state_dict(stream.state_dict()); in Accelerator.prepare it needs no place, its batches "
-            "are this rank's already"
+            "to leave out the first 3 batches of an epoch, take them (`for _ in itertools.islice(stream, 3)`) and go "
+            "on with stream.load_state_dict(stream.state_dict()). It need not go through Accelerator.prepare: its "
+            "batches are already those of this rank"
         )
 
     def _how_to_make(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import mmdata
 from mmdata.integrations.adapt import normalized
 from mmdata.loader import Loader
 
@@ -31,6 +32,8 @@ def test_two_ranks_get_their_slices_of_the_plan(data: dict[str, Any], clip: Any,
         loader = Loader.from_config(data, rank=rank, world_size=2)
         batches = [batch for _ in range(2) for batch in loader]
         assert seen["lightning"] == [batch["rows"].tolist() for batch in batches]
+        stream = mmdata.stream(None, data, rank=rank, world_size=2, steps_per_epoch=2)
+        assert seen["stream"] == [batch["rows"].tolist() for _ in range(3) for batch in stream]
         for got, batch in zip(seen["huggingface"], batches, strict=True):
             wanted = normalized(batch["pixel_values"][batch["valid"]]).double().sum(dim=(1, 2, 3))
             torch.testing.assert_close(torch.tensor(got, dtype=torch.float64), wanted)

@@ -10,15 +10,20 @@ from typing import Any
 
 import lightning.pytorch as lightning
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from transformers import CLIPModel, TrainingArguments
 
 from mmdata.integrations.adapt import normalized, valid_inputs
 from mmdata.integrations.huggingface import LoaderTrainer
-from mmdata.integrations.lightning import LoaderDataModule
+from mmdata.integrations.lightning import LoaderDataModule, StreamDataModule
 from mmdata.train import distributed
 
 RANK = int(os.environ["RANK"])
+
+
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+STEPS = 2  # of an epoch of the stream
 
 
 class Contrast(lightning.LightningModule):
@@ -48,25 +53,34 @@ class Watched(LoaderTrainer):
         return super().compute_loss(model, inputs, *positional, **others)
 
 
+def streamed(data: dict[str, Any], model: str, out: Path) -> list[list[int]]:
+    """Three epochs of a stream, stopped and resumed at the end of the first and in the second."""
+    seen: list[list[int]] = []
+    for step, checkpoint in ((STEPS, None), (STEPS + 1, "step=2.ckpt"), (3 * STEPS, "step=3.ckpt")):
+        save = ModelCheckpoint(out, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+        module = Contrast(CLIPModel.from_pretrained(model))
+        streams = StreamDataModule(None, data, steps_per_epoch=STEPS)
+        trainer = lightning.Trainer(
+            accelerator="cpu", strategy="ddp", devices=2, max_steps=step, callbacks=[save], **QUIET
+        )
+        trainer.fit(module, datamodule=streams, ckpt_path=checkpoint and str(out / checkpoint))
+        seen += module.seen
+    return seen
+
+
 def main(data: dict[str, Any], model: str, out: Path) -> None:
     """Two epochs in each, and a file with what this rank saw."""
     module = Contrast(CLIPModel.from_pretrained(model))
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
-    lightning.Trainer(accelerator="cpu", strategy="ddp", devices=2, max_epochs=2, **quiet).fit(
-        module, datamodule=LoaderDataModule(data)
-    )
+    lightning.Trainer(
+        accelerator="cpu", strategy="ddp", devices=2, max_epochs=2, enable_checkpointing=False, **QUIET
+    ).fit(module, datamodule=LoaderDataModule(data))
     arguments = TrainingArguments(
         str(out), num_train_epochs=2, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no"
     )
     trainer = Watched(data, model=CLIPModel.from_pretrained(model), args=arguments)
     trainer.seen = []
     trainer.train()
-    seen = {"lightning": module.seen, "huggingface": trainer.seen}
+    seen = {"lightning": module.seen, "huggingface": trainer.seen, "stream": streamed(data, model, out)}
     (out / f"rank{RANK}.json").write_text(json.dumps(seen))
 
 

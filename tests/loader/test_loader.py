@@ -355,7 +355,7 @@ def test_loader_iterated_twice_at_once_stops_the_older_iteration(corpus: Corpus,
     next(older)
     newer = iter(loader)
     assert same(next(newer), whole[0])
-    with pytest.raises(RuntimeError, match=r"^this iteration over the loader has ended early: a newer iteration has moved"):
+    with pytest.raises(RuntimeError, match=r"^this iteration .* loader has ended early: a newer iteration has moved"):
         next(older)
     assert loader.state_dict()["step"] == 1
     assert all(same(a, b) for a, b in zip(newer, whole[1:], strict=True))

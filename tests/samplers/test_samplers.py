@@ -147,7 +147,7 @@ def test_state_of_other_batches_is_refused_with_what_changed(saved: Any, loaded:
 
 @pytest.mark.parametrize(("name", "value"), [("step", 4), ("step", None), ("epoch", -1), ("epoch", True)])
 def test_state_with_a_wrong_number_is_refused(name: str, value: Any):
-    message = rf"'{name}' must be a whole number from 0 on, at most \d+: got {value}; give the dictionary that state_dict"
+    message = rf"'{name}' must be a whole number from 0 on, at most \d+: got {value}; give the dictionary that"
     with pytest.raises(ConfigError, match=message):
         bucket().load_state_dict(bucket().state_dict() | {name: value})
 
