@@ -55,7 +55,8 @@ class EpochLoader:
     def __iter__(self) -> Iterator[Batch]:
         # Lightning makes iterators before it has counted up; this runs when the first batch is asked for. It also calls
         # `set_epoch` of samplers, but with an epoch too many after it has resumed at the end of one under `max_steps`.
-        self.loader.set_epoch(0 if self._trainer.overfit_batches else self._trainer.current_epoch)
+        overfit = getattr(self._trainer, "overfit_batches", 0)  # Lightning sets it without declaring it
+        self.loader.set_epoch(0 if overfit else self._trainer.current_epoch)
         yield from self.loader
 
     def state_dict(self) -> dict[str, Any]:
