@@ -39,6 +39,8 @@ class WorkerThreads(Generic[TaskT, T]):
         begin: called with a task, and with an event that is set when nobody wants the result any more.
         count: of threads; each has one thread of torch, since more would compete with the other workers' cores. The
             caller's own number of threads stays as it is.
+        name: what the threads' names begin with. Clocks are kept by these names, so threads whose clocks are added up
+            in one loader must differ in them, also when they are threads of different processes.
     """
 
     def __init__(
@@ -46,7 +48,10 @@ class WorkerThreads(Generic[TaskT, T]):
         tasks: Generator[TaskT, None, None],
         begin: Callable[[TaskT, threading.Event], Job[T]],
         count: int,
+        *,
+        name: str = "mmdata-worker",
     ) -> None:
+        self._name = name
         self._ahead: deque[Future[T]] = deque()
         self._line = _Line(tasks, begin)
         self._threads: list[threading.Thread] = []
@@ -69,7 +74,7 @@ class WorkerThreads(Generic[TaskT, T]):
         try:
             for name in new:
                 thread = threading.Thread(target=_work, args=(self._line, name, limited), daemon=True)
-                thread.name = f"mmdata-worker_{name}"
+                thread.name = f"{self._name}_{name}"
                 thread.start()
                 self._threads.append(thread)
             for _ in new:
