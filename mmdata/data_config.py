@@ -138,7 +138,8 @@ class DataConfig(Settings):
     hashes: bool = False
     """Adds image_hash and caption_hash to each batch, for masks of false negatives."""
     max_bad_share: Share = 0.05
-    """An epoch fails when more than this share of the rows seen could not be loaded."""
+    """A run ends when more than this share of the rows seen could not be loaded. In a loop of your own on several ranks
+    this is a warning, unless `check_rows` is called on every rank."""
     extra_captions: Location | None = None
     """Parquet file with further captions of rows, key and captions: negatives of the images (NegCLIP). Each batch then
     has one of them for each row."""

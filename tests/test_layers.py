@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mmdata"
 
 TOP = [
-    *("atomic", "batch", "cli", "cores", "errors", "files", "seeding", "settings"),
+    *("atomic", "batch", "cli", "cores", "errors", "files", "launcher", "seeding", "settings"),
     *("compare_config", "config", "data_config", "train_config"),
 ]
 DATA_HALF = [*TOP, "shards", "plan", "transform", "loader", "samplers", "streaming", "pairs", "convert"]

@@ -107,7 +107,9 @@ def embed_corpus(checkpoint: Path, data: DataConfig, out: Path, how: tuple[Any, 
     load_weights(model, state, origin=str(checkpoint))
     model.to(device).eval()
     changes = {name: getattr(data, name) for name in WHICH_ROWS}
-    loader = Loader.from_config(once_in_order(config.data.model_copy(update={**changes, "num_lanes": 1})))
+    loader = Loader.from_config(
+        once_in_order(config.data.model_copy(update={**changes, "num_lanes": 1})), rank=0, world_size=1
+    )
     batches: Iterable[Batch] = track(loader, "embedding", total=len(loader), console=Console(stderr=True))
     parts = embed_rows(model, batches, of=of, autocast_dtype=AUTOCAST[config.train.precision])
     write_whole(out, lambda file: write_features(file, len(loader.index), parts))

@@ -39,7 +39,9 @@ def main() -> int:
     ):
         raise ConfigError(f"say which row: a number, --key or --ledger, one of them: got {rows or 'none'}")
 
-    loader = Loader.from_config(load_config(given.config, [word for word in given.words if "=" in word]).data)
+    loader = Loader.from_config(
+        load_config(given.config, [word for word in given.words if "=" in word]).data, rank=0, world_size=1
+    )
     epoch, step = given.epoch, 0
     if given.ledger:
         row, epoch, step = place_in_ledger(given.ledger, given.line, loader.index)

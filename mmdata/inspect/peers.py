@@ -53,7 +53,7 @@ def samples_per_s(batches: Iterable[int], steps: int) -> float:
 
 def mmdata_batches(data: DataConfig) -> Iterator[int]:
     """Our own."""
-    loader = Loader.from_config(data)
+    loader = Loader.from_config(data, rank=0, world_size=1)
     while True:
         for batch in loader:
             yield int(batch["valid"].sum())

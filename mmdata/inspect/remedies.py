@@ -239,7 +239,10 @@ def _more_workers(data: DataConfig, found: Profile) -> Remedy | None:
     else:
         return None
     steps = max(2, min(found.steps, round(TRIAL_S * found.samples_per_s * found.steps / max(1, found.rows))))
-    loaders = [Loader.from_config(data.model_copy(update={"num_workers": count})) for count in (now, then)]
+    loaders = [
+        Loader.from_config(data.model_copy(update={"num_workers": count}), rank=0, world_size=1)
+        for count in (now, then)
+    ]
     rates: list[list[float]] = [[], []]
     for _ in range(2):
         for place, loader in enumerate(loaders):

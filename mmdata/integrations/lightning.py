@@ -15,9 +15,10 @@ from lightning.pytorch import LightningDataModule, Trainer
 
 from mmdata.batch import Batch
 from mmdata.data_config import DataConfig, evaluation_data
-from mmdata.integrations.adapt import SameEpoch
+from mmdata.integrations.adapt import SameEpoch, check_launched, judged_together
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
+from mmdata.train import distributed
 
 
 class EpochLoader:
@@ -29,6 +30,7 @@ class EpochLoader:
     """
 
     def __init__(self, loader: Loader, trainer: Trainer) -> None:
+        distributed.check_ranks(loader, (trainer.global_rank, trainer.world_size))
         self.loader = loader
         self._trainer = trainer
 
@@ -38,7 +40,7 @@ class EpochLoader:
     def __iter__(self) -> Iterator[Batch]:
         # Lightning makes iterators before it has counted up; this runs when the first batch is asked for.
         self.loader.set_epoch(self._trainer.current_epoch)
-        yield from self.loader
+        yield from judged_together(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's place; Lightning keeps it in each checkpoint."""
@@ -74,6 +76,11 @@ class LoaderDataModule(LightningDataModule):
 
     def _loader(self, data: DataConfig) -> Loader:
         trainer = self._running_trainer()
+        check_launched(
+            trainer.world_size,
+            trainer="Lightning's Trainer",
+            remedy="give Trainer(devices=…, num_nodes=…) as many as were started, or start one process with python",
+        )
         return Loader.from_config(data, rank=trainer.global_rank, world_size=trainer.world_size)
 
     def _running_trainer(self) -> Trainer:

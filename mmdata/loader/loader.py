@@ -17,6 +17,7 @@ from mmdata.batch import Batch
 from mmdata.config import Config, load_config
 from mmdata.cores import NumWorkers
 from mmdata.data_config import DataConfig
+from mmdata.launcher import resolve_ranks
 from mmdata.loader.beside import SideProcesses
 from mmdata.loader.choice import source_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
@@ -41,21 +42,23 @@ class Loader:
     Args:
         plan: of the global batches.
         worker: makes batches.
-        rank: 0 … world_size-1.
-        world_size: processes that share each global batch; must divide the global batch size.
+        rank: 0 … world_size-1; None: the launcher's, see `resolve_ranks`.
+        world_size: processes that share each global batch; must divide the global batch size. Given with rank.
         num_workers: threads, or auto (see `Tuner`); 0 makes batches in the caller's thread. Those of a side process:
             only by `from_config`.
         prefetch: batches made ahead of the one that was yielded, by all workers together.
-        max_bad_share: of the rows seen; the run ends when more could not be used.
+        max_bad_share: of the rows seen; the run ends when more could not be used. One of several ranks only warns:
+            `check_rows` judges the rows of all.
 
     Attributes:
-        plan, worker, index: as given.
+        plan, worker, index, rank, world_size: as given.
         ledger: the newest entries of the rows that were masked on this rank.
         masked: how many were, by reason.
         stats: sums over the batches yielded.
 
     Raises:
-        ValueError: world_size does not divide the global batch size.
+        ConfigError: the launcher's variables RANK and WORLD_SIZE are no rank in a world.
+        ValueError: world_size does not divide the global batch size, or is given without rank.
 
     Example:
         loader = Loader.from_config("configs/scenes.yaml")
@@ -68,19 +71,19 @@ class Loader:
         plan: Plan,
         worker: Worker,
         *,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         num_workers: NumWorkers = 2,
         prefetch: int = 2,
         max_bad_share: float = 0.05,
     ) -> None:
+        rank, world_size = self.rank, self.world_size = resolve_ranks(rank, world_size)
         plan.check_ranks(rank, world_size)
         self.plan = plan
         self.index = worker.index
         self.stats = Stats()
-        self._ledger = Ledger(max_bad_share)
+        self._ledger = Ledger(max_bad_share, rank=rank, world_size=world_size)
         self.worker = worker
-        self._world_size = world_size
         tasks = Tasks(plan, worker, rank=rank, world_size=world_size)
         self._source: ThreadedBatches | SideProcesses | Relay = ThreadedBatches(
             tasks, worker, count=num_workers, room=prefetch
@@ -97,19 +100,25 @@ class Loader:
 
     @classmethod
     def from_config(
-        cls, config: str | os.PathLike[str] | dict[str, Any] | DataConfig, *, rank: int = 0, world_size: int = 1
+        cls,
+        config: str | os.PathLike[str] | dict[str, Any] | DataConfig,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> Loader:
         """Build a loader from settings.
 
         Args:
             config: a YAML file or a dictionary with the section `data`, or that section.
-            rank: 0 … world_size-1.
+            rank: 0 … world_size-1. Without rank and world_size both are the launcher's (RANK and WORLD_SIZE in the
+                environment, as torchrun sets them), which is logged; without a launcher 0 of 1.
             world_size: processes that share each global batch.
 
         Raises:
             ConfigError: a setting is unknown, missing or out of range, or there is no such tokenizer.
             DataError: the shards have no index, or are not those that were indexed.
         """
+        rank, world_size = resolve_ranks(rank, world_size)
         data = data_config(config)
         worker = Worker.from_config(data)
         loader = cls(
@@ -135,7 +144,7 @@ class Loader:
     @property
     def batch_size(self) -> int:
         """Rows of a batch on this rank; with a token budget, at most."""
-        return self.plan.global_batch_size // self._world_size
+        return self.plan.global_batch_size // self.world_size
 
     @property
     def ledger(self) -> list[LedgerEntry]:
@@ -189,7 +198,7 @@ class Loader:
     def judge_together(self) -> None:
         """Leave it to `check_rows`, called with a merged state on every rank, whether too many rows are bad.
 
-        Otherwise the iteration over this loader ends with an error where too many of its own rows are.
+        Otherwise too many bad rows end the iteration with an error; with several ranks they give a warning.
         """
         self._ledger.alone = False
 

@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 from typing_extensions import Self
 
 from mmdata.errors import ConfigError
+from mmdata.launcher import resolve_ranks
 
 Ints = NDArray[np.int64]
 
@@ -38,7 +39,8 @@ class PlannedBatchSampler(BatchSampler):
     """What both samplers share: ranks, epochs, state.
 
     Rank and world size are arguments, or those of `sampler`: Lightning hands over a `DistributedSampler` by itself, and
-    one made by hand reads them from torch.distributed. Without either there is one rank.
+    one made by hand reads them from torch.distributed. Without either they are the launcher's (RANK and WORLD_SIZE in
+    the environment), which is logged; without a launcher there is one rank.
 
     The rows of an epoch's last global batch may not divide by the number of ranks. Then up to world_size-1 of them come
     a second time (`repeated`), at the end of the last batch of the last ranks; fewer is impossible with equal batches.
@@ -193,24 +195,23 @@ class PlannedBatchSampler(BatchSampler):
 
 
 def _rank(sampler: Sampler[Any] | None, rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Rank and world size: those of a DistributedSampler, those given, or 0 of 1."""
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"rank and world_size go together: got rank={rank}, world_size={world_size}")
-    given = (0, 1) if rank is None or world_size is None else (rank, world_size)
+    """Rank and world size: those of a DistributedSampler, those given, those of the launcher, or 0 of 1."""
     known = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
     if isinstance(known[0], int) and isinstance(known[1], int):
-        if rank is not None and given != known:
+        if (rank, world_size) not in ((None, None), known):
             raise ValueError(
                 f"rank={rank}, world_size={world_size} were given, but the {type(sampler).__name__} is of rank "
                 f"{known[0]} of {known[1]}; leave them out, or set Trainer(use_distributed_sampler=False)"
             )
-        given = known[0], known[1]
+        given: tuple[int, int] = known[0], known[1]
     # Where nothing is distributed, Lightning hands over the SequentialSampler that a DataLoader has by default.
     elif sampler is not None and not isinstance(sampler, SequentialSampler):
         raise ValueError(
             f"sampler may be a DistributedSampler, to take rank and world size from: got {type(sampler).__name__}, "
             "whose rows and order would not be used"
         )
+    else:
+        given = resolve_ranks(rank, world_size)
     if not 0 <= given[0] < given[1]:
         raise ValueError(f"rank must be in 0 … {given[1] - 1} (world_size {given[1]}): got {given[0]}")
     return given

@@ -18,6 +18,7 @@ from mmdata.batch import Batch
 from mmdata.cores import most_workers
 from mmdata.data_config import DataConfig
 from mmdata.errors import DataError
+from mmdata.launcher import resolve_ranks
 from mmdata.loader.assemble import Assembler, Made
 from mmdata.loader.job import Job
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
@@ -41,8 +42,8 @@ def stream(
     shards: ShardNames | None,
     config: str | os.PathLike[str] | dict[str, Any] | DataConfig,
     *,
-    rank: int = 0,
-    world_size: int = 1,
+    rank: int | None = None,
+    world_size: int | None = None,
     steps_per_epoch: int | None = None,
 ) -> Stream:
     """The batches of one rank from shards without an index.
@@ -51,7 +52,7 @@ def stream(
         shards: a path, a URL, a folder, a brace pattern, or a list of these; .tar, also compressed (gzip, bz2, xz).
             None: the `shards` of the settings, which may be any one of these.
         config: as `Loader.from_config` takes it; a dictionary needs no `shards` where they are given here.
-        rank: 0 … world_size-1.
+        rank: 0 … world_size-1. Without rank and world_size both are the launcher's, as for `Loader.from_config`.
         world_size: processes; each reads shards of its own.
         steps_per_epoch: batches of an epoch, the same on every rank; about samples / global_batch_size. Passes go on
             from one epoch to the next. None, on one rank only: an epoch is one pass.
@@ -90,12 +91,13 @@ class Stream:
     Args:
         shards: of all ranks; see `stream`.
         data: settings.
-        rank: 0 … world_size-1.
+        rank: see `stream`.
         world_size: processes, each with a stream of its own over the same shards.
         steps_per_epoch: see `stream`.
 
     Attributes:
-        shards, stats: as given, and sums over the batches yielded.
+        shards, rank, world_size: as given.
+        stats: sums over the batches yielded.
     """
 
     def __init__(
@@ -103,10 +105,11 @@ class Stream:
         shards: list[str],
         data: DataConfig,
         *,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         steps_per_epoch: int | None = None,
     ) -> None:
+        rank, world_size = self.rank, self.world_size = resolve_ranks(rank, world_size)
         rank_slice(data.global_batch_size, rank, world_size)  # raises if they do not fit
         deal(shards, rank, world_size)  # likewise
         check_steps(steps_per_epoch, world_size, data.global_batch_size)
@@ -116,7 +119,7 @@ class Stream:
         self.stats = Stats()
         self._data = data
         self._steps = steps_per_epoch
-        self._ledger = Ledger(data.max_bad_share)
+        self._ledger = Ledger(data.max_bad_share, rank=rank, world_size=world_size)
         self._composer = Composer(data, tokenizer, rank=rank, world_size=world_size)
         self._assembler = Assembler(tokenizer, transform, hashes=data.hashes)
         self._identity = identity(shards, data, steps_per_epoch)

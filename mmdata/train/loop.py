@@ -62,7 +62,8 @@ class Trainer:
             the end; returns named numbers.
 
     Raises:
-        ConfigError: neither epochs nor steps given; the run in `output` had other settings, or another length.
+        ConfigError: neither epochs nor steps given; the run in `output` had other settings, or another length; the
+            batches are of another rank or world size than the process group.
         DataError: a damaged checkpoint.
     """
 
@@ -82,6 +83,7 @@ class Trainer:
         self.settings = settings or {"train": config.model_dump(mode="json")}
         self.evaluate = evaluate
         self.device = next(model.parameters()).device
+        distributed.check_ranks(batches)
         if config.overfit_batches is not None:
             batches = FirstBatches(batches, config.overfit_batches)
         self.source, self.batches = batches, DevicePrefetcher(batches, self.device)
@@ -124,6 +126,7 @@ class Trainer:
             TrainingError: a loss or gradient that is not finite, batches that do not keep to their `len`, too many rows
                 that could not be used over all ranks, no batch on another rank, or the end of one; on every rank.
         """
+        self.model.train()  # transformers' from_pretrained returns a model in eval mode
         with StopSignals(self.group) as stop, contextlib.closing(self.log), self.watchdog:
             stopped = self._evaluate_if_due(stop)  # the run before this one may have ended just before it
             while not stopped and self.step < self.total_steps:

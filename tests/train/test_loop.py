@@ -413,3 +413,23 @@ def test_optimizer_decays_matrices_only():
         "text_projection.weight",
     }
     assert "logit_scale" in {names[id(p)] for p in others["params"]}
+
+
+def test_loop_trains_a_model_that_comes_in_eval_mode(tmp_path: Path):
+    model, modes = small.small_model().eval(), set()
+    model.register_forward_pre_hook(lambda module, _: modes.update(part.training for part in module.modules()))
+    assert Trainer(model, small.SmallBatches(), small.train_config(epochs=1), output=tmp_path).run() == 0
+    assert modes == {True}
+
+
+def test_loop_refuses_batches_of_another_rank(tmp_path: Path):
+    batches = small.SmallBatches()
+    batches.rank, batches.world_size = 1, 2
+    message = (
+        r"the loader gives the share of rank 1 of 2, and this process trains as rank 0 of 1: rows would come several "
+        r"times or never; call mmdata\.train\.distributed\.init\(\) before"
+    )
+    with pytest.raises(ConfigError, match=message):
+        make_trainer(tmp_path, batches)
+    batches.rank, batches.world_size = 0, 1
+    make_trainer(tmp_path, batches)
