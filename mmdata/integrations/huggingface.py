@@ -95,6 +95,9 @@ class LoaderTrainer(Trainer):
     ) -> None:
         self.data = data_config(config)
         _check_arguments(self.data, others)
+        if others.get("args") is not None:  # before the Trainer looks at it
+            args = others["args"]
+            args.per_device_train_batch_size = self.data.global_batch_size // args.world_size
         evaluated = {} if self.data.val_shards is None else {"eval_dataset": _ValShards()}
         super().__init__(**others, **evaluated)
         check_launched(

@@ -188,7 +188,10 @@ class Loader:
 
     @cached_property  # takes a millisecond; a state may be asked for at every step
     def identity(self) -> Identity:
-        """What the batches depend on; a state belongs to loaders of the same identity."""
+        """What the batches depend on, pixels and tokens included; a state belongs to loaders of the same identity.
+
+        Of a transform of your own it knows the name, and whether its file has changed, which is logged, not refused.
+        """
         return identity_of(self.plan, self.worker)
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
+from mmdata.loader.state import differences
 from mmdata.shards.columns import hash64
 from mmdata.shards.remote import display_name
 from mmdata.streaming.position import Place
+from mmdata.transform.pixels import PixelTransform
+from mmdata.transform.text import Tokenizer
 
 logger = logging.getLogger("mmdata")
 
@@ -44,7 +47,14 @@ class RankState(NamedTuple):
         return cls(Place(saved["pass"], saved["batches"]), lengths)
 
 
-def identity(shards: Sequence[str], data: DataConfig, steps_per_epoch: int | None) -> dict[str, Any]:
+def identity(
+    shards: Sequence[str],
+    data: DataConfig,
+    steps_per_epoch: int | None,
+    *,
+    transform: PixelTransform,
+    tokenizer: Tokenizer,
+) -> dict[str, Any]:
     """What decides the batches of a stream, but for the number of ranks; folders and hosts may change."""
     names = "\n".join(display_name(shard).rsplit("/", 1)[-1] for shard in shards)
     shapes = {name: getattr(data, name) for name in ("text_buckets", "image_size", "image_buckets", "image_patches")}
@@ -56,6 +66,9 @@ def identity(shards: Sequence[str], data: DataConfig, steps_per_epoch: int | Non
         "seed": data.seed,
         "shuffle": data.shuffle,
         "limit": data.limit,
+        **transform.identity(),
+        "patch_size": data.patch_size if data.image_patches is not None else None,
+        "tokenizer": tokenizer.identity,
         "shapes": hash64(repr((sorted(shapes.items()), data.max_length, data.num_text_buckets)).encode()),
     }
 
@@ -65,7 +78,7 @@ def check_identity(state: dict[str, Any], own: dict[str, Any]) -> None:
     saved = state.get("stream")
     if not isinstance(saved, dict):
         raise ConfigError("this is no state of a stream; give the dictionary that its state_dict() returned")
-    if changed := [name for name, value in own.items() if saved.get(name) != value]:
+    if changed := differences(saved, own, of="stream"):
         listed = ", ".join(f"{name} was {saved.get(name)!r} and is {own[name]!r}" for name in changed)
         raise ConfigError(
             f"this state belongs to another stream: {listed}; resume with the settings and shards it was saved with, "

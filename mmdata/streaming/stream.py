@@ -122,7 +122,7 @@ class Stream:
         self._ledger = Ledger(data.max_bad_share, rank=rank, world_size=world_size)
         self._composer = Composer(data, tokenizer, rank=rank, world_size=world_size)
         self._assembler = Assembler(tokenizer, transform, hashes=data.hashes)
-        self._identity = identity(shards, data, steps_per_epoch)
+        self._identity = identity(shards, data, steps_per_epoch, transform=transform, tokenizer=tokenizer)
         self._position = Position(steps_per_epoch)
         self._current: object = None  # the iteration whose position it is
         self._kept: tuple[Place, Passes] | None = None  # where an epoch ended; no thread is at them

@@ -84,6 +84,11 @@ class Tokenizer:
         pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
         return cls(tokenizer.backend_tokenizer, max_length=max_length, pad_id=int(pad_id))
 
+    @property
+    def identity(self) -> str:
+        """Equal for tokenizers that give equal ids and fill up rows with the same one."""
+        return f"{self.fingerprint}-{self.pad_id}"
+
     def count(self, captions: Sequence[str]) -> list[int]:
         """Tokens of each caption, special ones included, untruncated."""
         return [len(encoding) for encoding in self._counter.encode_batch_fast(list(captions))]

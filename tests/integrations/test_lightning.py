@@ -136,8 +136,6 @@ def test_datamodule_alone_in_a_launchers_process_is_refused(
 
 def test_epoch_loader_of_other_ranks_than_the_trainers_is_refused(data: dict[str, Any], tmp_path: Path):
     loader = Loader.from_config(data, rank=1, world_size=2)
-    message = (
-        r"the loader gives the share of rank 1 of 2, and this process trains as rank 0 of 1: .*; give the"
-    )
+    message = r"the loader gives the share of rank 1 of 2, and this process trains as rank 0 of 1: .*; give the"
     with pytest.raises(ConfigError, match=message):
         EpochLoader(loader, trainer(tmp_path))
