@@ -13,6 +13,7 @@ from mmdata.batch import Batch, model_inputs
 from mmdata.errors import ConfigError, DataError
 from mmdata.launcher import launched
 from mmdata.loader import Loader
+from mmdata.streaming import Stream
 from mmdata.train import distributed
 from mmdata.train.together import gather
 
@@ -43,8 +44,8 @@ JUDGE_EVERY = 100
 """Batches after which the ranks tell each other how many rows could not be used; a GPU is waited for then."""
 
 
-def judged_together(loader: Loader) -> Iterator[Batch]:
-    """A loader's batches; whether too many rows could not be used is judged over all ranks.
+def judged_together(loader: Loader | Stream) -> Iterator[Batch]:
+    """The batches of a loader or stream; whether too many rows could not be used is judged over all ranks.
 
     It is judged at every hundredth batch and at the last one of an epoch. All ranks must iterate in step, as they do
     while training. A loader of one rank judges by itself.
@@ -59,7 +60,8 @@ def judged_together(loader: Loader) -> Iterator[Batch]:
         yield from loader
         return
     loader.judge_together()
-    num_steps = cache(loader.plan.num_steps)
+    # A stream on several ranks has a number of steps that is the same in each epoch.
+    num_steps = cache(loader.plan.num_steps) if isinstance(loader, Loader) else lambda _: len(loader)
 
     def judged(batch: Batch) -> Batch:
         state = loader.state_dict()
@@ -70,7 +72,7 @@ def judged_together(loader: Loader) -> Iterator[Batch]:
     yield from map(judged, loader)  # no name holds a batch that the user has let go: its memory is used again
 
 
-def _judge(loader: Loader) -> None:
+def _judge(loader: Loader | Stream) -> None:
     states = gather(loader.state_dict(), dist.group.WORLD)
     try:
         loader.check_rows(loader.merge_states(states))

@@ -83,11 +83,18 @@ def main(spec: dict[str, Any]) -> dict[str, Any]:
     of_bad = later(mmdata.stream(None, spec["stream"], steps_per_epoch=2))
     found["own loop of a stream"] = [steps(of_bad), judged(of_bad)]
     found["warned"] = [message for message in kept.messages if "would leave the others waiting" in message]
-    try:
-        steps(judged_together(later(mmdata.Loader.from_config(spec["bad"]))))
-    except DataError as error:
-        found["integration"] = str(error)
+    found["integration"] = ended_by(later(mmdata.Loader.from_config(spec["bad"])))
+    found["integration of a stream"] = ended_by(later(mmdata.stream(None, spec["stream"], steps_per_epoch=2)))
     return found
+
+
+def ended_by(loader: Any) -> str:
+    """The error that ends a loop in which the rows of all ranks are judged."""
+    try:
+        steps(judged_together(loader))
+    except DataError as error:
+        return str(error)
+    return "none"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,4 +83,5 @@ def test_bad_rows_end_every_rank_of_an_integration_with_one_error(seen: list[dic
     masked = sum(loader.masked.total() for loader in loaders)
     assert loaders[1].masked.total() > 0
     for found in seen:
+        assert re.match(r"over 2 ranks, \d of 10\d\d rows could not be used \(", found["integration of a stream"])
         assert found["integration"].startswith(f"over 2 ranks, {masked} of 1050 rows could not be used (")
