@@ -60,8 +60,11 @@ def judged_together(loader: Loader | Stream) -> Iterator[Batch]:
         yield from loader
         return
     loader.judge_together()
+
     # A stream on several ranks has a number of steps that is the same in each epoch.
-    num_steps = cache(loader.plan.num_steps) if isinstance(loader, Loader) else lambda _: len(loader)
+    @cache
+    def num_steps(epoch: int) -> int:
+        return loader.plan.num_steps(epoch) if isinstance(loader, Loader) else len(loader)
 
     def judged(batch: Batch) -> Batch:
         state = loader.state_dict()

@@ -98,7 +98,7 @@ class LoaderTrainer(Trainer):
         if others.get("args") is not None:  # before the Trainer looks at it
             args = others["args"]
             args.per_device_train_batch_size = self.data.global_batch_size // args.world_size
-        evaluated = {} if self.data.val_shards is None else {"eval_dataset": _ValShards()}
+        evaluated: dict[str, Any] = {} if self.data.val_shards is None else {"eval_dataset": _ValShards()}
         super().__init__(**others, **evaluated)
         check_launched(
             self.args.world_size,
