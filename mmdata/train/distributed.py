@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.errors import ConfigError
+from mmdata.train.first_order import first_order_only
 
 TIMEOUT = timedelta(minutes=10)
 """A collective that waits longer for another rank is an error."""
@@ -153,6 +154,7 @@ class _Gather(torch.autograd.Function):
         return gather(rows)
 
     @staticmethod
+    @first_order_only
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         own = grad.new_empty((grad.shape[0] // world_size(), *grad.shape[1:]))
         dist.reduce_scatter_tensor(own, grad.contiguous())
@@ -176,6 +178,7 @@ class _LogSumExp(torch.autograd.Function):
         return total.log() + top
 
     @staticmethod
+    @first_order_only
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         everyones = grad.clone()
         dist.all_reduce(everyones)

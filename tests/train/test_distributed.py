@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mmdata.errors import ConfigError
@@ -106,6 +107,18 @@ def test_every_parameters_gradient_under_ddp_is_that_of_one_process(results: Pat
         assert all((gradient == 0).all() for gradient in gradients.values())
     elif CASES[name]["loss"] != "triplet":
         assert gradients["logit_scale"].abs() > 1e-9
+
+
+@pytest.mark.parametrize("function", [distributed._Gather, distributed._LogSumExp])
+def test_collectives_refuse_a_second_derivative(function: type[torch.autograd.Function], tmp_path: Path):
+    """Refused before anything is sent, so on all ranks alike."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        rows = torch.rand(3, 2, requires_grad=True)
+        with pytest.raises(RuntimeError, match="the losses of mmdata.train have no second derivative"):
+            torch.autograd.grad(function.apply(rows).sum(), rows, create_graph=True)
+    finally:
+        distributed.finish()
 
 
 def test_alone_there_is_one_rank_and_nothing_to_wrap():
