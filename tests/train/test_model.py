@@ -107,6 +107,22 @@ def test_scale_is_clamped_at_100():
     assert model.logit_scale.exp() < 100.0
 
 
+def test_bound_of_the_scale_is_that_of_models_without_bias_and_may_be_set():
+    model = make_model(logit_scale_init=100.0, logit_bias_init=-10.0)
+    assert model.max_logit_scale is None
+    with torch.no_grad():
+        model.logit_scale.fill_(math.log(150.0))
+    model.clamp_logit_scale_()
+    assert model(make_batch()).logit_scale.item() == pytest.approx(150.0)
+    model.max_logit_scale = 50.0
+    assert 49.9 < model(make_batch()).logit_scale <= 50.0
+    model.clamp_logit_scale_()
+    assert 49.9 < model.logit_scale.exp() < 50.0
+    model(make_batch()).logit_scale.backward()
+    assert model.logit_scale.grad is not None
+    assert model.logit_scale.grad > 49.9, "there is a gradient where it was brought back to"
+
+
 def test_scale_and_bias_start_where_the_config_says():
     model = make_model(logit_scale_init=10.0, logit_bias_init=-10.0)
     assert model.logit_scale.item() == pytest.approx(math.log(10.0))
