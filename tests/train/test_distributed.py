@@ -115,7 +115,7 @@ def test_collectives_refuse_a_second_derivative(function: type[torch.autograd.Fu
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
         rows = torch.rand(3, 2, requires_grad=True)
-        with pytest.raises(RuntimeError, match="the losses of mmdata.train have no second derivative"):
+        with pytest.raises(RuntimeError, match=r"the losses of mmdata\.train have no second derivative"):
             torch.autograd.grad(function.apply(rows).sum(), rows, create_graph=True)
     finally:
         distributed.finish()

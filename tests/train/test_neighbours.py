@@ -190,3 +190,12 @@ def test_embed_rows_gives_the_features_of_valid_rows(of, expected: list[list[flo
     assert rows.tolist() == [5, 2]
     assert features.dtype == torch.float16
     assert features.tolist() == [pytest.approx(row, abs=1e-3) for row in expected]
+
+
+def test_mean_similarity_needs_groups():
+    for groups, message in (
+        (torch.full((3,), -1), "mean similarity of 0 groups: no row is in a group"),
+        (torch.zeros(3), "groups has dtype float32, expected integers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            mean_similarity(torch.eye(3), groups)
