@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from mmdata.errors import ConfigError
+
 SHIPPED = Path(__file__).parent / "_shipped"
 
 
@@ -60,12 +62,19 @@ def _summary(name: str) -> str:
     return text.splitlines()[0].removeprefix(f"mmdata {name}: ")
 
 
-def run(program: Callable[[], int | None]) -> NoReturn:
+def run(program: Callable[[], int | None], *, under_torchrun: bool = False) -> NoReturn:
     """Run a program of tools/: an expected error becomes one line on stderr and exit code 2.
 
     MMDATA_TRACEBACK=1 shows where it was raised.
+
+    Args:
+        program: the `main` of the file.
+        under_torchrun: whether several ranks share its work. Otherwise torchrun would run it once a rank: each would do
+            the whole work, and all would write the same files.
     """
     try:
+        if not under_torchrun:
+            _check_alone()
         raise SystemExit(program() or 0)
     except BrokenPipeError:  # `mmdata … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,3 +87,14 @@ def run(program: Callable[[], int | None]) -> NoReturn:
             raise
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+
+
+def _check_alone() -> None:
+    """Raise a ConfigError where torchrun started this process as one of several ranks."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if ranks != "1" and "RANK" in os.environ:
+        name = Path(sys.argv[0]).stem.removeprefix("mmdata ")
+        raise ConfigError(
+            f"mmdata {name} is one process, and torchrun started {ranks} of it (WORLD_SIZE): start it without "
+            "torchrun, or unset WORLD_SIZE"
+        )

@@ -51,8 +51,6 @@ def main() -> int:
     index = open_index(data)
     check(options, len(index))
     device = distributed.init(options.device)
-    if distributed.world_size() > 1:
-        raise ConfigError("mmdata neighbours is one process: start it without torchrun")
     made_of = {"size": options.size, "seed": options.seed}
     features = options.features
     if features is None:

@@ -13,11 +13,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from mmdata.batch import Batch
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.batch import Batch, CaptionBatch
 from mmdata.config import Config, load_config
 from mmdata.cores import NumWorkers
 from mmdata.data_config import DataConfig
 from mmdata.loader.beside import SideProcesses
+from mmdata.loader.captions import all_captions
 from mmdata.loader.choice import source_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.planning import build_plan
@@ -185,6 +189,10 @@ class Loader:
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of those that all ranks took at the same step: the rows that they have counted are added up."""
         return {**states[0], **self._ledger.merge([RowCounts.of(state) for state in states]).state()}
+
+    def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
+        """All captions of those of the rows that have several: an evaluation counts each, a batch has one a row."""
+        return all_captions(self.worker, rows)
 
     def judge_together(self) -> None:
         """Leave it to `check_rows`, called with a merged state on every rank, whether too many rows are bad.
