@@ -25,6 +25,7 @@ from mmdata.train.miners import TopK
 from mmdata.train.objective import loss_at
 from mmdata.train.schedule import learning_rate, make_optimizer
 from mmdata.train_config import TopKConfig, TrainConfig
+from tests.rounding import RUN_IN_DOUBLE
 
 PROGRAM = Path(__file__).with_name("small_run.py")
 CLOCKS = ("samples_per_s", "data_wait_share")
@@ -194,14 +195,14 @@ def test_loop_lost_terminal_leaves_a_checkpoint(tmp_path: Path):
 
 def test_loop_two_ranks_log_the_losses_of_one_and_stop_at_the_same_step(tmp_path: Path):
     config = small.train_config()
-    model, batches = small.small_model(dropout=0.0), small.SmallBatches()
+    model, batches = small.small_model(dropout=0.0).double(), small.SmallBatches()
     assert Trainer(model, batches, config, output=tmp_path / "one", evaluate=small.evaluate).run() == 0
     two = tmp_path / "two"
-    stopped = run_small(two, torchrun=2, dropout=0.0, signal="SIGTERM", at=6)
+    stopped = run_small(two, torchrun=2, dropout=0.0, double=True, signal="SIGTERM", at=6)
     assert stopped.returncode != 0
     assert "stopped by SIGTERM after step 7 of 12" in stopped.stdout, stopped.stderr
     expected = [line["loss"] for line in read_metrics(tmp_path / "one")[:7]]
-    assert [line["loss"] for line in read_metrics(two)] == pytest.approx(expected, abs=1e-5)
+    assert [line["loss"] for line in read_metrics(two)] == pytest.approx(expected, rel=0, abs=RUN_IN_DOUBLE)
     assert read_metrics(two, "evaluation") == read_metrics(tmp_path / "one", "evaluation")[:1]
     state = last_state(two)
     assert state["step"] == 7
@@ -212,9 +213,10 @@ def test_loop_two_ranks_log_the_losses_of_one_and_stop_at_the_same_step(tmp_path
 def test_loop_micro_batches_give_the_same_losses(tmp_path: Path):
     for name, size in (("whole", None), ("parts", 3)):
         config = small.train_config(micro_batch_size=size, epochs=1)
-        Trainer(small.small_model(dropout=0.0), small.SmallBatches(), config, output=tmp_path / name).run()
+        Trainer(small.small_model(dropout=0.0).double(), small.SmallBatches(), config, output=tmp_path / name).run()
     expected = [line["loss"] for line in read_metrics(tmp_path / "whole")]
-    assert [line["loss"] for line in read_metrics(tmp_path / "parts")] == pytest.approx(expected, abs=1e-5)
+    found = [line["loss"] for line in read_metrics(tmp_path / "parts")]
+    assert found == pytest.approx(expected, rel=0, abs=RUN_IN_DOUBLE)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -86,15 +86,15 @@ def library_output(model: Any, batch: Batch, encoder: DualEncoder) -> Any:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_features_scale_and_loss_are_those_of_transformers(tmp_path: Path, kind: str):
-    model = save(tmp_path, kind)
-    encoder, batch = build(clip=str(tmp_path)), make_batch()
+    model = save(tmp_path, kind).double()
+    encoder, batch = build(clip=str(tmp_path)).double(), make_batch()
     with torch.no_grad():
         expected, output = library_output(model, batch, encoder), encoder(batch)
-    torch.testing.assert_close(output.image_features, expected.image_embeds, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(output.text_features, expected.text_embeds, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output.image_features, expected.image_embeds, rtol=0, atol=1e-10)
+    torch.testing.assert_close(output.text_features, expected.text_embeds, rtol=0, atol=1e-10)
     assert output.logit_scale.item() == pytest.approx(model.logit_scale.exp().item())
     loss = ContrastiveLoss("clip" if kind == "clip" else "siglip")(output, batch)
-    torch.testing.assert_close(loss, expected.loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loss, expected.loss, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -116,12 +116,12 @@ def test_model_from_a_config_trains_on_every_bucket_shape(kind: str):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_text_features_do_not_depend_on_the_bucket(kind: str):
-    encoder = build(clip=config_of(kind))
+    encoder = build(clip=config_of(kind)).double()
     batch = make_batch(7)
     ids = torch.nn.functional.pad(batch["input_ids"], (0, 3), value=30)  # whatever a tokenizer pads with
     mask = torch.nn.functional.pad(batch["attention_mask"], (0, 3))
     short = encoder.encode_text(batch["input_ids"], batch["attention_mask"])
-    torch.testing.assert_close(encoder.encode_text(ids, mask), short, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(encoder.encode_text(ids, mask), short, rtol=0, atol=1e-10)
 
 
 def test_clip_reads_the_last_token_of_any_tokenizer():
