@@ -267,14 +267,6 @@ def test_loop_checkpoint_is_never_written_after_a_bad_update(tmp_path: Path):
     assert last_state(tmp_path)["step"] == 3
 
 
-def test_loop_fp16_counts_skipped_updates_then_gives_up(tmp_path: Path):
-    with pytest.raises(TrainingError, match="step 54"):
-        make_trainer(tmp_path, spoiled_from(4), precision="fp16", epochs=20).run()
-    lines = read_metrics(tmp_path)
-    assert lines[-1]["skipped_updates"] == lines[3]["skipped_updates"] + 50
-    assert (lines[-1]["loss"], lines[-1]["grad_norm"]) == (None, None)
-
-
 def test_loop_len_that_is_not_kept_is_an_error(tmp_path: Path):
     batches = small.SmallBatches()
     batches.steps = 3
