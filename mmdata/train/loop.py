@@ -32,6 +32,7 @@ from mmdata.train.objective import loss_at
 from mmdata.train.overfit import FirstBatches
 from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.randomness import rng_state, seed_rank, set_rng_state
+from mmdata.train.reduction import reduction_order, restore_reduction_order
 from mmdata.train.schedule import learning_rate, make_optimizer, set_learning_rate
 from mmdata.train.step import AUTOCAST, train_step
 from mmdata.train.stopping import StopSignals
@@ -251,6 +252,7 @@ class Trainer:
             **{name: getattr(self, name) for name in COUNTERS},
             "skipped_updates": self.updates.skipped,
             "bad_in_a_row": self.updates.bad_in_a_row,
+            "reduction_order": reduction_order(self.parallel),
             "settings": self.settings,
             "model": sharding.whole_state(self.model.state_dict()),
             "optimizer": sharding.whole_state(self.optimizer.state_dict()),
@@ -281,6 +283,7 @@ class Trainer:
             setattr(self, name, state[name])
         self.updates.skipped, self.updates.bad_in_a_row = state["skipped_updates"], state.get("bad_in_a_row", 0)
         checkpoint.load_weights(self.model, state, origin=str(path))
+        restore_reduction_order(self.parallel, state.get("reduction_order"))
         sharding.load_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if self.teacher is not None:
