@@ -37,7 +37,7 @@ def test_killed_anywhere_and_repeated_is_as_undisturbed(raw_corpus: Path, tmp_pa
         [sys.executable, script, raw_corpus / "few.jsonl", tmp_path],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

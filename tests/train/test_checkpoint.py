@@ -63,7 +63,7 @@ def test_checkpoint_killed_in_mid_write_leaves_the_one_before(tmp_path: Path):
         "torch.save = cut\n"
         "checkpoint.save_checkpoint(Path(sys.argv[1]), {'step': 2, 'model': {}}, keep=1)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=300)
     assert done.returncode == -signal.SIGKILL
     path = latest_checkpoint(tmp_path)
     assert path is not None

@@ -190,5 +190,5 @@ mmdata.train.DualEncoder.from_config(ModelConfig(), vocab_size=9)
 data_half = ("shards", "plan", "transform", "loader", "stream", "convert")
 print([m for m in sys.modules if m.startswith(tuple(f"mmdata.{part}" for part in data_half))])
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300)
     assert (run.returncode, run.stdout.strip(), run.stderr) == (0, "[]", "")

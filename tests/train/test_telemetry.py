@@ -87,7 +87,7 @@ def test_telemetry_and_mining_with_global_knowledge_are_those_of_one_process_on_
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
     processes = [subprocess.Popen([sys.executable, PROGRAM, tmp_path, str(rank)], env=environment) for rank in range(2)]
     try:
-        assert [process.wait(timeout=240) for process in processes] == [0, 0]
+        assert [process.wait(timeout=300) for process in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()
