@@ -30,5 +30,5 @@ RUN_IN_DOUBLE = rounding(100.0, sums=100_000, dtype=torch.float64)
 
 Logits are at most 100, and fewer than so many rounded operations lie between them and the first input. Adam divides a
 gradient by no less than its eps, 1e-8, and multiplies it by the learning rate: where the gradient is nothing but
-rounding, 1e-16, a weight moves by 1e-10 in an update. A wrong gradient, row or weight shows at 1e-3 and above.
+rounding, 1e-16, a weight moves by 1e-10 in an update.
 """
