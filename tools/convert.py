@@ -23,8 +23,8 @@ from rich.table import Table
 from mmdata.cli import run
 from mmdata.convert import Report, convert, load_recipe
 from mmdata.convert.engines import Engine, threads
-from mmdata.convert.output import QUARANTINE_NAME
 from mmdata.convert.rows import Row
+from mmdata.shards.folder import find_ledger
 
 SETTINGS = {
     "table": "table in SOURCE, or a pattern for several",
@@ -153,7 +153,7 @@ def show(report: Report, out: Path) -> None:
     if columns:
         print(f"columns: {', '.join(columns)}")
     left_out = report.accounts["rows"] - report.accounts["written"]
-    listed = f"; {left_out:,} left out, each with its reason in {out / QUARANTINE_NAME}" if left_out else ""
+    listed = f"; {left_out:,} left out, each with its reason in {find_ledger(out)}" if left_out else ""
     print(f"{report.manifest.num_shards} shards in {out}{listed}")
     if report.accounts["duplicate"]:
         print("duplicates: the first row of each image was written; --keep-duplicates writes all")

@@ -12,12 +12,13 @@ from mmdata.atomic import sync_folder
 from mmdata.convert.accounts import Accounts
 from mmdata.convert.engines import Engine, threads
 from mmdata.convert.examine import Examined, Examiner, read_fields
-from mmdata.convert.output import QUARANTINE_NAME, TOKENIZER_NAME, Output, Run, open_output
+from mmdata.convert.output import TOKENIZER_NAME, Output, Run, open_output
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Row, Source
 from mmdata.convert.sources import open_source
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.shards import Manifest, Sample, ShardWriter
+from mmdata.shards.folder import INNER, QUARANTINE_NAME
 from mmdata.transform.text import Tokenizer, train_tokenizer
 
 Track = Callable[[Iterable[Row], str, int], Iterable[Row]]
@@ -58,7 +59,8 @@ def convert(
     Args:
         source: a folder of images with captions beside them, a table, a folder with the table that `config` names,
             or shards: a tar or a folder of them.
-        out: the output folder; it may not hold anything else. Its file quarantine.jsonl lists each row left out.
+        out: the output folder; it may not hold anything else. `__mmdata__/quarantine.jsonl` in it lists each row left
+            out.
         config: settings; None takes the defaults.
         engine: who examines rows; None takes a thread a core.
         overwrite: replace another conversion in `out`.
@@ -106,9 +108,11 @@ class _Conversion:
 
     def run(self, engine: Engine, tokenizer: Tokenizer | None, run: Run) -> None:
         private = self._output.private
-        private.mkdir()
+        inner = private / INNER
+        inner.mkdir(parents=True)
         if self._config.train_tokenizer:
-            tokenizer = self._train(private / TOKENIZER_NAME, self._config.train_tokenizer)
+            tokenizer = self._train(inner / TOKENIZER_NAME, self._config.train_tokenizer)
+            (private / TOKENIZER_NAME).symlink_to(INNER + TOKENIZER_NAME)
         writer = ShardWriter(
             private,
             shard_rows=self._config.shard_rows,
@@ -117,7 +121,7 @@ class _Conversion:
             tokenizer=tokenizer.fingerprint if tokenizer else None,
         )
         with writer:
-            with (private / QUARANTINE_NAME).open("wb") as ledger:
+            with (inner / QUARANTINE_NAME).open("wb") as ledger:
                 accounts = Accounts(ledger)
                 self._write_all(writer, accounts, engine)
                 ledger.flush()

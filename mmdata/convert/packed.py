@@ -22,7 +22,7 @@ from mmdata.errors import DataError, Reason
 from mmdata.shards import Manifest
 from mmdata.shards.build import find_shards
 from mmdata.shards.columns import hash64
-from mmdata.shards.manifest import MANIFEST_NAME
+from mmdata.shards.folder import manifest_prefix
 from mmdata.shards.samples import Group, SampleReader
 from mmdata.shards.tar import header
 
@@ -56,7 +56,7 @@ class PackedSource:
         self.root = os.path.realpath(folder)
         self._keep = config.keep
         self.classes: tuple[str, ...] = ()
-        if (folder / MANIFEST_NAME).exists():
+        if manifest_prefix(folder) is not None:
             self.classes = tuple((Manifest.read(folder).accounts or {}).get("classes", ()))
         keys, self._ignored, listing = array("q"), 0, hashlib.sha256()
         for scan in _scan(self._tars):

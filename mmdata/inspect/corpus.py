@@ -19,7 +19,7 @@ from mmdata.inspect.charts import Mark, histogram, share_bars
 from mmdata.inspect.page import Card, Chart, Section, Table
 from mmdata.plan import Plan, PlanSummary
 from mmdata.shards import FORMATS, Index, ShardStore, captions_of
-from mmdata.shards.build import QUARANTINE_NAME
+from mmdata.shards.folder import QUARANTINE_NAME, find_ledger
 from mmdata.transform.image import decode
 
 GALLERY = 24
@@ -174,7 +174,7 @@ def accounts(index: Index) -> Section:
 
 def quarantine(folders: Sequence[Path]) -> Section:
     """Rows left out of the shards, with their reasons: counts, and the first of them."""
-    paths = [path for folder in folders if (path := folder / QUARANTINE_NAME).is_file()]
+    paths = [path for folder in folders if (path := find_ledger(folder)).is_file()]
     if not paths:
         return Section(
             "Left out", missing=f"No {QUARANTINE_NAME} beside the manifest: no row is known to have been left out."

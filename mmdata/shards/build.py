@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,14 @@ from typing import Any
 from mmdata.atomic import lock, write_whole
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.shards.columns import CountTokens, Row, encode
-from mmdata.shards.folder import local_folder
-from mmdata.shards.manifest import MANIFEST_NAME, Manifest
+from mmdata.shards.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, local_folder, manifest_prefix
+from mmdata.shards.manifest import Manifest
 from mmdata.shards.manifest_writer import write_manifest
 from mmdata.shards.pages import ShardEntry, check_plain_name
 from mmdata.shards.probe import DEFAULT_LIMITS, Limits
 from mmdata.shards.samples import Group, SampleReader, describe
 from mmdata.shards.tar import Member
 
-QUARANTINE_NAME = "quarantine.jsonl"
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
@@ -32,7 +32,7 @@ class IndexReport:
     """What `build_index` made.
 
     Attributes:
-        folder: where index, manifest and quarantine list lie.
+        folder: whose sub-folder `__mmdata__` holds index, manifest and quarantine list.
         manifest: as it lies there.
         accounts: samples = indexed + quarantined, each counted by itself; ignored_members (without an extension,
             `__meta__`) belong to no sample.
@@ -62,7 +62,7 @@ def build_index(
 
     Args:
         source: folder (its `*.tar`, sorted by name) or a tar.
-        out: where to; beside the tars when None.
+        out: into whose sub-folder `__mmdata__`; that of the tars when None.
         count_tokens, tokenizer: as for `ShardWriter`.
         limits: which images are refused.
         max_bad_share: an error when more than this share of the samples had to be quarantined.
@@ -174,7 +174,9 @@ class _Build:
         self._total = sum(path.stat().st_size for path in shards)
         self._edge: tuple[str, bool, str] | None = None  # last sample's key, whether complete, its shard
         self._made: list[Path] = []
-        self._published = (folder / MANIFEST_NAME).exists()
+        prefix = manifest_prefix(folder)
+        self._published = prefix is not None
+        self._inner = folder / (INNER if prefix is None else prefix)
 
     @property
     def accounts(self) -> dict[str, Any]:
@@ -219,28 +221,31 @@ class _Build:
                 raise self._in_the_way()
             return there if there.location == location else there.moved(location)
         lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.quarantined)
-        write_whole(self._folder / QUARANTINE_NAME, lines.encode())
+        write_whole(self._inner / QUARANTINE_NAME, lines.encode())
         return write_manifest(
             self._folder, self.entries, tokenizer=self._tokenizer, location=location, accounts=self.accounts
         )
 
     def withdraw(self) -> None:
         """Remove what this run wrote, unless it was published."""
-        if self._published or not (self._folder / MANIFEST_NAME).exists():
+        if self._published or manifest_prefix(self._folder) is None:
             for path in self._made:
                 path.unlink(missing_ok=True)
+            with suppress(OSError):  # it holds something
+                self._inner.rmdir()
 
     def _write(self, name: str, data: bytes) -> None:
-        path = self._folder / name
+        path = self._inner / name
         if path.exists() and path.read_bytes() == data:
             return
         if self._published:
             raise self._in_the_way()
+        self._inner.mkdir(exist_ok=True)
         self._made.append(path)
         write_whole(path, data)
 
     def _in_the_way(self) -> DataError:
-        there = Manifest.read(self._folder)
+        there, path = Manifest.read(self._folder), self._inner / MANIFEST_NAME
         other = "other contents"
         if [entry.name for entry in there] != self._names:
             other = f"other shards ({there.num_shards}, and {len(self._names)} are to be indexed)"
@@ -248,7 +253,7 @@ class _Build:
             other = f"another tokenizer ({there.tokenizer or 'none'}, and {self._tokenizer or 'none'} is given)"
         return DataError(
             f"folder '{self._folder}': its {MANIFEST_NAME} is of {other}; give another folder "
-            f"with --out, or remove '{self._folder / MANIFEST_NAME}' and run this again"
+            f"with --out, or remove '{path}' and run this again"
         )
 
     def _check_edge(self, path: Path, scan: Scan) -> None:

@@ -1,4 +1,9 @@
-"""Files of a folder of shards, on a disk or behind a URL. Callers need not know which."""
+"""Files of a folder of shards, on a disk or behind a URL. Callers need not know which.
+
+A folder holds the tars, and in its sub-folder `__mmdata__` all that mmdata keeps about them: manifest, index, ledger.
+Hugging Face's `datasets` ignores names that begin with two underscores, so it takes the tars alone for the data. Earlier
+versions of mmdata wrote the same files beside the tars; such folders are read as they are.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,14 @@ from mmdata.shards.pages import REMAKE, ShardEntry
 from mmdata.shards.remote import RemoteFolder
 
 Folder = Path | RemoteFolder
+
+MANIFEST_NAME = "manifest.json"
+QUARANTINE_NAME = "quarantine.jsonl"
+INNER_NAME = "__mmdata__"
+"""The sub-folder; not hidden, as many HTTP servers refuse hidden names and `cp OUT/*` leaves them out."""
+INNER = f"{INNER_NAME}/"
+BESIDE = ""
+"""What stands before the names of the files of a folder that an earlier version wrote."""
 
 T = TypeVar("T")
 
@@ -42,27 +55,48 @@ def local_folder(location: str | os.PathLike[str]) -> Path:
     return Path(name)
 
 
-def read_top(folder: Folder, name: str) -> bytes:
-    """The manifest's own file; of a URL always fetched."""
+def manifest_prefix(folder: Path) -> str | None:
+    """What stands before the names of manifest and index in a folder on this disk, or None where it has no manifest.
+
+    Returns:
+        "__mmdata__/", or "" for a folder that an earlier version wrote.
+    """
+    return next((prefix for prefix in (INNER, BESIDE) if (folder / prefix / MANIFEST_NAME).is_file()), None)
+
+
+def find_ledger(folder: Path) -> Path:
+    """Path of the list of rows left out of a folder's shards, whether it is there or not."""
+    prefix = manifest_prefix(folder)
+    return folder / (INNER if prefix is None else prefix) / QUARANTINE_NAME
+
+
+def read_top(folder: Folder) -> tuple[str, bytes]:
+    """The prefix of a folder's files (see `manifest_prefix`), and the content of its manifest.json.
+
+    That of a URL is always fetched.
+    """
     if isinstance(folder, RemoteFolder):
-        return folder.read(name)
-    try:
-        return (folder / name).read_bytes()
-    except FileNotFoundError:
-        if not folder.is_dir():
-            raise DataError(f"folder '{folder}': no such folder") from None
+        return folder.read_first((INNER, BESIDE), MANIFEST_NAME)
+    for prefix in (INNER, BESIDE):
+        try:
+            content = (folder / prefix / MANIFEST_NAME).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if prefix == BESIDE and folder.name == INNER_NAME:
+            raise DataError(f"'{folder}': what mmdata keeps about the shards in '{folder.parent}': give that folder")
+        return prefix, content
+    if folder.is_file():
         raise DataError(
-            f"folder '{folder}': no {name}; `mmdata index {folder}` makes one for WebDataset tars"
-        ) from None
-    except NotADirectoryError:
-        raise DataError(
-            f"'{folder}': a file, and a folder with a {name} is needed; `mmdata index {folder}` makes one beside a "
-            f"WebDataset tar: then give its folder, '{folder.parent}'"
-        ) from None
+            f"'{folder}': a file, and a folder with a {MANIFEST_NAME} is needed; `mmdata index {folder}` makes one "
+            f"beside a WebDataset tar: then give its folder, '{folder.parent}'"
+        )
+    if not folder.is_dir():
+        raise DataError(f"folder '{folder}': no such folder")
+    raise DataError(f"folder '{folder}': no {MANIFEST_NAME}; `mmdata index {folder}` makes one for WebDataset tars")
 
 
 def with_file(folder: Folder, name: str, sha256: str, use: Callable[[Path], T], *, kind: str) -> T:
-    """`use` of the path of a file beside the manifest; `kind` says what it is, for messages.
+    """`use` of the path of a file of a folder; `kind` says what it is, for messages.
 
     Raises:
         DataError: there is none.

@@ -25,13 +25,12 @@ from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
 from mmdata.shards.columns import Columns
-from mmdata.shards.folder import open_shard, read_top, shard_path, shard_place, with_file
+from mmdata.shards.folder import INNER, MANIFEST_NAME, open_shard, read_top, shard_path, shard_place, with_file
 from mmdata.shards.histogram import Histogram, unpack_cells
 from mmdata.shards.pages import PAGE_SHARDS, REMAKE, Page, PageColumns, ShardEntry, page_name
 from mmdata.shards.ragged import offsets_of, spans
 from mmdata.shards.remote import RemoteFolder
 
-MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 2
 OPENERS = 4
 """Threads that check pages when all are asked for: hashing, most of the work, does not hold the interpreter."""
@@ -82,13 +81,16 @@ class Manifest(_Top):
         has_labels: whether any row has a label.
         pages: files with the entries of the shards, in row order; each is read once, when first asked for.
         tokenizer: fingerprint of the tokenizer that counted the captions; None when none did.
-        location: folder of the tars, relative to the manifest; "." beside it.
+        location: folder of the tars, relative to `folder`; "." is `folder` itself.
         accounts: how the rows came about (rows in, written, quarantined, …), for people and checks.
         schema: version of the format on disk.
-        folder: where the manifest lies; its text is for messages.
+        folder: the folder of shards, as its user names it; its text is for messages.
+        prefix: what stands before the names of manifest.json, pages and index files in `folder`: "__mmdata__/", or ""
+            where an earlier version wrote them beside the tars.
     """
 
     folder: Path | RemoteFolder = field(default=Path(), compare=False)
+    prefix: str = field(default=INNER, compare=False)
     _opened: dict[int, PageColumns] = field(init=False, default_factory=dict, compare=False, repr=False)
     _locks: list[Any] = field(
         init=False, default_factory=lambda: [Lock() for _ in range(OPENERS)], compare=False, repr=False
@@ -102,8 +104,8 @@ class Manifest(_Top):
             DataError: there is none, it is damaged, was edited, or is of another schema.
         """
         folder = folder if isinstance(folder, RemoteFolder) else Path(folder)
-        path = f"{folder}/{MANIFEST_NAME}"
-        data = read_top(folder, MANIFEST_NAME)
+        prefix, data = read_top(folder)
+        path = f"{folder}/{prefix}{MANIFEST_NAME}"
         try:
             content = json.loads(data)
         except ValueError as error:
@@ -111,7 +113,7 @@ class Manifest(_Top):
         if not isinstance(content, dict):
             raise DataError(f"'{path}': expected an object, got {type(content).__name__}; {REMAKE}")
         top = _checked(content, path)
-        return cls(**{item.name: getattr(top, item.name) for item in fields(_Top)}, folder=folder)
+        return cls(**{item.name: getattr(top, item.name) for item in fields(_Top)}, folder=folder, prefix=prefix)
 
     @property
     def parts(self) -> list[Manifest]:
@@ -148,7 +150,7 @@ class Manifest(_Top):
         """
         entry = self.entry(shard)
         use = partial(Columns.open, entry=entry, check_hash=check_hash)
-        return with_file(self.folder, entry.index, entry.index_sha256, use, kind="index")
+        return with_file(self.folder, self.prefix + entry.index, entry.index_sha256, use, kind="index")
 
     def tar_hashes(self) -> Any:
         """SHA-256 of each tar, Arrow strings (num_shards,); reads all pages."""
@@ -227,7 +229,7 @@ class Manifest(_Top):
         """Publish that the tars lie elsewhere: manifest.json is replaced, whole or not at all."""
         assert isinstance(self.folder, Path)
         manifest = replace(self, location=location)
-        write_whole(self.folder / MANIFEST_NAME, manifest.to_json())
+        write_whole(self.folder / self.prefix / MANIFEST_NAME, manifest.to_json())
         return manifest
 
     def to_json(self) -> bytes:
@@ -243,7 +245,8 @@ class Manifest(_Top):
             if number not in self._opened:
                 page = self.pages[number]
                 use = partial(PageColumns.open, page=page)
-                self._opened[number] = with_file(self.folder, page.file, page.sha256, use, kind="manifest page")
+                name = self.prefix + page.file
+                self._opened[number] = with_file(self.folder, name, page.sha256, use, kind="manifest page")
             return self._opened[number]
 
     def _all_pages(self) -> Iterator[PageColumns]:

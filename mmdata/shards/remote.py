@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import posixpath
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
@@ -73,6 +73,27 @@ class RemoteFolder:
     def read(self, name: str) -> bytes:
         """A small file, past the cache."""
         return self._request(self._place(".", name), None, None, Event())
+
+    def read_first(self, prefixes: Sequence[str], name: str) -> tuple[str, bytes]:
+        """The first of several small files that there is, and what stands before its name.
+
+        A file that is denied counts as missing as long as there is another: a bucket that may not be listed denies what
+        it does not hold.
+
+        Raises:
+            DataError, ConfigError: there is none; the error is that of the first.
+        """
+        missing: DataError | ConfigError | None = None
+        for prefix in prefixes:
+            try:
+                return prefix, self.read(prefix + name)
+            except (DataError, ConfigError) as error:
+                cause = error.__cause__
+                if not (_missing(cause) or _status(cause) == 403 or isinstance(cause, PermissionError)):
+                    raise
+                missing = missing or error
+        assert missing is not None
+        raise missing
 
     def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:
         """`use` of the path of a small file of this hash, in the cache.
@@ -202,7 +223,7 @@ def display_name(url: str) -> str:
     return head.replace(f"{login}@", "", 1) if login else head
 
 
-def _status(error: BaseException) -> int | None:
+def _status(error: BaseException | None) -> int | None:
     """The HTTP status in an exception of aiohttp, botocore, gcsfs or huggingface_hub; None where there is none."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
@@ -217,6 +238,10 @@ def _status(error: BaseException) -> int | None:
 def _denied(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
     return isinstance(error, PermissionError) or bool(names & _NO_CREDENTIALS) or _status(error) in _DENIED
+
+
+def _missing(error: BaseException | None) -> bool:
+    return isinstance(error, FileNotFoundError) or _status(error) in (404, 410)
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -234,7 +259,7 @@ def _explained(error: Exception, name: str, start: int | None, attempts: int) ->
             f"'{name}': access denied ({cause}); give the credentials that this protocol takes from the environment "
             "(AWS_PROFILE or AWS_ACCESS_KEY_ID for s3, GOOGLE_APPLICATION_CREDENTIALS for gs, HF_TOKEN for hf)"
         )
-    if isinstance(error, FileNotFoundError) or _status(error) in (404, 410):
+    if _missing(error):
         return DataError(f"'{name}': no such file; upload it, or correct the URL")
     if _status(error) == 416:
         return DataError(f"'{name}': ends before byte {start}: shorter than indexed; upload it again, or index it anew")

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mmdata.errors import DataError
-from mmdata.shards.build import QUARANTINE_NAME, Progress, Scan, file_sha256, scan_shard, steps
+from mmdata.shards.build import Progress, Scan, file_sha256, scan_shard, steps
 from mmdata.shards.columns import FIXED, Columns, encode
-from mmdata.shards.folder import local_folder
+from mmdata.shards.folder import MANIFEST_NAME, QUARANTINE_NAME, find_ledger, local_folder
 from mmdata.shards.histogram import unpack_cells
 from mmdata.shards.index import Index
-from mmdata.shards.manifest import MANIFEST_NAME, Manifest
+from mmdata.shards.manifest import Manifest
 from mmdata.shards.pages import ShardEntry
 from mmdata.shards.probe import NO_LIMITS
 
@@ -158,7 +158,7 @@ def _difference(name: str, differs: npt.NDArray[np.bool_], keys: list[str]) -> I
 def _quarantined(folder: Path) -> dict[str, set[str]]:
     """Keys in the quarantine list, by shard; lines that are not of a shard's sample are convert's, and excuse none."""
     excused: dict[str, set[str]] = {}
-    path = folder / QUARANTINE_NAME
+    path = find_ledger(folder)
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         try:
             line: Any = json.loads(text)

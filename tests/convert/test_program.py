@@ -96,7 +96,7 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
     ]
     assert stdout.splitlines()[7:] == [
         "columns: image = image, captions = captions",
-        f"5 shards in {tmp_path}/out; 1 left out, each with its reason in {tmp_path}/out/quarantine.jsonl",
+        f"5 shards in {tmp_path}/out; 1 left out, each with its reason in {tmp_path}/out/__mmdata__/quarantine.jsonl",
     ]
     config = ConvertConfig(shard_rows=9, train_tokenizer=400, keep=("path",))
     convert(table, tmp_path / "out2", config)

@@ -28,7 +28,7 @@ def captions(out: Path) -> list[list[str]]:
 
 
 def bad(out: Path) -> list[tuple[str, str, str]]:
-    lines = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (out / "__mmdata__/quarantine.jsonl").read_text().splitlines()]
     return [(line["place"], line["reason"], line["detail"]) for line in lines]
 
 

@@ -15,7 +15,11 @@ from mmdata.shards import Index, Limits, Manifest, build_index
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".mmdata.lock"}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file() and p.name != ".mmdata.lock"
+    }
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,7 @@ def index_of(tmp_path, tar):
         accounts = report.accounts
         assert accounts["samples"] == accounts["indexed"] + accounts["quarantined"]
         assert accounts["indexed"] == len(Index.open(tmp_path / "in"))
-        lines = (tmp_path / "in" / "quarantine.jsonl").read_text().splitlines()
+        lines = (tmp_path / "in/__mmdata__/quarantine.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in lines] == report.quarantined
         return Index.open(tmp_path / "in"), report
 
@@ -208,7 +212,8 @@ def test_one_tar_is_indexed_beside_itself_or_elsewhere(shards, tmp_path):
     alone.mkdir()
     shutil.copy(shards / "000001.tar", alone / "x.tar")
     report = build_index(alone / "x.tar", out=tmp_path / "far" / "index")
-    made = ["manifest-00000.arrow", "manifest.json", "quarantine.jsonl", "x.index.arrow"]
+    names = ["manifest-00000.arrow", "manifest.json", "quarantine.jsonl", "x.index.arrow"]
+    made = [f"__mmdata__/{name}" for name in names]
     assert sorted(content(tmp_path / "far" / "index")) == made
     assert report.manifest.location == "../../alone"
     assert Index.open(tmp_path / "far" / "index").shard_path(0).read_bytes() == (alone / "x.tar").read_bytes()
@@ -229,7 +234,7 @@ def test_the_same_index_is_left_alone_and_moved_tars_are_found(shards, tmp_path)
 
 
 def test_another_index_is_never_replaced(shards, count):
-    remedy = f"; give another folder with --out, or remove '{shards / 'manifest.json'}' and run this again"
+    remedy = f"; give another folder with --out, or remove '{shards / '__mmdata__/manifest.json'}' and run this again"
     refuse(shards, f"its manifest.json is of another tokenizer (characters, and none is given){remedy}")
     another = "another tokenizer (characters, and another is given)"
     refuse(shards, another, count_tokens=count, tokenizer="another")
@@ -239,7 +244,7 @@ def test_another_index_is_never_replaced(shards, count):
         build_index(shards, out=shards / "one", count_tokens=count, tokenizer="characters")
     with pytest.raises(DataError, match=r"is of other shards \(\d+, and 1 are to be indexed\); give another"):
         build_index(shards / "000001.tar", out=shards / "one", count_tokens=count, tokenizer="characters")
-    (shards / "manifest.json").unlink()  # what the message says mends it
+    (shards / "__mmdata__/manifest.json").unlink()  # what the message says mends it
     assert build_index(shards, count_tokens=count, tokenizer="another").manifest.tokenizer == "another"
 
 
@@ -250,7 +255,7 @@ def test_a_failure_to_publish_leaves_nothing(shards, tmp_path, monkeypatch):
     monkeypatch.setattr(Manifest, "to_json", full)
     with pytest.raises(OSError, match="No space left"):
         build_index(shards, out=tmp_path / "out")
-    assert sorted(content(tmp_path / "out")) == ["quarantine.jsonl"]
+    assert sorted(content(tmp_path / "out")) == ["__mmdata__/quarantine.jsonl"]
 
 
 def test_a_shard_whose_name_no_manifest_follows_is_refused_unread(tmp_path):
@@ -261,11 +266,12 @@ def test_a_shard_whose_name_no_manifest_follows_is_refused_unread(tmp_path):
 def test_a_rerun_after_a_kill_is_as_if_undisturbed(shards, tmp_path):
     build_index(shards, out=tmp_path / "good")
     killed = tmp_path / "killed"
-    killed.mkdir()
-    shutil.copy(tmp_path / "good" / "000000.index.arrow", killed)
-    (killed / "000001.index.arrow").write_bytes(b"of an earlier try")
+    inner = killed / "__mmdata__"
+    inner.mkdir(parents=True)
+    shutil.copy(tmp_path / "good" / "__mmdata__" / "000000.index.arrow", inner)
+    (inner / "000001.index.arrow").write_bytes(b"of an earlier try")
     for page in ("manifest-00000.arrow", "manifest-00001.arrow"):  # the earlier try had more shards
-        (killed / page).write_bytes(b"of an earlier try")
+        (inner / page).write_bytes(b"of an earlier try")
     build_index(shards, out=killed)
     assert content(killed) == content(tmp_path / "good")
 

@@ -103,7 +103,7 @@ def test_unknown_columns_are_refused(index):
 
 
 def test_opening_reads_no_columns(shards):
-    for path in shards.glob("*.index.arrow"):
+    for path in shards.glob("__mmdata__/*.index.arrow"):
         path.unlink()
     index = Index.open(shards)
     assert len(index) == 10
@@ -137,7 +137,7 @@ def test_threads_share_an_index_and_a_store(index, samples):
 
 
 def test_a_changed_index_file_is_refused(shards):
-    path = shards / "000001.index.arrow"
+    path = shards / "__mmdata__/000001.index.arrow"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)

@@ -65,13 +65,13 @@ def small(tmp_path_factory) -> Path:
 
 def edit(folder: Path, changes: dict[str, object]) -> None:
     """Change manifest.json without its hash."""
-    path = folder / "manifest.json"
+    path = folder / "__mmdata__/manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def rehash(folder: Path, **changes) -> None:
     """Change manifest.json as a faulty writer would: its hash agrees."""
-    (folder / "manifest.json").write_bytes(replace(Manifest.read(folder), **changes).to_json())
+    (folder / "__mmdata__/manifest.json").write_bytes(replace(Manifest.read(folder), **changes).to_json())
 
 
 def test_a_manifest_is_read_back_as_written(tmp_path):
@@ -89,7 +89,10 @@ def test_a_manifest_is_read_back_as_written(tmp_path):
     assert manifest.shard_rows.dtype == np.int64
     assert manifest.shard_rows.tolist() == [3, 4, 0]
     assert manifest.token_histogram().tolist() == [0, 0, 0, 0, 0, 4, 0, 2]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest-00000.arrow", "manifest.json"]
+    assert sorted(path.name for path in (tmp_path / "__mmdata__").iterdir()) == [
+        "manifest-00000.arrow",
+        "manifest.json",
+    ]
 
 
 def test_a_manifest_of_nothing_has_no_page(tmp_path):
@@ -127,9 +130,8 @@ def test_shards_that_are_not_listed_are_refused(small, shard):
 
 def test_the_same_entries_give_the_same_bytes(tmp_path, small):
     write_synthetic_manifest(tmp_path, 2500, 40, seed=2)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
-        path.name: path.read_bytes() for path in small.iterdir()
-    }
+    again, first = (sorted((folder / "__mmdata__").iterdir()) for folder in (tmp_path, small))
+    assert [(path.name, path.read_bytes()) for path in again] == [(path.name, path.read_bytes()) for path in first]
 
 
 def test_the_root_follows_the_content_and_not_the_place(tmp_path):
@@ -151,10 +153,10 @@ def test_the_root_follows_the_content_and_not_the_place(tmp_path):
 
 def test_moved_tars_leave_the_pages_alone(tmp_path):
     manifest = write_manifest(tmp_path, [entry()])
-    before = (tmp_path / "manifest-00000.arrow").stat().st_mtime_ns
+    before = (tmp_path / "__mmdata__/manifest-00000.arrow").stat().st_mtime_ns
     assert manifest.moved("../far") == Manifest.read(tmp_path)
     assert (Manifest.read(tmp_path).location, Manifest.read(tmp_path).root) == ("../far", manifest.root)
-    assert (tmp_path / "manifest-00000.arrow").stat().st_mtime_ns == before
+    assert (tmp_path / "__mmdata__/manifest-00000.arrow").stat().st_mtime_ns == before
 
 
 # At scale
@@ -178,14 +180,15 @@ def test_opening_200_000_shards_reads_kilobytes(large):
     assert done.returncode == 0, done.stderr
     *numbers, used, mapped = done.stdout.split()
     assert numbers == ["200000000", "200000", "200000000", Manifest.read(large).root]
-    size = (large / "manifest.json").stat().st_size
+    size = (large / "__mmdata__/manifest.json").stat().st_size
     assert size < 64 * 1024
     assert int(used) <= 2 * size + 1024  # read twice, and nothing else
     assert mapped == "False"
 
 
 def test_what_a_manifest_says_as_a_whole_needs_no_page(large, tmp_path):
-    (tmp_path / "manifest.json").write_bytes((large / "manifest.json").read_bytes())
+    (tmp_path / "__mmdata__").mkdir()
+    (tmp_path / "__mmdata__/manifest.json").write_bytes((large / "__mmdata__/manifest.json").read_bytes())
     manifest, index = Manifest.read(tmp_path), Index.open(tmp_path)
     assert (manifest.num_shards, manifest.captions, manifest.has_labels) == (200_000, 200_000_000, False)
     assert len(index) == 200_000_000
@@ -329,7 +332,8 @@ def test_a_manifest_that_is_not_as_written_is_refused(tmp_path, changes, message
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\xff"])
 def test_a_damaged_manifest_is_refused(tmp_path, text):
-    (tmp_path / "manifest.json").write_bytes(text.encode("latin-1"))
+    (tmp_path / "__mmdata__").mkdir()
+    (tmp_path / "__mmdata__/manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError, match=r"not JSON|expected an object, got list"):
         Manifest.read(tmp_path)
 
@@ -342,16 +346,16 @@ def test_pages_that_do_not_add_up_are_refused(tmp_path):
         ({"num_shards": 0}, "its pages do not list 0 shards"),
         ({"rows": 4}, "its pages do not list 4 rows"),
     ):
-        original = (tmp_path / "manifest.json").read_bytes()
+        original = (tmp_path / "__mmdata__/manifest.json").read_bytes()
         rehash(tmp_path, **changes)
         with pytest.raises(DataError, match=re.escape(message)):
             Manifest.read(tmp_path)
-        (tmp_path / "manifest.json").write_bytes(original)
+        (tmp_path / "__mmdata__/manifest.json").write_bytes(original)
 
 
 def test_a_damaged_page_is_refused_when_it_is_asked_for(tmp_path):
     write_synthetic_manifest(tmp_path, PAGE_SHARDS + 1, 3, seed=0)
-    path = tmp_path / "manifest-00001.arrow"
+    path = tmp_path / "__mmdata__/manifest-00001.arrow"
     data = bytearray(path.read_bytes())
     for damaged in (b"", data[:-1], data[:64] + b"x" + data[65:]):
         path.write_bytes(damaged)
@@ -364,7 +368,7 @@ def test_a_damaged_page_is_refused_when_it_is_asked_for(tmp_path):
 def forge(folder: Path, data: bytes) -> Manifest:
     """A manifest of one shard whose page has these bytes, hashes and all."""
     page = write_manifest(folder, [entry()]).pages[0]
-    (folder / page.file).write_bytes(data)
+    (folder / "__mmdata__" / page.file).write_bytes(data)
     rehash(folder, pages=[replace(page, sha256=hashlib.sha256(data).hexdigest())])
     return Manifest.read(folder)
 
@@ -398,7 +402,7 @@ def test_a_shard_without_captions_lends_its_sum_to_no_other(tmp_path):
 def test_a_page_that_is_none_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"manifest-00000\.arrow': not a page: .*; remove manifest\.json and run"):
         forge(tmp_path, b"no Arrow file").entry(0)
-    (tmp_path / "manifest.json").unlink()
+    (tmp_path / "__mmdata__/manifest.json").unlink()
     sink = pa.BufferOutputStream()
     batch = pa.record_batch({"name": ["0.tar"]})
     with pa.ipc.new_file(sink, batch.schema) as writer:
@@ -431,16 +435,18 @@ def test_locations_that_are_no_folder_are_refused(tmp_path, location):
 
 def test_a_published_manifest_is_never_written_over(tmp_path):
     write_manifest(tmp_path, [entry()])
-    with pytest.raises(DataError, match=r"already holds manifest\.json; remove it first"):
+    with pytest.raises(DataError, match=r"already holds __mmdata__/manifest\.json; remove it first"):
         ManifestWriter(tmp_path)
     assert Manifest.read(tmp_path).entry(0) == entry()
 
 
 def test_pages_that_a_killed_run_left_are_cleared_and_nothing_else(tmp_path):
+    inner = tmp_path / "__mmdata__"
+    inner.mkdir()
     for name in ("manifest-00000.arrow", "manifest-00007.arrow", "manifest-00001.index.arrow", "manifest-a.arrow"):
-        (tmp_path / name).write_bytes(b"")
+        (inner / name).write_bytes(b"")
     write_manifest(tmp_path, [entry()])
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in inner.iterdir()) == [
         "manifest-00000.arrow",
         "manifest-00001.index.arrow",
         "manifest-a.arrow",
@@ -452,7 +458,7 @@ def test_a_failure_leaves_no_page(tmp_path):
     def failing():
         for number in range(PAGE_SHARDS + 1):
             yield entry(number)
-        assert (tmp_path / "manifest-00000.arrow").exists()
+        assert (tmp_path / "__mmdata__/manifest-00000.arrow").exists()
         raise RuntimeError("the caller's")
 
     with pytest.raises(RuntimeError, match="the caller's"):

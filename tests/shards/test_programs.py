@@ -25,7 +25,7 @@ def test_index_and_verify_end_with_their_accounts(shards, tmp_path):
     assert (run.returncode, run.stderr) == (0, "")
     closing = f"10 samples in = 10 indexed + 0 quarantined; 3 shards, 0 members ignored; index in {out}"
     assert run.stdout.splitlines()[-1] == closing
-    manifest = json.loads((out / "manifest.json").read_text())
+    manifest = json.loads((out / "__mmdata__/manifest.json").read_text())
     assert manifest["tokenizer"] == Tokenizer.load(tmp_path / "tokenizer").fingerprint
     assert (manifest["rows"], manifest["captions"]) == (10, 19)
 
