@@ -139,6 +139,10 @@ class DataConfig(Settings):
     """Adds image_hash and caption_hash to each batch, for masks of false negatives."""
     max_bad_share: Share = 0.05
     """An epoch fails when more than this share of the rows seen could not be loaded."""
+    check_images: Literal["auto", "always", "never"] = "auto"
+    """Compares each image with its hash in the index; a row whose image changed is masked, with the reason file_changed.
+    auto: by XXH3, about 1 % of a photo's time. An index that an earlier mmdata made has no XXH3; its images are not
+    compared, and the log says so. always: by SHA-256 there, about 5 %. never: a changed image is decoded as it is."""
     extra_captions: Location | None = None
     """Parquet file with further captions of rows, key and captions: negatives of the images (NegCLIP). Each batch then
     has one of them for each row."""

@@ -126,7 +126,7 @@ class FetchAhead:
         self._looked[shard] = number
         if self._store.is_here(shard):
             return
-        size = self._index.manifest.entry(shard).bytes
+        size = self._index.manifest.listed(shard).bytes
         with self._changed:
             self._changed.wait_for(
                 lambda: (

@@ -194,12 +194,13 @@ class _BatchInProgress:
                 return
             part.at = i
             clock.watch((i - first) % WATCH_EVERY == 0)
-            image = self._samples.image(i)
-            part.stats.read_bytes += len(image.data)
-            clock.lap("read")
-            stage: Stage = "decode"
+            stage: Stage = "read"
             place = int(self._places[i])
             try:
+                image = self._samples.image(i)
+                part.stats.read_bytes += len(image.data)
+                clock.lap("read")
+                stage = "decode"
                 epoch = int(self._task.passes[place])
                 whole = self._pixels.decode(image, epoch=epoch)
                 clock.lap("decode")

@@ -14,7 +14,7 @@ from typing import Any
 
 from mmdata.atomic import lock, write_whole
 from mmdata.errors import BadSample, DataError, Reason
-from mmdata.shards.columns import CountTokens, Row, encode
+from mmdata.shards.columns import SCHEMA_VERSION, CountTokens, Row, encode
 from mmdata.shards.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, local_folder, manifest_prefix
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.manifest_writer import write_manifest
@@ -177,6 +177,8 @@ class _Build:
         prefix = manifest_prefix(folder)
         self._published = prefix is not None
         self._inner = folder / (INNER if prefix is None else prefix)
+        # An index of an earlier version is compared with what that version would have made.
+        self._version = SCHEMA_VERSION if prefix is None else Manifest.read(folder).schema
 
     @property
     def accounts(self) -> dict[str, Any]:
@@ -193,7 +195,7 @@ class _Build:
         size = path.stat().st_size
         scan = scan_shard(path, limits=self._limits, step=step)
         self._check_edge(path, scan)
-        encoded = encode(scan.rows, self._count_tokens)
+        encoded = encode(scan.rows, self._count_tokens, version=self._version)
         entry = encoded.entry(path.name, f"{path.stem}.index.arrow", size=size, sha256=file_sha256(path))
         self._write(entry.index, encoded.data)
         self.entries.append(entry)

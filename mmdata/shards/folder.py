@@ -1,8 +1,8 @@
 """Files of a folder of shards, on a disk or behind a URL. Callers need not know which.
 
 A folder holds the tars, and in its sub-folder `__mmdata__` all that mmdata keeps about them: manifest, index, ledger.
-Hugging Face's `datasets` ignores names that begin with two underscores, so it takes the tars alone for the data. Earlier
-versions of mmdata wrote the same files beside the tars; such folders are read as they are.
+Hugging Face's `datasets` ignores names that begin with two underscores, so it takes the tars alone for the data.
+Earlier versions of mmdata wrote the same files beside the tars; such folders are read as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards.cache import ShardCache
-from mmdata.shards.pages import REMAKE, ShardEntry
+from mmdata.shards.pages import REMAKE, ListedShard
 from mmdata.shards.remote import RemoteFolder
 
 Folder = Path | RemoteFolder
@@ -109,7 +109,7 @@ def with_file(folder: Folder, name: str, sha256: str, use: Callable[[Path], T], 
         raise DataError(f"{kind} '{folder / name}': no such file, and the manifest names it; {REMAKE}") from None
 
 
-def shard_path(folder: Folder, location: str, entry: ShardEntry) -> Path:
+def shard_path(folder: Folder, location: str, entry: ListedShard) -> Path:
     """Path of a tar; of a URL, that in the cache, fetched first: it may be removed at any time."""
     if isinstance(folder, RemoteFolder):
         os.close(open_shard(folder, location, entry))
@@ -117,14 +117,14 @@ def shard_path(folder: Folder, location: str, entry: ShardEntry) -> Path:
     return folder / location / entry.name
 
 
-def shard_place(folder: Folder, location: str, entry: ShardEntry) -> str:
+def shard_place(folder: Folder, location: str, entry: ListedShard) -> str:
     """Path or URL of a tar, for messages."""
     if isinstance(folder, RemoteFolder):
         return folder.place(location, entry.name)
     return str(folder / location / entry.name)
 
 
-def open_shard(folder: Folder, location: str, entry: ShardEntry, stop: Event | None = None) -> int:
+def open_shard(folder: Folder, location: str, entry: ListedShard, stop: Event | None = None) -> int:
     """A descriptor of a tar, which the caller closes; of a URL it is fetched where it is not in the cache.
 
     Raises:

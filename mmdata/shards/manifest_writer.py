@@ -12,8 +12,8 @@ from typing import Any
 
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
-from mmdata.shards.histogram import unpack_cells
 from mmdata.shards.folder import INNER, MANIFEST_NAME, manifest_prefix
+from mmdata.shards.histogram import unpack_cells
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.pages import (
     PAGE_PATTERN,

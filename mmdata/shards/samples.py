@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT, captions_of, parse_json
-from mmdata.shards.columns import Place, Row, hash64
+from mmdata.shards.columns import Place, Row, fast_hash, hash64
 from mmdata.shards.probe import Limits, probe, sniff
 from mmdata.shards.tar import Member, read_members, split_name
 
@@ -105,6 +105,7 @@ def describe(group: Group, read: ReadMember, *, limits: Limits) -> Row:
         info=info,
         label=_label(group, metadata, read),
         image_hash=hash64(data),
+        image_xxh3=fast_hash(data),
         captions=captions_of(read(_bounded(caption)), caption_format),
     )
 

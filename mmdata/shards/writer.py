@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from mmdata.atomic import lock, sync_folder
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT, clean_caption
-from mmdata.shards.columns import CountTokens, Encoded, Place, Row, encode, hash64
+from mmdata.shards.columns import CountTokens, Encoded, Place, Row, encode, fast_hash, hash64
 from mmdata.shards.folder import BESIDE, INNER, MANIFEST_NAME, manifest_prefix
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.manifest_writer import ManifestWriter
@@ -206,6 +206,7 @@ class _OpenShard:
                 info=sample.info,
                 label=-1 if sample.label is None else sample.label,
                 image_hash=hash64(sample.image),
+                image_xxh3=fast_hash(sample.image),
                 captions=sample.captions,
             )
         )

@@ -111,10 +111,12 @@ def test_opening_reads_no_columns(shards):
         index.take(np.array([5]), ["height"])
 
 
-def test_mapped_shards_are_bounded_and_views_outlive_them(index, monkeypatch):
-    monkeypatch.setattr(index_module, "MAX_OPEN", 1)
+def test_columns_in_memory_are_bounded_and_views_outlive_them(index):
     fresh = Index.open(index.sources[0].folder)
+    fresh.held_rows = 1
     first = fresh.shard(0).fixed("height")
+    assert fresh.shard(1) is fresh.shard(1)
+    assert fresh.shard(0).fixed("height") is not first
     assert fresh.take(np.array([9, 0, 5]), ["height"])["height"].tolist() == [29, 20, 25]
     assert first.tolist() == [20, 21, 22, 23]
 

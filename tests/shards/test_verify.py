@@ -55,6 +55,7 @@ def test_a_flipped_bit_in_a_payload_is_found_and_its_sample_named(shards):
     assert problems(shards) == [
         "shard '000001.tar': its SHA-256 is not the manifest's: the content changed",
         "shard '000001.tar': index column 'image_hash' differs from the tar in 1 rows; the first is sample '0005'",
+        "shard '000001.tar': index column 'image_xxh3' differs from the tar in 1 rows; the first is sample '0005'",
     ]
 
 
@@ -182,7 +183,9 @@ def test_quarantined_samples_are_no_problem_and_unlisted_ones_are(tmp_path, tar,
     lines = (tmp_path / "__mmdata__/quarantine.jsonl").read_text().splitlines()
     (tmp_path / "__mmdata__/quarantine.jsonl").write_text(json.dumps(["not ours"]) + "\nbroken {\n" + lines[0] + "\n")
     assert problems(tmp_path) == [
-        "shard 'x.tar': 1 samples are neither in the index nor in quarantine.jsonl; the first is 'c'"
+        f"'manifest.json': its ledger '{tmp_path / '__mmdata__/quarantine.jsonl'}' has 3 lines, and its accounts say that "
+        "2 rows were left out",
+        "shard 'x.tar': 1 samples are neither in the index nor in quarantine.jsonl; the first is 'c'",
     ]
 
 
