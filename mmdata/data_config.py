@@ -140,7 +140,7 @@ class DataConfig(Settings):
     max_bad_share: Share = 0.05
     """An epoch fails when more than this share of the rows seen could not be loaded."""
     check_images: Literal["auto", "always", "never"] = "auto"
-    """Compares each image with its hash in the index; a row whose image changed is masked, with the reason file_changed.
+    """Compares each image with its hash in the index; a row whose image changed is masked with reason file_changed.
     auto: by XXH3, about 1 % of a photo's time. An index that an earlier mmdata made has no XXH3; its images are not
     compared, and the log says so. always: by SHA-256 there, about 5 %. never: a changed image is decoded as it is."""
     extra_captions: Location | None = None

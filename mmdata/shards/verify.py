@@ -38,9 +38,10 @@ class Problem:
 def verify(folder: str | os.PathLike[str], progress: Progress | None = None) -> list[Problem]:
     """Check every shard of a folder: size, hash, strict tar, and each column of its index against the tar's content.
 
-    Samples of a tar that its index leaves out must be in `quarantine.jsonl`, which must have a line for each row that the
-    accounts say was left out; accounts must balance; and no other tar may lie beside those of the manifest. Pixels are not decoded. Token lengths
-    are checked against the manifest's histogram, not counted anew; the manifest's pages are hashed.
+    Samples of a tar that its index leaves out must be in `quarantine.jsonl`, which must have a line for each row that
+    the accounts say was left out; accounts must balance; and no other tar may lie beside those of the manifest. Pixels
+    are not decoded. Token lengths are checked against the manifest's histogram, not counted anew; the manifest's pages
+    are hashed.
 
     Raises:
         DataError: the manifest itself, or a page of it, is missing or damaged.

@@ -72,7 +72,8 @@ for name in os.listdir(folder + "/__mmdata__"):
     if name.endswith(".arrow"):
         os.truncate(os.path.join(folder, "__mmdata__", name), 100)
 assert [view.tolist() for view in views] == kept
-for ask in (lambda: index.take(rows, ["height"]), lambda: list(index.manifest.cells()), lambda: index.manifest.entry(1)):
+manifest = index.manifest
+for ask in (lambda: index.take(rows, ["height"]), lambda: list(manifest.cells()), lambda: manifest.entry(1)):
     try:
         ask()
     except DataError as error:

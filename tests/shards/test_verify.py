@@ -183,8 +183,8 @@ def test_quarantined_samples_are_no_problem_and_unlisted_ones_are(tmp_path, tar,
     lines = (tmp_path / "__mmdata__/quarantine.jsonl").read_text().splitlines()
     (tmp_path / "__mmdata__/quarantine.jsonl").write_text(json.dumps(["not ours"]) + "\nbroken {\n" + lines[0] + "\n")
     assert problems(tmp_path) == [
-        f"'manifest.json': its ledger '{tmp_path / '__mmdata__/quarantine.jsonl'}' has 3 lines, and its accounts say that "
-        "2 rows were left out",
+        f"'manifest.json': its ledger '{tmp_path / '__mmdata__/quarantine.jsonl'}' has 3 lines, and its accounts say "
+        "that 2 rows were left out",
         "shard 'x.tar': 1 samples are neither in the index nor in quarantine.jsonl; the first is 'c'",
     ]
 
