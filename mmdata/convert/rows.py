@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mmdata.errors import BadSample, DataError, Reason
+from mmdata.shards.columns import hash64
 from mmdata.shards.samples import Group, image_member
 from mmdata.shards.tar import Member
 
@@ -19,16 +20,23 @@ class PackedFiles:
         tar: path of the tar.
         group: its members, by extension.
         key: the key that the sample gets.
+        indexed: offset of the image that an index names, and its hash there; None where there is no index.
     """
 
     tar: str
     group: Group
     key: str
+    indexed: tuple[int, int] | None = None
 
     def image(self, *, max_bytes: int) -> bytes:
-        """The image's bytes; BadSample where there is none, or a larger one."""
+        """The image's bytes; BadSample where there is none, a larger one, or another than the index says."""
         member = image_member(self.group, self._read)
-        return self._bounded(member, max_bytes, Reason.IMAGE_TOO_LARGE)
+        data = self._bounded(member, max_bytes, Reason.IMAGE_TOO_LARGE)
+        if self.indexed is not None and self.indexed[0] == member.offset and self.indexed[1] != hash64(data):
+            raise BadSample(
+                Reason.FILE_CHANGED, f"'{member.name}' is not the image indexed; `mmdata verify` tells what changed"
+            )
+        return data
 
     def text(self, extension: str, *, max_bytes: int) -> bytes | None:
         """The bytes of a caption, metadata or label member, None where there is none; BadSample for a larger one."""

@@ -36,6 +36,7 @@ MAY_CHANGE = frozenset(
         "data.workers",
         "data.cache_dir",
         "data.cache_gb",
+        "data.check_images",
         "data.prefetch",
         "data.max_bad_share",
         "train.output",

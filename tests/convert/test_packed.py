@@ -16,7 +16,7 @@ from mmdata.convert.engines import threads
 from mmdata.convert.examine import Examiner
 from mmdata.convert.packed import PackedSource
 from mmdata.errors import DataError
-from mmdata.shards import Index
+from mmdata.shards import Index, build_index
 from tests.convert.conftest import left_out, tolerant
 
 
@@ -197,6 +197,18 @@ def test_row_can_be_sent_to_another_process(tmp_path: Path, photo: Any) -> None:
     (row,) = source.rows()
     examiner = Examiner.from_config(source.root, ConvertConfig(resize=10))
     assert pickle.loads(pickle.dumps(examiner))(pickle.loads(pickle.dumps(row))) == examiner(row)
+
+
+def test_image_that_changed_since_it_was_indexed_is_quarantined(tmp_path: Path, photo: Any) -> None:
+    image = photo(20, 30)
+    pack(tmp_path / "in/x.tar", {"a.jpg": photo(20, 30, seed=1), "a.txt": "x", "b.jpg": image, "b.txt": "y"})
+    build_index(tmp_path / "in")
+    data = (tmp_path / "in/x.tar").read_bytes()
+    (tmp_path / "in/x.tar").write_bytes(data.replace(image, image[:-3] + bytes([image[-3] ^ 1]) + image[-2:]))
+    convert(tmp_path / "in", tmp_path / "out", tolerant())
+    (line,) = left_out(tmp_path / "out")
+    assert (line["path"], line["reason"]) == ("b", "file_changed")
+    assert line["detail"] == "'b.jpg' is not the image indexed; `mmdata verify` tells what changed"
 
 
 def test_tars_without_samples_are_an_error(tmp_path: Path) -> None:
