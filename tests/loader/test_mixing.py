@@ -95,7 +95,7 @@ def test_groups_that_are_pickled_are_not_unpickled(corpus, tmp_path: Path):
     values[:] = [Unpickled() for _ in range(50)]
     path = write_npy(tmp_path / "g.npy", values, allow_pickle=True)
     with pytest.raises(
-        DataError, match=rf"file of groups '{path}': cannot be read: .*Python objects.*; {REMEDIES['.npy']}"
+        DataError, match=rf"file of groups '{path}': cannot be read: Object arrays.*; {REMEDIES['.npy']}"
     ):
         read_groups(path, corpus.index)
 
