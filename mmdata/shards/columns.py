@@ -171,11 +171,17 @@ class Columns:
 
     Args:
         record_batch: the Arrow record batch of the file.
+        name: of the file, for messages.
         checksum: `fast_hash` of the file; 0: not known.
+        shard_bytes: size of the tar; None: values are not checked.
     """
 
-    def __init__(self, record_batch: Any, checksum: int = 0) -> None:  # pyarrow has no types
+    def __init__(  # pyarrow has no types
+        self, record_batch: Any, name: str, *, checksum: int = 0, shard_bytes: int | None = None
+    ) -> None:
         self.checksum = checksum
+        self._name = name
+        self._shard_bytes = shard_bytes
         self._arrow = record_batch
         self._fixed: dict[str, npt.NDArray[Any]] = {}
         self._lists: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[Any]]] = {}
@@ -202,14 +208,15 @@ class Columns:
             raise DataError(f"index '{path}': changed since it was opened; {_REMEDY}")
         if not checksum and hashlib.sha256(data).hexdigest() != entry.index_sha256:
             raise DataError(f"index '{path}': SHA-256 differs from the manifest's; {_REMEDY}")
-        columns = cls.parse(data, entry.rows, str(path), checksum=found)
-        if not checksum:
-            columns.check(entry, str(path))
-        return columns
+        return cls.parse(data, entry.rows, str(path), checksum=found, shard_bytes=entry.bytes)
 
     @classmethod
-    def parse(cls, data: bytes | memoryview, rows: int, name: str, *, checksum: int = 0) -> Columns:
+    def parse(
+        cls, data: bytes | memoryview, rows: int, name: str, *, checksum: int = 0, shard_bytes: int | None = None
+    ) -> Columns:
         """Views of an index file's bytes; `rows` is how many it must have, `name` stands in messages.
+
+        Values of a column are checked when it is first asked for, if the size of the shard is given.
 
         Raises:
             DataError: not an index file, or one of other columns or rows.
@@ -224,72 +231,60 @@ class Columns:
                 f"index '{name}': expected {rows} rows of {_SCHEMAS[SCHEMA_VERSION].names}, "
                 f"got {batch.num_rows} of {batch.schema.names}; {_REMEDY}"
             )
-        return cls(batch, checksum)
+        return cls(batch, name, checksum=checksum, shard_bytes=shard_bytes)
 
-    def check(self, entry: ListedShard, name: str) -> None:
-        """Look for values that no row of the shard can have; `name` stands in messages.
+    def check(self) -> None:
+        """Look at all columns for values that no row of the shard can have.
 
         Raises:
-            DataError: there is one.
+            DataError: there is one. So does `fixed` or `lists`, for the column that is asked for.
         """
-        if not self._is_plausible(entry):
-            column, row, value, expected = self._first_wrong(entry)
-            raise DataError(
-                f"index '{name}': column '{column}', row {row} (sample '{self.keys[row].as_py()}'): {value}, and "
-                f"expected {expected}; {_REMEDY}"
-            )
+        for name in FIXED:
+            self.fixed(name)
+        for name in LISTS:
+            self.lists(name)
 
-    def _is_plausible(self, entry: ListedShard) -> bool:
-        """Whether `_first_wrong` would find nothing: few operations, since it is asked of every shard."""
-        if not len(self.keys):
-            return True
-        of = self.fixed
-        # Negative where one of them is: the sign bit. The sums below cannot overflow unseen after that.
-        signs = of("image_offset") | of("image_bytes") | of("caption_offset") | of("caption_bytes")
-        captions, tokens = self.lists("caption_hash")[0], self.lists("caption_tokens")
-        return bool(
-            signs.min() >= 0
-            and of("label").min() >= -1
-            and (of("image_offset") + of("image_bytes")).view(np.uint64).max() <= entry.bytes
-            and (of("caption_offset") + of("caption_bytes")).view(np.uint64).max() <= entry.bytes
-            and of("image_format").max() < len(FORMATS)
-            and of("caption_format").max() < NUM_CAPTION_FORMATS
-            and np.minimum(of("height"), of("width")).min() >= 1
-            and (of("orientation") - np.uint8(1)).max() < 8  # 0 becomes 255
-            and np.diff(captions).min() >= 1
-            and (not len(tokens[1]) or (tokens[1].min() >= 0 and tokens[1].max() <= MAX_TOKENS))
-            and (not tokens[0][-1] or np.array_equal(tokens[0], captions))
-        )
-
-    def _first_wrong(self, entry: ListedShard) -> tuple[str, int, int, str]:
-        """Column, row and value of a wrong value, and what was expected."""
-        size, of = entry.bytes, self.fixed
-        captions, (token_offsets, tokens) = self.lists("caption_hash")[0], self.lists("caption_tokens")
-        bounds: list[tuple[str, npt.NDArray[Any], int | npt.NDArray[Any], int | npt.NDArray[Any], str]] = []
-        for kind in ("image", "caption"):
-            offset = of(f"{kind}_offset")
-            room = size - np.clip(offset, 0, size)
-            bounds.append((f"{kind}_offset", offset, 0, size, f"0 to {size}, the shard's bytes"))
-            bounds.append((f"{kind}_bytes", of(f"{kind}_bytes"), 0, room, "bytes that lie in the shard"))
-        last = len(FORMATS) - 1
-        bounds.append(("image_format", of("image_format"), 0, last, f"0 to {last}, or a newer mmdata"))
-        bounds.append(("caption_format", of("caption_format"), 0, NUM_CAPTION_FORMATS - 1, "0 or 1, or a newer mmdata"))
-        bounds += [(name, of(name), 1, 2**31, "1 or more pixels") for name in ("height", "width")]
-        bounds.append(("orientation", of("orientation"), 1, 8, "1 to 8"))
-        bounds.append(("label", of("label"), -1, 2**63 - 1, "-1 or a class number"))
-        bounds.append(("caption_hash", np.diff(captions), 1, 2**31, "1 caption or more"))
-        if token_offsets[-1]:
-            num_captions = np.diff(captions)
-            each = (num_captions, num_captions, "one for each caption")
-            bounds.append(("caption_tokens", np.diff(token_offsets), *each))
-        for name, values, low, high, expected in bounds:
+    def _check_fixed(self, name: str, values: npt.NDArray[Any]) -> None:
+        """Raise DataError where a column holds what no row can have; looks at each column once, in few operations."""
+        size = self._shard_bytes
+        if size is None or not len(values) or name not in _BOUNDS:
+            return
+        low, high, expected = _BOUNDS[name]
+        if high is None:
+            high = size
+        if name.endswith("_bytes"):
+            offsets = self.fixed(name.replace("_bytes", "_offset"))  # 0 to size: the sum cannot overflow unseen
+            if values.min() >= 0 and (offsets + values).view(np.uint64).max() <= size:
+                return
+            wrong = (values < 0) | (values > size - offsets)
+        else:
+            if values.min() >= low and values.max() <= high:
+                return
             wrong = (values < low) | (values > high)
-            if wrong.any():
-                row = int(wrong.argmax())
-                return name, row, int(values[row]), expected
-        place = int(((tokens < 0) | (tokens > MAX_TOKENS)).argmax())
-        row = int(np.searchsorted(token_offsets, place, side="right")) - 1
-        return "caption_tokens", row, int(tokens[place]), f"0 to {MAX_TOKENS} tokens"
+        self._refuse(name, int(wrong.argmax()), int(values[wrong.argmax()]), expected.format(size=size))
+
+    def _check_list(self, name: str, offsets: npt.NDArray[np.int32], values: npt.NDArray[Any]) -> None:
+        """As `_check_fixed`, for a list column."""
+        if self._shard_bytes is None or not len(self):
+            return
+        if name == "caption_hash":
+            if (lengths := np.diff(offsets)).min() < 1:
+                self._refuse(name, int(lengths.argmin()), int(lengths.min()), "1 caption or more")
+        elif len(values):
+            captions, _ = self.lists("caption_hash")
+            if not np.array_equal(offsets, captions):
+                row = int((np.diff(offsets) != np.diff(captions)).argmax())
+                self._refuse(name, row, int(np.diff(offsets)[row]), f"{np.diff(captions)[row]}, one for each caption")
+            if values.min() < 0 or values.max() > MAX_TOKENS:
+                place = int(((values < 0) | (values > MAX_TOKENS)).argmax())
+                row = int(np.searchsorted(offsets, place, side="right")) - 1
+                self._refuse(name, row, int(values[place]), f"0 to {MAX_TOKENS} tokens")
+
+    def _refuse(self, name: str, row: int, value: int, expected: str) -> None:
+        raise DataError(
+            f"index '{self._name}': column '{name}', row {row} (sample '{self.keys[row].as_py()}'): {value}, and "
+            f"expected {expected}; {_REMEDY}"
+        )
 
     @cached_property
     def keys(self) -> Any:
@@ -301,14 +296,18 @@ class Columns:
         if name not in self._fixed:
             known = name in self._arrow.schema.names
             rows = self._arrow.num_rows
-            self._fixed[name] = self._arrow.column(name).to_numpy() if known else np.zeros(rows, FIXED[name])
+            values = self._arrow.column(name).to_numpy() if known else np.zeros(rows, FIXED[name])
+            self._check_fixed(name, values)
+            self._fixed[name] = values
         return self._fixed[name]
 
     def lists(self, name: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
         """A column of `LISTS`: offsets (rows + 1,) and values; row r has values[offsets[r]:offsets[r + 1]]."""
         if name not in self._lists:
             column = self._arrow.column(name)
-            self._lists[name] = column.offsets.to_numpy(), column.values.to_numpy()
+            offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
+            self._check_list(name, offsets, values)
+            self._lists[name] = offsets, values
         return self._lists[name]
 
     @property
@@ -339,6 +338,18 @@ class Columns:
         return count_cells(pack_cells(tokens if len(tokens) else np.zeros(len(bins), np.int32), bins))
 
 
-NUM_CAPTION_FORMATS = 2
-"""Text and JSON; see `mmdata.shards.captions`."""
+_INSIDE = "0 to {size}, the shard's bytes"
+_BOUNDS: dict[str, tuple[int, int | None, str]] = {
+    "image_offset": (0, None, _INSIDE),
+    "caption_offset": (0, None, _INSIDE),
+    "image_bytes": (0, None, "bytes that lie in the shard"),
+    "caption_bytes": (0, None, "bytes that lie in the shard"),
+    "image_format": (0, len(FORMATS) - 1, f"0 to {len(FORMATS) - 1}, or a newer mmdata"),
+    "caption_format": (0, 1, "0 or 1, or a newer mmdata"),
+    "height": (1, 2**31 - 1, "1 or more pixels"),
+    "width": (1, 2**31 - 1, "1 or more pixels"),
+    "orientation": (1, 8, "1 to 8"),
+    "label": (-1, 2**63 - 1, "-1 or a class number"),
+}
+"""Least and greatest value of a column, and both in words; None: the shard's size in bytes."""
 _REMEDY = "remove manifest.json and run `mmdata index` again, or fetch the folder again"

@@ -135,7 +135,9 @@ def _problems(index: Index, shard: int, excused: set[str], step: Callable[[int],
         yield "its SHA-256 is not the manifest's: the content changed"
     columns = None
     try:
-        columns = index.shard(shard)
+        opened = index.shard(shard)
+        opened.check()
+        columns = opened
     except DataError as error:
         yield str(error)
     try:
