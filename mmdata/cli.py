@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import runpy
 import sys
@@ -10,7 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from mmdata.errors import printable
+
 SHIPPED = Path(__file__).parent / "_shipped"
+LINE_END = "\n"
 
 
 def shipped(*parts: str) -> Path:
@@ -44,7 +48,7 @@ def main() -> None:
         raise SystemExit(0)
     name = sys.argv.pop(1)
     if name not in names:
-        print(f"error: no command '{name}'; there are: {', '.join(names)}", file=sys.stderr)
+        print(f"error: no command '{printable(name)}'; there are: {', '.join(names)}", file=sys.stderr)
         raise SystemExit(2)
     sys.argv[0] = f"mmdata {name}"
     try:
@@ -65,6 +69,9 @@ def run(program: Callable[[], int | None]) -> NoReturn:
 
     MMDATA_TRACEBACK=1 shows where it was raised.
     """
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="backslashreplace")  # the name of a file need not be text
     try:
         raise SystemExit(program() or 0)
     except BrokenPipeError:  # `mmdata … | head`
@@ -76,5 +83,5 @@ def run(program: Callable[[], int | None]) -> NoReturn:
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("MMDATA_TRACEBACK"):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error), keep=LINE_END)}", file=sys.stderr)
         raise SystemExit(2) from error

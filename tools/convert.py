@@ -25,6 +25,7 @@ from mmdata.convert import Report, convert, load_recipe
 from mmdata.convert.engines import Engine, threads
 from mmdata.convert.output import QUARANTINE_NAME
 from mmdata.convert.rows import Row
+from mmdata.errors import printable
 
 SETTINGS = {
     "table": "table in SOURCE, or a pattern for several",
@@ -139,7 +140,7 @@ def stop(number: int, frame: object) -> None:
 def show(report: Report, out: Path) -> None:
     """Print the accounts and where things are."""
     if report.was_complete:
-        print(f"{out} already holds this conversion; nothing to do")
+        print(f"{printable(str(out))} already holds this conversion; nothing to do")
     table = Table("rows", "count", box=None, pad_edge=False)
     table.columns[1].justify = "right"
     table.add_row("in", f"{report.accounts['rows']:,}")
@@ -151,10 +152,10 @@ def show(report: Report, out: Path) -> None:
     named = {name: report.source.get(name) for name in ("image", "captions", "label")}
     columns = [f"{k} = {' + '.join(v) if isinstance(v, list) else v}" for k, v in named.items() if v]
     if columns:
-        print(f"columns: {', '.join(columns)}")
+        print(printable(f"columns: {', '.join(columns)}"))
     left_out = report.accounts["rows"] - report.accounts["written"]
     listed = f"; {left_out:,} left out, each with its reason in {out / QUARANTINE_NAME}" if left_out else ""
-    print(f"{report.manifest.num_shards} shards in {out}{listed}")
+    print(printable(f"{report.manifest.num_shards} shards in {out}{listed}"))
     if report.accounts["duplicate"]:
         print("duplicates: the first row of each image was written; --keep-duplicates writes all")
 

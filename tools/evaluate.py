@@ -29,7 +29,7 @@ from mmdata import Batch, Config, DataConfig, Loader
 from mmdata.atomic import write_whole
 from mmdata.cli import run
 from mmdata.data_config import evaluation_data
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError, DataError, printable
 from mmdata.pairs import load_pairs
 from mmdata.settings import parse
 from mmdata.train import DualEncoder, distributed
@@ -160,7 +160,8 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
     """Print the tables of what was measured."""
     console = Console()
     if "image_to_text_r1" in scores:
-        table = Table("retrieval", "R@1", "R@5", "R@10", title=escape(f"{scores['rows']:,} rows of {scores['shards']}"))
+        title = escape(printable(f"{scores['rows']:,} rows of {scores['shards']}"))
+        table = Table("retrieval", "R@1", "R@5", "R@10", title=title)
         for name in ("image_to_text", "text_to_image", "chance"):
             table.add_row(name.replace("_", " "), *(percent(scores[f"{name}_r{k}"]) for k in (1, 5, 10)))
         console.print(table)
@@ -169,13 +170,13 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
         table.add_row("accuracy", *(percent(scores[f"zero_shot_{name}"]) for name in ("top1", "top5", "chance")))
         console.print(table)
     if "compositional" in scores:
-        table = Table("swap", "pairs", "accuracy", "text", "image", "group", title=escape(scores["pairs"]))
+        table = Table("swap", "pairs", "accuracy", "text", "image", "group", title=escape(printable(scores["pairs"])))
         for kind, values in scores["compositional"].items():
             columns = (percent(values[name]) for name in ("accuracy", "text", "image", "group"))
-            table.add_row(escape(kind), f"{values['pairs']:.0f}", *columns)
+            table.add_row(escape(printable(kind)), f"{values['pairs']:.0f}", *columns)
         table.add_row("chance", "", *(percent(share) for share in (0.5, 0.25, 0.25, 1 / 6)), style="dim")
         console.print(table)
-    console.print(f"{checkpoint} → {out}", highlight=False, markup=False, soft_wrap=True)
+    console.print(printable(f"{checkpoint} → {out}"), highlight=False, markup=False, soft_wrap=True)
 
 
 def percent(share: float) -> str:

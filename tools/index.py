@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mmdata.cli import run
+from mmdata.errors import printable
 from mmdata.shards import build_index
 
 
@@ -49,7 +50,7 @@ def main() -> int:
     shards, ignored = report.manifest.num_shards, accounts["ignored_members"]
     print(
         f"{accounts['samples']} samples in = {accounts['indexed']} indexed + {accounts['quarantined']} quarantined; "
-        f"{shards} shards, {ignored} members ignored; index in {report.folder}"
+        f"{shards} shards, {ignored} members ignored; index in {printable(str(report.folder))}"
     )
     return 0 if accounts["samples"] == accounts["indexed"] + accounts["quarantined"] else 1
 

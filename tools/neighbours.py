@@ -28,7 +28,7 @@ from mmdata import Batch, Config, DataConfig, Loader, load_config
 from mmdata.atomic import write_whole
 from mmdata.cli import run
 from mmdata.data_config import once_in_order
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError, DataError, printable
 from mmdata.loader.planning import open_index
 from mmdata.settings import parse
 from mmdata.train import DualEncoder, distributed
@@ -65,7 +65,7 @@ def main() -> int:
     without = int((groups < 0).sum())
     print(f"{len(groups):,} rows in {int(groups.max()) + 1:,} groups of {options.size}; {without:,} without a group")
     print(f"mean similarity: {near:.3f} within groups, {random:.3f} within random ones")
-    print(f"{features} → {options.out}; to use it, put this into the config:\n")
+    print(f"{printable(f'{features} → {options.out}')}; to use it, put this into the config:\n")
     print(settings_for(options.out.resolve(), options.size, data, len(index)))
     return 0
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmdata.errors import DataError
+from mmdata.errors import DataError, printable
 from mmdata.shards.build import QUARANTINE_NAME, Progress, Scan, file_sha256, scan_shard, steps
 from mmdata.shards.columns import FIXED, Columns, encode
 from mmdata.shards.folder import local_folder
@@ -32,7 +32,7 @@ class Problem:
     detail: str
 
     def __str__(self) -> str:
-        return f"{'' if self.shard == MANIFEST_NAME else 'shard '}'{self.shard}': {self.detail}"
+        return printable(f"{'' if self.shard == MANIFEST_NAME else 'shard '}'{self.shard}': {self.detail}")
 
 
 def verify(folder: str | os.PathLike[str], progress: Progress | None = None) -> list[Problem]:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from mmdata.atomic import write_whole
+from mmdata.errors import printable
 
 METRICS = "metrics.jsonl"
 
@@ -81,7 +82,7 @@ class RunLog:
         """One line to the terminal or the log file; a terminal that is gone is no error."""
         if self._speaks:
             with contextlib.suppress(OSError):
-                self._console.print(line)
+                self._console.print(printable(line, keep="\n"))
                 sys.stdout.flush()
 
     def close(self) -> None:
