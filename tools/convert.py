@@ -92,7 +92,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="mmdata convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", type=Path, metavar="SOURCE")
+    parser.add_argument("source", metavar="SOURCE")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for the shards; made if missing, else empty")
     parser.add_argument("--recipe", help="a corpus of datasets/, or a YAML file of settings; flags replace them")
     for name, text in SETTINGS.items():

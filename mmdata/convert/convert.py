@@ -18,6 +18,7 @@ from mmdata.convert.rows import Row, Source
 from mmdata.convert.sources import open_source
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.shards import Manifest, Sample, ShardWriter
+from mmdata.shards.folder import local_folder
 from mmdata.transform.text import Tokenizer, train_tokenizer
 
 Track = Callable[[Iterable[Row], str, int], Iterable[Row]]
@@ -68,7 +69,7 @@ def convert(
         DataError: an empty or unreadable corpus, too many unusable rows, a folder that is not ours to write.
         ConfigError: a column that is not there, a tokenizer that does not load.
     """
-    path, folder, config = Path(source), Path(out), config or ConvertConfig()
+    path, folder, config = local_folder(source), Path(out), config or ConvertConfig()
     if not path.exists():
         raise DataError(f"source '{path}': no such file or folder")
     if path.is_dir() and config.table is None and folder.resolve().is_relative_to(path.resolve()):

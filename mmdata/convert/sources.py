@@ -17,6 +17,7 @@ from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Row, Source
 from mmdata.convert.tables import ParquetTable, Table, fingerprint, open_table
 from mmdata.errors import ConfigError, DataError, Reason
+from mmdata.files import check_regular
 
 IMAGE_COLUMNS = ("filepath", "file_path", "image", "image_path", "path", "file_name", "filename")
 CAPTION_COLUMNS = ("caption", "captions", "text", "title")
@@ -36,6 +37,8 @@ def open_source(path: Path, config: ConvertConfig) -> Source:
     """
     if not path.exists():
         raise DataError(f"source '{path}': no such file or folder")
+    if not path.is_dir():
+        check_regular(path, "source")
     if config.table is None and is_packed(path):
         return PackedSource(path, config)
     if path.is_dir() and config.table is None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mmdata.data_config import DataConfig, GroupsConfig, sources
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import check_regular
 from mmdata.plan import Groups, IndexRows, Mixture, Source, Stream
 from mmdata.shards import Index
 
@@ -68,6 +69,7 @@ def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
     ours = path.suffix != ".npy"
     remade = "make it anew with `mmdata neighbours`" if ours else "save the group of each row as int64, -1 for none"
     try:
+        check_regular(path, "file of groups")
         if not ours:  # np.load would take zip archives too, and advise unpickling what is neither
             of_rows, made_for = np.lib.format.open_memmap(path, mode="r"), index.fingerprint
         else:

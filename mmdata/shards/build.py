@@ -13,6 +13,7 @@ from typing import Any
 
 from mmdata.atomic import lock, write_whole
 from mmdata.errors import BadSample, DataError, Reason
+from mmdata.files import check_regular
 from mmdata.shards.columns import CountTokens, Row, encode
 from mmdata.shards.folder import local_folder
 from mmdata.shards.manifest import MANIFEST_NAME, Manifest
@@ -267,18 +268,21 @@ def find_shards(source: Path) -> list[Path]:
     """The tars of a folder, sorted by name; or a tar itself.
 
     Raises:
-        DataError: none there, or compressed ones.
+        DataError: none there, compressed ones, or one that is not a regular file.
     """
-    if source.is_file():
-        return [source]
-    if not source.is_dir():
+    if not source.exists():
         raise DataError(f"'{source}': no such file or folder")
+    if not source.is_dir():
+        check_regular(source, "shard")
+        return [source]
     names = sorted(path.name for path in source.iterdir() if not path.name.startswith("."))
     if packed := [name for name in names if name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"))]:
         raise DataError(f"folder '{source}': '{packed[0]}' is compressed, which has no random access; unpack it first")
     shards = [source / name for name in names if name.endswith(".tar")]
     if not shards:
         raise DataError(f"folder '{source}': no .tar in it; `mmdata convert` makes shards of images and captions")
+    for path in shards:
+        check_regular(path, "shard")
     return shards
 
 

@@ -9,6 +9,7 @@ from threading import Event
 from typing import TypeVar
 
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import check_regular, open_regular, path_of_url, read_regular
 from mmdata.shards.cache import ShardCache
 from mmdata.shards.pages import REMAKE, ShardEntry
 from mmdata.shards.remote import RemoteFolder
@@ -27,18 +28,22 @@ def find_folder(location: str | os.PathLike[str], cache: ShardCache | None = Non
     name = os.fspath(location)
     if name.startswith("pipe:"):
         raise ConfigError(f"'{name}': pipe: would run a command, and nothing in data may; give a folder or a URL")
+    if (path := path_of_url(name)) is not None:
+        name = f"file://{os.path.abspath(path)}"
     return RemoteFolder(name, cache or ShardCache()) if "://" in name else Path(name)
 
 
 def local_folder(location: str | os.PathLike[str]) -> Path:
-    """A path, for what is not done from afar.
+    """A path, for what is not done from afar. A `file:` URL is one.
 
     Raises:
-        ConfigError: a URL or a command.
+        ConfigError: another URL, or a command.
     """
     name = os.fspath(location)
+    if (path := path_of_url(name)) is not None:
+        return Path(path)
     if "://" in name or name.startswith("pipe:"):
-        raise ConfigError(f"'{name}': a folder on this disk is needed here, no URL and no command; copy the shards")
+        raise ConfigError(f"'{name}': a folder on this disk is needed here, no URL and no command; copy it first")
     return Path(name)
 
 
@@ -47,7 +52,7 @@ def read_top(folder: Folder, name: str) -> bytes:
     if isinstance(folder, RemoteFolder):
         return folder.read(name)
     try:
-        return (folder / name).read_bytes()
+        return read_regular(folder / name)
     except FileNotFoundError:
         if not folder.is_dir():
             raise DataError(f"folder '{folder}': no such folder") from None
@@ -65,11 +70,12 @@ def with_file(folder: Folder, name: str, sha256: str, use: Callable[[Path], T], 
     """`use` of the path of a file beside the manifest; `kind` says what it is, for messages.
 
     Raises:
-        DataError: there is none.
+        DataError: there is none, or it is not a regular file.
     """
     if isinstance(folder, RemoteFolder):
         return folder.with_file(name, sha256, use)
     try:
+        check_regular(folder / name, kind)
         return use(folder / name)
     except FileNotFoundError:
         raise DataError(f"{kind} '{folder / name}': no such file, and the manifest names it; {REMAKE}") from None
@@ -95,8 +101,9 @@ def open_shard(folder: Folder, location: str, entry: ShardEntry, stop: Event | N
 
     Raises:
         FileNotFoundError: there is none on this disk.
+        DataError: it is not a regular file.
         DataError, ConfigError, Interrupted: see `mmdata.shards.cache.ShardCache.open`.
     """
     if isinstance(folder, RemoteFolder):
         return folder.open_file(location, entry.name, sha256=entry.sha256, size=entry.bytes, stop=stop)
-    return os.open(folder / location / entry.name, os.O_RDONLY)
+    return open_regular(folder / location / entry.name, "shard")

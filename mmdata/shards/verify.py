@@ -82,8 +82,11 @@ def _wrong_sums(manifest: Manifest) -> Iterator[str]:
 
 def _problems(index: Index, shard: int, excused: set[str], step: Callable[[int], None]) -> Iterator[str]:
     entry, path = index.manifest.entry(shard), index.shard_path(shard)
-    if not path.is_file():
+    if not path.exists():
         yield f"no such file: '{path}'"
+        return
+    if not path.is_file():
+        yield f"not a regular file, and it was not opened: '{path}'"
         return
     if (size := path.stat().st_size) != entry.bytes:
         yield f"{size} bytes, and the manifest says {entry.bytes}"

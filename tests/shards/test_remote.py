@@ -194,7 +194,7 @@ def test_a_server_without_ranges_and_with_a_longer_file_is_refused(shards, cache
     with serve(shards, ranges=False) as server:
         index = Index.open(server.url, cache=cache)
         server.answers["/000000.tar"] = (shards / "000000.tar").read_bytes() + b"more"
-        with pytest.raises(DataError, match=r"000000\.tar': \d+ bytes came for bytes 0 to 1024 of \d+: the file"):
+        with pytest.raises(DataError, match=r"000000\.tar': the server sends 14,852 bytes .*, and 14,848 were indexed"):
             ShardStore(index).read(0, 0, 1)
 
 
