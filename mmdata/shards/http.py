@@ -62,8 +62,8 @@ class Span(NamedTuple):
 
 
 def request_options() -> dict[str, Any]:
-    """Options of fsspec. A request may take as long as bytes arrive (the customary limit is 5 minutes in all), and bytes
-    come as they lie there, so that a range of them is one of the file."""
+    """Options of fsspec: a request may take as long as bytes arrive (the customary limit is 5 minutes in all), and
+    bytes come as they lie there, so that a range of them is one of the file."""
     from aiohttp import ClientTimeout
 
     timeout = ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
@@ -182,7 +182,7 @@ async def _read_once(file_system: Any, url: str, name: str, span: Span | None, m
 
 async def _ask(file_system: Any, url: str, span: Span | None) -> ClientResponse:
     """The answer to a request, its headers checked, its body unread."""
-    from aiohttp import InvalidURL, TooManyRedirects
+    from aiohttp import InvalidURL, NonHttpUrlClientError, TooManyRedirects
 
     headers = {"Accept-Encoding": "identity"}
     if span:
@@ -193,8 +193,10 @@ async def _ask(file_system: Any, url: str, span: Span | None) -> ClientResponse:
         response = await asyncio.wait_for(request, ANSWER_S)
     except TooManyRedirects as error:
         raise WrongAnswer(f"the server redirects in a circle, or more than {MAX_REDIRECTS} times") from error
-    except InvalidURL as error:
-        raise WrongAnswer(f"{type(error).__name__}: the URL, or one that the server redirects to, is none") from error
+    except (InvalidURL, NonHttpUrlClientError) as error:
+        raise WrongAnswer(
+            f"{type(error).__name__}: the URL, or one that the server redirects to, is none of HTTP"
+        ) from error
     except asyncio.TimeoutError as error:
         raise Failed(str(error) or f"no answer for {ANSWER_S} s") from error
     try:

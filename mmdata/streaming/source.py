@@ -24,7 +24,7 @@ _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?")
 
 ShardNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A path, a URL (`file:` too), a folder of tars, a brace pattern such as "cc3m-{0000..0331}.tar", or a list of these."""
+"""A path, a URL (also `file:`), a folder of tars, a brace pattern such as "x-{0000..0331}.tar", or a list of these."""
 
 
 def find_shards(shards: ShardNames) -> list[str]:
