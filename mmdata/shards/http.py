@@ -194,9 +194,7 @@ async def _ask(file_system: Any, url: str, span: Span | None) -> ClientResponse:
     except TooManyRedirects as error:
         raise WrongAnswer(f"the server redirects in a circle, or more than {MAX_REDIRECTS} times") from error
     except (InvalidURL, NonHttpUrlClientError) as error:
-        raise WrongAnswer(
-            f"{type(error).__name__}: the URL, or one that the server redirects to, is none of HTTP"
-        ) from error
+        raise WrongAnswer(f"{type(error).__name__}: the URL, or what it is redirected to, is not HTTP") from error
     except asyncio.TimeoutError as error:
         raise Failed(str(error) or f"no answer for {ANSWER_S} s") from error
     try:

@@ -88,7 +88,7 @@ def with_shards(config: dict[str, Any], shards: ShardNames) -> dict[str, Any]:
 
 def _expand(name: str) -> list[str]:
     folder = Path(path_of_url(name) or name)
-    if folder.is_dir():
+    if os.path.isdir(folder):  # of a long pattern Path.is_dir would say that it is too long for a name
         found = sorted(path for path in folder.iterdir() if path.name.lower().endswith(SUFFIXES))
         if not found:
             raise DataError(f"folder '{folder}': no shard in it ({', '.join(SUFFIXES)})")

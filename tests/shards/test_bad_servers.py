@@ -130,7 +130,7 @@ WRONG: dict[str, tuple[Answer, str]] = {
     ),
     "another protocol": (
         body(b"", 302, Location="file:///etc/passwd", Content_Length="0"),
-        "the URL, or one that the server redirects to, is none of HTTP",
+        "the URL, or what it is redirected to, is not HTTP",
     ),
 }
 
