@@ -80,6 +80,8 @@ def test_an_interrupt_while_a_thread_starts_is_a_keyboard_interrupt(
     assert [batch["keys"] for batch in batches] == expected
 
 
+# Python itself drops an interrupt that comes while it runs a finalizer, such as that of a batch's memory.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <finalize:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["stream", "loader"])
 def test_interrupts_at_any_moment_are_keyboard_interrupts(shards: Path, config: Any, no_threads_left: None, kind: str):
     batches = source(kind, shards, config)
