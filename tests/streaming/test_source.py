@@ -66,10 +66,10 @@ def test_index_loader_convert_and_verify_take_file_urls(
     assert len(Index.open("file:tars", cache=ShardCache(cache))) == 10
 
 
-PARTS = ["{", "}", ",", "..", "1", "9", "a", "Z", "-", "0", "{1..3}", "{a,b}", "{09..1..3}", "{d..B..2}"]
+PARTS = ["{", "}", ",", "..", "1", "9", "a", "Z", "-", "0", "{1..3}", "{a,b}", "{09..1..3}", "{d..b}"]
 
 
-@given(st.lists(st.sampled_from(PARTS), max_size=14).map("".join))
+@given(st.lists(st.sampled_from(PARTS), max_size=7).map("".join))
 def test_count_shards_is_the_number_that_braceexpand_gives(pattern: str):
     try:
         expected = len(list(braceexpand(pattern, escape=False)))
