@@ -32,6 +32,7 @@ SLOW_S = 30.0
 MAX_REDIRECTS = 10
 _PIECE = 2**20  # bytes
 
+_sync: Any = fsspec.asyn.sync  # it is annotated as if it returned nothing
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _PAGES = ("text/html", "application/xhtml+xml")
 _CHANGED = "the file changed since it was indexed; index it anew, or put back the file that was indexed"
@@ -91,7 +92,7 @@ def read_http(file_system: Any, url: str, name: str, *, span: Span | None, most:
         FileNotFoundError, WrongAnswer, Failed: see there.
         Interrupted: `stop` was set.
     """
-    return fsspec.asyn.sync(file_system.loop, _read_once, file_system, url, name, span, most, stop)
+    return _sync(file_system.loop, _read_once, file_system, url, name, span, most, stop)
 
 
 class HttpFile(io.RawIOBase):
@@ -110,7 +111,7 @@ class HttpFile(io.RawIOBase):
         super().__init__()
         self._loop = file_system.loop
         self._rate = _Rate(name)
-        self._response: ClientResponse = fsspec.asyn.sync(self._loop, _ask, file_system, url, None)
+        self._response: ClientResponse = _sync(self._loop, _ask, file_system, url, None)
 
     def readable(self) -> bool:
         """True."""
@@ -118,7 +119,7 @@ class HttpFile(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill a buffer; fewer bytes only at the end."""
-        data = fsspec.asyn.sync(self._loop, _read_body, self._response, len(buffer), self._rate, Event())
+        data = _sync(self._loop, _read_body, self._response, len(buffer), self._rate, Event())
         buffer[: len(data)] = data
         return len(data)
 
