@@ -6,6 +6,7 @@ A sample is skipped only with a `Reason`; everything else is an error that names
 from __future__ import annotations
 
 from enum import Enum
+from typing import cast
 
 
 class Reason(str, Enum):
@@ -62,6 +63,22 @@ class LoadError(RuntimeError):
 
     The message names shard, sample, epoch and step; the error itself is the `__cause__`.
     """
+
+
+def excerpt(value: object, length: int = 80) -> str:
+    """A value that came with data, for a message: never longer than a line, and never what a binary column holds.
+
+    Example:
+        "cat" gives "'cat'", b"..." gives "a value of type bytes (3 bytes)", a list "a value of type list (2 items)".
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"a value of type {type(value).__name__} ({len(value)} bytes)"
+    if isinstance(value, (list, tuple, dict, set)):
+        return f"a value of type {type(value).__name__} ({len(cast('list[object]', value))} items)"
+    if isinstance(value, str):
+        return repr(value) if len(value) <= length else f"{value[:length]!r}… ({len(value)} characters)"
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}… ({len(text)} characters)"
 
 
 def where_to_look(error: Exception, module: str) -> str:

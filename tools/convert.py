@@ -147,6 +147,8 @@ def show(report: Report, out: Path) -> None:
         table.add_row(name, f"{report.accounts[name]:,}")
     for reason, count in report.accounts["reasons"].items():
         table.add_row(f"  {reason}", f"[dim]{count:,}[/dim]")
+    for loss, count in report.accounts.get("lost", {}).items():
+        table.add_row(f"written without: {loss}", f"[dim]{count:,}[/dim]")
     Console().print(table)
     named = {name: report.source.get(name) for name in ("image", "captions", "label")}
     columns = [f"{k} = {' + '.join(v) if isinstance(v, list) else v}" for k, v in named.items() if v]

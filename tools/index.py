@@ -46,6 +46,8 @@ def main() -> int:
     accounts = report.accounts
     for reason, count in Counter(line["reason"] for line in report.quarantined).most_common():
         print(f"quarantined: {count} {reason}")
+    for loss, first in report.lost.items():
+        print(f"lost: {accounts['lost'][loss]} {loss}; the first: {first}")
     shards, ignored = report.manifest.num_shards, accounts["ignored_members"]
     print(
         f"{accounts['samples']} samples in = {accounts['indexed']} indexed + {accounts['quarantined']} quarantined; "

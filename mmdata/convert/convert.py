@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +19,11 @@ from mmdata.convert.rows import Row, Source
 from mmdata.convert.sources import open_source
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.shards import Manifest, Sample, ShardWriter
+from mmdata.shards.labels import Labels
+from mmdata.shards.texts import Loss
 from mmdata.transform.text import Tokenizer, train_tokenizer
+
+logger = logging.getLogger("mmdata")
 
 Track = Callable[[Iterable[Row], str, int], Iterable[Row]]
 """Passes rows through and shows how many: (rows, what is done with them, how many there are at most)."""
@@ -151,7 +156,8 @@ class _Conversion:
         for number, examined in enumerate(engine(examiner, rows)):
             assert examined.row == number, f"engine gave row {examined.row} in place of {number}"
             try:
-                writer.write(self._accept(examined))
+                sample, losses = self._accept(examined)
+                writer.write(sample)
             except BadSample as bad:
                 accounts.leave_out(
                     row=number, place=examined.place, path=examined.path, reason=bad.reason, detail=bad.detail
@@ -160,51 +166,25 @@ class _Conversion:
             else:
                 self._seen.setdefault(examined.digest, number)
                 accounts.written += 1
+                for loss in accounts.losses.add(examined.place, losses):
+                    logger.warning("%s (%s); written without it, as all like it", accounts.losses.first[loss], loss)
 
-    def _accept(self, examined: Examined) -> Sample:
-        """The sample of an examined row, its label numbered; BadSample for a fault or a duplicate."""
+    def _accept(self, examined: Examined) -> tuple[Sample, dict[Loss, str]]:
+        """The sample of an examined row, its label numbered, and its losses; BadSample for a fault or a duplicate."""
         if examined.fault:
             raise BadSample(*examined.fault)
         assert examined.sample is not None
-        label = self._labels.number(examined.label)
+        label, losses = None, examined.losses
+        try:
+            label = self._labels.number(examined.label)
+        except BadSample as bad:
+            if examined.is_table:
+                raise
+            losses = {**losses, Loss.LABEL_NAME: bad.detail}
         first = self._seen.get(examined.digest)
         if first is not None and not self._config.keep_duplicates:
             raise BadSample(Reason.DUPLICATE_IMAGE, f"the image of row {first} again, byte for byte")
-        return replace(examined.sample, label=label)
-
-
-class Labels:
-    """Class numbers. Names are numbered in the order in which they first come; numbers stay as they are.
-
-    The first label of a corpus decides which of the two its labels are.
-
-    Args:
-        names: those the corpus comes with, by class number.
-
-    Attributes:
-        names: by class number; empty where labels are numbers without names.
-    """
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        self.names = list(names)
-        self._numbers = {name: number for number, name in enumerate(self.names)}
-        self._are_names: bool | None = None
-
-    def number(self, label: int | str | None) -> int | None:
-        """The number of a label; BadSample where a corpus of numbers has a name."""
-        if label is None:
-            return None
-        if self._are_names is None:
-            self._are_names = isinstance(label, str)
-        if not self._are_names:
-            if isinstance(label, str):
-                raise BadSample(Reason.BROKEN_ROW, f"label '{label}' is not a number, as those before it are")
-            return label
-        name = str(label)
-        if name not in self._numbers:
-            self._numbers[name] = len(self.names)
-            self.names.append(name)
-        return self._numbers[name]
+        return replace(examined.sample, label=label), losses
 
 
 def _sync(path: Path) -> None:

@@ -23,11 +23,9 @@ from mmdata.shards import Manifest
 from mmdata.shards.build import find_shards
 from mmdata.shards.columns import hash64
 from mmdata.shards.manifest import MANIFEST_NAME
-from mmdata.shards.samples import Group, SampleReader
+from mmdata.shards.samples import TEXT_MEMBERS, Group, SampleReader
 from mmdata.shards.tar import header
 
-TEXTS = ("txt", "json", "cls")
-"""Members that are read beside the image."""
 LONGEST_EXTENSION = ".json"
 
 
@@ -122,7 +120,7 @@ def _scan(tars: Iterable[Path]) -> Iterator[_Scan]:
                 if last is None and before:
                     _refuse_split(*before, tar.name, group)
                 keys.append(hash64((_plain(group.key) or group.key).encode()))
-                unread += max(0, len(group.members) - 1 - len(group.members.keys() & set(TEXTS)))
+                unread += max(0, len(group.members) - 1 - len(group.members.keys() & set(TEXT_MEMBERS)))
                 last = group
             before = (tar.name, last) if last else before
             size = file.seek(0, os.SEEK_END)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mmdata.errors import BadSample, DataError, Reason
-from mmdata.shards.samples import Group, image_member
+from mmdata.shards.samples import Group, image_member, texts_of
 from mmdata.shards.tar import Member
+from mmdata.shards.texts import Texts
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,14 @@ class PackedFiles:
     def image(self, *, max_bytes: int) -> bytes:
         """The image's bytes; BadSample where there is none, or a larger one."""
         member = image_member(self.group, self._read)
-        return self._bounded(member, max_bytes, Reason.IMAGE_TOO_LARGE)
-
-    def text(self, extension: str, *, max_bytes: int) -> bytes | None:
-        """The bytes of a caption, metadata or label member, None where there is none; BadSample for a larger one."""
-        member = self.group.members.get(extension)
-        return None if member is None else self._bounded(member, max_bytes, Reason.CAPTION_TOO_LONG)
-
-    def _bounded(self, member: Member, max_bytes: int, reason: Reason) -> bytes:
         if member.size > max_bytes:
-            raise BadSample(reason, f"'{member.name}' has {member.size} bytes; the limit is {max_bytes}")
+            detail = f"'{member.name}' has {member.size} bytes; the limit is {max_bytes}"
+            raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
         return self._read(member)
+
+    def texts(self) -> Texts:
+        """What its text members say; BadSample where none has a usable caption."""
+        return texts_of(self.group, self._read)
 
     def _read(self, member: Member) -> bytes:
         with open(self.tar, "rb") as file:

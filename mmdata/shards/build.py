@@ -15,12 +15,14 @@ from mmdata.atomic import lock, write_whole
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.shards.columns import CountTokens, Row, encode
 from mmdata.shards.folder import local_folder
+from mmdata.shards.labels import Labels, number_labels
 from mmdata.shards.manifest import MANIFEST_NAME, Manifest
 from mmdata.shards.manifest_writer import write_manifest
 from mmdata.shards.pages import ShardEntry, check_plain_name
 from mmdata.shards.probe import DEFAULT_LIMITS, Limits
 from mmdata.shards.samples import Group, SampleReader, describe
 from mmdata.shards.tar import Member
+from mmdata.shards.texts import Loss, Losses
 
 QUARANTINE_NAME = "quarantine.jsonl"
 Progress = Callable[[int, int], None]
@@ -35,13 +37,16 @@ class IndexReport:
         folder: where index, manifest and quarantine list lie.
         manifest: as it lies there.
         accounts: samples = indexed + quarantined, each counted by itself; ignored_members (without an extension,
-            `__meta__`) belong to no sample.
+            `__meta__`) belong to no sample. "lost", where there is any, counts indexed samples of which a text member
+            could not be used; "classes", where labels are names, lists those by class number.
+        lost: of each kind of loss, the first place and what was lost there.
         quarantined: one entry a sample left out: shard, key, offset, reason, detail.
     """
 
     folder: Path
     manifest: Manifest
     accounts: dict[str, Any]
+    lost: dict[Loss, str]
     quarantined: list[dict[str, Any]]
 
 
@@ -87,7 +92,7 @@ def build_index(
         except BaseException:
             build.withdraw()
             raise
-    return IndexReport(folder, manifest, build.accounts, build.quarantined)
+    return IndexReport(folder, manifest, build.accounts, build.losses.first, build.quarantined)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,9 @@ class Scan:
     """What one tar holds.
 
     Attributes:
-        rows: samples that can be used.
+        rows: samples that can be used; the label is -1 where it is a name.
+        labels: of each of these, class number, class name, or None.
+        losses: (key, what was lost) of those that have lost something.
         quarantined: samples that cannot, as in `IndexReport`.
         samples: how many the tar has, counted apart from the two lists.
         ignored: members that belong to no sample.
@@ -103,6 +110,8 @@ class Scan:
     """
 
     rows: list[Row]
+    labels: list[int | str | None]
+    losses: list[tuple[str, dict[Loss, str]]]
     quarantined: list[dict[str, Any]]
     samples: int
     ignored: int
@@ -112,6 +121,8 @@ class Scan:
 def scan_shard(path: Path, *, limits: Limits, step: Callable[[int], None]) -> Scan:
     """Read a tar strictly; `step` is called with the offset of each sample."""
     rows: list[Row] = []
+    labels: list[int | str | None] = []
+    losses: list[tuple[str, dict[Loss, str]]] = []
     quarantined: list[dict[str, Any]] = []
     edges: list[tuple[str, bool]] = []
     samples = 0
@@ -126,14 +137,18 @@ def scan_shard(path: Path, *, limits: Limits, step: Callable[[int], None]) -> Sc
             samples += 1
             reason = None
             try:
-                rows.append(describe(group, read, limits=limits))
+                row, label, lost = describe(group, read, limits=limits)
+                rows.append(row)
+                labels.append(label)
+                if lost:
+                    losses.append((group.key, lost))
             except BadSample as bad:
                 reason = bad.reason
                 quarantined.append(_quarantine_line(path, group, bad))
             edge = (group.key, reason not in (Reason.MISSING_IMAGE, Reason.MISSING_CAPTION))
             edges = [edge, edge] if not edges else [edges[0], edge]
             step(group.start)
-        return Scan(rows, quarantined, samples, reader.ignored, edges)
+        return Scan(rows, labels, losses, quarantined, samples, reader.ignored, edges)
 
 
 def steps(progress: Progress | None, done: int, total: int) -> Callable[[int], None]:
@@ -163,6 +178,8 @@ class _Build:
     ) -> None:
         self.entries: list[ShardEntry] = []
         self.quarantined: list[dict[str, Any]] = []
+        self.losses = Losses()
+        self._labels = Labels()
         self._folder = folder
         self._limits = limits
         self._count_tokens = count_tokens
@@ -183,6 +200,8 @@ class _Build:
             "indexed": sum(entry.rows for entry in self.entries),
             "quarantined": len(self.quarantined),
             "ignored_members": self._ignored,
+            **({"lost": self.losses.as_dict()} if self.losses.counts else {}),
+            **({"classes": self._labels.names} if self._labels.names else {}),
         }
 
     def add(self, path: Path, progress: Progress | None) -> None:
@@ -191,7 +210,10 @@ class _Build:
         size = path.stat().st_size
         scan = scan_shard(path, limits=self._limits, step=step)
         self._check_edge(path, scan)
-        encoded = encode(scan.rows, self._count_tokens)
+        rows, names_lost = number_labels(scan.rows, scan.labels, self._labels)
+        for key, lost in [*scan.losses, *names_lost]:
+            self.losses.add(f"shard '{path.name}', sample '{key}'", lost)
+        encoded = encode(rows, self._count_tokens)
         entry = encoded.entry(path.name, f"{path.stem}.index.arrow", size=size, sha256=file_sha256(path))
         self._write(entry.index, encoded.data)
         self.entries.append(entry)

@@ -19,6 +19,7 @@ from mmdata.shards.columns import FIXED, Columns, encode
 from mmdata.shards.folder import local_folder
 from mmdata.shards.histogram import unpack_cells
 from mmdata.shards.index import Index
+from mmdata.shards.labels import Labels, number_labels
 from mmdata.shards.manifest import MANIFEST_NAME, Manifest
 from mmdata.shards.pages import ShardEntry
 from mmdata.shards.probe import NO_LIMITS
@@ -51,10 +52,12 @@ def verify(folder: str | os.PathLike[str], progress: Progress | None = None) -> 
     excused = _quarantined(local)
     total = manifest.bytes
     problems = [Problem(MANIFEST_NAME, detail) for detail in _wrong_sums(manifest)]
+    classes = (manifest.accounts or {}).get("classes")
+    labels = Labels(classes) if classes else None  # an index without them left out labels that are names
     done = 0
     for number, entry in enumerate(manifest):
         step = steps(progress, done, total)
-        found = _problems(index, number, excused.get(entry.name, set()), step)
+        found = _problems(index, number, excused.get(entry.name, set()), labels, step)
         problems += [Problem(entry.name, detail) for detail in found]
         done += entry.bytes
         step(entry.bytes)
@@ -80,7 +83,9 @@ def _wrong_sums(manifest: Manifest) -> Iterator[str]:
         yield f"has_labels is {manifest.has_labels}, and {totals['labels']} rows of its shards have a label"
 
 
-def _problems(index: Index, shard: int, excused: set[str], step: Callable[[int], None]) -> Iterator[str]:
+def _problems(
+    index: Index, shard: int, excused: set[str], labels: Labels | None, step: Callable[[int], None]
+) -> Iterator[str]:
     entry, path = index.manifest.entry(shard), index.shard_path(shard)
     if not path.is_file():
         yield f"no such file: '{path}'"
@@ -100,17 +105,22 @@ def _problems(index: Index, shard: int, excused: set[str], step: Callable[[int],
         yield str(error).removeprefix(f"shard '{entry.name}', ").removeprefix(f"shard '{entry.name}': ")
         return
     if columns is not None:
-        yield from _compare(entry, columns, scan, excused)
+        yield from _compare(entry, columns, scan, excused, labels)
 
 
-def _compare(entry: ShardEntry, columns: Columns, scan: Scan, excused: set[str]) -> Iterator[str]:
+def _compare(
+    entry: ShardEntry, columns: Columns, scan: Scan, excused: set[str], labels: Labels | None
+) -> Iterator[str]:
     """What the index says against what the tar holds."""
     keys: list[str] = columns.keys.to_pylist()
     indexed = set(keys)
     samples = [row.key for row in scan.rows] + [line["key"] for line in scan.quarantined]
     if lost := [key for key in samples if key not in indexed and key not in excused]:
         yield f"{len(lost)} samples are neither in the index nor in {QUARANTINE_NAME}; the first is '{lost[0]}'"
-    rows = [row for row in scan.rows if row.key in indexed]
+    kept = [(row, label) for row, label in zip(scan.rows, scan.labels, strict=True) if row.key in indexed]
+    rows = [row for row, _ in kept]
+    if labels is not None:
+        rows, _ = number_labels(rows, [label for _, label in kept], labels)
     if [row.key for row in rows] != keys:
         gone = sorted(indexed - {row.key for row in rows})
         yield (

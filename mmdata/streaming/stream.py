@@ -25,6 +25,7 @@ from mmdata.loader.loader import data_config
 from mmdata.loader.state import check_count
 from mmdata.loader.stats import Stats
 from mmdata.plan import rank_slice
+from mmdata.shards.texts import Loss, Losses
 from mmdata.streaming.ahead import make_ahead
 from mmdata.streaming.compose import Composer, StreamTask
 from mmdata.streaming.passes import Passes
@@ -74,11 +75,12 @@ def stream(
 
 
 class _Outcome(NamedTuple):
-    """A batch, the samples that were dropped before it, and the place after it."""
+    """A batch, the samples that were dropped before it, the place after it, and what its samples have lost."""
 
     made: Made
     dropped: list[LedgerEntry]
     place: Place
+    lost: list[tuple[str, dict[Loss, str]]]
 
 
 class Stream:
@@ -117,6 +119,7 @@ class Stream:
         self._data = data
         self._steps = steps_per_epoch
         self._ledger = Ledger(data.max_bad_share)
+        self._losses = Losses()
         self._composer = Composer(data, tokenizer, rank=rank, world_size=world_size)
         self._assembler = Assembler(tokenizer, transform, hashes=data.hashes)
         self._identity = identity(shards, data, steps_per_epoch)
@@ -160,6 +163,11 @@ class Stream:
     def masked(self) -> Counter[str]:
         """Samples that could not be used, by reason, exact."""
         return self._ledger.own.masked
+
+    @property
+    def lost(self) -> Counter[str]:
+        """Samples in the batches so far of which a text member could not be used, by what they lost."""
+        return Counter(self._losses.as_dict())
 
     def set_epoch(self, epoch: int) -> None:
         """Begin with an epoch; the current one is left where it is.
@@ -237,9 +245,10 @@ class Stream:
         batches = make_ahead(self._numbered(passes.tasks), self._begin, stats=self.stats, **workers)
         kept = False  # for the next epoch
         try:
-            for made, dropped, place in batches:
+            for made, dropped, place, lost in batches:
                 self.stats.add(made.stats)
                 self._account(dropped, made)
+                self._count_losses(lost)
                 self._position.advance(place)
                 if self._position.left == 0:
                     self._kept, kept = (place, passes), True
@@ -289,6 +298,12 @@ class Stream:
         bad = [*dropped, *(made.masked if made else [])]
         self._ledger.add(bad, len(bad) + (made.stats.rows if made else 0))
 
+    def _count_losses(self, lost: list[tuple[str, dict[Loss, str]]]) -> None:
+        for place, losses in lost:
+            for loss in self._losses.add(place, losses):
+                told = f"{place}: {losses[loss]}"
+                logger.warning("%s (%s); the sample is used without it, as all like it will be", told, loss)
+
     def _numbered(self, tasks: Iterator[StreamTask]) -> Iterator[StreamTask]:
         """The tasks of what is left of the epoch, with its number and their step in it."""
         epoch, step = self._position.epoch, self._position.step
@@ -299,4 +314,4 @@ class Stream:
 
     def _begin(self, task: StreamTask) -> Job[_Outcome]:
         job = self._assembler.begin(task.task, task.samples, labels=task.labels)
-        return job.then(lambda made: _Outcome(made, task.dropped, task.place))
+        return job.then(lambda made: _Outcome(made, task.dropped, task.place, task.samples.losses()))
