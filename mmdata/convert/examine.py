@@ -20,10 +20,14 @@ from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.files import read_inside
 from mmdata.shards import ImageInfo, Limits, Sample, probe
 from mmdata.shards.captions import MAX_CAPTION_BYTES, clean_captions
+from mmdata.shards.probe import sniff
 from mmdata.shards.texts import Loss, TextKind, Texts, parse_label, read_texts
 
 JSON_BYTES_ASIDE = 256
 """Of a sample's JSON member, kept for its label, the sizes of an image that is shrunk, names and brackets."""
+
+MAX_PATH_BYTES = 4096
+"""Longest path that Linux opens."""
 
 SIDECAR_KINDS: tuple[TextKind, ...] = ("json", "txt", "caption")
 """Files beside an image that are read, by their extension."""
@@ -87,7 +91,7 @@ class Examiner:
 
     def __call__(self, row: Row) -> Examined:
         """Examine one row; what is wrong with it is in the result, what is wrong with the system is raised."""
-        path = row.image if isinstance(row.image, str) else "" if row.image is None else repr(row.image)
+        path = row.image if isinstance(row.image, str) else "" if row.image is None else excerpt(row.image)
         try:
             if row.fault:
                 raise BadSample(*row.fault)
@@ -132,11 +136,29 @@ class Examiner:
         if row.packed:
             return row.packed.image(max_bytes=self.max_image_bytes)
         path = row.image
+        if isinstance(path, bytes):  # a binary column: an image, or a path that was written without its type
+            if sniff(path) or not (text := _path_in(path)):
+                if len(path) > self.max_image_bytes:
+                    detail = f"image of {len(path)} bytes; the limit is {self.max_image_bytes}"
+                    raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
+                return path
+            path = text
         if path is None:
             raise BadSample(Reason.MISSING_IMAGE, "the image's path is null")
         if not isinstance(path, str):
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path is {type(path).__name__}, not a string")
         return read_inside(self.root, path, max_bytes=self.max_image_bytes)
+
+
+def _path_in(data: bytes) -> str:
+    """A path written as bytes; "" where they are something else."""
+    if len(data) > MAX_PATH_BYTES:
+        return ""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return ""
+    return text if text.isprintable() else ""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ LONGEST_EXTENSION = ".json"
 
 def is_packed(path: Path) -> bool:
     """Whether a path is a tar, or a folder with tars and no images beside them."""
-    if path.is_file():
-        return path.suffix == ".tar"
+    if not path.is_dir():
+        return path.is_file() and path.suffix == ".tar"
     suffixes = {os.path.splitext(entry.name)[1].lower() for entry in path.iterdir() if not entry.name.startswith(".")}
     return ".tar" in suffixes and not suffixes & IMAGE_SUFFIXES
 

@@ -54,7 +54,7 @@ class Row:
     Attributes:
         number: position in the source, from 0.
         place: where it stands, for people.
-        image: path relative to the source's root; anything else is a fault to be found.
+        image: path relative to the source's root, or the image's bytes; anything else is a fault to be found.
         captions: values of the caption columns: strings, lists of strings, None, or what else was there.
         label: class number or name, or None.
         extra: further columns to keep, by the name they are stored under.

@@ -153,7 +153,7 @@ def test_unknown_column_is_an_error_that_names_those_there(
 def test_same_column_twice_is_an_error(corpus: Path, make: Any) -> None:
     table = corpus / "t.csv"
     table.write_text("image,caption,caption\na.jpg,x,y\n")
-    with pytest.raises(DataError, match=r"columns \['caption'\] are there twice"):
+    with pytest.raises(DataError, match=r"column names that are there twice: caption; rename"):
         make(table)
 
 
