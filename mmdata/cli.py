@@ -7,8 +7,11 @@ import os
 import runpy
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
+
+from mmdata.atomic import explain
 
 SHIPPED = Path(__file__).parent / "_shipped"
 
@@ -32,11 +35,7 @@ def main() -> None:
     """Entry point of the console script: `mmdata COMMAND [ARGUMENT ...]`."""
     names = commands()
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        print("usage: mmdata COMMAND ...\n")
-        for name in names:
-            print(f"  {name:12}{_summary(name)}")
-        print("\n'mmdata COMMAND --help' describes one command.")
-        raise SystemExit(0 if len(sys.argv) > 1 else 2)
+        run(partial(_describe, names))
     if sys.argv[1] == "--version":
         from importlib.metadata import version
 
@@ -54,6 +53,15 @@ def main() -> None:
         raise SystemExit(130) from None
 
 
+def _describe(names: list[str]) -> int:
+    """Print all commands; 2 where none was given."""
+    print("usage: mmdata COMMAND ...\n")
+    for name in names:
+        print(f"  {name:12}{_summary(name)}")
+    print("\n'mmdata COMMAND --help' describes one command.")
+    return 0 if len(sys.argv) > 1 else 2
+
+
 def _summary(name: str) -> str:
     """First sentence of a program's docstring, without its name."""
     text = ast.get_docstring(ast.parse(shipped("tools", f"{name}.py").read_text(encoding="utf-8"))) or ""
@@ -66,7 +74,9 @@ def run(program: Callable[[], int | None]) -> NoReturn:
     MMDATA_TRACEBACK=1 shows where it was raised.
     """
     try:
-        raise SystemExit(program() or 0)
+        code = program() or 0
+        sys.stdout.flush()  # a full disk behind `mmdata … > file` is found here, and not after the exit code
+        raise SystemExit(code)
     except BrokenPipeError:  # `mmdata … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
@@ -76,5 +86,17 @@ def run(program: Callable[[], int | None]) -> NoReturn:
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("MMDATA_TRACEBACK"):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            _name_output(error)
+        print(f"error: {explain(error) if isinstance(error, OSError) else error}", file=sys.stderr)
         raise SystemExit(2) from error
+
+
+def _name_output(error: OSError) -> None:
+    """Name standard output in an error that names no file, if it is what cannot be written."""
+    try:
+        print(flush=True)  # unbuffered, what failed before is forgotten: only another line tells
+    except OSError:
+        error.filename = "standard output"
+        # Python flushes again when it ends, and would end with code 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -69,7 +69,8 @@ class Accounts:
         self._first.setdefault(reason, f"{place}: {detail}")
         line = {"row": row, "place": place, "path": path, "reason": str(reason), "detail": detail}
         # A name that is not UTF-8 holds surrogates: backslashreplace makes of them the escapes that JSON knows.
-        self._ledger.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+        text = json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        self._ledger.write(text + b"\n")
 
     def check(self, max_bad_share: float, *, rows_at_most: int | None = None) -> None:
         """Raise DataError where too many rows are quarantined.

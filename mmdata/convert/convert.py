@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mmdata.atomic import sync_folder
+from mmdata.atomic import naming, sync_folder
 from mmdata.convert.accounts import Accounts
 from mmdata.convert.engines import Engine, threads
 from mmdata.convert.examine import Examined, Examiner, read_fields
@@ -122,7 +122,8 @@ class _Conversion:
             tokenizer=tokenizer.fingerprint if tokenizer else None,
         )
         with writer:
-            with (private / QUARANTINE_NAME).open("wb") as ledger:
+            quarantine = private / QUARANTINE_NAME
+            with naming(quarantine), quarantine.open("wb") as ledger:  # closing writes too
                 accounts = Accounts(ledger)
                 self._write_all(writer, accounts, engine)
                 ledger.flush()
@@ -188,5 +189,5 @@ class _Conversion:
 
 
 def _sync(path: Path) -> None:
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         os.fsync(file.fileno())

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mmdata.atomic import write_whole
+from mmdata.atomic import naming, write_whole
 from mmdata.errors import ConfigError, DataError
 
 logger = logging.getLogger("mmdata")
@@ -141,7 +141,7 @@ class Ledger:
         self.entries += entries
         self.own += RowCounts(rows_seen, Counter(entry.reason for entry in entries))
         if entries and self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
+            with naming(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(asdict(entry)) + "\n" for entry in entries)
         if self.alone and self.counts.seen >= MIN_ROWS_FOR_RATE:
             self.judge(self.counts)

@@ -80,6 +80,10 @@ def build_index(
     """
     shards = find_shards(local_folder(source))
     folder = Path(out) if out is not None else shards[0].parent
+    location = Path(os.path.relpath(shards[0].parent.resolve(), folder.resolve())).as_posix()
+    for name in (*[path.name for path in shards], location):
+        if not name.isascii():
+            _refuse_not_utf8(name)
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
         build = _Build(folder, shards, limits, count_tokens, tokenizer)
@@ -87,7 +91,6 @@ def build_index(
             for path in shards:
                 build.add(path, progress)
             build.check(max_bad_share)
-            location = Path(os.path.relpath(shards[0].parent.resolve(), folder.resolve())).as_posix()
             manifest = build.publish(location)
         except BaseException:
             build.withdraw()
@@ -302,6 +305,17 @@ def find_shards(source: Path) -> list[Path]:
     if not shards:
         raise DataError(f"folder '{source}': no .tar in it; `mmdata convert` makes shards of images and captions")
     return shards
+
+
+def _refuse_not_utf8(name: str) -> None:
+    """Raise DataError for a name that a manifest, which is JSON, cannot hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        escaped = os.fsencode(name).decode("utf-8", "backslashreplace")
+        raise DataError(
+            f"'{escaped}': the name is not UTF-8, and a manifest cannot hold it; rename the file or folder first"
+        ) from None
 
 
 def _quarantine_line(path: Path, group: Group, bad: BadSample) -> dict[str, Any]:

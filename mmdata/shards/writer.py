@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from mmdata.atomic import lock, sync_folder
+from mmdata.atomic import lock, naming, sync_folder
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT, clean_caption
 from mmdata.shards.columns import CountTokens, Encoded, Place, Row, encode, hash64
@@ -189,8 +189,9 @@ class _OpenShard:
         places: list[Place] = []
         for head, (_, data) in zip(headers, members, strict=True):
             places.append(Place(self.bytes + BLOCK, len(data)))
-            for piece in (head, data, padding(len(data))):
-                self._put(piece)
+            with naming(self.path):
+                for piece in (head, data, padding(len(data))):
+                    self._put(piece)
         caption_format = JSON if len(members) == 3 else TXT
         self.rows.append(
             Row(
@@ -206,10 +207,11 @@ class _OpenShard:
         )
 
     def finish(self, encoded: Encoded) -> ShardEntry:
-        self._put(END)
-        _sync_and_close(self.file)
+        with naming(self.path):
+            self._put(END)
+            _sync_and_close(self.file)
         index = self.path.with_suffix(".index.arrow")
-        with index.open("xb") as file:
+        with naming(index), index.open("xb") as file:
             file.write(encoded.data)
             _sync_and_close(file)
         return encoded.entry(self.path.name, index.name, size=self.bytes, sha256=self._hash.hexdigest())

@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,13 @@ def train_tokenizer(
         special_tokens=[(token, backend.token_to_id(token)) for token in ("<start>", "<end>")],
     )
     Path(folder).mkdir(parents=True, exist_ok=True)
-    PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=max_length, **special).save_pretrained(
-        str(folder)
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=max_length, **special)
+    try:
+        tokenizer.save_pretrained(str(folder))
+    except OSError as error:
+        error.filename = error.filename or str(folder)
+        raise
+    except Exception as error:  # tokenizers tells of a full disk with a bare Exception: "… (os error 28)"
+        if found := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
+        raise
