@@ -92,6 +92,7 @@ class Examiner:
     def __call__(self, row: Row) -> Examined:
         """Examine one row; what is wrong with it is in the result, what is wrong with the system is raised."""
         path = row.image if isinstance(row.image, str) else "" if row.image is None else excerpt(row.image)
+        path = path[:MAX_PATH_BYTES]
         try:
             if row.fault:
                 raise BadSample(*row.fault)
@@ -147,6 +148,8 @@ class Examiner:
             raise BadSample(Reason.MISSING_IMAGE, "the image's path is null")
         if not isinstance(path, str):
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path is {type(path).__name__}, not a string")
+        if len(path) > MAX_PATH_BYTES:  # a column that holds something else, which no message shall repeat
+            raise BadSample(Reason.MISSING_IMAGE, f"the image's path has {len(path)} characters: {excerpt(path)}")
         return read_inside(self.root, path, max_bytes=self.max_image_bytes)
 
 

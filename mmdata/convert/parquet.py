@@ -23,7 +23,7 @@ class ParquetTable:
             self.num_rows: int = file.metadata.num_rows
         self.columns = list(schema.names)
         refuse_twice(path, self.columns)
-        self._types: dict[str, pa.DataType] = {field.name: field.type for field in schema}
+        self._types: dict[str, Any] = {field.name: field.type for field in schema}
         self.types = {name: str(kind) for name, kind in self._types.items()}
 
     def refuse_as_image(self, name: str) -> None:
@@ -61,20 +61,20 @@ class ParquetTable:
             raise DataError(f"table '{self.path}': not a whole Parquet file: {error}") from error
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
+def _plain_type(kind: Any) -> Any:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def _is_text(kind: Any) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def _is_binary(kind: pa.DataType) -> bool:
+def _is_binary(kind: Any) -> bool:
     sized = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
     return sized or pa.types.is_binary_view(kind)
 
 
-def _is_image_struct(kind: pa.DataType) -> bool:
+def _is_image_struct(kind: Any) -> bool:
     """Whether a type is that of Hugging Face's images: a struct of bytes and path, one of them null."""
     if not pa.types.is_struct(kind):
         return False

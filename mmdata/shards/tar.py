@@ -220,7 +220,7 @@ class _Reader:
                 self._fail(position, "pax records do not parse")
             at += int(length[1])
             if key == b"size":
-                self._fail(position, f"a pax record that overrides the size: {value[:-1]!r}")
+                self._fail(position, f"a pax record that overrides the size: {value[:-1][:40]!r}")
             if key.startswith(b"GNU.sparse") or key == b"SCHILY.realsize":
                 self._fail(position, "a sparse file (pax)")
             if key == b"path":

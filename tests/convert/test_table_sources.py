@@ -188,3 +188,13 @@ def test_jsonl_and_member_with_a_key_twice_are_refused_alike(corpus: Path, tmp_p
     make(corpus / "t.jsonl")
     (line,) = left_out(tmp_path / "out")
     assert (line["reason"], line["detail"]) == ("broken_row", "not JSON: key 'caption' is there twice")
+
+
+def test_path_that_is_no_path_is_not_repeated_whole(corpus: Path, tmp_path: Path, make: Any) -> None:
+    rows = [{"image": "a.jpg", "caption": "x"}, {"image": "data:" + "A" * 10**6, "caption": "y"}]
+    (corpus / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    make(corpus / "t.jsonl")
+    (line,) = left_out(tmp_path / "out")
+    assert (line["reason"], len(line["path"])) == ("missing_image", 4096)
+    assert line["detail"].startswith("the image's path has 1000005 characters: 'data:AAA")
+    assert len(line["detail"]) < 200
