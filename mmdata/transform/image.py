@@ -190,28 +190,40 @@ def train_crop(
 ) -> Box:
     """A random box, of random area and of about the target's aspect ratio.
 
+    The area is uniform over the part of `scale` for which a box of an allowed ratio fits into the image; where there is
+    none, it is the largest that fits. The logarithm of the ratio is uniform over the allowed ratios with which a box of
+    that area fits. The place is uniform over all places in the image.
+
     Args:
         size: (height, width) of the image.
         shape: (height, width) of the target.
-        uniforms: numbers in [0, 1), four for each try; when no try fits, the box is the largest centred one whose
-            aspect ratio lies in the allowed range.
+        uniforms: four numbers in [0, 1): for area, ratio, top and left.
         scale: share of the image's area that the box covers (min, max).
 
-    Source: torchvision's RandomResizedCrop; the ratio varies by 3/4 to 4/3 around the target's own, not around 1.
+    Example:
+        480 × 720 pixels to 224 × 224, scale (0.9, 1): the ratios 3/4 to 4/3 are allowed, so the largest box has
+        480 × 640 pixels, a share of 0.89. All boxes have this size; they differ in `left`, 0 to 80. With scale
+        (0.5, 1), shares are uniform from 0.5 to 0.89; with a share of 0.8 the ratios 1.2 to 4/3 fit.
+
+    Source: torchvision's RandomResizedCrop, with two differences. The ratio varies by 3/4 to 4/3 around the target's
+    own, not around 1. And torchvision draws ten times until a box fits, which makes large areas rarer, and then takes
+    the largest box in the middle: for images of 3:2 and scale (0.9, 1) always.
     """
     height, width = size
-    aspect = shape[1] / shape[0]
-    for attempt in range(0, len(uniforms), 4):
-        u_area, u_ratio, u_top, u_left = uniforms[attempt : attempt + 4]
-        area = height * width * (scale[0] + u_area * (scale[1] - scale[0]))
-        ratio = aspect * math.exp((2 * u_ratio - 1) * math.log(4 / 3))
-        box_height, box_width = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
-        if 0 < box_height <= height and 0 < box_width <= width:
-            top, left = int(u_top * (height - box_height + 1)), int(u_left * (width - box_width + 1))
-            return Box(top, left, box_height, box_width)
-    box_height = min(height, max(1, round(width / (aspect * 3 / 4))))
-    box_width = min(width, max(1, round(height * (aspect * 4 / 3))))
-    return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
+    u_area, u_ratio, u_top, u_left = uniforms
+    own, target = width / height, shape[1] / shape[0]
+    low, high = target * 3 / 4, target * 4 / 3
+    # A box with a share s of the area and a ratio r fits if s · own <= r <= own / s.
+    largest = min(1.0, high / own, own / low)
+    least, most = min(scale[0], largest), min(scale[1], largest)
+    share = least + u_area * (most - least)
+    low, high = max(low, share * own), min(high, own / share)
+    ratio = low * (high / low) ** u_ratio
+    area = share * height * width
+    box_height = min(height, max(1, round(math.sqrt(area / ratio))))
+    box_width = min(width, max(1, round(math.sqrt(area * ratio))))
+    top, left = int(u_top * (height - box_height + 1)), int(u_left * (width - box_width + 1))
+    return Box(top, left, box_height, box_width)
 
 
 def resize_crop(image: Tensor, box: Box, out: Tensor) -> None:

@@ -15,8 +15,6 @@ from mmdata.transform.image import Box, decode, eval_crop, jpeg_size, resize_cro
 from mmdata.transform.patches import native_size, write_patches
 from mmdata.transform.user import UserTransform
 
-CROP_TRIES = 10
-
 
 class EncodedImage(NamedTuple):
     """An image as it lies in its shard.
@@ -56,7 +54,7 @@ class PixelTransform:
 
     Args:
         kind: "train" (random resized crop), "eval" (largest centred crop), or "module:callable", a `UserTransform`.
-        crop_scale: share of the area that a training crop keeps (min, max).
+        crop_scale: share of the area that a training crop keeps (min, max); see `train_crop`.
         augment: flip and colour of training crops.
         seed: of the run.
         patch_size: side of a patch, in pixels.
@@ -172,7 +170,7 @@ class PixelTransform:
     def _crop(self, size: tuple[int, int], shape: tuple[int, int], number: int, epoch: int) -> Box:
         if not self._random_crop:
             return eval_crop(size, shape)
-        numbers = uniforms(4 * CROP_TRIES, seed=self._seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
+        numbers = uniforms(4, seed=self._seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
         return train_crop(size, shape, numbers, scale=self._crop_scale)
 
 
