@@ -105,8 +105,8 @@ class DataConfig(Settings):
     decode: Literal["fast", "exact"] = "fast"
     """fast: JPEGs are decoded at a half, a quarter or less of their size where the crop allows it; exact: never."""
     crop_scale: tuple[Share, Share] = (0.9, 1.0)
-    """Share of the image's area that a training crop keeps (min, max). A crop of the bucket's aspect ratio, within 3/4 to
-    4/3 of it, may not be able to keep so much: of such an image it keeps all that it can, at a random place."""
+    """Share of the image's area that a training crop keeps (min, max); less of an image that is much wider or higher
+    than its bucket, as `train_crop` says."""
     augment: AugmentConfig | None = None
     """Flip and colour of training crops."""
     shuffle: bool = True

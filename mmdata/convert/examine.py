@@ -21,6 +21,7 @@ from mmdata.errors import BadSample, Reason
 from mmdata.files import read_inside
 from mmdata.shards import ImageInfo, Limits, Sample, captions_of, clean_caption, probe
 from mmdata.shards.captions import TXT, parse_json
+from mmdata.shards.decoder_warnings import naming
 
 MAX_SIDECAR = 16 * 2**20
 """Largest caption file in bytes."""
@@ -87,7 +88,8 @@ class Examiner:
             fields = read_fields(row, self.root)
             label, extra = _label(fields.label), _extra(fields.extra)
             original = self._read_image(row)
-            image, info, shrunk_from = self._prepare(original)
+            with naming(lambda: row.place):
+                image, info, shrunk_from = self._prepare(original)
         except BadSample as bad:
             return Examined(row.number, row.place, path, fault=(bad.reason, bad.detail))
         key = row.packed.key if row.packed else f"{row.number:09d}"
@@ -103,7 +105,7 @@ class Examiner:
         from mmdata.transform.image import decode, orient
 
         info = probe(original, limits=self.limits)
-        pixels = decode(original, format=info.format)
+        pixels = decode(original, format=info.format, checked=True)
         if tuple(pixels.shape) != (3, info.height, info.width):
             raise BadSample(
                 Reason.CORRUPT_IMAGE,

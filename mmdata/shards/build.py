@@ -8,12 +8,14 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmdata.atomic import lock, write_whole
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.shards.columns import CountTokens, Row, encode
+from mmdata.shards.decoder_warnings import naming, sample_name
 from mmdata.shards.folder import local_folder
 from mmdata.shards.manifest import MANIFEST_NAME, Manifest
 from mmdata.shards.manifest_writer import write_manifest
@@ -126,7 +128,8 @@ def scan_shard(path: Path, *, limits: Limits, step: Callable[[int], None]) -> Sc
             samples += 1
             reason = None
             try:
-                rows.append(describe(group, read, limits=limits))
+                with naming(partial(sample_name, path.name, group.key)):
+                    rows.append(describe(group, read, limits=limits))
             except BadSample as bad:
                 reason = bad.reason
                 quarantined.append(_quarantine_line(path, group, bad))

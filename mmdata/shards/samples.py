@@ -11,6 +11,7 @@ from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT, captions_of, pa
 from mmdata.shards.columns import Place, Row, hash64
 from mmdata.shards.probe import Limits, probe, sniff
 from mmdata.shards.tar import Member, read_members, split_name
+from mmdata.shards.unread import unread_format
 
 IMAGE_EXTENSIONS = frozenset(("jpg", "jpeg", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic"))
 _NOT_IMAGES = frozenset(("txt", "json", "cls"))
@@ -117,11 +118,16 @@ def image_member(group: Group, read: ReadMember) -> Member:
     """
     named = [member for extension, member in group.members.items() if extension in IMAGE_EXTENSIONS]
     others = [member for extension, member in group.members.items() if extension not in _NOT_IMAGES]
+    not_read: list[Member] = []  # images, but of a format that has no decoder here: `probe` says which
     for member in named[:1] or others:
         if member.size > MAX_IMAGE_BYTES:
             raise BadSample(Reason.IMAGE_TOO_LARGE, f"'{member.name}': {member.size} bytes")
-        if named or sniff(read(member)):
+        if named or sniff(data := read(member)):
             return member
+        if unread_format(data):
+            not_read.append(member)
+    if not_read:
+        return not_read[0]
     raise BadSample(Reason.MISSING_IMAGE, f"no image among {', '.join('.' + e for e in group.members)}")
 
 

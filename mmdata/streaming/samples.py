@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from webdataset.tariterators import group_by_keys
 
 from mmdata.errors import BadSample, DataError
 from mmdata.shards import ImageInfo, Limits, Member, read_members
+from mmdata.shards.decoder_warnings import naming, sample_name
 from mmdata.shards.remote import display_name
 from mmdata.shards.samples import MAX_IMAGE_BYTES, Group, describe
 from mmdata.shards.tar import split_name
@@ -115,7 +117,8 @@ def _split_name(name: str) -> tuple[str, str]:
 
 def _sample(shard: str, group: Group, payloads: dict[int, bytes]) -> StreamSample | Dropped:
     try:
-        row = describe(group, lambda member: payloads[member.offset], limits=LIMITS)
+        with naming(partial(sample_name, shard, group.key)):
+            row = describe(group, lambda member: payloads[member.offset], limits=LIMITS)
     except BadSample as error:
         return Dropped(shard, group.key, error)
     image = payloads[row.image.offset]

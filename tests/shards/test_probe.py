@@ -80,7 +80,7 @@ def test_trailing_bytes_are_accepted():
         (b"SIMPLE  =     T", Reason.UNSUPPORTED_FORMAT, "starts with"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", Reason.UNSUPPORTED_FORMAT, "starts with"),
         (b"\xff\xd8\xff\xe0", Reason.CORRUPT_IMAGE, "JPEG header does not parse"),
-        (encoded("PNG")[:20], Reason.CORRUPT_IMAGE, "PNG header"),
+        (encoded("PNG")[:20], Reason.CORRUPT_IMAGE, "PNG does not decode: ends after 20 bytes, within a chunk b'IHDR'"),
         (encoded("WEBP")[:24], Reason.CORRUPT_IMAGE, "WEBP header"),
         (encoded("AVIF")[:40], Reason.CORRUPT_IMAGE, "AVIF header"),
         (encoded("PNG", size=(1, 1)), Reason.IMAGE_TOO_SMALL, "1×1 pixels: shorter side under 2"),
