@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mmdata.errors import BadSample, Reason
 from mmdata.shards.probe import DEFAULT_LIMITS, open_image
+from mmdata.transform.libtiff import raising_errors
 
 BACKGROUND = (255, 255, 255)
 """Colour under transparent pixels."""
@@ -42,6 +43,14 @@ def decode_pillow(data: bytes | memoryview, format: str) -> Tensor:
         BadSample: more pixels than the limit, or values that have no one meaning.
         What Pillow raises, and ValueError: it does not decode.
     """
+    try:
+        rgb = _decode(data, format)
+    except Image.DecompressionBombError as error:  # a frame that is larger than the whole
+        raise BadSample(Reason.IMAGE_TOO_LARGE, str(error)) from error
+    return torch.from_numpy(rgb).permute(2, 0, 1)
+
+
+def _decode(data: bytes | memoryview, format: str) -> Pixels:
     # Only this format: Pillow would otherwise try all it knows, one of which hands the data to Ghostscript.
     with open_image(data, format) as image:
         width, height = image.size
@@ -49,16 +58,14 @@ def decode_pillow(data: bytes | memoryview, format: str) -> Tensor:
             detail = f"{width}×{height} pixels: more than {DEFAULT_LIMITS.max_pixels} in all"
             raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
         if format == "BMP":
-            rgb = _bmp(image, data)
-        elif format == "GIF":
-            rgb = _gif(image)
-        elif format == "PNG":
-            rgb = _png(image, data)
-        elif format == "TIFF":
-            rgb = _tiff(cast(TiffImageFile, image))
-        else:
-            rgb = _loaded(image)
-    return torch.from_numpy(rgb).permute(2, 0, 1)
+            return _bmp(image, data)
+        if format == "GIF":
+            return _gif(image)
+        if format == "PNG":
+            return _png(image, data)
+        if format == "TIFF":
+            return _tiff(cast(TiffImageFile, image))
+        return _loaded(image)
 
 
 def _loaded(image: ImageFile.ImageFile) -> Pixels:
@@ -148,7 +155,8 @@ def _tiff(image: TiffImageFile) -> Pixels:
     tags = image.tag_v2
     if image.mode in ("P", "PA") and max(tags[_COLOUR_MAP]) < 256:  # of 8 bits, where the standard wants 16
         image.palette = ImagePalette.raw("RGB;L", bytes(tags[_COLOUR_MAP]))
-    image.load()
+    with raising_errors():
+        image.load()
     if image.mode == "F":
         levels = _levels_of_floats(np.asarray(image))
     elif image.mode.startswith("I"):
