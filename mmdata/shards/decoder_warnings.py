@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ _show_before: Callable[..., Any] = warnings.showwarning
 
 
 @contextmanager
-def naming(name: Callable[[], str]) -> Iterator[None]:
+def naming(name: Callable[[], str]) -> Generator[None, None, None]:
     """Within it, this thread's warnings from Pillow are logged with the name of what is decoded.
 
     Args:

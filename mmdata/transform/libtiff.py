@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 
@@ -27,7 +27,7 @@ _collected = _Collected()
 
 
 @contextmanager
-def raising_errors() -> Iterator[None]:
+def raising_errors() -> Generator[None, None, None]:
     """Raise an error of libtiff in this thread as a ValueError, at the end; also where Pillow raised nothing.
 
     Where libtiff is not found (on Linux it is), its errors stay as Pillow leaves them.

@@ -208,7 +208,7 @@ def _bmp(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pixels:
     lines = lines[::direction]
     if is_misread:
         values = lines if bits == 8 else np.stack([lines >> 4, lines & 15], axis=2).reshape(height, -1)
-        return _grey(values[:, :width] * np.uint8(255 if mode == "1" else 1))
+        return _grey((values[:, :width] * (255 if mode == "1" else 1)).astype(np.uint8))
     # The fourth byte is alpha for most programs that write it, and 0 for those that do not.
     bgra = lines[:, : 4 * width].reshape(height, width, 4)
     alpha = bgra[:, :, 3:].astype(np.uint16)  # (H, W, 1)
