@@ -1,6 +1,7 @@
 """Fine-tune a CLIP with the Hugging Face Trainer: our batches, its loop, resumable at any batch.
 
 python examples/huggingface_trainer.py SHARDS MODEL --epochs 3     # MODEL: a folder or a Hugging Face name
+torchrun --nproc-per-node=2 examples/huggingface_trainer.py SHARDS MODEL
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import torch
 from transformers import CLIPModel, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -40,6 +42,7 @@ def main() -> None:
         logging_steps=10,
         save_steps=500,
         report_to="none",
+        use_cpu=not torch.cuda.is_available(),  # under torchrun on CPUs the Trainer is otherwise alone in each process
     )
     trainer = LoaderTrainer(data, model=model, args=arguments)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(given.out)) if given.out.is_dir() else None)

@@ -48,10 +48,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=256, help="over all devices")
     parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument("--save-steps", type=int, default=500, help="a checkpoint after so many, and each epoch")
     parser.add_argument("--out", type=Path, default=Path("runs/lightning"))
     given = parser.parse_args()
 
-    model = CLIPModel.from_pretrained(given.model)
+    model = CLIPModel.from_pretrained(given.model).train()  # comes in eval mode, which Lightning leaves as it is
     data = LoaderDataModule(
         {
             "shards": given.shards,
@@ -61,8 +62,13 @@ def main() -> None:
             "max_length": model.config.text_config.max_position_embeddings,
         }
     )
-    save = ModelCheckpoint(given.out, save_last=True, every_n_train_steps=500, save_on_train_epoch_end=True)
-    trainer = Trainer(max_epochs=given.epochs, callbacks=[save], default_root_dir=given.out, log_every_n_steps=10)
+    # One ModelCheckpoint saves either every so many steps or every so many epochs: the steps alone would leave out what
+    # is trained after the last multiple of them. Both write the same file.
+    saves = [
+        ModelCheckpoint(given.out, filename="last", enable_version_counter=False, save_on_train_epoch_end=True, **every)
+        for every in ({"every_n_train_steps": given.save_steps}, {"every_n_epochs": 1})
+    ]
+    trainer = Trainer(max_epochs=given.epochs, callbacks=saves, default_root_dir=given.out, log_every_n_steps=10)
     last = given.out / "last.ckpt"
     trainer.fit(FineTune(model, given.lr), datamodule=data, ckpt_path=str(last) if last.is_file() else None)
 

@@ -6,6 +6,7 @@ python examples/plain_torch.py SHARDS MODEL --steps 1000     # MODEL: a folder o
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -26,6 +27,8 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-5)
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/plain_torch.pt"))
     given = parser.parse_args()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        parser.error("this loop is one process: start it with python, not with torchrun")
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = CLIPModel.from_pretrained(given.model).to(device)

@@ -38,7 +38,7 @@ def main() -> None:
     given = parser.parse_args()
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = CLIPModel.from_pretrained(given.model).to(device)
+    model = CLIPModel.from_pretrained(given.model).to(device).train()  # comes in eval mode
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     loader = mmdata.Loader.from_config(
         {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,7 +30,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes | memoryview | Callabl
     target = Path(path)
     aside = target.with_name(f".{target.name}.part")
     try:
-        with aside.open("wb") as file:
+        with naming(target), aside.open("wb") as file:
             if callable(data):
                 data(file)
             else:
@@ -37,19 +38,77 @@ def write_whole(path: str | os.PathLike[str], data: bytes | memoryview | Callabl
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, target)
-    except BaseException:
-        aside.unlink(missing_ok=True)
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename in (aside, os.fspath(aside)):
+            error.filename, error.filename2 = os.fspath(target), None  # the caller never heard of the part
+        with suppress(OSError):  # of a folder that cannot be written; the error that is raised is the first one
+            aside.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
 
 
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Generator[None, None, None]:
+    """Give an OSError that names no file the name of the one that is being written.
+
+    Opening names the file; writing, flushing and syncing, which find a full disk, do not.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
+def explain(error: OSError) -> str:
+    """One sentence for an error of the system: the file, what happened, and what to do.
+
+    Example:
+        'out/000001.tar': no space left on device; free some space or choose another disk, then run this again
+    """
+    if error.errno is None or not error.strerror:  # a library's own, which says all it knows
+        return str(error)
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
+    where = " to ".join(f"'{name}'" for name in names)
+    reason = f"{error.strerror[:1].lower()}{error.strerror[1:]}"
+    remedy = _REMEDIES.get(error.errno, "")
+    return ": ".join(filter(None, (where, "; ".join(filter(None, (reason, remedy))))))
+
+
+_WRITABLE = "choose a folder that this user may write, or change its permissions"
+_REMEDIES = {
+    errno.ENOSPC: "free some space or choose another disk, then run this again",
+    errno.EDQUOT: "this user's quota is used up: free some space or choose another disk, then run this again",
+    errno.EFBIG: "the file system, or `ulimit -f`, allows no larger file: raise the limit or choose another disk",
+    errno.EROFS: "choose a folder on a disk that can be written, or mount this one for writing",
+    errno.EACCES: "this user has no permission: choose another path, or change its permissions",
+    errno.EPERM: _WRITABLE,
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a part of the path is a file: choose another path",
+    errno.EISDIR: "a file is expected there, and it is a folder: choose another path",
+    errno.EEXIST: "something is there already: choose another path, or move it away",
+    errno.ENOTEMPTY: "the folder is not empty: choose another path, or move its files away",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ELOOP: "links lead in a circle: choose another path",
+    errno.EXDEV: "it is moved to another disk: choose folders of one disk",
+    errno.EMFILE: "too many files are open: raise `ulimit -n`",
+    errno.ENFILE: "the machine has too many files open: end other programs",
+    errno.ENOMEM: "memory is used up: end other programs, or ask for less",
+    errno.EIO: "the disk or network failed: check it (`dmesg`), then run this again",
+    errno.ESTALE: "the network file system lost the file: mount it again, then run this again",
+    errno.ETXTBSY: "another program runs this file: end it first",
+}
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in `folder` durable: a renamed file survives a power cut only after this."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with naming(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager

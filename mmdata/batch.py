@@ -5,7 +5,7 @@ Every array of a batch has the same number of rows B, whatever could or could no
 
 from __future__ import annotations
 
-from typing import TypedDict, cast
+from typing import NamedTuple, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -54,6 +54,22 @@ class Batch(TypedDict):
     valid: Tensor
     rows: Tensor
     keys: list[str]
+
+
+class CaptionBatch(NamedTuple):
+    """All captions of some rows, where a `Batch` holds one of each; what an evaluation takes besides its batches.
+
+    Attributes:
+        input_ids: int64 (T, L).
+        attention_mask: int64 (T, L), 1 on tokens, 0 on padding; the first position is 1 in every row.
+        caption_hash: int64 (T,), equal for equal captions.
+        rows: int64 (T,), the row in the index that each caption is of.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    caption_hash: Tensor
+    rows: Tensor
 
 
 def model_inputs(batch: Batch) -> dict[str, Tensor]:

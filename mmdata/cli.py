@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import runpy
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from mmdata.atomic import explain
+from mmdata.errors import ConfigError, printable
+
 SHIPPED = Path(__file__).parent / "_shipped"
+LINE_END = "\n"
 
 
 def shipped(*parts: str) -> Path:
@@ -32,11 +38,7 @@ def main() -> None:
     """Entry point of the console script: `mmdata COMMAND [ARGUMENT ...]`."""
     names = commands()
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        print("usage: mmdata COMMAND ...\n")
-        for name in names:
-            print(f"  {name:12}{_summary(name)}")
-        print("\n'mmdata COMMAND --help' describes one command.")
-        raise SystemExit(0 if len(sys.argv) > 1 else 2)
+        run(partial(_describe, names))
     if sys.argv[1] == "--version":
         from importlib.metadata import version
 
@@ -44,7 +46,7 @@ def main() -> None:
         raise SystemExit(0)
     name = sys.argv.pop(1)
     if name not in names:
-        print(f"error: no command '{name}'; there are: {', '.join(names)}", file=sys.stderr)
+        print(f"error: no command '{printable(name)}'; there are: {', '.join(names)}", file=sys.stderr)
         raise SystemExit(2)
     sys.argv[0] = f"mmdata {name}"
     try:
@@ -54,19 +56,40 @@ def main() -> None:
         raise SystemExit(130) from None
 
 
+def _describe(names: list[str]) -> int:
+    """Print all commands; 2 where none was given."""
+    print("usage: mmdata COMMAND ...\n")
+    for name in names:
+        print(f"  {name:12}{_summary(name)}")
+    print("\n'mmdata COMMAND --help' describes one command.")
+    return 0 if len(sys.argv) > 1 else 2
+
+
 def _summary(name: str) -> str:
     """First sentence of a program's docstring, without its name."""
     text = ast.get_docstring(ast.parse(shipped("tools", f"{name}.py").read_text(encoding="utf-8"))) or ""
     return text.splitlines()[0].removeprefix(f"mmdata {name}: ")
 
 
-def run(program: Callable[[], int | None]) -> NoReturn:
+def run(program: Callable[[], int | None], *, under_torchrun: bool = False) -> NoReturn:
     """Run a program of tools/: an expected error becomes one line on stderr and exit code 2.
 
     MMDATA_TRACEBACK=1 shows where it was raised.
+
+    Args:
+        program: the `main` of the file.
+        under_torchrun: whether several ranks share its work. Otherwise torchrun would run it once a rank: each would do
+            the whole work, and all would write the same files.
     """
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="backslashreplace")  # the name of a file need not be text
     try:
-        raise SystemExit(program() or 0)
+        if not under_torchrun:
+            _check_alone()
+        code = program() or 0
+        sys.stdout.flush()  # a full disk behind `mmdata … > file` is found here, and not after the exit code
+        raise SystemExit(code)
     except BrokenPipeError:  # `mmdata … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
@@ -76,5 +99,29 @@ def run(program: Callable[[], int | None]) -> NoReturn:
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("MMDATA_TRACEBACK"):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            _name_output(error)
+        message = explain(error) if isinstance(error, OSError) else str(error)
+        print(f"error: {printable(message, keep=LINE_END)}", file=sys.stderr)
         raise SystemExit(2) from error
+
+
+def _name_output(error: OSError) -> None:
+    """Name standard output in an error that names no file, if it is what cannot be written."""
+    try:
+        print(flush=True)  # unbuffered, what failed before is forgotten: only another line tells
+    except OSError:
+        error.filename = "standard output"
+        # Python flushes again when it ends, and would end with code 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _check_alone() -> None:
+    """Raise a ConfigError where torchrun started this process as one of several ranks."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if ranks != "1" and "RANK" in os.environ:
+        name = Path(sys.argv[0]).stem.removeprefix("mmdata ")
+        raise ConfigError(
+            f"mmdata {name} is one process, and torchrun started {ranks} of it (WORLD_SIZE): start it without "
+            "torchrun, or unset WORLD_SIZE"
+        )

@@ -105,7 +105,8 @@ class DataConfig(Settings):
     decode: Literal["fast", "exact"] = "fast"
     """fast: JPEGs are decoded at a half, a quarter or less of their size where the crop allows it; exact: never."""
     crop_scale: tuple[Share, Share] = (0.9, 1.0)
-    """Share of the image's area that a training crop keeps (min, max)."""
+    """Share of the image's area that a training crop keeps (min, max); less of an image that is much wider or higher
+    than its bucket, as `train_crop` says."""
     augment: AugmentConfig | None = None
     """Flip and colour of training crops."""
     shuffle: bool = True
@@ -138,7 +139,12 @@ class DataConfig(Settings):
     hashes: bool = False
     """Adds image_hash and caption_hash to each batch, for masks of false negatives."""
     max_bad_share: Share = 0.05
-    """An epoch fails when more than this share of the rows seen could not be loaded."""
+    """A run ends when more than this share of the rows seen could not be loaded. In a loop of your own on several ranks
+    this is a warning, unless `check_rows` is called on every rank."""
+    check_images: Literal["auto", "always", "never"] = "auto"
+    """Compares each image with its hash in the index; a row whose image changed is masked with reason file_changed.
+    auto: by XXH3, about 1 % of a photo's time. An index that an earlier mmdata made has no XXH3; its images are not
+    compared, and the log says so. always: by SHA-256 there, about 5 %. never: a changed image is decoded as it is."""
     extra_captions: Location | None = None
     """Parquet file with further captions of rows, key and captions: negatives of the images (NegCLIP). Each batch then
     has one of them for each row."""

@@ -6,13 +6,77 @@ import errno
 import os
 import stat
 import unicodedata
+from urllib.parse import unquote
 
-from mmdata.errors import BadSample, Reason
+from mmdata.errors import BadSample, ConfigError, DataError, Reason
 
 ATTEMPTS = 3
 """Reads of a file that keeps changing, before its row is quarantined."""
 
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
+
+
+def path_of_url(name: str) -> str | None:
+    """The path in a `file:` URL, whether or not it has slashes before it; None for any other name.
+
+    `path_of_url("file:/a/b") == path_of_url("file:///a/b") == "/a/b"`; `path_of_url("file:a/b") == "a/b"`.
+
+    Raises:
+        ConfigError: the URL names a host, or no path.
+    """
+    if name[:5].lower() != "file:":
+        return None
+    path = name[5:]
+    if path.startswith("//"):
+        host, slash, below = path[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise ConfigError(
+                f"'{name}': '{host}' is a host here, and file: URLs name files of this machine; write "
+                f"file:///{host}{slash}{below}, or file:{host}{slash}{below} for a path below the current folder"
+            )
+        path = slash + below
+    if not path:
+        raise ConfigError(f"'{name}': a file: URL without a path; write file:/folder/name")
+    return path if os.path.exists(path) else unquote(path)
+
+
+def check_regular(path: str | os.PathLike[str], what: str = "file") -> None:
+    """Look at a file without opening it: opening a FIFO waits for a writer, and opening a device may do anything.
+
+    Args:
+        path: of the file.
+        what: for messages, such as "shard".
+
+    Raises:
+        DataError: a folder, FIFO, socket or device.
+        OSError: there is no such file.
+    """
+    _check_mode(os.stat(path).st_mode, path, what)
+
+
+def open_regular(path: str | os.PathLike[str], what: str = "file") -> int:
+    """A descriptor of a regular file, which the caller closes; see `check_regular`."""
+    check_regular(path, what)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may have been replaced meanwhile
+    try:
+        _check_mode(os.fstat(descriptor).st_mode, path, what)
+    except DataError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_regular(path: str | os.PathLike[str], what: str = "file") -> bytes:
+    """The bytes of a regular file; see `check_regular`."""
+    with open(open_regular(path, what), "rb") as file:
+        return file.read()
+
+
+def _check_mode(mode: int, path: str | os.PathLike[str], what: str) -> None:
+    if not stat.S_ISREG(mode):
+        raise DataError(
+            f"{what} '{os.fspath(path)}': is a {_kind(mode)}, and only regular files are read; it was not opened"
+        )
 
 
 def read_inside(root: str, path: str, *, max_bytes: int) -> bytes:

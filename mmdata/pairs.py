@@ -65,7 +65,7 @@ def read_pairs(path: str | os.PathLike[str]) -> list[Pair]:
 
 
 def load_pairs(
-    path: str | os.PathLike[str], data: DataConfig, *, batch_size: int = 64
+    path: str | os.PathLike[str], data: DataConfig, *, batch_size: int = 64, rank: int = 0, world_size: int = 1
 ) -> Iterator[tuple[Batch, list[str]]]:
     """Batches of a set, in its order.
 
@@ -73,29 +73,43 @@ def load_pairs(
         path: the JSONL file.
         data: tokenizer, max_length and image size. Images get the eval transform: a square of `image_size`, or the
             largest number of `image_patches` where that is set.
-        batch_size: pairs a batch.
+        batch_size: pairs a batch, over all ranks.
+        rank: 0 … world_size-1.
+        world_size: processes that share each batch.
 
     Yields:
-        A batch of 2P rows, row 2i (image_0, caption_0) and 2i + 1 (image_1, caption_1) of pair i, all valid; and the P
-        types.
+        A batch of 2P rows, row 2i (image_0, caption_0) and 2i + 1 (image_1, caption_1) of pair i; and the P types. With
+        several ranks the batch has this rank's share of the pairs, each rank as many rows: those that no pair fills are
+        not valid. The types are always all P.
 
     Raises:
         DataError: an image or caption cannot be used; a test set is never silently made smaller.
+        ValueError: `batch_size` below 1, or no such rank.
     """
+    if batch_size < 1 or not 0 <= rank < world_size:
+        raise ValueError(
+            f"batch_size must be 1 or more, and rank 0 to world_size-1: got {batch_size}, rank {rank} of {world_size}"
+        )
     pairs = read_pairs(path)
     tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
     for start in range(0, len(pairs), batch_size):
         part = pairs[start : start + batch_size]
-        yield _batch(Path(path), start, part, data, tokenizer), [pair.type for pair in part]
+        of_rank = -(-len(part) // world_size)
+        own = part[rank * of_rank : (rank + 1) * of_rank]
+        batch = _batch(Path(path), start + rank * of_rank, own, data, tokenizer, num_pairs=of_rank)
+        yield batch, [pair.type for pair in part]
 
 
-def _batch(path: Path, start: int, pairs: list[Pair], data: DataConfig, tokenizer: Tokenizer) -> Batch:
+def _batch(
+    path: Path, start: int, pairs: list[Pair], data: DataConfig, tokenizer: Tokenizer, *, num_pairs: int
+) -> Batch:
+    """The pairs of the lines from `start` on, counted from 0, in a batch that has room for `num_pairs`."""
     root = os.path.realpath(path.parent)
     transform = PixelTransform("eval", patch_size=data.patch_size, exact=data.decode == "exact")
     bucket = Bucket(data.max_length, data.image_size, data.image_size)
     if data.image_patches is not None:
         bucket = Bucket(data.max_length, 0, 0, data.image_patches[-1])
-    pixels = batch_pixels(bucket, 2 * len(pairs), SlotRing(), transform)
+    pixels = batch_pixels(bucket, 2 * num_pairs, SlotRing(), transform)
     captions: list[str] = []
     for i, pair in enumerate(pairs):
         for side, (name, caption) in enumerate(((pair.image_0, pair.caption_0), (pair.image_1, pair.caption_1))):
@@ -108,15 +122,20 @@ def _batch(path: Path, start: int, pairs: list[Pair], data: DataConfig, tokenize
                 captions.append(clean_caption(caption))
             except (BadSample, OSError) as error:
                 raise DataError(f"pairs '{path}', line {start + i + 1}, side {side}: {error}") from error
-    lengths = tokenizer.count(captions)
-    input_ids, attention_mask = tokenizer.encode(captions, min(max(lengths), tokenizer.max_length))
-    rows = np.arange(2 * start, 2 * start + len(captions))
-    valid = torch.ones(len(captions), dtype=torch.bool)
+    length = min(max(tokenizer.count(captions), default=1), tokenizer.max_length)
+    shape = (2 * num_pairs, length)
+    input_ids, attention_mask = np.full(shape, tokenizer.pad_id, np.int64), np.zeros(shape, np.int64)
+    input_ids[: len(captions)], attention_mask[: len(captions)] = tokenizer.encode(captions, length)
+    attention_mask[:, 0] = 1  # attention over no position at all is NaN
+    places = np.arange(2 * num_pairs)
+    there = places < len(captions)
+    rows = np.where(there, 2 * start + places, -1)
+    valid = torch.from_numpy(there)
     return Batch(
         **pixels.entries(valid),
         input_ids=torch.from_numpy(input_ids),
         attention_mask=torch.from_numpy(attention_mask),
         valid=valid,
         rows=torch.from_numpy(rows),
-        keys=[f"{row // 2}_{row % 2}" for row in rows.tolist()],
+        keys=[f"{row // 2}_{row % 2}" if row >= 0 else "" for row in rows.tolist()],
     )

@@ -23,6 +23,10 @@ Count = Annotated[int, Field(strict=True, ge=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 
+MAX_VALUES = 100_000
+"""Values in a YAML file, its aliases written out: a mixture of thousands of datasets has some ten thousand."""
+_BEING_COUNTED = -1
+
 
 def _text_of_path(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
@@ -51,9 +55,9 @@ def read_yaml(path: str | os.PathLike[str], overrides: list[str] | None = None) 
             raise ConfigError(f"config '{file}': no such file; shipped with mmdata: {', '.join(ours)}")
         file = found
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), _StrictLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config '{file}': not valid YAML: {error}") from error
+        content = _parse_yaml(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"config '{file}': not valid YAML: {_one_line(error)}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"config '{file}': expected sections data, model, train; got {type(content).__name__}")
     # A section whose settings are all commented out is there, with nothing in it.
@@ -63,8 +67,31 @@ def read_yaml(path: str | os.PathLike[str], overrides: list[str] | None = None) 
     return sections
 
 
+def _parse_yaml(text: str) -> Any:
+    """Content of strict YAML; raises YAMLError or ValueError."""
+    try:
+        return yaml.load(text, _StrictLoader)
+    except RecursionError:
+        raise ValueError("lists or sections inside each other, hundreds deep") from None
+
+
+def _one_line(error: Exception) -> str:
+    """PyYAML's messages have several lines, of which some begin with spaces."""
+    return " ".join(str(error).split())
+
+
 class _StrictLoader(yaml.SafeLoader):
-    """Plain YAML in which a key that stands twice is an error; PyYAML alone would keep the last one in silence."""
+    """Plain YAML that means no more than it says.
+
+    A key that stands twice is an error; PyYAML alone would keep the last one in silence. Aliases are followed, up to
+    `MAX_VALUES`: lists of aliases of lists of aliases make a few lines stand for more values than memory holds.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            _count_values(node, {})
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -76,6 +103,31 @@ class _StrictLoader(yaml.SafeLoader):
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _count_values(node: yaml.Node, counted: dict[int, int]) -> int:
+    """How many values, keys, lists and sections a node has with its aliases written out; each node is visited once.
+
+    Raises:
+        ConstructorError: more than `MAX_VALUES`, or without end.
+    """
+    if (known := counted.get(id(node))) is not None:
+        if known == _BEING_COUNTED:
+            raise yaml.constructor.ConstructorError(None, None, "an alias of what it is a part of", node.start_mark)
+        return known
+    counted[id(node)] = _BEING_COUNTED
+    parts: list[yaml.Node] = []
+    if isinstance(node, yaml.SequenceNode):
+        parts = node.value
+    elif isinstance(node, yaml.MappingNode):
+        parts = [part for pair in node.value for part in pair]
+    total = 1 + sum(_count_values(part, counted) for part in parts)
+    if total > MAX_VALUES:
+        raise yaml.constructor.ConstructorError(
+            None, None, f"more than {MAX_VALUES:,} values, aliases written out", node.start_mark
+        )
+    counted[id(node)] = total
+    return total
 
 
 def _override(content: dict[str, Any], override: str) -> None:
@@ -91,9 +143,9 @@ def _override(content: dict[str, Any], override: str) -> None:
         if not isinstance(node, dict):
             raise ConfigError(f"override '{override}': '{key}' is a value, not a section")
     try:
-        node[keys[-1]] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override '{override}': value is not valid YAML: {error}") from error
+        node[keys[-1]] = _parse_yaml(value)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"override '{override}': value is not valid YAML: {_one_line(error)}") from error
 
 
 def parse(kind: type[S], content: dict[str, Any], *, origin: str) -> S:

@@ -23,7 +23,7 @@ def mmdata(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 
@@ -98,7 +98,7 @@ def test_cli_pipe_that_closes_ends_quietly():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert (done.stdout, done.stderr) == ("0\n", "")
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mmdata"
 
 TOP = [
-    *("atomic", "batch", "cli", "cores", "errors", "files", "seeding", "settings"),
+    *("atomic", "batch", "cli", "cores", "errors", "files", "launcher", "seeding", "settings"),
     *("compare_config", "config", "data_config", "train_config"),
 ]
 DATA_HALF = [*TOP, "shards", "plan", "transform", "loader", "samplers", "streaming", "pairs", "convert"]
@@ -151,7 +151,7 @@ def test_layers_datasets_folder_is_not_a_package():
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     """Run code in an interpreter of its own, in the root of the checkout."""
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
 
 

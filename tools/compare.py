@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mmdata import Batch
+from mmdata.atomic import naming
 from mmdata.cli import main as mmdata
 from mmdata.cli import run
 from mmdata.compare_config import CompareConfig
@@ -186,7 +187,8 @@ class Experiment:
         line |= {"r1": sum(scores[name] for name in R1) / 2}
         line |= {"cpu_s": ended - grouped, "neighbours_s": grouped - started}
         line |= {} if self._compare.pairs is None else evaluate(folder, self._compare.pairs)
-        with (self._output / RESULTS).open("a") as file:
+        results = self._output / RESULTS
+        with naming(results), results.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def _group(self, run: Run) -> None:

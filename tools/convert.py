@@ -23,8 +23,9 @@ from rich.table import Table
 from mmdata.cli import run
 from mmdata.convert import Report, convert, load_recipe
 from mmdata.convert.engines import Engine, threads
-from mmdata.convert.output import QUARANTINE_NAME
 from mmdata.convert.rows import Row
+from mmdata.errors import printable
+from mmdata.shards.folder import find_ledger
 
 SETTINGS = {
     "table": "table in SOURCE, or a pattern for several",
@@ -91,7 +92,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="mmdata convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", type=Path, metavar="SOURCE")
+    parser.add_argument("source", metavar="SOURCE")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for the shards; made if missing, else empty")
     parser.add_argument("--recipe", help="a corpus of datasets/, or a YAML file of settings; flags replace them")
     for name, text in SETTINGS.items():
@@ -139,7 +140,7 @@ def stop(number: int, frame: object) -> None:
 def show(report: Report, out: Path) -> None:
     """Print the accounts and where things are."""
     if report.was_complete:
-        print(f"{out} already holds this conversion; nothing to do")
+        print(f"{printable(str(out))} already holds this conversion; nothing to do")
     table = Table("rows", "count", box=None, pad_edge=False)
     table.columns[1].justify = "right"
     table.add_row("in", f"{report.accounts['rows']:,}")
@@ -147,14 +148,16 @@ def show(report: Report, out: Path) -> None:
         table.add_row(name, f"{report.accounts[name]:,}")
     for reason, count in report.accounts["reasons"].items():
         table.add_row(f"  {reason}", f"[dim]{count:,}[/dim]")
+    for loss, count in report.accounts.get("lost", {}).items():
+        table.add_row(f"written without: {loss}", f"[dim]{count:,}[/dim]")
     Console().print(table)
     named = {name: report.source.get(name) for name in ("image", "captions", "label")}
     columns = [f"{k} = {' + '.join(v) if isinstance(v, list) else v}" for k, v in named.items() if v]
     if columns:
-        print(f"columns: {', '.join(columns)}")
+        print(printable(f"columns: {', '.join(columns)}"))
     left_out = report.accounts["rows"] - report.accounts["written"]
-    listed = f"; {left_out:,} left out, each with its reason in {out / QUARANTINE_NAME}" if left_out else ""
-    print(f"{report.manifest.num_shards} shards in {out}{listed}")
+    listed = f"; {left_out:,} left out, each with its reason in {find_ledger(out)}" if left_out else ""
+    print(printable(f"{report.manifest.num_shards} shards in {out}{listed}"))
     if report.accounts["duplicate"]:
         print("duplicates: the first row of each image was written; --keep-duplicates writes all")
 

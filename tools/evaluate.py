@@ -3,9 +3,11 @@
     mmdata evaluate runs/scenes
     mmdata evaluate runs/scenes --pairs data/scenes/raw/test/pairs.jsonl
     mmdata evaluate runs/scenes/checkpoints/step-0000001000.pt --shards shards/other --classes classes.json
+    torchrun --nproc-per-node 8 tools/evaluate.py runs/scenes
 
 classes.json: {"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}; label 0 is the first class.
-Writes a JSON file (RUN/evaluation.json unless --out is given) and prints a table.
+Writes a JSON file (RUN/evaluation.json unless --out is given) and prints a table. Under torchrun each rank embeds its
+share of the rows and pairs, and rank 0 writes; the numbers are those of one process.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 from rich.markup import escape
@@ -29,16 +32,19 @@ from mmdata import Batch, Config, DataConfig, Loader
 from mmdata.atomic import write_whole
 from mmdata.cli import run
 from mmdata.data_config import evaluation_data
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError, DataError, printable
 from mmdata.pairs import load_pairs
 from mmdata.settings import parse
 from mmdata.train import DualEncoder, distributed
 from mmdata.train.checkpoint import find_checkpoint, load_checkpoint, load_weights
-from mmdata.train.evaluate import compositional, embed, retrieval, zero_shot
+from mmdata.train.evaluate import compositional, embed, score_retrieval, zero_shot
 from mmdata.train.loop import AUTOCAST, EVALUATION
+from mmdata.train.together import gather
 from mmdata.transform.text import Tokenizer
 
 PROMPTS_AT_ONCE = 256
+
+T = TypeVar("T")
 
 
 class Classes(BaseModel):
@@ -53,6 +59,7 @@ class Classes(BaseModel):
 def main() -> int:
     """Evaluate, write the JSON file, print the table."""
     options = parse_arguments()
+    device = distributed.init(options.device)
     path = find_checkpoint(options.run)
     state = load_checkpoint(path)
     config = parse(Config, state["settings"], origin=f"settings in '{path}'")
@@ -65,7 +72,7 @@ def main() -> int:
     tokenizer = Tokenizer.load(config.data.tokenizer, max_length=config.data.max_length)
     model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size)
     load_weights(model, state, origin=str(path))
-    model.to(distributed.init(options.device)).eval()
+    model.to(device).eval()
     dtype = AUTOCAST[config.train.precision]
 
     scores: dict[str, Any] = {"step": state["step"], "epoch": state["epoch"]}
@@ -75,6 +82,8 @@ def main() -> int:
     if options.pairs is not None:
         scores["pairs"] = str(options.pairs)
         scores["compositional"] = evaluate_pairs(model, config.data, options.pairs, dtype)
+    if distributed.rank() > 0:
+        return 0
     out = options.out or (options.run / EVALUATION if options.run.is_dir() else path.with_suffix(".evaluation.json"))
     write_whole(out, (json.dumps(scores, indent=2) + "\n").encode())
     show(scores, path, out)
@@ -113,19 +122,39 @@ def read_classes(path: Path) -> Classes:
 
 def evaluate_shards(
     model: DualEncoder, data: DataConfig, shards: str, dtype: torch.dtype | None, task: tuple[Classes | None, Tokenizer]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Retrieval both ways, and zero-shot accuracy where classes are given."""
     classes, tokenizer = task
-    loader = Loader.from_config(evaluation_data(data.model_copy(update={"val_shards": shards}), hashes=True))
-    batches: Iterable[Batch] = track(loader, "embedding", total=len(loader), console=Console(stderr=True))
-    features = embed(model, batches, autocast_dtype=dtype)
-    scores = retrieval(features.image, features.text, image_ids=features.ids, text_ids=features.ids)
+    rank, ranks = distributed.rank(), distributed.world_size()
+    data = evaluation_data(data.model_copy(update={"val_shards": shards}), hashes=True)
+    # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
+    data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
+    loader = Loader.from_config(data, rank=rank, world_size=ranks)
+    features = embed(model, progress(loader, "embedding", len(loader)), source=loader, autocast_dtype=dtype)
+    masked: dict[str, int] = loader.merge_states(states_of_ranks(loader))["rows_masked"]
+    for reason, count in masked.items():
+        line = f"left out: {count:,} rows that could not be loaded ({reason})"
+        Console(stderr=True, quiet=rank > 0).print(line, soft_wrap=True)
+    if not len(features.rows):
+        raise DataError(f"shards '{shards}': none of the {len(loader.index):,} rows could be loaded")
+    scores = score_retrieval(features, share=True)
     if classes is not None:
         if features.labels is None:
             raise DataError(f"--classes needs labels, and shards '{shards}' have none")
         prompts = embed_prompts(model, classes, tokenizer)
         scores |= zero_shot(features.image, features.labels, prompts)
-    return {"rows": len(features.rows), **scores}
+    return {**scores, "rows_masked": masked}
+
+
+def progress(batches: Iterable[T], name: str, total: int | None = None) -> Iterable[T]:
+    """The same, with a bar on the first rank."""
+    console = Console(stderr=True)
+    return track(batches, name, total=total, console=console, disable=distributed.rank() > 0)
+
+
+def states_of_ranks(loader: Loader) -> list[dict[str, Any]]:
+    """The loader's state on each rank. A collective."""
+    return gather(loader.state_dict(), dist.group.WORLD if distributed.world_size() > 1 else None)
 
 
 @torch.no_grad()
@@ -148,7 +177,8 @@ def evaluate_pairs(
     types: list[str] = []
 
     def batches() -> Iterator[Batch]:
-        for batch, names in track(load_pairs(path, data), "pairs", console=Console(stderr=True)):
+        rank, ranks = distributed.rank(), distributed.world_size()
+        for batch, names in progress(load_pairs(path, data, rank=rank, world_size=ranks), "pairs"):
             types.extend(names)
             yield batch
 
@@ -160,7 +190,8 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
     """Print the tables of what was measured."""
     console = Console()
     if "image_to_text_r1" in scores:
-        table = Table("retrieval", "R@1", "R@5", "R@10", title=escape(f"{scores['rows']:,} rows of {scores['shards']}"))
+        title = f"{scores['images']:,} images, {scores['texts']:,} captions of {scores['shards']}"
+        table = Table("retrieval", "R@1", "R@5", "R@10", title=escape(printable(title)))
         for name in ("image_to_text", "text_to_image", "chance"):
             table.add_row(name.replace("_", " "), *(percent(scores[f"{name}_r{k}"]) for k in (1, 5, 10)))
         console.print(table)
@@ -169,13 +200,13 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
         table.add_row("accuracy", *(percent(scores[f"zero_shot_{name}"]) for name in ("top1", "top5", "chance")))
         console.print(table)
     if "compositional" in scores:
-        table = Table("swap", "pairs", "accuracy", "text", "image", "group", title=escape(scores["pairs"]))
+        table = Table("swap", "pairs", "accuracy", "text", "image", "group", title=escape(printable(scores["pairs"])))
         for kind, values in scores["compositional"].items():
             columns = (percent(values[name]) for name in ("accuracy", "text", "image", "group"))
-            table.add_row(escape(kind), f"{values['pairs']:.0f}", *columns)
+            table.add_row(escape(printable(kind)), f"{values['pairs']:.0f}", *columns)
         table.add_row("chance", "", *(percent(share) for share in (0.5, 0.25, 0.25, 1 / 6)), style="dim")
         console.print(table)
-    console.print(f"{checkpoint} → {out}", highlight=False, markup=False, soft_wrap=True)
+    console.print(printable(f"{checkpoint} → {out}"), highlight=False, markup=False, soft_wrap=True)
 
 
 def percent(share: float) -> str:
@@ -185,4 +216,4 @@ def percent(share: float) -> str:
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    run(main)
+    run(main, under_torchrun=True)

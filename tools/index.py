@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mmdata.cli import run
+from mmdata.errors import printable
 from mmdata.shards import build_index
 
 
@@ -46,10 +47,12 @@ def main() -> int:
     accounts = report.accounts
     for reason, count in Counter(line["reason"] for line in report.quarantined).most_common():
         print(f"quarantined: {count} {reason}")
+    for loss, first in report.lost.items():
+        print(f"lost: {accounts['lost'][loss]} {loss}; the first: {first}")
     shards, ignored = report.manifest.num_shards, accounts["ignored_members"]
     print(
         f"{accounts['samples']} samples in = {accounts['indexed']} indexed + {accounts['quarantined']} quarantined; "
-        f"{shards} shards, {ignored} members ignored; index in {report.folder}"
+        f"{shards} shards, {ignored} members ignored; index in {printable(str(report.folder))}"
     )
     return 0 if accounts["samples"] == accounts["indexed"] + accounts["quarantined"] else 1
 

@@ -28,7 +28,7 @@ from mmdata import Batch, Config, DataConfig, Loader, load_config
 from mmdata.atomic import write_whole
 from mmdata.cli import run
 from mmdata.data_config import once_in_order
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError, DataError, printable
 from mmdata.loader.planning import open_index
 from mmdata.settings import parse
 from mmdata.train import DualEncoder, distributed
@@ -51,8 +51,6 @@ def main() -> int:
     index = open_index(data)
     check(options, len(index))
     device = distributed.init(options.device)
-    if distributed.world_size() > 1:
-        raise ConfigError("mmdata neighbours is one process: start it without torchrun")
     made_of = {"size": options.size, "seed": options.seed}
     features = options.features
     if features is None:
@@ -65,7 +63,7 @@ def main() -> int:
     without = int((groups < 0).sum())
     print(f"{len(groups):,} rows in {int(groups.max()) + 1:,} groups of {options.size}; {without:,} without a group")
     print(f"mean similarity: {near:.3f} within groups, {random:.3f} within random ones")
-    print(f"{features} → {options.out}; to use it, put this into the config:\n")
+    print(f"{printable(f'{features} → {options.out}')}; to use it, put this into the config:\n")
     print(settings_for(options.out.resolve(), options.size, data, len(index)))
     return 0
 
@@ -107,7 +105,9 @@ def embed_corpus(checkpoint: Path, data: DataConfig, out: Path, how: tuple[Any, 
     load_weights(model, state, origin=str(checkpoint))
     model.to(device).eval()
     changes = {name: getattr(data, name) for name in WHICH_ROWS}
-    loader = Loader.from_config(once_in_order(config.data.model_copy(update={**changes, "num_lanes": 1})))
+    loader = Loader.from_config(
+        once_in_order(config.data.model_copy(update={**changes, "num_lanes": 1})), rank=0, world_size=1
+    )
     batches: Iterable[Batch] = track(loader, "embedding", total=len(loader), console=Console(stderr=True))
     parts = embed_rows(model, batches, of=of, autocast_dtype=AUTOCAST[config.train.precision])
     write_whole(out, lambda file: write_features(file, len(loader.index), parts))

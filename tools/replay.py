@@ -15,7 +15,7 @@ from PIL import Image
 
 from mmdata.cli import run
 from mmdata.config import load_config
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, printable
 from mmdata.loader import Loader
 from mmdata.loader.replay import Replay, find_task, place_in_ledger, replay, row_of_key
 
@@ -39,7 +39,9 @@ def main() -> int:
     ):
         raise ConfigError(f"say which row: a number, --key or --ledger, one of them: got {rows or 'none'}")
 
-    loader = Loader.from_config(load_config(given.config, [word for word in given.words if "=" in word]).data)
+    loader = Loader.from_config(
+        load_config(given.config, [word for word in given.words if "=" in word]).data, rank=0, world_size=1
+    )
     epoch, step = given.epoch, 0
     if given.ledger:
         row, epoch, step = place_in_ledger(given.ledger, given.line, loader.index)
@@ -79,7 +81,7 @@ def show(found: Replay) -> None:
 
 
 def _line(name: str, words: str, seconds: float | None = None) -> None:
-    print(f"{name:10}{'' if seconds is None else f'{1e3 * seconds:.2f} ms':>10}  {words}")
+    print(f"{name:10}{'' if seconds is None else f'{1e3 * seconds:.2f} ms':>10}  {printable(words)}")
 
 
 def _size(size: Sequence[int]) -> str:
@@ -96,7 +98,7 @@ def save(found: Replay, path: Path) -> None:
         raise ConfigError("--save: the row is patches at native resolution, not an image; leave --save out")
     pixels = found.made.batch["pixel_values"][0]
     Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(path)
-    print(f"pixels: {path}")
+    print(printable(f"pixels: {path}"))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from mmdata.cli import run
 from mmdata.config import load_config
 from mmdata.data_config import sources
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, printable
 from mmdata.inspect.report import write_report
 from mmdata.shards.folder import local_folder
 
@@ -35,7 +35,7 @@ def main() -> None:
         raise ConfigError("say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`")
     data, settings = (config.data, config.model_dump(mode="json")) if config else (None, None)
     write_report(given.out, shards=shards, data=data, run=given.run, settings=settings)
-    print(f"{given.out}: {given.out.stat().st_size / 1000:.0f} kB; open it in a browser")
+    print(f"{printable(str(given.out))}: {given.out.stat().st_size / 1000:.0f} kB; open it in a browser")
 
 
 if __name__ == "__main__":

@@ -86,4 +86,4 @@ def evaluate_on(data: DataConfig, autocast_dtype: torch.dtype | None) -> Callabl
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    run(main)
+    run(main, under_torchrun=True)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mmdata.cli import run
+from mmdata.errors import printable
 from mmdata.shards import Manifest, verify
 
 
@@ -25,7 +26,8 @@ def main() -> int:
     for problem in problems:
         print(problem)
     if problems:
-        print(f"{len(problems)} problems in {len({problem.shard for problem in problems})} shards of {options.folder}")
+        shards = len({problem.shard for problem in problems})
+        print(printable(f"{len(problems)} problems in {shards} shards of {options.folder}"))
         return 1
     manifest = Manifest.read(options.folder)
     print(f"ok: {manifest.num_shards} shards, {manifest.rows} rows, {manifest.bytes} bytes")

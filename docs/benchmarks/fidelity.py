@@ -30,6 +30,7 @@ from mmdata.cli import shipped
 from mmdata.config import ModelConfig
 from mmdata.data_config import DataConfig, evaluation_data
 from mmdata.shards import Sample, ShardWriter, clean_caption, probe
+from mmdata.shards.folder import manifest_prefix
 from mmdata.train import DualEncoder
 from mmdata.train.evaluate import evaluate_retrieval
 from mmdata.train.loop import Trainer
@@ -145,7 +146,7 @@ def main() -> None:
     if options.photos:
         print(photos_differ(options.photos))
         return
-    if not (HOME / f"train-{options.rows}" / "manifest.json").exists():
+    if manifest_prefix(HOME / f"train-{options.rows}") is None:
         make(options.rows)
     print(decoding_differs(options.rows), flush=True)
     scores: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}

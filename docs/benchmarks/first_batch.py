@@ -61,11 +61,12 @@ def make() -> None:
     tokenizer = str(loading.HOME / "tokenizer")
     subprocess.run([sys.executable, "-m", "mmdata", "index", str(source), "--tokenizer", tokenizer], check=True)
     manifest = Manifest.read(source)
+    (FOLDER / manifest.prefix).mkdir(exist_ok=True)
     entries: list[Any] = []
     for shard, entry in zip(range(SHARDS), cycle(manifest), strict=False):
         entries.append(replace(entry, name=f"{shard:05d}.tar", index=f"{shard:05d}.index.arrow"))
         os.link(source / entry.name, FOLDER / entries[-1].name)
-        os.link(source / entry.index, FOLDER / entries[-1].index)
+        os.link(source / manifest.prefix / entry.index, FOLDER / manifest.prefix / entries[-1].index)
     write_manifest(FOLDER, entries, tokenizer=manifest.tokenizer)
 
 

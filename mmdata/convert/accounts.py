@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mmdata.convert.rows import Row
 from mmdata.errors import DataError, Reason
+from mmdata.shards.texts import Losses
 
 EXAMPLES = 3
 """Reasons explained in the message of a conversion that failed."""
@@ -30,12 +31,14 @@ class Accounts:
         rows: rows that came in.
         written: rows that went into a shard.
         reasons: count of each reason a row was left out for.
+        losses: written rows of which a text file could not be used.
     """
 
     def __init__(self, ledger: BinaryIO) -> None:
         self.rows = 0
         self.written = 0
         self.reasons: Counter[Reason] = Counter()
+        self.losses = Losses()
         self._ledger = ledger
         self._first: dict[Reason, str] = {}
 
@@ -66,7 +69,8 @@ class Accounts:
         self._first.setdefault(reason, f"{place}: {detail}")
         line = {"row": row, "place": place, "path": path, "reason": str(reason), "detail": detail}
         # A name that is not UTF-8 holds surrogates: backslashreplace makes of them the escapes that JSON knows.
-        self._ledger.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+        text = json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        self._ledger.write(text + b"\n")
 
     def check(self, max_bad_share: float, *, rows_at_most: int | None = None) -> None:
         """Raise DataError where too many rows are quarantined.
@@ -98,8 +102,9 @@ class Accounts:
         top = [reason for reason, _ in self.reasons.most_common(EXAMPLES)]
         return "; ".join(f"{self.reasons[reason]} {reason} (first: {self._first[reason]})" for reason in top)
 
-    def as_dict(self) -> dict[str, int | dict[str, int]]:
-        """The counts, as the manifest keeps them."""
+    def as_dict(self) -> dict[str, Any]:
+        """The counts, as the manifest keeps them; "lost" only where something was."""
+        lost = {"lost": self.losses.as_dict()} if self.losses.counts else {}
         return {
             "rows": self.rows,
             "written": self.written,
@@ -107,4 +112,5 @@ class Accounts:
             "filtered": self.filtered,
             "quarantined": self.quarantined,
             "reasons": {str(reason): self.reasons[reason] for reason in sorted(self.reasons)},
+            **lost,
         }

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mmdata.atomic import sync_folder
+from mmdata.atomic import naming, sync_folder
 from mmdata.convert.accounts import Accounts
 from mmdata.convert.engines import Engine, threads
 from mmdata.convert.examine import Examined, Examiner, read_fields
-from mmdata.convert.output import QUARANTINE_NAME, TOKENIZER_NAME, Output, Run, open_output
+from mmdata.convert.output import TOKENIZER_NAME, Output, Run, open_output
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Row, Source
 from mmdata.convert.sources import open_source
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.shards import Manifest, Sample, ShardWriter
+from mmdata.shards.folder import INNER, QUARANTINE_NAME, local_folder
+from mmdata.shards.labels import Labels
+from mmdata.shards.texts import Loss
 from mmdata.transform.text import Tokenizer, train_tokenizer
+
+logger = logging.getLogger("mmdata")
 
 Track = Callable[[Iterable[Row], str, int], Iterable[Row]]
 """Passes rows through and shows how many: (rows, what is done with them, how many there are at most)."""
@@ -58,7 +64,8 @@ def convert(
     Args:
         source: a folder of images with captions beside them, a table, a folder with the table that `config` names,
             or shards: a tar or a folder of them.
-        out: the output folder; it may not hold anything else. Its file quarantine.jsonl lists each row left out.
+        out: the output folder; it may not hold anything else. `__mmdata__/quarantine.jsonl` in it lists each row left
+            out.
         config: settings; None takes the defaults.
         engine: who examines rows; None takes a thread a core.
         overwrite: replace another conversion in `out`.
@@ -68,7 +75,7 @@ def convert(
         DataError: an empty or unreadable corpus, too many unusable rows, a folder that is not ours to write.
         ConfigError: a column that is not there, a tokenizer that does not load.
     """
-    path, folder, config = Path(source), Path(out), config or ConvertConfig()
+    path, folder, config = local_folder(source), Path(out), config or ConvertConfig()
     if not path.exists():
         raise DataError(f"source '{path}': no such file or folder")
     if path.is_dir() and config.table is None and folder.resolve().is_relative_to(path.resolve()):
@@ -106,9 +113,11 @@ class _Conversion:
 
     def run(self, engine: Engine, tokenizer: Tokenizer | None, run: Run) -> None:
         private = self._output.private
-        private.mkdir()
+        inner = private / INNER
+        inner.mkdir(parents=True)
         if self._config.train_tokenizer:
-            tokenizer = self._train(private / TOKENIZER_NAME, self._config.train_tokenizer)
+            tokenizer = self._train(inner / TOKENIZER_NAME, self._config.train_tokenizer)
+            (private / TOKENIZER_NAME).symlink_to(INNER + TOKENIZER_NAME)
         writer = ShardWriter(
             private,
             shard_rows=self._config.shard_rows,
@@ -117,7 +126,8 @@ class _Conversion:
             tokenizer=tokenizer.fingerprint if tokenizer else None,
         )
         with writer:
-            with (private / QUARANTINE_NAME).open("wb") as ledger:
+            quarantine = inner / QUARANTINE_NAME
+            with naming(quarantine), quarantine.open("wb") as ledger:  # closing writes too
                 accounts = Accounts(ledger)
                 self._write_all(writer, accounts, engine)
                 ledger.flush()
@@ -151,7 +161,8 @@ class _Conversion:
         for number, examined in enumerate(engine(examiner, rows)):
             assert examined.row == number, f"engine gave row {examined.row} in place of {number}"
             try:
-                writer.write(self._accept(examined))
+                sample, losses = self._accept(examined)
+                writer.write(sample)
             except BadSample as bad:
                 accounts.leave_out(
                     row=number, place=examined.place, path=examined.path, reason=bad.reason, detail=bad.detail
@@ -160,53 +171,27 @@ class _Conversion:
             else:
                 self._seen.setdefault(examined.digest, number)
                 accounts.written += 1
+                for loss in accounts.losses.add(examined.place, losses):
+                    logger.warning("%s (%s); written without it, as all like it", accounts.losses.first[loss], loss)
 
-    def _accept(self, examined: Examined) -> Sample:
-        """The sample of an examined row, its label numbered; BadSample for a fault or a duplicate."""
+    def _accept(self, examined: Examined) -> tuple[Sample, dict[Loss, str]]:
+        """The sample of an examined row, its label numbered, and its losses; BadSample for a fault or a duplicate."""
         if examined.fault:
             raise BadSample(*examined.fault)
         assert examined.sample is not None
-        label = self._labels.number(examined.label)
+        label, losses = None, examined.losses
+        try:
+            label = self._labels.number(examined.label)
+        except BadSample as bad:
+            if examined.is_table:
+                raise
+            losses = {**losses, Loss.LABEL_NAME: bad.detail}
         first = self._seen.get(examined.digest)
         if first is not None and not self._config.keep_duplicates:
             raise BadSample(Reason.DUPLICATE_IMAGE, f"the image of row {first} again, byte for byte")
-        return replace(examined.sample, label=label)
-
-
-class Labels:
-    """Class numbers. Names are numbered in the order in which they first come; numbers stay as they are.
-
-    The first label of a corpus decides which of the two its labels are.
-
-    Args:
-        names: those the corpus comes with, by class number.
-
-    Attributes:
-        names: by class number; empty where labels are numbers without names.
-    """
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        self.names = list(names)
-        self._numbers = {name: number for number, name in enumerate(self.names)}
-        self._are_names: bool | None = None
-
-    def number(self, label: int | str | None) -> int | None:
-        """The number of a label; BadSample where a corpus of numbers has a name."""
-        if label is None:
-            return None
-        if self._are_names is None:
-            self._are_names = isinstance(label, str)
-        if not self._are_names:
-            if isinstance(label, str):
-                raise BadSample(Reason.BROKEN_ROW, f"label '{label}' is not a number, as those before it are")
-            return label
-        name = str(label)
-        if name not in self._numbers:
-            self._numbers[name] = len(self.names)
-            self.names.append(name)
-        return self._numbers[name]
+        return replace(examined.sample, label=label), losses
 
 
 def _sync(path: Path) -> None:
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         os.fsync(file.fileno())

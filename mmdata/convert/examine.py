@@ -9,21 +9,29 @@ import hashlib
 import json
 import math
 import os
-import re
 import unicodedata
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from mmdata.convert.recipe import RESERVED, ConvertConfig
-from mmdata.convert.rows import PackedFiles, Row
-from mmdata.errors import BadSample, Reason
+from mmdata.convert.rows import Row
+from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.files import read_inside
-from mmdata.shards import ImageInfo, Limits, Sample, captions_of, clean_caption, probe
-from mmdata.shards.captions import TXT, parse_json
+from mmdata.shards import ImageInfo, Limits, Sample, probe
+from mmdata.shards.captions import MAX_CAPTION_BYTES, clean_captions
+from mmdata.shards.decoder_warnings import naming
+from mmdata.shards.probe import sniff
+from mmdata.shards.texts import Loss, TextKind, Texts, parse_label, read_texts
 
-MAX_SIDECAR = 16 * 2**20
-"""Largest caption file in bytes."""
+JSON_BYTES_ASIDE = 256
+"""Of a sample's JSON member, kept for its label, the sizes of an image that is shrunk, names and brackets."""
+
+MAX_PATH_BYTES = 4096
+"""Longest path that Linux opens."""
+
+SIDECAR_KINDS: tuple[TextKind, ...] = ("json", "txt", "caption")
+"""Files beside an image that are read, by their extension."""
 
 _ABOUT_CAPTIONS = {Reason.MISSING_IMAGE: Reason.MISSING_CAPTION, Reason.IMAGE_TOO_LARGE: Reason.CAPTION_TOO_LONG}
 
@@ -40,6 +48,8 @@ class Examined:
         label: class number or name.
         digest: of the bytes of the image as the corpus has it, to find duplicates.
         fault: reason and detail where the row cannot be used.
+        losses: what of the sample's files could not be used.
+        is_table: a row of a table, which is not used where its label cannot be numbered; a sample of files is, without.
     """
 
     row: int
@@ -49,6 +59,8 @@ class Examined:
     label: int | str | None = None
     digest: bytes = b""
     fault: tuple[Reason, str] | None = None
+    losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
+    is_table: bool = True
 
 
 Examine = Callable[[Row], Examined]
@@ -80,21 +92,30 @@ class Examiner:
 
     def __call__(self, row: Row) -> Examined:
         """Examine one row; what is wrong with it is in the result, what is wrong with the system is raised."""
-        path = row.image if isinstance(row.image, str) else "" if row.image is None else repr(row.image)
+        path = row.image if isinstance(row.image, str) else "" if row.image is None else excerpt(row.image)
+        path = path[:MAX_PATH_BYTES]
         try:
             if row.fault:
                 raise BadSample(*row.fault)
             fields = read_fields(row, self.root)
-            label, extra = _label(fields.label), _extra(fields.extra)
             original = self._read_image(row)
-            image, info, shrunk_from = self._prepare(original)
+            with naming(lambda: row.place):
+                image, info, shrunk_from = self._prepare(original)
         except BadSample as bad:
             return Examined(row.number, row.place, path, fault=(bad.reason, bad.detail))
         key = row.packed.key if row.packed else f"{row.number:09d}"
-        if shrunk_from:
-            extra = _with_sizes(extra, shrunk_from, info)
+        extra = _with_sizes(fields.extra, shrunk_from, info) if shrunk_from else fields.extra
         sample = Sample(key, image, info, fields.captions, extra=extra or None)
-        return Examined(row.number, row.place, path, sample, label, hashlib.sha256(original).digest()[:16])
+        return Examined(
+            row.number,
+            row.place,
+            path,
+            sample,
+            fields.label,
+            hashlib.sha256(original).digest()[:16],
+            losses=fields.losses,
+            is_table=not (row.packed or row.sidecars),
+        )
 
     def _prepare(self, original: bytes) -> tuple[bytes, ImageInfo, tuple[int, int] | None]:
         """The image that is stored; and, where it is a smaller one, (height, width) of the original as displayed."""
@@ -103,7 +124,7 @@ class Examiner:
         from mmdata.transform.image import decode, orient
 
         info = probe(original, limits=self.limits)
-        pixels = decode(original, format=info.format)
+        pixels = decode(original, format=info.format, checked=True)
         if tuple(pixels.shape) != (3, info.height, info.width):
             raise BadSample(
                 Reason.CORRUPT_IMAGE,
@@ -118,92 +139,86 @@ class Examiner:
         if row.packed:
             return row.packed.image(max_bytes=self.max_image_bytes)
         path = row.image
+        if isinstance(path, bytes):  # a binary column: an image, or a path that was written without its type
+            if sniff(path) or not (text := _path_in(path)):
+                if len(path) > self.max_image_bytes:
+                    detail = f"image of {len(path)} bytes; the limit is {self.max_image_bytes}"
+                    raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
+                return path
+            path = text
         if path is None:
             raise BadSample(Reason.MISSING_IMAGE, "the image's path is null")
         if not isinstance(path, str):
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path is {type(path).__name__}, not a string")
+        if len(path) > MAX_PATH_BYTES:  # a column that holds something else, which no message shall repeat
+            raise BadSample(Reason.MISSING_IMAGE, f"the image's path has {len(path)} characters: {excerpt(path)}")
         return read_inside(self.root, path, max_bytes=self.max_image_bytes)
+
+
+def _path_in(data: bytes) -> str:
+    """A path written as bytes; "" where they are something else."""
+    if len(data) > MAX_PATH_BYTES:
+        return ""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return ""
+    return text if text.isprintable() else ""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """What a row says of its image; captions are cleaned, the rest is as found."""
+    """What a row says of its image, ready to be stored; the label is not numbered yet."""
 
     captions: list[str]
-    label: Any
+    label: int | str | None
     extra: dict[str, Any]
+    losses: dict[Loss, str]
 
 
 def read_fields(row: Row, root: str) -> Fields:
-    """Captions, label and kept columns of a row, from the row itself or from the files beside its image.
+    """Captions, label and kept columns of a row, from the row itself or from the files of its sample.
 
     A sample of a tar keeps all its metadata, unless the settings say which.
 
     Raises:
-        BadSample: no caption, or one that cannot be cleaned.
+        BadSample: no caption, or one that cannot be cleaned; in a table, a label or a kept column that cannot be
+            stored. A sample of files is used without those, and without files that cannot be read (`read_texts`).
     """
-    if row.packed:
-        contents = _read_packed(row.packed)
-    elif row.sidecars:
-        contents = {os.path.splitext(path)[1].lower(): _read_sidecar(root, path) for path in row.sidecars}
-    else:
-        return Fields(_captions(row.captions), row.label, row.extra)
-    described = parse_json(contents.pop(".json")) if ".json" in contents else {}
-    found: Any = described.get("captions")
-    for data in contents.values() if found is None else ():
-        found = captions_of(data, TXT)
-        break
-    if found is None:
-        found = described.get("caption")
-    extra = {name: value if value is not None else described.get(name) for name, value in row.extra.items()}
-    if not row.packed:
-        return Fields(_captions((found,)), described.get("label"), extra)
-    extra = extra or {name: value for name, value in described.items() if name not in RESERVED}
-    return Fields(_captions((found,)), _packed_label(row.packed, described), extra)
+    if not (row.packed or row.sidecars):
+        return Fields(_captions(row.captions), _table_label(row.label), _extra(row.extra), {})
+    texts = row.packed.texts() if row.packed else _sidecar_texts(row.sidecars, root)
+    losses = dict(texts.losses)
+    extra = {name: value if value is not None else texts.metadata.get(name) for name, value in row.extra.items()}
+    if row.packed and not extra:
+        extra = {name: value for name, value in texts.metadata.items() if name not in RESERVED}
+    room = MAX_CAPTION_BYTES - JSON_BYTES_ASIDE - len(json.dumps(texts.captions, ensure_ascii=False).encode())
+    return Fields(texts.captions, texts.label, _storable(extra, losses, room=room), losses)
 
 
-def _read_packed(packed: PackedFiles) -> dict[str, bytes]:
-    texts = {end: packed.text(end[1:], max_bytes=MAX_SIDECAR) for end in (".json", ".txt")}
-    return {end: data for end, data in texts.items() if data is not None}
+def _sidecar_texts(sidecars: Iterable[str], root: str) -> Texts:
+    """What the files beside an image say."""
+    paths = {os.path.splitext(path)[1].lower(): path for path in sidecars}
 
+    def read(kind: TextKind) -> bytes:
+        try:
+            return read_inside(root, paths[f".{kind}"], max_bytes=MAX_CAPTION_BYTES)
+        except BadSample as bad:
+            raise BadSample(_ABOUT_CAPTIONS.get(bad.reason, bad.reason), bad.detail) from bad
 
-def _packed_label(packed: PackedFiles, described: dict[str, Any]) -> Any:
-    """The .cls member, else the JSON's "label" where that is a class number or a name: others mean other things."""
-    member = packed.text("cls", max_bytes=MAX_SIDECAR)
-    if member is not None:
-        return member.decode("utf-8", "backslashreplace")
-    label = described.get("label")
-    return label if isinstance(label, str) or (type(label) is int and label >= 0) else None
-
-
-def _read_sidecar(root: str, path: str) -> bytes:
-    try:
-        return read_inside(root, path, max_bytes=MAX_SIDECAR)
-    except BadSample as bad:
-        raise BadSample(_ABOUT_CAPTIONS.get(bad.reason, bad.reason), bad.detail) from bad
+    return read_texts([kind for kind in SIDECAR_KINDS if f".{kind}" in paths], read)
 
 
 def _captions(values: Iterable[Any]) -> list[str]:
-    """All captions, cleaned; empty ones are left out where another has text."""
+    """All captions of a table's row, cleaned; empty ones are left out where another has text."""
     present: list[Any] = []
     for value in values:
         present.extend(cast("list[Any]", value) if isinstance(value, list) else [value])
-    present = [value for value in present if value is not None]
-    if not present:
+    if all(value is None for value in present):
         raise BadSample(Reason.MISSING_CAPTION, "the row has no caption")
-    kept: list[str] = []
-    empty: BadSample | None = None
     for value in present:
-        try:
-            _check_unicode(value)
-            kept.append(clean_caption(value))
-        except BadSample as bad:
-            if bad.reason is not Reason.EMPTY_CAPTION:
-                raise
-            empty = bad
-    if not kept and empty:
-        raise empty
-    return kept
+        _check_unicode(value)
+    return clean_captions(present)[0]
 
 
 def _check_unicode(value: Any) -> None:
@@ -219,21 +234,9 @@ def _check_unicode(value: Any) -> None:
         raise BadSample(Reason.BAD_CAPTION, f"{what} at byte {offset} of the caption") from error
 
 
-def _label(value: Any) -> int | str | None:
-    """A class number from 0, a class name, or None; -1 is none, as in the index."""
-    if isinstance(value, str):
-        value = value.strip()
-        if re.fullmatch(r"-?[0-9]{1,18}", value):
-            value = int(value)
-    if isinstance(value, float):
-        value = None if math.isnan(value) else int(value) if value.is_integer() else value
-    if value is None or value == "" or value == -1:
-        return None
-    if isinstance(value, int) and 0 <= value < 2**63:
-        return int(value)
-    if isinstance(value, str) and value.isprintable():
-        return value
-    raise BadSample(Reason.BROKEN_ROW, f"label {value!r} is neither a class number from 0 nor a name")
+def _table_label(value: Any) -> int | str | None:
+    """A table's label; true and false of a column of booleans are the classes 1 and 0."""
+    return parse_label(int(value) if isinstance(value, bool) else value)
 
 
 def _with_sizes(extra: dict[str, Any], original: tuple[int, int], smaller: ImageInfo) -> dict[str, Any]:
@@ -248,14 +251,38 @@ def _with_sizes(extra: dict[str, Any], original: tuple[int, int], smaller: Image
 
 
 def _extra(values: dict[str, Any]) -> dict[str, Any]:
-    """Kept columns as JSON: NaN becomes null, paths take their NFC spelling."""
-    extra = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
-    path = extra.get("path")
-    if isinstance(path, str):
-        extra["path"] = unicodedata.normalize("NFC", path)
-    for name, value in extra.items():
+    """Kept columns as JSON: NaN becomes null, paths take their NFC spelling; BadSample where one cannot be stored."""
+    losses: dict[Loss, str] = {}
+    extra = _storable(values, losses)
+    if losses:
+        raise BadSample(Reason.BROKEN_ROW, losses[Loss.METADATA_UNUSABLE])
+    return extra
+
+
+def _storable(values: dict[str, Any], losses: dict[Loss, str], *, room: int | None = None) -> dict[str, Any]:
+    """The values that JSON can hold, as `_extra` gives them; those that it cannot are put down in `losses`.
+
+    Args:
+        values: by name.
+        losses: gets at most one more entry.
+        room: bytes of JSON for all of them; None leaves it to the writer to refuse the sample.
+    """
+    extra: dict[str, Any] = {}
+    size = 0
+    for name, value in values.items():
+        if isinstance(value, float) and math.isnan(value):
+            value = None
+        if name == "path" and isinstance(value, str):
+            value = unicodedata.normalize("NFC", value)
         try:
-            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-        except (TypeError, ValueError) as error:
-            raise BadSample(Reason.BROKEN_ROW, f"column '{name}' cannot be kept as JSON: {error}") from error
+            size += len(json.dumps({name: value}, allow_nan=False, ensure_ascii=False).encode())
+        except (TypeError, ValueError, RecursionError) as error:
+            why = f"column {excerpt(name)} cannot be kept as JSON: {excerpt(str(error))}"
+            losses.setdefault(Loss.METADATA_UNUSABLE, why)
+            continue
+        if room is not None and size > room:
+            why = f"column {excerpt(name)} and those after it cannot be kept: more than {room} bytes of JSON in all"
+            losses.setdefault(Loss.METADATA_UNUSABLE, why)
+            break
+        extra[name] = value
     return extra

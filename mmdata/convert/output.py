@@ -16,13 +16,17 @@ from typing import Any, cast
 
 from mmdata.atomic import LOCK_NAME, lock, sync_folder
 from mmdata.errors import DataError
-from mmdata.shards.manifest import MANIFEST_NAME, Manifest
-from mmdata.shards.writer import shard_names
+from mmdata.shards.folder import BESIDE, INNER, INNER_NAME, MANIFEST_NAME, QUARANTINE_NAME, manifest_prefix
+from mmdata.shards.manifest import Manifest
+from mmdata.shards.writer import published_names
 
 PRIVATE_NAME = ".mmdata-convert"
 OLD_NAME = "old"
-QUARANTINE_NAME = "quarantine.jsonl"
 TOKENIZER_NAME = "tokenizer"
+"""A tokenizer trained on the captions: a link to a folder of this name in `__mmdata__`.
+
+`datasets` takes JSON files below a folder for data, and neither follows links to folders nor looks into `__mmdata__`.
+"""
 
 Run = dict[str, Any]
 """What decides a conversion's bytes: {"source": …, "settings": …}; kept in the manifest's accounts as "run"."""
@@ -46,10 +50,10 @@ class Output:
         Raises:
             DataError: it holds another conversion and not `overwrite`.
         """
-        there = self._published()
+        there = _manifest(self.folder)
         if there is None or overwrite:
             return False
-        missing = sorted(_names(there) - set(os.listdir(self.folder)))
+        missing = sorted(_names(there) - _listing(self.folder))
         changes = _differences(cast(Run, (there.accounts or {})["run"]), run)
         changes += [f"'{name}' is missing" for name in missing]
         if changes:
@@ -62,25 +66,22 @@ class Output:
     def refuse_foreign(self) -> None:
         """Raise DataError where the folder holds anything that a conversion did not put there."""
         ours = {LOCK_NAME, PRIVATE_NAME}
-        if there := self._published():
+        if there := _manifest(self.folder):
             ours |= _names(there)
-        if (self.private / MANIFEST_NAME).exists():  # completed, and perhaps killed while it was moved into place
-            ours |= _names(Manifest.read(self.private)) - set(os.listdir(self.private))
-        if (self.private / OLD_NAME / MANIFEST_NAME).exists():
-            ours |= _names(Manifest.read(self.private / OLD_NAME))
-        foreign = sorted(set(os.listdir(self.folder)) - ours)
+        if complete := _manifest(self.private):  # and perhaps killed while it was moved into place
+            ours |= _names(complete) - _listing(self.private)
+        if old := _manifest(self.private / OLD_NAME):
+            ours |= _names(old)
+        foreign = sorted(_listing(self.folder) - ours)
         if foreign:
             raise DataError(
                 f"output '{self.folder}': holds {len(foreign)} file(s) that are not a conversion's "
                 f"({', '.join(foreign[:3])}); nothing is deleted: choose an empty folder"
             )
 
-    def _published(self) -> Manifest | None:
-        return Manifest.read(self.folder) if (self.folder / MANIFEST_NAME).exists() else None
-
     def recover(self) -> None:
         """Finish what an earlier run had completed, clear what it had not."""
-        if (self.private / MANIFEST_NAME).exists():
+        if manifest_prefix(self.private) is not None:
             self.publish()
         elif self.private.exists():
             shutil.rmtree(self.private)
@@ -88,35 +89,41 @@ class Output:
     def publish(self) -> None:
         """Move a completed conversion into place, the manifest last. May be killed and repeated at any point."""
         self._withdraw_old()
-        for name in sorted(set(os.listdir(self.private)) - {MANIFEST_NAME, OLD_NAME}):
+        prefix = manifest_prefix(self.private) or BESIDE  # an earlier version's, if that was killed while moving
+        manifest, inner = prefix + MANIFEST_NAME, self.folder / prefix
+        inner.mkdir(exist_ok=True)
+        for name in sorted(_listing(self.private) - {manifest, OLD_NAME}):
             if not name.startswith("."):  # what the writer keeps for itself
                 os.rename(self.private / name, self.folder / name)
+        sync_folder(inner)
         sync_folder(self.folder)
-        os.rename(self.private / MANIFEST_NAME, self.folder / MANIFEST_NAME)
-        sync_folder(self.folder)
+        os.rename(self.private / manifest, self.folder / manifest)
+        sync_folder(inner)
         shutil.rmtree(self.private)
 
     def _withdraw_old(self) -> None:
         # The old manifest is moved, not deleted, before the files it names: a kill in between must not orphan them.
         # So are its pages, of the names of which the new one has some too.
         old = self.private / OLD_NAME
-        if (self.folder / MANIFEST_NAME).exists():
-            old.mkdir(exist_ok=True)
-            os.rename(self.folder / MANIFEST_NAME, old / MANIFEST_NAME)
-            sync_folder(old)
-            sync_folder(self.folder)
-        if (old / MANIFEST_NAME).exists():
-            manifest = Manifest.read(old)
+        if (prefix := manifest_prefix(self.folder)) is not None:
+            (old / prefix).mkdir(parents=True, exist_ok=True)
+            os.rename(self.folder / prefix / MANIFEST_NAME, old / prefix / MANIFEST_NAME)
+            sync_folder(old / prefix)
+            sync_folder(self.folder / prefix)
+        if manifest := _manifest(old):
             for page in manifest.pages:
-                if (self.folder / page.file).exists():
-                    os.rename(self.folder / page.file, old / page.file)
-            sync_folder(old)
-            for name in _names(manifest) - {MANIFEST_NAME}:
+                name = manifest.prefix + page.file
+                if (self.folder / name).exists():
+                    os.rename(self.folder / name, old / name)
+            sync_folder(old / manifest.prefix)
+            top = manifest.prefix + MANIFEST_NAME
+            for name in _names(manifest) - {top}:
                 path = self.folder / name
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+            sync_folder(self.folder / manifest.prefix)
             sync_folder(self.folder)
-            (old / MANIFEST_NAME).unlink()
-            sync_folder(old)
+            (old / top).unlink()
+            sync_folder(old / manifest.prefix)
 
 
 @contextmanager
@@ -142,16 +149,32 @@ def open_output(folder: Path) -> Generator[Output]:
         yield output
 
 
+def _manifest(folder: Path) -> Manifest | None:
+    """The manifest of a folder, if it has one."""
+    return None if manifest_prefix(folder) is None else Manifest.read(folder)
+
+
+def _listing(folder: Path) -> set[str]:
+    """What lies in a folder, and what in its `__mmdata__`: paths relative to the folder."""
+    names = set(os.listdir(folder))
+    if INNER_NAME in names and (folder / INNER).is_dir():
+        names |= {INNER + name for name in os.listdir(folder / INNER)}
+        names.remove(INNER_NAME)
+    return names
+
+
 def _names(manifest: Manifest) -> set[str]:
-    """All that a conversion publishes; nothing where the manifest is not a conversion's."""
+    """All that a conversion publishes, as `_listing` names it; nothing where the manifest is not a conversion's."""
     run = (manifest.accounts or {}).get("run")
     if run is None:
         return set()
     # Not from its pages, which may lie elsewhere already where a run was killed while moving.
-    names = {name for number in range(manifest.num_shards) for name in shard_names(number)}
-    names |= {page.file for page in manifest.pages}
-    trained = {TOKENIZER_NAME} if run["settings"]["train_tokenizer"] else set[str]()
-    return names | trained | {MANIFEST_NAME, QUARANTINE_NAME}
+    names = {*published_names(manifest), manifest.prefix + MANIFEST_NAME, manifest.prefix + QUARANTINE_NAME}
+    if run["settings"]["train_tokenizer"]:
+        names.add(TOKENIZER_NAME)
+        if manifest.prefix != BESIDE:  # there it is the folder itself
+            names.add(manifest.prefix + TOKENIZER_NAME)
+    return names
 
 
 def _differences(there: Run, here: Run) -> list[str]:

@@ -22,19 +22,17 @@ from mmdata.errors import DataError, Reason
 from mmdata.shards import Manifest
 from mmdata.shards.build import find_shards
 from mmdata.shards.columns import hash64
-from mmdata.shards.manifest import MANIFEST_NAME
-from mmdata.shards.samples import Group, SampleReader
+from mmdata.shards.folder import manifest_prefix
+from mmdata.shards.samples import TEXT_MEMBERS, Group, SampleReader
 from mmdata.shards.tar import header
 
-TEXTS = ("txt", "json", "cls")
-"""Members that are read beside the image."""
 LONGEST_EXTENSION = ".json"
 
 
 def is_packed(path: Path) -> bool:
     """Whether a path is a tar, or a folder with tars and no images beside them."""
-    if path.is_file():
-        return path.suffix == ".tar"
+    if not path.is_dir():
+        return path.is_file() and path.suffix == ".tar"
     suffixes = {os.path.splitext(entry.name)[1].lower() for entry in path.iterdir() if not entry.name.startswith(".")}
     return ".tar" in suffixes and not suffixes & IMAGE_SUFFIXES
 
@@ -55,9 +53,11 @@ class PackedSource:
         folder = self._tars[0].parent
         self.root = os.path.realpath(folder)
         self._keep = config.keep
+        self._numbers: dict[str, int] | None = None
         self.classes: tuple[str, ...] = ()
-        if (folder / MANIFEST_NAME).exists():
-            self.classes = tuple((Manifest.read(folder).accounts or {}).get("classes", ()))
+        self._manifest = None if manifest_prefix(folder) is None else Manifest.read(folder)
+        if self._manifest is not None:
+            self.classes = tuple((self._manifest.accounts or {}).get("classes", ()))
         keys, self._ignored, listing = array("q"), 0, hashlib.sha256()
         for scan in _scan(self._tars):
             keys.extend(scan.keys)
@@ -73,9 +73,10 @@ class PackedSource:
         """All samples. See `Source.rows`."""
         number = 0
         for tar in self._tars:
+            indexed = self._indexed(tar)
             with tar.open("rb") as file:
                 for group in SampleReader(file, name=tar.name):
-                    yield self._row(number, tar, group)
+                    yield self._row(number, tar, group, indexed)
                     number += 1
 
     def describe(self) -> dict[str, Any]:
@@ -87,7 +88,19 @@ class PackedSource:
             "listing_sha256": self._listing,
         }
 
-    def _row(self, number: int, tar: Path, group: Group) -> Row:
+    def _indexed(self, tar: Path) -> dict[int, int]:
+        """Hashes of a tar's images by their offsets, from the index beside it; none where there is no index of it."""
+        if self._manifest is None or self._manifest.location != ".":
+            return {}
+        if self._numbers is None:
+            self._numbers = {entry.name: number for number, entry in enumerate(self._manifest)}
+        if (number := self._numbers.get(tar.name)) is None:
+            return {}
+        columns = self._manifest.columns(number)
+        offsets, hashes = columns.fixed("image_offset").tolist(), columns.fixed("image_hash").tolist()
+        return dict(zip(offsets, hashes, strict=True))
+
+    def _row(self, number: int, tar: Path, group: Group, indexed: dict[int, int]) -> Row:
         extra = dict.fromkeys(self._keep)
         if "path" in extra:
             extra["path"] = f"{tar.name}/{group.key}"
@@ -98,7 +111,10 @@ class PackedSource:
         elif self._with_tar:
             key = f"{tar.stem}/{key}"
         place = f"{tar.name}, sample '{group.key}'"
-        packed = PackedFiles(os.fspath(tar.resolve()), group, key if _fits(key) else f"row-{number:09d}")
+        key = key if _fits(key) else f"row-{number:09d}"
+        offset = next((member.offset for member in group.members.values() if member.offset in indexed), None)
+        image = None if offset is None else (offset, indexed[offset])
+        packed = PackedFiles(os.fspath(tar.resolve()), group, key, image)
         return Row(number, place, group.key, extra=extra, packed=packed, fault=fault)
 
 
@@ -122,7 +138,7 @@ def _scan(tars: Iterable[Path]) -> Iterator[_Scan]:
                 if last is None and before:
                     _refuse_split(*before, tar.name, group)
                 keys.append(hash64((_plain(group.key) or group.key).encode()))
-                unread += max(0, len(group.members) - 1 - len(group.members.keys() & set(TEXTS)))
+                unread += max(0, len(group.members) - 1 - len(group.members.keys() & set(TEXT_MEMBERS)))
                 last = group
             before = (tar.name, last) if last else before
             size = file.seek(0, os.SEEK_END)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mmdata.errors import BadSample, DataError, Reason
-from mmdata.shards.samples import Group, image_member
+from mmdata.shards.columns import hash64
+from mmdata.shards.samples import Group, image_member, texts_of
 from mmdata.shards.tar import Member
+from mmdata.shards.texts import Texts
 
 
 @dataclass(frozen=True)
@@ -19,26 +21,30 @@ class PackedFiles:
         tar: path of the tar.
         group: its members, by extension.
         key: the key that the sample gets.
+        indexed: offset of the image that an index names, and its hash there; None where there is no index.
     """
 
     tar: str
     group: Group
     key: str
+    indexed: tuple[int, int] | None = None
 
     def image(self, *, max_bytes: int) -> bytes:
-        """The image's bytes; BadSample where there is none, or a larger one."""
+        """The image's bytes; BadSample where there is none, a larger one, or another than the index says."""
         member = image_member(self.group, self._read)
-        return self._bounded(member, max_bytes, Reason.IMAGE_TOO_LARGE)
-
-    def text(self, extension: str, *, max_bytes: int) -> bytes | None:
-        """The bytes of a caption, metadata or label member, None where there is none; BadSample for a larger one."""
-        member = self.group.members.get(extension)
-        return None if member is None else self._bounded(member, max_bytes, Reason.CAPTION_TOO_LONG)
-
-    def _bounded(self, member: Member, max_bytes: int, reason: Reason) -> bytes:
         if member.size > max_bytes:
-            raise BadSample(reason, f"'{member.name}' has {member.size} bytes; the limit is {max_bytes}")
-        return self._read(member)
+            detail = f"'{member.name}' has {member.size} bytes; the limit is {max_bytes}"
+            raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
+        data = self._read(member)
+        if self.indexed is not None and self.indexed[0] == member.offset and self.indexed[1] != hash64(data):
+            raise BadSample(
+                Reason.FILE_CHANGED, f"'{member.name}' is not the image indexed; `mmdata verify` tells what changed"
+            )
+        return data
+
+    def texts(self) -> Texts:
+        """What its text members say; BadSample where none has a usable caption."""
+        return texts_of(self.group, self._read)
 
     def _read(self, member: Member) -> bytes:
         with open(self.tar, "rb") as file:
@@ -56,7 +62,7 @@ class Row:
     Attributes:
         number: position in the source, from 0.
         place: where it stands, for people.
-        image: path relative to the source's root; anything else is a fault to be found.
+        image: path relative to the source's root, or the image's bytes; anything else is a fault to be found.
         captions: values of the caption columns: strings, lists of strings, None, or what else was there.
         label: class number or name, or None.
         extra: further columns to keep, by the name they are stored under.

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.convert.folder import FolderSource
+from mmdata.convert.open_table import find_tables, fingerprint, open_table
 from mmdata.convert.packed import PackedSource, is_packed
+from mmdata.convert.parquet import ParquetTable, as_text
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Row, Source
-from mmdata.convert.tables import ParquetTable, Table, fingerprint, open_table
-from mmdata.errors import ConfigError, DataError, Reason
+from mmdata.convert.tables import Table, differences, shown
+from mmdata.errors import ConfigError, DataError, Reason, excerpt
+from mmdata.files import check_regular
 
 IMAGE_COLUMNS = ("filepath", "file_path", "image", "image_path", "path", "file_name", "filename")
 CAPTION_COLUMNS = ("caption", "captions", "text", "title")
@@ -36,15 +39,14 @@ def open_source(path: Path, config: ConvertConfig) -> Source:
     """
     if not path.exists():
         raise DataError(f"source '{path}': no such file or folder")
+    if not path.is_dir():
+        check_regular(path, "source")
     if config.table is None and is_packed(path):
         return PackedSource(path, config)
     if path.is_dir() and config.table is None:
         return FolderSource(path, config)
     if path.is_dir():
-        tables = sorted(found for found in path.glob(config.table or "") if found.is_file())
-        if not tables:
-            raise DataError(f"source '{path}': no table '{config.table}' in it")
-        return TableSource(path, tables, config)
+        return TableSource(path, find_tables(path, config.table or ""), config)
     return TableSource(path.parent, [path], config)
 
 
@@ -59,10 +61,10 @@ class TableSource:
             raise ConfigError(f"images '{config.images}': no such folder in '{folder}'")
         self._tables = [open_table(path, quotes=config.quotes) for path in paths]
         for table in self._tables[1:]:
-            if table.schema != self._tables[0].schema:
+            if difference := differences(self._tables[0], table):
                 raise DataError(
-                    f"tables '{self._tables[0].path}' and '{table.path}' differ in their columns: "
-                    f"{self._tables[0].columns} and {table.columns}; convert them one by one"
+                    f"tables '{self._tables[0].path}' and '{table.path}' differ in their columns: {difference}; "
+                    "make them alike, or convert them one by one"
                 )
         self._files = [fingerprint(path) for path in paths]
         self.rows_at_most = sum(
@@ -72,6 +74,10 @@ class TableSource:
         if next((row for table in self._tables for row in table.rows(table.columns[:1])), None) is None:
             raise DataError(f"table '{paths[0]}': no rows; the corpus is empty")
         self.columns = choose_columns(self._tables[0], config)
+        for table in self._tables:
+            if isinstance(table, ParquetTable):
+                table.refuse_as_image(self.columns.image)
+                self._refuse_to_keep(table)
 
     def rows(self) -> Iterator[Row]:
         """Rows of all tables. See `Source.rows`."""
@@ -87,11 +93,20 @@ class TableSource:
                         number,
                         place,
                         image=cells.get(columns.image),
-                        captions=tuple(cells.get(name) for name in columns.captions),
-                        label=next((cells.get(name) for name in columns.label), None),
-                        extra={stored: cells.get(name) for stored, name in columns.keep.items()},
+                        captions=tuple(as_text(cells.get(name)) for name in columns.captions),
+                        label=next((as_text(cells.get(name)) for name in columns.label), None),
+                        extra={stored: as_text(cells.get(name)) for stored, name in columns.keep.items()},
                     )
                 number += 1
+
+    def _refuse_to_keep(self, table: ParquetTable) -> None:
+        """Raise ConfigError where a column of images, and not of paths, is to be kept in each sample's JSON."""
+        for stored, name in self.columns.keep.items():
+            if name == self.columns.image and table.holds_images(name):
+                raise ConfigError(
+                    f"table '{table.path}': column {excerpt(name)} holds images (type "
+                    f"{table.types[name][:200]}), and no path to keep; leave '{stored}' out of --keep"
+                )
 
     def describe(self) -> dict[str, Any]:
         """Names, hashes and columns of the tables. See `Source.describe`."""
@@ -137,7 +152,7 @@ def choose_columns(table: Table, config: ConvertConfig) -> Columns:
 
 
 def _column(table: Table, name: str | None, usual: Sequence[str], purpose: str) -> str:
-    there = ", ".join(table.columns)
+    there = shown(table.columns)
     if name is not None:
         if name not in table.columns:
             raise ConfigError(f"table '{table.path}': no column '{name}' ({purpose}); there are: {there}")

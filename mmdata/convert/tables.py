@@ -6,17 +6,14 @@ Text is read as UTF-8; bytes that are not stay in the cell as surrogates, so tha
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from mmdata.errors import DataError
+from mmdata.errors import DataError, excerpt
+from mmdata.shards.captions import unique_keys
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 MAX_LINE = 64 * 2**20
@@ -46,50 +43,40 @@ class Table(Protocol):
 
     path: Path
     columns: list[str]
-    schema: object
-    """Equal for tables that may be read as one; None where the format has none."""
+    types: dict[str, str]
+    """Type of each column, equal for tables that may be read as one; empty where the format has none."""
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
-        """All rows, in order, with at least these columns."""
+        """All rows, in order, with at least these columns; a cell of a binary column holds bytes."""
         ...
 
 
-@dataclass(frozen=True)
-class FilePrint:
-    """Identity of a table's content, and a bound on its rows that costs no parsing."""
-
-    name: str
-    bytes: int
-    sha256: str
-    lines: int
-
-
-def open_table(path: Path, *, quotes: bool = True) -> Table:
-    """Open a table by its extension.
-
-    Raises:
-        DataError: unknown extension, not UTF-8, no header, a Parquet file that is cut short.
-    """
-    kind = path.suffix.lower()
-    if kind in (".csv", ".tsv"):
-        return DelimitedTable(path, delimiter="," if kind == ".csv" else "\t", quotes=quotes)
-    if kind in (".jsonl", ".ndjson"):
-        return JsonLinesTable(path)
-    if kind in (".parquet", ".pq"):
-        return ParquetTable(path)
-    advice = "; `mmdata index` makes an index for tars" if path.suffix == ".tar" else ""
-    raise DataError(f"table '{path}': unknown kind '{path.suffix}'; known: .csv .tsv .jsonl .parquet{advice}")
+def refuse_twice(path: Path, columns: Sequence[str]) -> None:
+    """Raise DataError where two columns have one name: which of them is meant cannot be known."""
+    if doubled := [name for name, count in Counter(columns).items() if count > 1]:
+        raise DataError(
+            f"table '{path}': column names that are there twice: {shown(doubled)}; rename one of each "
+            "(in the header of a CSV, or the schema of a Parquet file)"
+        )
 
 
-def fingerprint(path: Path) -> FilePrint:
-    """Hash a table's file, and count its lines on the way."""
-    digest, size, lines = hashlib.sha256(), 0, 1
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-            size += len(block)
-            lines += max(block.count(b"\n"), block.count(b"\r"))  # either may end a line, and both together
-    return FilePrint(path.name, size, digest.hexdigest(), lines)
+def shown(names: Sequence[str], most: int = 20) -> str:
+    """Names of columns for a message, a bounded number of them."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(name if name.isprintable() and len(name) <= 80 else excerpt(name) for name in names[:most]) + more
+
+
+def differences(first: Table, other: Table, most: int = 5) -> str:
+    """How the columns of two tables differ: "'caption' is string in the first and int64 in the second"; or ""."""
+    found: list[str] = []
+    for name in dict.fromkeys([*first.types, *other.types]):
+        one, two = first.types.get(name), other.types.get(name)
+        if one is None or two is None:
+            found.append(f"{excerpt(name)} is only in the {'second' if one is None else 'first'}")
+        elif one != two:
+            found.append(f"{excerpt(name)} is {one[:200]} in the first and {two[:200]} in the second")
+    more = f"; and {len(found) - most} more" if len(found) > most else ""
+    return "; ".join(found[:most]) + more
 
 
 class DelimitedTable:
@@ -104,10 +91,8 @@ class DelimitedTable:
         }
         _refuse_utf16(path)
         self.columns = self._header()
-        doubled = sorted({name for name in self.columns if self.columns.count(name) > 1})
-        if doubled:
-            raise DataError(f"table '{path}': columns {doubled} are there twice; rename one in the header")
-        self.schema: object = sorted(self.columns)
+        refuse_twice(path, self.columns)
+        self.types = dict.fromkeys(self.columns, "text")
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
         """All rows after the header; blank lines are none. See `Table.rows`."""
@@ -163,15 +148,24 @@ class JsonLinesTable:
     def __init__(self, path: Path) -> None:
         self.path = path
         _refuse_utf16(path)
-        self.columns: list[str] = []
-        seen = 0
+        _refuse_json_array(path)
+        self.types: dict[str, str] = {}
+        columns: dict[str, None] = {}
+        seen, first_fault = 0, ""
         for row in self.rows(()):
             if row.cells is not None:
-                self.columns += [name for name in row.cells if name not in self.columns]
+                columns.update(dict.fromkeys(row.cells))
                 seen += 1
+            else:
+                first_fault = first_fault or f"{row.place}: {row.fault}"
             if seen == JSONL_ROWS_SEEN:
                 break
-        self.schema: object = None
+        if not seen and first_fault:
+            raise DataError(
+                f"table '{path}': no line of it is a JSON object ({first_fault}); JSON Lines have one object a line, "
+                "and a document over several lines must be written anew"
+            )
+        self.columns = list(columns)
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
         """All lines but blank ones. See `Table.rows`."""
@@ -188,61 +182,6 @@ class JsonLinesTable:
                 yield TableRow(place, cast("dict[str, Any]", value))
             else:
                 yield TableRow(place, None, f"a JSON object is expected, got {type(value).__name__}")
-
-
-class ParquetTable:
-    """A Parquet file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with self._open() as file:
-            schema: pa.Schema = file.schema_arrow
-            self.num_rows: int = file.metadata.num_rows
-        self.columns = list(schema.names)
-        self.schema: object = sorted((field.name, str(field.type)) for field in schema)
-
-    def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
-        """All rows; only `columns` are read. See `Table.rows`."""
-        number = 0
-        with self._open() as file:
-            try:
-                for batch in file.iter_batches(batch_size=1024, columns=list(columns)):
-                    values = [_as_python(batch.column(name)) for name in columns]
-                    for cells in zip(*values, strict=True):
-                        number += 1
-                        yield TableRow(
-                            f"{self.path.name}, row {number}", dict(zip(columns, map(_text, cells), strict=True))
-                        )
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(f"table '{self.path}', after row {number}: not readable as Parquet: {error}") from error
-
-    def _open(self) -> Any:
-        try:
-            return pq.ParquetFile(self.path)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"table '{self.path}': not a whole Parquet file: {error}") from error
-
-
-def _as_python(column: Any) -> list[Any]:
-    """Values of an Arrow array; strings as bytes, because one that is not UTF-8 would fail the whole array."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        return _as_python(column.dictionary_decode())
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return column.cast(pa.large_binary()).to_pylist()
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = kind.value_type
-        if pa.types.is_string(inner) or pa.types.is_large_string(inner):
-            return column.cast(pa.large_list(pa.large_binary())).to_pylist()
-    return column.to_pylist()
-
-
-def _text(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "surrogateescape")
-    if isinstance(value, list):
-        return [_text(item) for item in cast("list[Any]", value)]
-    return value
 
 
 class _Lines:
@@ -266,19 +205,22 @@ class _Lines:
 
 def parse_json(text: str) -> Any:
     """Strict JSON: no NaN, no Infinity, no key twice. Raises ValueError or RecursionError."""
-    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_twins)
+    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=unique_keys)
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key '{next(name for name in names if names.count(name) > 1)}' is there twice")
-    return content
+def _refuse_json_array(path: Path) -> None:
+    """Raise DataError where a file begins as one JSON array of objects."""
+    with path.open("rb") as file:
+        head = file.read(4096).removeprefix(b"\xef\xbb\xbf").split()
+    if head and (head[0] == b"[" or head[0].startswith(b"[{")):
+        raise DataError(
+            f"table '{path}': one JSON array, and JSON Lines have one object a line, without brackets and commas "
+            f"between them: jq -c '.[]' '{path.name}' > lines.jsonl"
+        )
 
 
 def _refuse_utf16(path: Path) -> None:

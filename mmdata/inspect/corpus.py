@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mmdata.errors import BadSample, DataError
+from mmdata.errors import BadSample, DataError, Reason
 from mmdata.inspect.charts import Mark, histogram, share_bars
 from mmdata.inspect.page import Card, Chart, Section, Table
 from mmdata.plan import Plan, PlanSummary
 from mmdata.shards import FORMATS, Index, ShardStore, captions_of
-from mmdata.shards.build import QUARANTINE_NAME
+from mmdata.shards.columns import hash64
+from mmdata.shards.folder import QUARANTINE_NAME, find_ledger
 from mmdata.transform.image import decode
 
 GALLERY = 24
@@ -40,7 +41,7 @@ def _card(index: Index, store: ShardStore, row: int) -> Card:
     rows = np.array([row])
     shard = int(index.locate(rows)[0][0])
     names = ["image_offset", "image_bytes", "image_format", "orientation", "height", "width"]
-    names += ["caption_offset", "caption_bytes", "caption_format", "label"]
+    names += ["caption_offset", "caption_bytes", "caption_format", "label", "image_hash"]
     cells = {name: int(values[0]) for name, values in index.take(rows, names).items()}
     kind = FORMATS[cells["image_format"]]
     tokens = index.take_lists(rows, "caption_tokens")[1]
@@ -52,6 +53,8 @@ def _card(index: Index, store: ShardStore, row: int) -> Card:
         found = store.read(shard, cells["caption_offset"], cells["caption_bytes"])
         captions = captions_of(found, cells["caption_format"])
         image = store.read(shard, cells["image_offset"], cells["image_bytes"])
+        if hash64(image) != cells["image_hash"]:
+            raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")
         return Card(key, captions, note, picture=thumbnail(image, format=kind, orientation=cells["orientation"]))
     except BadSample as error:
         return Card(key, captions, note, problem=str(error))
@@ -174,7 +177,7 @@ def accounts(index: Index) -> Section:
 
 def quarantine(folders: Sequence[Path]) -> Section:
     """Rows left out of the shards, with their reasons: counts, and the first of them."""
-    paths = [path for folder in folders if (path := folder / QUARANTINE_NAME).is_file()]
+    paths = [path for folder in folders if (path := find_ledger(folder)).is_file()]
     if not paths:
         return Section(
             "Left out", missing=f"No {QUARANTINE_NAME} beside the manifest: no row is known to have been left out."

@@ -53,7 +53,7 @@ def samples_per_s(batches: Iterable[int], steps: int) -> float:
 
 def mmdata_batches(data: DataConfig) -> Iterator[int]:
     """Our own."""
-    loader = Loader.from_config(data)
+    loader = Loader.from_config(data, rank=0, world_size=1)
     while True:
         for batch in loader:
             yield int(batch["valid"].sum())
@@ -109,7 +109,7 @@ class Rows(Dataset[tuple[Tensor, str]]):
 
     def __getitem__(self, row: int) -> tuple[Tensor, str]:
         sample = IndexSamples(self._index, self._store, np.array([row]), np.array([0]))
-        image = Image.open(io.BytesIO(sample.image(0).data)).convert("RGB")
+        image = Image.open(io.BytesIO(sample.stored_image(0).data)).convert("RGB")
         return self._transform(image), sample.caption(0)
 
 

@@ -121,7 +121,7 @@ class _Sample:
         count = int(min(SAMPLE_ROWS, max(4, TRIAL_S / max(row_s, 1e-6))))
         self.read = IndexSamples(loader.index, loader.worker.store, rows[:count], passes[:count])
         self.count = len(rows[:count])
-        self.images = [self.read.image(i) for i in range(self.count)]
+        self.images = [self.read.stored_image(i) for i in range(self.count)]
         self.bucket: Bucket = step.bucket
         self.transform: PixelTransform = loader.worker.transform
         self.tokenizer: Tokenizer = loader.worker.tokenizer
@@ -198,7 +198,7 @@ def _read_again(sample: _Sample) -> Remedy:
     """Bytes that were just read lie in the system's cache: as fast as a local disk can be at best."""
     started = time.perf_counter()
     for i in range(sample.count):
-        sample.read.image(i)
+        sample.read.stored_image(i)
         try:
             sample.read.caption(i)
         except BadSample:
@@ -239,7 +239,10 @@ def _more_workers(data: DataConfig, found: Profile) -> Remedy | None:
     else:
         return None
     steps = max(2, min(found.steps, round(TRIAL_S * found.samples_per_s * found.steps / max(1, found.rows))))
-    loaders = [Loader.from_config(data.model_copy(update={"num_workers": count})) for count in (now, then)]
+    loaders = [
+        Loader.from_config(data.model_copy(update={"num_workers": count}), rank=0, world_size=1)
+        for count in (now, then)
+    ]
     rates: list[list[float]] = [[], []]
     for _ in range(2):
         for place, loader in enumerate(loaders):

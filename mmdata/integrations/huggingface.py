@@ -16,9 +16,19 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 
 from mmdata.data_config import DataConfig, evaluation_data
-from mmdata.integrations.adapt import CLIP_MEAN, CLIP_STD, normalized, valid_inputs
+from mmdata.errors import ConfigError
+from mmdata.integrations.adapt import (
+    CLIP_MEAN,
+    CLIP_STD,
+    check_launched,
+    judged_together,
+    normalized,
+    valid_inputs,
+)
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
+
+SET = "is not used; set data.val_shards, and leave eval_dataset out"
 
 
 class _Batches(IterableDataset[dict[str, Any]]):
@@ -40,21 +50,35 @@ class _Batches(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if self._repeat:
             self.loader.set_epoch(0)
-        for batch in self.loader:
+        for batch in judged_together(self.loader):
             yield valid_inputs(batch) | self._extra
 
 
+class _ValShards(IterableDataset[Any]):
+    """Says to the Trainer, which asks for an evaluation set before it trains, that there is one: `data.val_shards`."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("get_eval_dataloader makes the batches")
+
+
 class LoaderTrainer(Trainer):
-    """A Trainer that trains on `data.shards` and evaluates on `data.val_shards`.
+    """A Trainer that trains on `data.shards` and evaluates on `data.val_shards`, with `eval_strategy` also in between.
 
     Masked rows are left out before the model sees a batch; pixels are normalised on the device.
     `args.per_device_train_batch_size` is set to what the settings make of it, so that the Trainer's figures are right.
+    With `gradient_accumulation_steps` an update's loss and gradient are the means of those of its batches.
 
     Args:
         config: a YAML file or a dictionary with the section `data`, or that section.
         image_mean: of RGB values from 0 to 1, as the model expects them.
         image_std: likewise.
         others: of `transformers.Trainer`, but for its data sets and collator.
+
+    Raises:
+        ConfigError: an evaluation is asked for, and `data.val_shards` is not set; the best model is asked for, and no
+            evaluation; or a launcher has started several processes that the Trainer does not know of.
+        DataError: `data.val_shards` cannot be read, where an evaluation is asked for.
+        ValueError: a data set or collator is given.
 
     Example:
         trainer = LoaderTrainer("configs/scenes.yaml", model=model, args=TrainingArguments(num_train_epochs=3))
@@ -69,13 +93,31 @@ class LoaderTrainer(Trainer):
         image_std: Sequence[float] = CLIP_STD,
         **others: Any,
     ) -> None:
-        super().__init__(**others)
         self.data = data_config(config)
+        _check_arguments(self.data, others)
+        if others.get("args") is not None:  # before the Trainer looks at it
+            args = others["args"]
+            args.per_device_train_batch_size = self.data.global_batch_size // args.world_size
+        evaluated: dict[str, Any] = {} if self.data.val_shards is None else {"eval_dataset": _ValShards()}
+        super().__init__(**others, **evaluated)
+        check_launched(
+            self.args.world_size,
+            trainer="the Hugging Face Trainer",
+            remedy="on CPUs give TrainingArguments(use_cpu=True), or start one process with python",
+        )
+        # Where there are labels the Trainer counts them, expects the model to divide its loss by their number over all
+        # batches of an update and all ranks, and so does not divide by the number of batches itself. Ours are labels of
+        # rows, and a contrastive loss is a mean over one batch: loss and gradient would be that many times too large.
+        self.model_accepts_loss_kwargs = False
+        self.can_return_loss = True  # in evaluations as in training, whether or not forward has an argument return_loss
         self._normalization = (image_mean, image_std)
         assert self.model is not None  # Trainer has refused to be made without one
         asks = "return_loss" in inspect.signature(self.model.forward).parameters
         self._extra = {"return_loss": True} if asks else {}
         self.args.per_device_train_batch_size = self.data.global_batch_size // self.args.world_size
+        self._evaluation: DataLoader[Any] | None = None
+        if _asks_for_evaluation(self.args):
+            self.get_eval_dataloader()  # an error in the settings is told now, not after an epoch
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """This rank's batches."""
@@ -83,9 +125,24 @@ class LoaderTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """This rank's batches of `data.val_shards`, the same each time."""
+        if eval_dataset is not None and not isinstance(eval_dataset, _ValShards):
+            raise ValueError(f"a LoaderTrainer evaluates on data.val_shards: eval_dataset {SET}")
+        if self._evaluation is None:
+            self._evaluation = self._batches(evaluation_data(self.data), repeat=True)
+            # The Trainer computes a loss only where the batches have all that it takes for labels.
+            has_labels = self._evaluation.dataset.loader.index.manifest.has_labels  # type: ignore[attr-defined]
+            self.label_names = [name for name in self.label_names if name == "labels" and has_labels]
+        return self._evaluation
+
+    def evaluate(self, eval_dataset: Any = None, *positional: Any, **named: Any) -> dict[str, float]:
+        """Evaluate on `data.val_shards`; see `transformers.Trainer.evaluate`.
+
+        Raises:
+            ValueError: another data set is given.
+        """
         if eval_dataset is not None:
-            raise ValueError("a LoaderTrainer evaluates on data.val_shards: eval_dataset is not used")
-        return self._batches(evaluation_data(self.data), repeat=True)
+            raise ValueError(f"a LoaderTrainer evaluates on data.val_shards: eval_dataset {SET}")
+        return super().evaluate(None, *positional, **named)
 
     def num_examples(self, dataloader: Any) -> int:
         """Rows of an epoch."""
@@ -101,3 +158,29 @@ class LoaderTrainer(Trainer):
         prepared = super()._prepare_inputs(inputs)
         pixel_values = normalized(prepared["pixel_values"], *self._normalization)
         return {**prepared, "pixel_values": pixel_values}
+
+
+def _check_arguments(data: DataConfig, others: dict[str, Any]) -> None:
+    """Raise for arguments of the Trainer that would be ignored, or fail after an epoch."""
+    if given := [name for name in ("train_dataset", "data_collator") if others.get(name) is not None]:
+        raise ValueError(f"a LoaderTrainer makes its batches from data.shards: leave {' and '.join(given)} out")
+    if others.pop("eval_dataset", None) is not None:
+        raise ValueError(f"a LoaderTrainer evaluates on data.val_shards: eval_dataset {SET}")
+    args = others.get("args")
+    if args is None:
+        return
+    if _asks_for_evaluation(args) and data.val_shards is None:
+        raise ConfigError(
+            "eval_strategy or eval_on_start asks for evaluations, and data.val_shards is not set: there is nothing to "
+            "evaluate on; set data.val_shards, or ask for none"
+        )
+    wants_best = args.load_best_model_at_end or args.save_strategy == "best"
+    if wants_best and args.eval_strategy == "no":
+        raise ConfigError(
+            "load_best_model_at_end and save_strategy='best' need evaluations, and eval_strategy is 'no': the best "
+            "model would never be known; set eval_strategy to 'epoch' or 'steps', and data.val_shards"
+        )
+
+
+def _asks_for_evaluation(args: Any) -> bool:
+    return args.eval_strategy != "no" or bool(getattr(args, "eval_on_start", False))

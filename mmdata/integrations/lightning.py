@@ -1,8 +1,9 @@
-"""The loader in Lightning: each rank gets its slice of the plan, and a checkpoint holds the loader's place.
+"""Loader and stream in Lightning: each rank gets its own batches, and a run resumes at the batch that follows.
 
 A `Loader` may also be given to `Trainer.fit(model, train_dataloaders=loader)` as it is: Lightning puts no sampler into
-what is no DataLoader, and saves and restores whatever has a `state_dict`. This module adds rank, world size and the
-number of the epoch.
+what is no DataLoader, sets the epoch through `batch_sampler.sampler`, and keeps the state of whatever has a
+`state_dict`. It loads that state only where an epoch was left unfinished, and keeps the state of rank 0 only. These
+modules add what it leaves out: rank and world size, the states of all ranks, and `overfit_batches`.
 """
 
 from __future__ import annotations
@@ -11,24 +12,42 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import torch.distributed as dist
 from lightning.pytorch import LightningDataModule, Trainer
 
 from mmdata.batch import Batch
 from mmdata.data_config import DataConfig, evaluation_data
-from mmdata.integrations.adapt import SameEpoch
+from mmdata.errors import ConfigError
+from mmdata.integrations.adapt import SameEpoch, check_launched, judged_together
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
+from mmdata.streaming import Stream, stream
+from mmdata.streaming.source import ShardNames, with_shards
+from mmdata.train import distributed
 
 
 class EpochLoader:
-    """A loader in a trainer's epochs, whichever batch the last one stopped at.
+    """A loader or a stream in a trainer's epochs, whichever batch the last one stopped at.
+
+    With `Trainer(overfit_batches=…)` every epoch is the first.
 
     Args:
-        loader: this rank's.
+        loader: this rank's; of a stream, one with `steps_per_epoch`.
         trainer: that counts the epochs.
+
+    Raises:
+        ConfigError: a stream without `steps_per_epoch`.
     """
 
-    def __init__(self, loader: Loader, trainer: Trainer) -> None:
+    def __init__(self, loader: Loader | Stream, trainer: Trainer) -> None:
+        distributed.check_ranks(loader, (trainer.global_rank, trainer.world_size))
+        try:
+            len(loader)
+        except TypeError as error:
+            raise ConfigError(
+                "Lightning takes a batch ahead of a stream that has no length, and a checkpoint would then skip one: "
+                "give steps_per_epoch"
+            ) from error
         self.loader = loader
         self._trainer = trainer
 
@@ -36,13 +55,23 @@ class EpochLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Batch]:
-        # Lightning makes iterators before it has counted up; this runs when the first batch is asked for.
-        self.loader.set_epoch(self._trainer.current_epoch)
-        yield from self.loader
+        # Lightning makes iterators before it has counted up; this runs when the first batch is asked for. It also calls
+        # `set_epoch` of samplers, but with an epoch too many after it has resumed at the end of one under `max_steps`.
+        overfit = getattr(self._trainer, "overfit_batches", 0)  # Lightning sets it without declaring it
+        self.loader.set_epoch(0 if overfit else self._trainer.current_epoch)
+        yield from judged_together(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's place; Lightning keeps it in each checkpoint."""
-        return self.loader.state_dict()
+        """The loader's position, with what all ranks have counted; Lightning keeps it in each checkpoint.
+
+        A collective, as is Lightning's `save_checkpoint`: all ranks must call it.
+        """
+        state = self.loader.state_dict()
+        if self._trainer.world_size == 1 or not dist.is_initialized():
+            return state
+        states: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(states, state)
+        return self.loader.merge_states(states)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there."""
@@ -63,20 +92,85 @@ class LoaderDataModule(LightningDataModule):
     def __init__(self, config: str | os.PathLike[str] | dict[str, Any] | DataConfig) -> None:
         super().__init__()
         self.data = data_config(config)
+        self._training: EpochLoader | None = None
+        self._state: dict[str, Any] | None = None  # of a checkpoint, until there is a loader for it
 
     def train_dataloader(self) -> EpochLoader:
         """This rank's batches, in the trainer's epoch."""
-        return EpochLoader(self._loader(self.data), self._running_trainer())
+        trainer = self._checked_trainer()
+        batches = self._train_batches(rank=trainer.global_rank, world_size=trainer.world_size)
+        self._training = EpochLoader(batches, trainer)
+        if self._state is not None:
+            self._training.load_state_dict(self._state)
+            self._state = None
+        return self._training
 
     def val_dataloader(self) -> SameEpoch | list[Any]:
         """This rank's batches of `data.val_shards`, the same each time; nothing where they are not set."""
-        return [] if self.data.val_shards is None else SameEpoch(self._loader(evaluation_data(self.data)))
+        if self.data.val_shards is None:
+            return []
+        trainer = self._checked_trainer()
+        data = evaluation_data(self.data)
+        return SameEpoch(Loader.from_config(data, rank=trainer.global_rank, world_size=trainer.world_size))
 
-    def _loader(self, data: DataConfig) -> Loader:
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the training batches, kept in each checkpoint. A collective."""
+        return {} if self._training is None else self._training.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there, also where the checkpoint was written between two epochs."""
+        if self._training is not None:
+            self._training.load_state_dict(state_dict)
+        elif self._running_trainer().state.fn == "fit":  # a validation of a checkpoint begins no training
+            self._state = state_dict
+
+    def teardown(self, stage: str) -> None:
+        """Let go of the loader, and with it of its threads."""
+        self._training = self._state = None
+
+    def _train_batches(self, *, rank: int, world_size: int) -> Loader | Stream:
+        return Loader.from_config(self.data, rank=rank, world_size=world_size)
+
+    def _checked_trainer(self) -> Trainer:
+        """The trainer; raises a ConfigError where it does not know of the processes that a launcher started."""
         trainer = self._running_trainer()
-        return Loader.from_config(data, rank=trainer.global_rank, world_size=trainer.world_size)
+        check_launched(
+            trainer.world_size,
+            trainer="Lightning's Trainer",
+            remedy="give Trainer(devices=…, num_nodes=…) as many as were started, or start one process with python",
+        )
+        return trainer
 
     def _running_trainer(self) -> Trainer:
         if self.trainer is None:
-            raise RuntimeError("a LoaderDataModule needs its trainer: Trainer.fit(model, datamodule=…) brings it")
+            name = type(self).__name__
+            raise RuntimeError(f"a {name} needs its trainer: Trainer.fit(model, datamodule=…) brings it")
         return self.trainer
+
+
+class StreamDataModule(LoaderDataModule):
+    """A stream of shards without an index, and loaders of `data.val_shards`, which have one.
+
+    Args:
+        shards: as `mmdata.stream` takes them; None: those of the settings.
+        config: as for LoaderDataModule; a dictionary needs no `shards` where they are given here.
+        steps_per_epoch: batches of an epoch, the same on every rank; see `mmdata.stream`.
+
+    Example:
+        data = StreamDataModule("https://host/cc3m-{0000..0331}.tar", "configs/x.yaml", steps_per_epoch=11_000)
+        lightning.Trainer(max_epochs=3).fit(model, datamodule=data)
+    """
+
+    def __init__(
+        self,
+        shards: ShardNames | None,
+        config: str | os.PathLike[str] | dict[str, Any] | DataConfig,
+        *,
+        steps_per_epoch: int,
+    ) -> None:
+        super().__init__(with_shards(config, shards) if shards is not None and isinstance(config, dict) else config)
+        self._shards = shards
+        self._steps = steps_per_epoch
+
+    def _train_batches(self, *, rank: int, world_size: int) -> Stream:
+        return stream(self._shards, self.data, rank=rank, world_size=world_size, steps_per_epoch=self._steps)

@@ -69,8 +69,12 @@ class FetchAhead:
         threads = [threading.Thread(target=self._look_ahead, name="mmdata-ahead", daemon=True)]
         # Daemons: a program that ends does not wait for a server that does not answer.
         threads += [threading.Thread(target=self._fetch, name="mmdata-fetch", daemon=True) for _ in range(FETCHERS)]
-        for thread in threads:
-            thread.start()
+        try:
+            for thread in threads:
+                thread.start()
+        except BaseException:  # an interrupt: nobody else could end those that run
+            self.close()
+            raise
 
     def __iter__(self) -> Iterator[Task]:
         """The tasks; what the plan raises is raised in its place."""
@@ -126,7 +130,7 @@ class FetchAhead:
         self._looked[shard] = number
         if self._store.is_here(shard):
             return
-        size = self._index.manifest.entry(shard).bytes
+        size = self._index.manifest.listed(shard).bytes
         with self._changed:
             self._changed.wait_for(
                 lambda: (

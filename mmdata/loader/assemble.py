@@ -26,6 +26,7 @@ from mmdata.loader.slots import SlotRing
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.plan import Bucket
 from mmdata.shards.cache import Interrupted
+from mmdata.shards.decoder_warnings import naming, sample_name
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
 
@@ -158,7 +159,8 @@ class _BatchInProgress:
             return
         part = _Part(samples)
         try:
-            work(part)
+            with naming(lambda: self._name(part)):
+                work(part)
         except BaseException as error:
             self._failed = True
             # The first three name their file, or nobody waits for what was interrupted.
@@ -194,12 +196,13 @@ class _BatchInProgress:
                 return
             part.at = i
             clock.watch((i - first) % WATCH_EVERY == 0)
-            image = self._samples.image(i)
-            part.stats.read_bytes += len(image.data)
-            clock.lap("read")
-            stage: Stage = "decode"
+            stage: Stage = "read"
             place = int(self._places[i])
             try:
+                image = self._samples.image(i)
+                part.stats.read_bytes += len(image.data)
+                clock.lap("read")
+                stage = "decode"
                 epoch = int(self._task.passes[place])
                 whole = self._pixels.decode(image, epoch=epoch)
                 clock.lap("decode")
@@ -209,6 +212,10 @@ class _BatchInProgress:
                 self._bad_images[i] = self._entry(i, stage, error)
             clock.lap(stage)
         part.wrote = part.samples
+
+    def _name(self, part: _Part) -> str:
+        """Of the sample that a part is at."""
+        return "" if part.at is None else sample_name(self._samples.shard(part.at), self._samples.keys[part.at])
 
     def _tokenize(self, part: _Part) -> None:
         """Read the captions, and tokenize them in one call."""

@@ -151,7 +151,7 @@ class SideProcesses:
         for place in range(self._num_processes):
             if place not in self._processes:
                 threads = len(range(place, self._num_threads, self._num_processes))  # 5 threads in 2 processes: 3 and 2
-                share = {"threads": threads, "places": self._num_processes}
+                share = {"threads": threads, "place": place, "places": self._num_processes}
                 self._processes[place] = _SideProcess({**self._settings, **share})
         return all(process.is_ready(self._identity, wait=wait) for process in self._processes.values())
 

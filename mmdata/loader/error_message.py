@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import traceback
 
-from mmdata.errors import ConfigError, DataError, LoadError
+from mmdata.errors import ConfigError, DataError, LoadError, printable
 
 KNOWN = {"ConfigError": ConfigError, "DataError": DataError, "LoadError": LoadError}
+LINE_END = "\n"
 
 
 class SideTraceback(Exception):
     """Where in a side process an error came from; the `__cause__` of that error here."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(f"in the loader's side process:\n{text}")
+        super().__init__(f"in the loader's side process:\n{printable(text, keep=LINE_END)}")
 
 
 def message_of(error: BaseException) -> dict[str, str]:

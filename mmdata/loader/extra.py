@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mmdata.data_config import DataConfig
 from mmdata.errors import BadSample, ConfigError, DataError
+from mmdata.files import read_regular
 from mmdata.plan import choose_captions
 from mmdata.shards import Index, clean_caption
 from mmdata.shards.columns import hash64
@@ -119,7 +120,7 @@ def open_extra_captions(data: DataConfig, index: Index, tokenizer: Tokenizer) ->
 
 def _read(path: Path) -> tuple[list[str], list[list[str | None]], str]:
     try:
-        content = path.read_bytes()
+        content = read_regular(path, "extra captions")
         table = pq.read_table(pa.BufferReader(content), columns=["key", "captions"])
         table = table.cast(pa.schema({"key": pa.string(), "captions": pa.list_(pa.string())}))
     except FileNotFoundError:

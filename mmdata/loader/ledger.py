@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mmdata.atomic import write_whole
+from mmdata.atomic import naming, write_whole
 from mmdata.errors import ConfigError, DataError
 
 logger = logging.getLogger("mmdata")
@@ -81,20 +81,27 @@ class RowCounts:
 class Ledger:
     """Rows that were masked. Ends the run when they are more than a share of the rows seen.
 
+    One of several ranks does not judge by its own rows: it would end while the others wait for it in a collective. It
+    warns, and the program that runs all ranks calls `judge` on each with the counts of all (`Loader.check_rows`).
+
     Args:
         max_bad_share: of the rows seen, from the thousandth row on, and again at the end of an epoch.
+        rank: of this loader, for the warning.
+        world_size: ranks of the run.
 
     Attributes:
         entries: the newest, at most `KEPT_ENTRIES`.
         earlier: rows of the run before it was resumed, of all its ranks.
         own: rows since then, of this rank.
-        alone: `add` and `check` judge by what this rank has seen; False: whoever runs all ranks does, with `judge`.
+        alone: `add` and `check` look at what this rank has seen; False: the program calls `judge`.
     """
 
-    def __init__(self, max_bad_share: float) -> None:
+    def __init__(self, max_bad_share: float, *, rank: int = 0, world_size: int = 1) -> None:
         self.entries: deque[LedgerEntry] = deque(maxlen=KEPT_ENTRIES)
         self.earlier = self.own = RowCounts()
         self.alone = True
+        self._rank, self._world_size = rank, world_size
+        self._warned = False
         self._max_bad_share = max_bad_share
         self._path: Path | None = None
 
@@ -125,7 +132,7 @@ class Ledger:
         """Account for the rows of one batch.
 
         Raises:
-            DataError: too many rows could not be used.
+            DataError: too many rows could not be used, and this is the only rank.
         """
         told = set(self.own.masked)
         for entry in entries:
@@ -141,15 +148,29 @@ class Ledger:
         self.entries += entries
         self.own += RowCounts(rows_seen, Counter(entry.reason for entry in entries))
         if entries and self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
+            with naming(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(asdict(entry)) + "\n" for entry in entries)
-        if self.alone and self.counts.seen >= MIN_ROWS_FOR_RATE:
-            self.judge(self.counts)
+        if self.counts.seen >= MIN_ROWS_FOR_RATE:
+            self.check()
 
     def check(self) -> None:
-        """At the end of an epoch, raise a DataError if more than `max_bad_share` of the rows seen were masked."""
-        if self.alone:
+        """Judge what this rank has seen, where nobody else does: raise a DataError, or warn if it is one of several."""
+        if not self.alone or self._warned:
+            return
+        try:
             self.judge(self.counts)
+        except DataError as error:
+            if self._world_size == 1:
+                raise
+            self._warned = True
+            logger.warning(
+                "rank %d of %d: %s. A rank that ended alone would leave the others waiting, so this one goes on: call "
+                "check_rows(merge_states(states)) with the states of all ranks, on every rank at the same step, as "
+                "mmdata's trainer and integrations do",
+                self._rank,
+                self._world_size,
+                str(error),
+            )
 
     def judge(self, counts: RowCounts) -> None:
         """Raise a DataError if more than `max_bad_share` of the rows in `counts` were masked."""

@@ -11,7 +11,7 @@ from mmdata.errors import ConfigError
 from mmdata.shards.store import MAX_OPEN
 
 OTHERS = 32
-"""Files open for a moment: columns that are being mapped, shards that are being fetched, sockets, logs."""
+"""Files open for a moment: columns that are being read, shards that are being fetched, sockets, logs."""
 HELD_BATCHES = 3
 """In use, dropped a moment ago, and between two epochs. Several processes may have one more ahead each."""
 RAISED = 4096

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from mmdata.batch import Batch
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.batch import Batch, CaptionBatch
 from mmdata.config import Config, load_config
 from mmdata.cores import NumWorkers
 from mmdata.data_config import DataConfig
+from mmdata.launcher import resolve_ranks
 from mmdata.loader.beside import SideProcesses
+from mmdata.loader.captions import all_captions
 from mmdata.loader.choice import source_of
+from mmdata.loader.foreign import Interoperable, Iteration
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.planning import build_plan
 from mmdata.loader.relay import Relay
@@ -28,10 +34,11 @@ from mmdata.loader.tasks import Tasks
 from mmdata.loader.threads import ThreadedBatches
 from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
+from mmdata.plan.position import Position
 from mmdata.settings import parse
 
 
-class Loader:
+class Loader(Interoperable):
     """The batches of one rank, epoch after epoch.
 
     Iterating gives the rest of the current epoch; when it is exhausted the next epoch begins, also without
@@ -41,21 +48,23 @@ class Loader:
     Args:
         plan: of the global batches.
         worker: makes batches.
-        rank: 0 … world_size-1.
-        world_size: processes that share each global batch; must divide the global batch size.
+        rank: 0 … world_size-1; None: the launcher's, see `resolve_ranks`.
+        world_size: processes that share each global batch; must divide the global batch size. Given with rank.
         num_workers: threads, or auto (see `Tuner`); 0 makes batches in the caller's thread. Those of a side process:
             only by `from_config`.
         prefetch: batches made ahead of the one that was yielded, by all workers together.
-        max_bad_share: of the rows seen; the run ends when more could not be used.
+        max_bad_share: of the rows seen; the run ends when more could not be used. One of several ranks only warns:
+            `check_rows` judges the rows of all.
 
     Attributes:
-        plan, worker, index: as given.
+        plan, worker, index, rank, world_size: as given.
         ledger: the newest entries of the rows that were masked on this rank.
         masked: how many were, by reason.
         stats: sums over the batches yielded.
 
     Raises:
-        ValueError: world_size does not divide the global batch size.
+        ConfigError: the launcher's variables RANK and WORLD_SIZE are no rank in a world.
+        ValueError: world_size does not divide the global batch size, or is given without rank.
 
     Example:
         loader = Loader.from_config("configs/scenes.yaml")
@@ -68,19 +77,19 @@ class Loader:
         plan: Plan,
         worker: Worker,
         *,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         num_workers: NumWorkers = 2,
         prefetch: int = 2,
         max_bad_share: float = 0.05,
     ) -> None:
+        rank, world_size = self.rank, self.world_size = resolve_ranks(rank, world_size)
         plan.check_ranks(rank, world_size)
         self.plan = plan
         self.index = worker.index
         self.stats = Stats()
-        self._ledger = Ledger(max_bad_share)
+        self._ledger = Ledger(max_bad_share, rank=rank, world_size=world_size)
         self.worker = worker
-        self._world_size = world_size
         tasks = Tasks(plan, worker, rank=rank, world_size=world_size)
         self._source: ThreadedBatches | SideProcesses | Relay = ThreadedBatches(
             tasks, worker, count=num_workers, room=prefetch
@@ -89,27 +98,29 @@ class Loader:
         self._next: tuple[int, int, int] | None = None
         self._onward = True  # at the end of an epoch the source goes on with the one after it
         self._follows: tuple[int, int] | None = None  # the position after the last epoch that was given to its end
-        self._epoch = 0
-        self._yielded = 0  # of the current epoch
-        self._resume = False  # the next iteration goes on at _yielded
-        self._current: object = None  # the iteration whose position it is
-        self._stay = False  # … and in this epoch, even where nothing is left of it
+        self._position = Position()
 
     @classmethod
     def from_config(
-        cls, config: str | os.PathLike[str] | dict[str, Any] | DataConfig, *, rank: int = 0, world_size: int = 1
+        cls,
+        config: str | os.PathLike[str] | dict[str, Any] | DataConfig,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> Loader:
         """Build a loader from settings.
 
         Args:
             config: a YAML file or a dictionary with the section `data`, or that section.
-            rank: 0 … world_size-1.
+            rank: 0 … world_size-1. Without rank and world_size both are the launcher's (RANK and WORLD_SIZE in the
+                environment, as torchrun sets them), which is logged; without a launcher 0 of 1.
             world_size: processes that share each global batch.
 
         Raises:
             ConfigError: a setting is unknown, missing or out of range, or there is no such tokenizer.
             DataError: the shards have no index, or are not those that were indexed.
         """
+        rank, world_size = resolve_ranks(rank, world_size)
         data = data_config(config)
         worker = Worker.from_config(data)
         loader = cls(
@@ -130,12 +141,12 @@ class Loader:
 
         Epochs differ only where batch sizes do, rows stand in groups or a repeat is no whole number.
         """
-        return self.plan.num_steps(self._epoch)
+        return self.plan.num_steps(self._position.epoch)
 
     @property
     def batch_size(self) -> int:
         """Rows of a batch on this rank; with a token budget, at most."""
-        return self.plan.global_batch_size // self._world_size
+        return self.plan.global_batch_size // self.world_size
 
     @property
     def ledger(self) -> list[LedgerEntry]:
@@ -153,20 +164,21 @@ class Loader:
         Call it once the loader is where it shall begin: what the file says of later batches, left by a run that was
         killed, is cut off, so that each masked row is there once.
         """
-        self._ledger.write_to(Path(path), epoch=self._epoch, step=self._yielded)
+        self._ledger.write_to(Path(path), epoch=self._position.epoch, step=self._position.step)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin with an epoch; the current one is left where it is.
+        """Begin the next iteration at the start of an epoch.
 
-        Of an epoch that `load_state_dict` has put at its end nothing is left: it is not given again.
+        May be called in the last step of a loop over the epoch before, too. In mid-epoch the current epoch may be named
+        at any time, which changes nothing; another one ends the iteration that is under way: asked for another batch,
+        it raises a RuntimeError. After the last batch the current epoch is given again, where it is named. Of an epoch
+        that `load_state_dict` has put at its end nothing is left: it is not given again.
+
+        Raises:
+            ValueError: epoch is negative, or above 1,048,575.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch must be 0 or more: got {epoch}")
-        if self._resume and epoch == self._epoch:
-            self._stay = True
-        elif epoch != self._epoch or self._yielded == len(self):
-            self._epoch, self._yielded, self._resume, self._stay = epoch, 0, False, False
-        self._give_up_what_is_elsewhere()
+        if self._position.set_epoch(epoch, len(self)):
+            self._give_up_what_is_elsewhere()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is, counted in batches yielded, and the plan it belongs to; JSON, under 1 KB.
@@ -174,22 +186,29 @@ class Loader:
         It counts the rows that this rank has seen and masked, beside those of the state that was loaded; `merge_states`
         makes one state of those of all ranks.
         """
-        place = {"epoch": self._epoch, "step": self._yielded}
+        place = {"epoch": self._position.epoch, "step": self._position.step}
         return {**place, **self._ledger.counts.state(), "plan": self.identity}
 
     @cached_property  # takes a millisecond; a state may be asked for at every step
     def identity(self) -> Identity:
-        """What the batches depend on; a state belongs to loaders of the same identity."""
+        """What the batches depend on, pixels and tokens included; a state belongs to loaders of the same identity.
+
+        Of a transform of your own it knows the name, and whether its file has changed, which is logged, not refused.
+        """
         return identity_of(self.plan, self.worker)
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of those that all ranks took at the same step: the rows that they have counted are added up."""
         return {**states[0], **self._ledger.merge([RowCounts.of(state) for state in states]).state()}
 
+    def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
+        """All captions of those of the rows that have several: an evaluation counts each, a batch has one a row."""
+        return all_captions(self.worker, rows)
+
     def judge_together(self) -> None:
         """Leave it to `check_rows`, called with a merged state on every rank, whether too many rows are bad.
 
-        Otherwise the iteration over this loader ends with an error where too many of its own rows are.
+        Otherwise too many bad rows end the iteration with an error; with several ranks they give a warning.
         """
         self._ledger.alone = False
 
@@ -206,7 +225,8 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the last batch that was yielded when the state was taken.
 
-        The number of ranks and workers may be another.
+        The number of ranks and workers may be another. An iteration that is under way ends: asked for another batch, it
+        raises a RuntimeError.
 
         Raises:
             ConfigError: the state belongs to another plan; what differs is named. Or a number in it is missing, or
@@ -214,43 +234,39 @@ class Loader:
         """
         epoch, step = position_of(state, self.identity, self.plan)
         self._ledger.restore(RowCounts.of(state))
-        self._epoch, self._yielded = epoch, step
-        self._resume, self._stay = True, False
+        self._position.restore(epoch, step)
         self._give_up_what_is_elsewhere()
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the current epoch, from where `load_state_dict` put it, or from its start.
 
         Raises:
-            RuntimeError: another iteration has begun; the loader has one position, and it is that one's.
+            RuntimeError: asked for another batch after `set_epoch`, `load_state_dict` or a newer iteration has moved
+                the position; there is one.
         """
-        self._current = current = object()
-        # A loop that counts to len never asks for the end of the epoch.
-        if self._yielded == len(self) and not self._stay:
-            self._epoch, self._yielded = self._epoch + 1, 0
-        elif not self._resume:
-            self._yielded = 0
-        self._resume = self._stay = False
+        return Iteration(self._iterate(), of="loader")
+
+    def _iterate(self) -> Generator[Batch]:
+        position = self._position
+        iteration, restores = position.begin(len(self)), position.restores
+        epoch, num_steps = position.epoch, len(self)
         if self._follows:  # whoever went elsewhere after the last epoch may do so again: nothing is made in vain twice
-            self._onward, self._follows = self._follows == (self._epoch, self._yielded), None
-        epoch, num_steps = self._epoch, len(self)
+            self._onward, self._follows = self._follows == (epoch, position.step), None
         try:
-            for step in range(self._yielded, num_steps):
-                yield self._take(epoch, step, num_steps)  # no reference stays here: its user frees its memory
-                if self._current is not current:
-                    raise RuntimeError(
-                        "a newer iteration over this loader has begun and moved its position; "
-                        "go on with that one, or iterate at once over two loaders"
-                    )
-            self._ledger.check()
+            for step in range(position.step, num_steps):
+                position.check(iteration, of="loader")
+                # No reference stays here: its user frees its memory.
+                yield self._take(iteration, epoch, step, num_steps)
+            if position.restores == restores:  # the rows that are counted are still those of this iteration
+                self._ledger.check()
         except BaseException as error:
             at_the_end = self._next is not None and self._next[2] == 0
-            if self._current is current and not (at_the_end and isinstance(error, GeneratorExit)):
+            if position.is_of(iteration) and not (at_the_end and isinstance(error, GeneratorExit)):
                 self._stop()
             raise
-        self._epoch, self._yielded = self._epoch + 1, 0
+        position.end(iteration)
 
-    def _take(self, epoch: int, step: int, num_steps: int) -> Batch:
+    def _take(self, iteration: int, epoch: int, step: int, num_steps: int) -> Batch:
         """The batch of a step, accounted for."""
         if self._next != (os.getpid(), epoch, step):  # a forked child has none of its parent's workers
             self._source.begin(epoch, step, onward=self._onward)
@@ -264,12 +280,22 @@ class Loader:
                 self._stop()
         self.stats.add(made.stats)
         self._ledger.add(made.masked, made.stats.rows + len(made.masked))
-        self._yielded += 1
+        self._position.advance(iteration)
         return made.batch
 
+    def _how_to_skip(self) -> str:
+        return (
+            "to begin an epoch at its batch 3, loader.load_state_dict({**loader.state_dict(), 'step': 3}), which reads "
+            "nothing of the others. It need not go through Accelerator.prepare: its batches are already those of this "
+            "rank"
+        )
+
+    def _how_to_make(self) -> str:
+        return "Loader.from_config(config, rank=rank, world_size=world_size)"
+
     def _give_up_what_is_elsewhere(self) -> None:
-        """Drop the first batches of the next epoch where another one is asked for."""
-        if self._next and self._next[2] == 0 and self._next[1:] != (self._epoch, self._yielded):
+        """Drop the batches that were made ahead where others are asked for."""
+        if self._next and self._next[1:] != (self._position.epoch, self._position.step):
             self._stop()
 
     def _stop(self) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mmdata.data_config import DataConfig, GroupsConfig, sources
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import check_regular
 from mmdata.plan import Groups, IndexRows, Mixture, Source, Stream
 from mmdata.shards import Index
 
@@ -57,7 +58,7 @@ def build_groups(settings: GroupsConfig, index: Index) -> Groups:
 
 
 def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
-    """The group of each row, from a file: int64 (len(index),), mapped.
+    """The group of each row, from a file: int64 (len(index),). Read whole: a mapped file that is cut ends the process.
 
     Either a .npy file, or an Arrow IPC file with a column `group` and the fingerprint of the index it was made for.
 
@@ -68,11 +69,12 @@ def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
     ours = path.suffix != ".npy"
     remade = "make it anew with `mmdata neighbours`" if ours else "save the group of each row as int64, -1 for none"
     try:
+        check_regular(path, "file of groups")
         if not ours:  # np.load would take zip archives too, and advise unpickling what is neither
-            of_rows, made_for = np.lib.format.open_memmap(path, mode="r"), index.fingerprint
+            with path.open("rb") as file:
+                of_rows, made_for = np.lib.format.read_array(file, allow_pickle=False), index.fingerprint
         else:
-            with pa.memory_map(str(path)) as source:
-                table = pa.ipc.open_file(source).read_all()
+            table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
             of_rows = table.column("group").combine_chunks().to_numpy(zero_copy_only=False)
             made_for = (table.schema.metadata or {}).get(b"index", b"").decode()
     except FileNotFoundError:

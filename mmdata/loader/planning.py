@@ -28,7 +28,7 @@ from mmdata.plan import (
 from mmdata.plan.buckets import nearest_shapes
 from mmdata.shards import Index, ShardCache, ShardStore, captions_of
 from mmdata.shards.cache import GB
-from mmdata.shards.columns import hash64
+from mmdata.shards.columns import OLDEST_VERSION, hash64
 from mmdata.shards.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
 from mmdata.transform.text import Tokenizer
 
@@ -49,8 +49,27 @@ def open_index(data: DataConfig) -> Index:
     cache = ShardCache(data.cache_dir, max_bytes=int(data.cache_gb * GB))
     index = Index.open([source.shards for source in sources(data)], cache=cache)
     warn_of_small_cache(index, data.window_rows)
+    index.held_rows = max(index.held_rows, 4 * data.window_rows)
+    _say_what_is_not_compared(data, index)
     ensure_files(files_needed(data, index.manifest.num_shards))
     return index
+
+
+def _say_what_is_not_compared(data: DataConfig, index: Index) -> None:
+    """Say once where images are loaded without being compared with their hashes."""
+    old = [str(part.folder) for part in index.manifest.parts if part.schema == OLDEST_VERSION]
+    if not old or data.check_images != "auto" or index.fingerprint in _SAID:
+        return
+    _SAID.add(index.fingerprint)
+    logger.warning(
+        "'%s': its index was made by an earlier mmdata and has no fast hashes: images are not compared with it when "
+        "they are loaded. `mmdata index` makes a new index of the tars (--out gives it a folder of its own); "
+        "data.check_images=always compares the SHA-256, which takes about 5 %% of a photo's time",
+        old[0],
+    )
+
+
+_SAID: set[str] = set()  # indexes that this process has spoken of
 
 
 def build_plan(data: DataConfig, index: Index, tokenizer: Tokenizer, *, count_lengths: bool = False) -> Plan:
@@ -71,8 +90,8 @@ def build_plan(data: DataConfig, index: Index, tokenizer: Tokenizer, *, count_le
     for part in index.manifest.parts:
         if part.rows == 0:
             raise DataError(
-                f"shards '{part.folder}': no rows in the index; see quarantine.jsonl there for those left out, "
-                "or leave the dataset out of data.shards"
+                f"shards '{part.folder}': no rows in the index; see __mmdata__/quarantine.jsonl there for those left "
+                "out, or leave the dataset out of data.shards"
             )
     needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
     lengths = caption_lengths(index, tokenizer) if needed else None

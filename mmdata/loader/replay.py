@@ -11,7 +11,7 @@ import numpy as np
 
 from mmdata.errors import BadSample, DataError
 from mmdata.loader.assemble import Made, Task
-from mmdata.loader.worker import IndexSamples, Worker
+from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
 from mmdata.shards import Index
 from mmdata.transform.image import oriented_size
@@ -30,7 +30,7 @@ class Replay:
         image: as read from the shard.
         size: (height, width) of the image as displayed, in pixels, by the index.
         image_offset, caption_offset: of its members in the shard, in bytes.
-        decoded: None where the image does not decode.
+        decoded: None where the image does not decode, or is not the one indexed.
         caption: "" where it cannot be used.
         made: the batch of this one row, with its ledger line where it is masked.
     """
@@ -75,13 +75,13 @@ def replay(worker: Worker, task: Task) -> Replay:
     Raises:
         DataError: its shard is not the one that was indexed.
     """
-    samples = IndexSamples(worker.index, worker.store, task.rows, task.passes)
-    image, epoch, bucket = samples.image(0), int(task.passes[0]), task.bucket
+    samples = worker.samples(task.rows, task.passes)
+    image, epoch, bucket = samples.stored_image(0), int(task.passes[0]), task.bucket
     shape = None if bucket.patches else (bucket.height, bucket.width)
     size = worker.index.take(task.rows, ["height", "width"])
     decoded, caption = None, ""
     with suppress(BadSample):  # the batch's ledger line says it
-        decoded = worker.transform.decode(image, shape=shape, patches=bucket.patches, epoch=epoch)
+        decoded = worker.transform.decode(samples.image(0), shape=shape, patches=bucket.patches, epoch=epoch)
     with suppress(BadSample):
         caption = samples.caption(0)
     return Replay(

@@ -28,7 +28,7 @@ class Samples(Protocol):
         ...
 
     def image(self, i: int) -> EncodedImage:
-        """The image, not yet decoded."""
+        """The image, not yet decoded; raises BadSample."""
         ...
 
     def caption(self, i: int) -> str:

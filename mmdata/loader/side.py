@@ -101,7 +101,7 @@ class Side:
     Args:
         channel: to the other side.
         settings: data (a DataConfig as JSON), rank, world_size; threads; places: of as many side processes each makes
-            every places-th batch.
+            every places-th batch; place: the number of this process among them.
     """
 
     def __init__(self, channel: Channel, settings: dict[str, Any]) -> None:
@@ -114,6 +114,7 @@ class Side:
         plan = build_plan(data, self._worker.index, self._worker.tokenizer)
         self._tasks = Tasks(plan, self._worker, rank=settings["rank"], world_size=settings["world_size"])
         self._places, self._num_threads = settings["places"], settings["threads"]
+        self._thread_name = f"mmdata-process_{settings['place']}-worker"
         self._room = -(-data.prefetch // self._places)
         self._lent: dict[int, Any] = {}  # tensors in the buffers that the other side looks at, by number
         self._run: Run | None = None
@@ -132,7 +133,8 @@ class Side:
             self._stop()
             tasks = self._tasks.begin(message["epoch"], message["start"], onward=message["onward"])
             own = every(tasks, message["place"], self._places)
-            self._run = Run(message["run"], WorkerThreads(own, self._begin, self._num_threads), self._room)
+            threads = WorkerThreads(own, self._begin, self._num_threads, name=self._thread_name)
+            self._run = Run(message["run"], threads, self._room)
             self._thread = threading.Thread(target=self._send_all, args=(self._run,), daemon=True)
             self._thread.start()
         elif self._run and message["run"] == self._run.number:

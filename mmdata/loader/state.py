@@ -2,51 +2,99 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 from mmdata.errors import ConfigError
 from mmdata.loader.worker import Worker
 from mmdata.plan import Plan
+from mmdata.plan.position import check_count, check_epoch, check_state
 
-Identity = dict[str, str | int | bool | None]
+logger = logging.getLogger("mmdata")
+
+Identity = dict[str, Any]
 """What batches depend on, by name: JSON."""
+
+SINCE = {
+    "transform",
+    "crop_scale",
+    "decode",
+    "augment",
+    "transform_source",
+    "transform_seed",
+    "tokenizer",
+    "patch_size",
+}
+"""What earlier versions did not write into their states: taken to be as it was, with a warning."""
 
 
 def identity_of(plan: Plan, worker: Worker) -> Identity:
-    """What the batches of a plan depend on: its identity, and that of the worker's extra captions."""
-    return {**plan.identity(), "extra_captions": worker.extra and worker.extra.fingerprint}
+    """What the batches of a plan depend on: which rows are in them, and what pixels and tokens those have.
+
+    Not in it is what may change when a run is resumed: workers and where they run, prefetch, caches, the number of
+    ranks, hashes beside the rows, the share of bad rows.
+    """
+    transform = worker.transform
+    own_seed = transform.identity()["transform"] != "eval" and transform.seed != plan.seed
+    return {
+        **plan.identity(),
+        "extra_captions": worker.extra and worker.extra.fingerprint,
+        **transform.identity(),
+        "transform_seed": transform.seed if own_seed else None,
+        "tokenizer": worker.tokenizer.identity,
+    }
 
 
-def position_of(state: dict[str, Any], identity: Identity, plan: Plan) -> tuple[int, int]:
+def differences(saved: dict[str, Any], identity: Identity, *, of: str) -> list[str]:
+    """The names under which a state's identity differs from one's own.
+
+    Logs what an earlier version did not say, and a user's transform whose file has changed: that may be a comment.
+
+    Args:
+        saved: the state's.
+        identity: one's own.
+        of: whose state it is, for the log.
+    """
+    if unsaid := [name for name in identity if name in SINCE and name not in saved]:
+        logger.warning(
+            "this %s state was written by an earlier version, which did not say %s: they are taken to be what they are "
+            "now; if you have changed one of them since, pixels or tokens are not those of an undisturbed run",
+            of,
+            ", ".join(unsaid),
+        )
+    sources = saved.get("transform_source"), identity.get("transform_source")
+    if saved.get("transform") == identity.get("transform") and None not in sources and sources[0] != sources[1]:
+        logger.warning(
+            "transform '%s': its file is not what it was when this %s state was taken; if more than comments have "
+            "changed, pixels are not those of an undisturbed run",
+            identity["transform"],
+            of,
+        )
+    compared = [name for name in identity if name != "transform_source" and name not in unsaid]
+    return [name for name in compared if saved.get(name) != identity[name]]
+
+
+def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tuple[int, int]:
     """(epoch, step) of a state; `identity` is that of the batches.
 
     Raises:
-        ConfigError: the state belongs to another plan; what differs is named. Or a number in it is missing, or is none
+        ConfigError: the state belongs to other batches; what differs is named. Or a number in it is missing, or is none
             that `Loader.state_dict` gives.
     """
-    saved = {"extra_captions": None, **(state.get("plan") or {})}
-    if untold := [key for key in identity if key not in saved]:
+    plan_of_state = check_state(state, of="loader").get("plan")
+    saved = {"extra_captions": None, **(plan_of_state if isinstance(plan_of_state, Mapping) else {})}
+    if untold := [key for key in identity if key not in saved and key not in SINCE]:
         raise ConfigError(
             f"this loader state does not say {', '.join(untold)} of its plan: this version's loader did not "
             "write it; resume with the one that did, or start anew"
         )
-    if changed := [key for key in identity if saved[key] != identity[key]]:
+    if changed := differences(saved, identity, of="loader"):
         listed = ", ".join(f"{key} was {saved[key]!r} and is {identity[key]!r}" for key in changed)
+        other = "other pixels or tokens" if set(changed) <= SINCE else "another plan"
         raise ConfigError(
-            f"this loader state belongs to another plan: {listed}; resume with the settings and shards "
+            f"this loader state belongs to {other}: {listed}; resume with the settings and shards "
             "it was saved with, or start anew"
         )
-    epoch = check_count(state, "epoch", of="loader")
+    epoch = check_epoch(state, of="loader")
     return epoch, check_count(state, "step", of="loader", at_most=plan.num_steps(epoch))
-
-
-def check_count(state: dict[str, Any], name: str, *, of: str, at_most: int | None = None) -> int:
-    """A whole number of a state; raises a ConfigError that says whose (`of`), where it is none that it can be."""
-    value = state.get(name)
-    if type(value) is not int or value < 0 or (at_most is not None and value > at_most):
-        most = "" if at_most is None else f", at most {at_most}"
-        raise ConfigError(
-            f"{of} state: '{name}' must be a whole number from 0 on{most}: got {value!r}; "
-            "give the dictionary that state_dict() returned, or start anew"
-        )
-    return value

@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import partial
 from time import monotonic, perf_counter
 from typing import Generic, TypeVar
@@ -23,6 +24,7 @@ from mmdata.loader.assemble import Made, Task
 from mmdata.loader.job import Job
 from mmdata.loader.tasks import Tasks
 from mmdata.loader.tune import START, Tuner
+from mmdata.loader.turns import Turns
 from mmdata.loader.worker import Worker
 
 T = TypeVar("T")
@@ -39,6 +41,8 @@ class WorkerThreads(Generic[TaskT, T]):
         begin: called with a task, and with an event that is set when nobody wants the result any more.
         count: of threads; each has one thread of torch, since more would compete with the other workers' cores. The
             caller's own number of threads stays as it is.
+        name: what the threads' names begin with. Clocks are kept by these names, so threads whose clocks are added up
+            in one loader must differ in them, also when they are threads of different processes.
     """
 
     def __init__(
@@ -46,7 +50,10 @@ class WorkerThreads(Generic[TaskT, T]):
         tasks: Generator[TaskT, None, None],
         begin: Callable[[TaskT, threading.Event], Job[T]],
         count: int,
+        *,
+        name: str = "mmdata-worker",
     ) -> None:
+        self._name = name
         self._ahead: deque[Future[T]] = deque()
         self._line = _Line(tasks, begin)
         self._threads: list[threading.Thread] = []
@@ -65,13 +72,13 @@ class WorkerThreads(Generic[TaskT, T]):
             return
         callers = torch.get_num_threads()
         limited = threading.Semaphore(0)
-        self._threads[:] = [one for one in self._threads if one.is_alive()]
+        self._threads[:] = [one for one in self._threads if one.ident is None or one.is_alive()]
         try:
             for name in new:
                 thread = threading.Thread(target=_work, args=(self._line, name, limited), daemon=True)
-                thread.name = f"mmdata-worker_{name}"
+                thread.name = f"{self._name}_{name}"
+                self._threads.append(thread)  # before it starts: an interrupt may come while it does
                 thread.start()
-                self._threads.append(thread)
             for _ in new:
                 limited.acquire()
         finally:
@@ -99,7 +106,7 @@ class _Line(Generic[TaskT, T]):
     """Where threads find work. It knows nothing of whoever takes the results, who may go at any moment."""
 
     def __init__(self, tasks: Generator[TaskT, None, None], begin: Callable[[TaskT, threading.Event], Job[T]]) -> None:
-        self.tasks = tasks
+        self.tasks = Turns(tasks)
         self.stop = threading.Event()
         self.changed = threading.Condition()  # of a lock that its holder may take again: see `_close`
         self._begin = begin
@@ -203,13 +210,13 @@ def _close(line: _Line[TaskT, T], threads: list[threading.Thread], owner: int) -
     if os.getpid() != owner:
         return  # a forked child has none of the threads
     line.end()
+    line.tasks.close()
     if threading.current_thread() in threads:
         return  # the garbage collector may run in any; the others may wait for what this one holds
     until = monotonic() + END_S
     for thread in threads:
-        thread.join(max(0.0, until - monotonic()))
-    if not any(thread.is_alive() for thread in threads):
-        line.tasks.close()
+        with suppress(RuntimeError):  # interrupted while it was started: it finds nothing to do
+            thread.join(max(0.0, until - monotonic()))
 
 
 class ThreadedBatches:

@@ -19,7 +19,7 @@ from mmdata.loader.slots import SlotRing
 from mmdata.plan import choose_captions
 from mmdata.shards import FORMATS, Index, ShardStore, captions_of
 from mmdata.shards.cache import Interrupted
-from mmdata.shards.columns import hash64
+from mmdata.shards.columns import fast_hash, hash64
 from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import Tokenizer
 
@@ -33,7 +33,11 @@ COLUMNS = [
     "caption_format",
     "label",
     "image_hash",
+    "image_xxh3",
 ]
+
+CheckImages = Literal["auto", "always", "never"]
+"""See `DataConfig.check_images`."""
 
 
 class Worker:
@@ -45,6 +49,7 @@ class Worker:
         transform: for the pixels.
         hashes: add image_hash and caption_hash to the batches.
         extra: further captions of the rows, for the batches.
+        check_images: whether images are compared with their hashes in the index; see `DataConfig.check_images`.
         slots: lends the memory of pixels; default: memory of this process.
     """
 
@@ -56,9 +61,11 @@ class Worker:
         *,
         hashes: bool = False,
         extra: ExtraCaptions | None = None,
+        check_images: CheckImages = "auto",
         slots: SlotRing | None = None,
     ) -> None:
         self.index = index
+        self.check_images: CheckImages = check_images
         self.store = ShardStore(index)
         self.tokenizer = tokenizer
         self.transform = transform
@@ -73,15 +80,20 @@ class Worker:
         transform = PixelTransform.from_config(data)
         index = open_index(data)
         extra = open_extra_captions(data, index, tokenizer)
-        return cls(index, tokenizer, transform, hashes=needs_hashes(data), extra=extra, slots=slots)
+        hashes, check = needs_hashes(data), data.check_images
+        return cls(index, tokenizer, transform, hashes=hashes, extra=extra, check_images=check, slots=slots)
 
     def begin(self, task: Task, stop: Event | None = None) -> Job[Made]:
         """Begin a batch; see `Assembler.begin`. Its units raise Interrupted once `stop` is set."""
         there = task.rows >= 0
         rows, passes = task.rows[there], task.passes[there]
-        samples = IndexSamples(self.index, self.store, rows, passes, stop=stop)
+        samples = self.samples(rows, passes, stop=stop)
         extra = None if self.extra is None else self.extra.choose(rows, passes)
         return self._assembler.begin(task, samples, labels=self._has_labels, extra=extra)
+
+    def samples(self, rows: NDArray[np.int64], passes: NDArray[np.int64], stop: Event | None = None) -> IndexSamples:
+        """The samples of n rows in their passes, int64 (n,) each."""
+        return IndexSamples(self.index, self.store, rows, passes, check_images=self.check_images, stop=stop)
 
     def make(self, task: Task) -> Made:
         """Make a batch in the caller's thread.
@@ -101,6 +113,7 @@ class IndexSamples:
         store: reads its members.
         rows: int64 (n,).
         passes: int64 (n,), decide which of its captions each row has.
+        check_images: see `DataConfig.check_images`.
         stop: once it is set, nothing more is read.
     """
 
@@ -111,9 +124,11 @@ class IndexSamples:
         rows: NDArray[np.int64],
         passes: NDArray[np.int64],
         *,
+        check_images: CheckImages = "auto",
         stop: Event | None = None,
     ) -> None:
         self._index = index
+        self._check_images = check_images
         self._store = store
         self._stop = stop or Event()
         self._rows = rows
@@ -132,7 +147,20 @@ class IndexSamples:
         return int(self._columns[f"{kind}_offset"][i])
 
     def image(self, i: int) -> EncodedImage:
-        """The image; its random numbers are the row's."""
+        """The image; its random numbers are the row's. Raises BadSample where it is not the one indexed."""
+        image = self.stored_image(i)
+        if self._check_images != "never":
+            fast = int(self._columns["image_xxh3"][i])
+            if fast:
+                changed = fast_hash(image.data) != fast
+            else:
+                changed = self._check_images == "always" and hash64(image.data) != self._columns["image_hash"][i]
+            if changed:
+                raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")
+        return image
+
+    def stored_image(self, i: int) -> EncodedImage:
+        """The image as it lies in the shard, compared with nothing."""
         image_format = FORMATS[self._columns["image_format"][i]]
         orientation = int(self._columns["orientation"][i])
         return EncodedImage(self._read(i, "image"), image_format, orientation, int(self._rows[i]))

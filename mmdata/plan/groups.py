@@ -21,7 +21,7 @@ class Groups:
     """Which rows stand together.
 
     Attributes:
-        of_rows: int64 (rows of the corpus,), the group of each; below 0 for none. May be mapped from a file.
+        of_rows: int64 (rows of the corpus,), the group of each; below 0 for none.
         size: rows of one group that stand together, each row once an epoch; or, with `candidates`, 1.
         candidates: so many other rows of its group follow each row, drawn anew in each epoch: they are read besides.
         source: where `of_rows` comes from, with a hash of what is in it: equal for equal groups.

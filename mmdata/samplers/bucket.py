@@ -31,8 +31,8 @@ class BucketBatchSampler(PlannedBatchSampler):
         drop_last: leave out the last batch where it is not full.
         shuffle: rows and batches come in a new order each epoch; else always as given, short ones first.
         seed: of the order; the same on every rank.
-        rank: 0 … world_size-1.
-        world_size: processes that share each global batch.
+        rank: 0 … world_size-1; None: that of `sampler`, or else the launcher's.
+        world_size: processes that share each global batch; given with rank.
         sampler: a DistributedSampler, to take rank and world size from.
 
     Raises:

@@ -6,11 +6,11 @@ part of it. Every row comes once an epoch over all ranks, and all ranks have the
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -19,32 +19,28 @@ from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 from typing_extensions import Self
 
 from mmdata.errors import ConfigError
+from mmdata.launcher import resolve_ranks
+from mmdata.plan.position import Position, check_count, check_epoch, check_state
 
 Ints = NDArray[np.int64]
-
-
-@dataclass
-class Place:
-    """Where a sampler is; the copies that Lightning makes of a sampler share it."""
-
-    epoch: int = 0
-    step: int = 0  # batches yielded of the epoch
-    resume: bool = False  # the next iteration goes on at `step`
-    stay: bool = False  # … and in this epoch, even where nothing is left of it
-    iterations: int = 0  # begun so far; only the latest one moves the place
 
 
 class PlannedBatchSampler(BatchSampler):
     """What both samplers share: ranks, epochs, state.
 
     Rank and world size are arguments, or those of `sampler`: Lightning hands over a `DistributedSampler` by itself, and
-    one made by hand reads them from torch.distributed. Without either there is one rank.
+    one made by hand reads them from torch.distributed. Without either they are the launcher's (RANK and WORLD_SIZE in
+    the environment), which is logged; without a launcher there is one rank.
 
     The rows of an epoch's last global batch may not divide by the number of ranks. Then up to world_size-1 of them come
     a second time (`repeated`), at the end of the last batch of the last ranks; fewer is impossible with equal batches.
+
+    A DataLoader with workers asks for batches ahead of its loop, and trainers make its iterator before they set the
+    epoch. So an iteration that `set_epoch`, `load_state_dict` or a newer one has overtaken gives the rest of its epoch;
+    it moves the position no more.
     """
 
-    _place: Place
+    _position: Position  # the copies that Lightning makes of a sampler share it
 
     def __new__(cls, *positional: Any, **named: Any) -> Self:
         """Keep the arguments, as Lightning's hooks do for a sampler that is made in a `*_dataloader` method.
@@ -55,9 +51,9 @@ class PlannedBatchSampler(BatchSampler):
         made = super().__new__(cls)
         parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
         names = tuple(parameter.name for parameter in parameters)[: len(positional)]
-        place = Place()
+        position = Position()
         kept: dict[str, Any] = {
-            "_place": place,
+            "_position": position,
             "__pl_saved_args": positional,
             "__pl_saved_kwargs": named,
             "__pl_saved_arg_names": names,
@@ -67,7 +63,7 @@ class PlannedBatchSampler(BatchSampler):
                 if parameter.default is not parameter.empty and parameter.name not in {*names, *named}
             },
             # Done to the new one: a state that was loaded stays loaded.
-            "__pl_attrs_record": [(("_place", place), object.__setattr__)],
+            "__pl_attrs_record": [(("_position", position), object.__setattr__)],
         }
         made.__dict__.update(kept)
         return made
@@ -94,6 +90,10 @@ class PlannedBatchSampler(BatchSampler):
                 "batch; set drop_last=False or a smaller batch_size"
             )
 
+    def __copy__(self) -> Self:
+        """With a position of its own, as every copy has but Lightning's."""
+        return copy.deepcopy(self)
+
     @abstractmethod
     def _batches(self, epoch: int, start: int) -> Iterator[list[int]]:
         """This rank's batches of an epoch, from step `start` on."""
@@ -117,25 +117,22 @@ class PlannedBatchSampler(BatchSampler):
         return self._num_rows % self._global_rows if self.drop_last else 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin with an epoch; the current one is left where it is.
+        """Begin the next iteration at the start of an epoch.
 
-        Of an epoch that `load_state_dict` has put at its end nothing is left: it is not given again.
+        In mid-epoch the current epoch may be named too, which changes nothing. After its last batch it is given again,
+        where it is named. Of an epoch that `load_state_dict` has put at its end nothing is left: it is not given again.
+
+        Raises:
+            ValueError: epoch is negative, or above 1,048,575.
         """
-        place = self._place
-        if epoch < 0:
-            raise ValueError(f"epoch must be 0 or more: got {epoch}")
-        if place.resume and epoch == place.epoch:
-            place.stay = True
-        elif epoch != place.epoch or place.step == len(self):
-            place.epoch, place.step, place.resume, place.stay = epoch, 0, False, False
-            place.iterations += 1  # one that is under way no longer counts
+        self._position.set_epoch(epoch, len(self))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the sampler is, counted in batches yielded, and what they depend on; JSON, under 1 KB.
 
         A DataLoader with workers asks for batches ahead of the loop: its loop's own place is `state_at(epoch, step)`.
         """
-        return self.state_at(self._place.epoch, self._place.step)
+        return self.state_at(self._position.epoch, self._position.step)
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """The state of a loop that has done `step` batches of an epoch."""
@@ -150,41 +147,25 @@ class PlannedBatchSampler(BatchSampler):
             ConfigError: the state belongs to other batches, what differs is named; or a number in it is wrong.
         """
         identity = self._identity()
-        saved = state.get("plan", {})
+        saved = check_state(state, of="sampler").get("plan")
+        saved = saved if isinstance(saved, Mapping) else {}
         if changed := [name for name in identity if saved.get(name) != identity[name]]:
             listed = ", ".join(f"{name} was {saved.get(name)!r} and is {identity[name]!r}" for name in changed)
             raise ConfigError(
                 f"this sampler state belongs to other batches: {listed}; resume with the arguments it was saved with "
                 "(batch_size × world_size stays the same), or start anew"
             )
-        for name, most in (("epoch", 2**63), ("step", len(self))):
-            value = state.get(name)
-            if type(value) is not int or not 0 <= value <= most:
-                raise ConfigError(
-                    f"sampler state: '{name}' must be a whole number from 0 to {most}: got {value!r}; "
-                    "give the dictionary that state_dict() returned, or start anew"
-                )
-        place = self._place
-        place.epoch, place.step, place.resume, place.stay = state["epoch"], state["step"], True, False
-        place.iterations += 1
+        epoch = check_epoch(state, of="sampler")
+        self._position.restore(epoch, check_count(state, "step", of="sampler", at_most=len(self)))
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of the current epoch, from where `load_state_dict` put it, or from its start."""
-        place = self._place
-        # A loop that counts to len never asks for the end of the epoch.
-        if place.step == len(self) and not place.stay:
-            place.epoch, place.step = place.epoch + 1, 0
-        elif not place.resume:
-            place.step = 0
-        place.resume = place.stay = False
-        place.iterations += 1
-        iteration, epoch = place.iterations, place.epoch
-        for rows in self._batches(epoch, place.step):
-            if place.iterations == iteration:
-                place.step += 1
+        position = self._position
+        iteration = position.begin(len(self))
+        for rows in self._batches(position.epoch, position.step):
+            position.advance(iteration)
             yield rows
-        if place.iterations == iteration:
-            place.epoch, place.step = epoch + 1, 0
+        position.end(iteration)
 
     def _share(self, rows: Ints) -> list[int]:
         """This rank's part of the rows of a global batch; where they do not divide, some are repeated."""
@@ -193,24 +174,23 @@ class PlannedBatchSampler(BatchSampler):
 
 
 def _rank(sampler: Sampler[Any] | None, rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Rank and world size: those of a DistributedSampler, those given, or 0 of 1."""
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"rank and world_size go together: got rank={rank}, world_size={world_size}")
-    given = (0, 1) if rank is None or world_size is None else (rank, world_size)
+    """Rank and world size: those of a DistributedSampler, those given, those of the launcher, or 0 of 1."""
     known = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
     if isinstance(known[0], int) and isinstance(known[1], int):
-        if rank is not None and given != known:
+        if (rank, world_size) not in ((None, None), known):
             raise ValueError(
                 f"rank={rank}, world_size={world_size} were given, but the {type(sampler).__name__} is of rank "
                 f"{known[0]} of {known[1]}; leave them out, or set Trainer(use_distributed_sampler=False)"
             )
-        given = known[0], known[1]
+        given: tuple[int, int] = known[0], known[1]
     # Where nothing is distributed, Lightning hands over the SequentialSampler that a DataLoader has by default.
     elif sampler is not None and not isinstance(sampler, SequentialSampler):
         raise ValueError(
             f"sampler may be a DistributedSampler, to take rank and world size from: got {type(sampler).__name__}, "
             "whose rows and order would not be used"
         )
+    else:
+        given = resolve_ranks(rank, world_size)
     if not 0 <= given[0] < given[1]:
         raise ValueError(f"rank must be in 0 … {given[1] - 1} (world_size {given[1]}): got {given[0]}")
     return given

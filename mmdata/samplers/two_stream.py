@@ -28,8 +28,8 @@ class TwoStreamBatchSampler(PlannedBatchSampler):
         drop_last: leave out the last batch where it is not full.
         shuffle: primary rows come in a new order each epoch, secondary ones each cycle; else always as given.
         seed: of the order; the same on every rank.
-        rank: 0 … world_size-1.
-        world_size: processes that share each global batch.
+        rank: 0 … world_size-1; None: that of `sampler`, or else the launcher's.
+        world_size: processes that share each global batch; given with rank.
         sampler: a DistributedSampler, to take rank and world size from.
 
     Raises:

@@ -7,22 +7,27 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmdata.atomic import lock, write_whole
 from mmdata.errors import BadSample, DataError, Reason
-from mmdata.shards.columns import CountTokens, Row, encode
-from mmdata.shards.folder import local_folder
-from mmdata.shards.manifest import MANIFEST_NAME, Manifest
+from mmdata.files import check_regular
+from mmdata.shards.columns import SCHEMA_VERSION, CountTokens, Row, encode
+from mmdata.shards.decoder_warnings import naming, sample_name
+from mmdata.shards.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, local_folder, manifest_prefix
+from mmdata.shards.labels import Labels, number_labels
+from mmdata.shards.manifest import Manifest
 from mmdata.shards.manifest_writer import write_manifest
 from mmdata.shards.pages import ShardEntry, check_plain_name
 from mmdata.shards.probe import DEFAULT_LIMITS, Limits
 from mmdata.shards.samples import Group, SampleReader, describe
 from mmdata.shards.tar import Member
+from mmdata.shards.texts import Loss, Losses
 
-QUARANTINE_NAME = "quarantine.jsonl"
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
@@ -32,16 +37,19 @@ class IndexReport:
     """What `build_index` made.
 
     Attributes:
-        folder: where index, manifest and quarantine list lie.
+        folder: whose sub-folder `__mmdata__` holds index, manifest and quarantine list.
         manifest: as it lies there.
         accounts: samples = indexed + quarantined, each counted by itself; ignored_members (without an extension,
-            `__meta__`) belong to no sample.
+            `__meta__`) belong to no sample. "lost", where there is any, counts indexed samples of which a text member
+            could not be used; "classes", where labels are names, lists those by class number.
+        lost: of each kind of loss, the first place and what was lost there.
         quarantined: one entry a sample left out: shard, key, offset, reason, detail.
     """
 
     folder: Path
     manifest: Manifest
     accounts: dict[str, Any]
+    lost: dict[Loss, str]
     quarantined: list[dict[str, Any]]
 
 
@@ -62,7 +70,7 @@ def build_index(
 
     Args:
         source: folder (its `*.tar`, sorted by name) or a tar.
-        out: where to; beside the tars when None.
+        out: into whose sub-folder `__mmdata__`; that of the tars when None.
         count_tokens, tokenizer: as for `ShardWriter`.
         limits: which images are refused.
         max_bad_share: an error when more than this share of the samples had to be quarantined.
@@ -75,6 +83,10 @@ def build_index(
     """
     shards = find_shards(local_folder(source))
     folder = Path(out) if out is not None else shards[0].parent
+    location = Path(os.path.relpath(shards[0].parent.resolve(), folder.resolve())).as_posix()
+    for name in (*[path.name for path in shards], location):
+        if not name.isascii():
+            _refuse_not_utf8(name)
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
         build = _Build(folder, shards, limits, count_tokens, tokenizer)
@@ -82,12 +94,11 @@ def build_index(
             for path in shards:
                 build.add(path, progress)
             build.check(max_bad_share)
-            location = Path(os.path.relpath(shards[0].parent.resolve(), folder.resolve())).as_posix()
             manifest = build.publish(location)
         except BaseException:
             build.withdraw()
             raise
-    return IndexReport(folder, manifest, build.accounts, build.quarantined)
+    return IndexReport(folder, manifest, build.accounts, build.losses.first, build.quarantined)
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,9 @@ class Scan:
     """What one tar holds.
 
     Attributes:
-        rows: samples that can be used.
+        rows: samples that can be used; the label is -1 where it is a name.
+        labels: of each of these, class number, class name, or None.
+        losses: (key, what was lost) of those that have lost something.
         quarantined: samples that cannot, as in `IndexReport`.
         samples: how many the tar has, counted apart from the two lists.
         ignored: members that belong to no sample.
@@ -103,6 +116,8 @@ class Scan:
     """
 
     rows: list[Row]
+    labels: list[int | str | None]
+    losses: list[tuple[str, dict[Loss, str]]]
     quarantined: list[dict[str, Any]]
     samples: int
     ignored: int
@@ -112,6 +127,8 @@ class Scan:
 def scan_shard(path: Path, *, limits: Limits, step: Callable[[int], None]) -> Scan:
     """Read a tar strictly; `step` is called with the offset of each sample."""
     rows: list[Row] = []
+    labels: list[int | str | None] = []
+    losses: list[tuple[str, dict[Loss, str]]] = []
     quarantined: list[dict[str, Any]] = []
     edges: list[tuple[str, bool]] = []
     samples = 0
@@ -126,14 +143,19 @@ def scan_shard(path: Path, *, limits: Limits, step: Callable[[int], None]) -> Sc
             samples += 1
             reason = None
             try:
-                rows.append(describe(group, read, limits=limits))
+                with naming(partial(sample_name, path.name, group.key)):
+                    row, label, lost = describe(group, read, limits=limits)
+                rows.append(row)
+                labels.append(label)
+                if lost:
+                    losses.append((group.key, lost))
             except BadSample as bad:
                 reason = bad.reason
                 quarantined.append(_quarantine_line(path, group, bad))
             edge = (group.key, reason not in (Reason.MISSING_IMAGE, Reason.MISSING_CAPTION))
             edges = [edge, edge] if not edges else [edges[0], edge]
             step(group.start)
-        return Scan(rows, quarantined, samples, reader.ignored, edges)
+        return Scan(rows, labels, losses, quarantined, samples, reader.ignored, edges)
 
 
 def steps(progress: Progress | None, done: int, total: int) -> Callable[[int], None]:
@@ -163,6 +185,8 @@ class _Build:
     ) -> None:
         self.entries: list[ShardEntry] = []
         self.quarantined: list[dict[str, Any]] = []
+        self.losses = Losses()
+        self._labels = Labels()
         self._folder = folder
         self._limits = limits
         self._count_tokens = count_tokens
@@ -174,7 +198,11 @@ class _Build:
         self._total = sum(path.stat().st_size for path in shards)
         self._edge: tuple[str, bool, str] | None = None  # last sample's key, whether complete, its shard
         self._made: list[Path] = []
-        self._published = (folder / MANIFEST_NAME).exists()
+        prefix = manifest_prefix(folder)
+        self._published = prefix is not None
+        self._inner = folder / (INNER if prefix is None else prefix)
+        # An index of an earlier version is compared with what that version would have made.
+        self._version = SCHEMA_VERSION if prefix is None else Manifest.read(folder).schema
 
     @property
     def accounts(self) -> dict[str, Any]:
@@ -183,6 +211,8 @@ class _Build:
             "indexed": sum(entry.rows for entry in self.entries),
             "quarantined": len(self.quarantined),
             "ignored_members": self._ignored,
+            **({"lost": self.losses.as_dict()} if self.losses.counts else {}),
+            **({"classes": self._labels.names} if self._labels.names else {}),
         }
 
     def add(self, path: Path, progress: Progress | None) -> None:
@@ -191,7 +221,10 @@ class _Build:
         size = path.stat().st_size
         scan = scan_shard(path, limits=self._limits, step=step)
         self._check_edge(path, scan)
-        encoded = encode(scan.rows, self._count_tokens)
+        rows, names_lost = number_labels(scan.rows, scan.labels, self._labels)
+        for key, lost in [*scan.losses, *names_lost]:
+            self.losses.add(f"shard '{path.name}', sample '{key}'", lost)
+        encoded = encode(rows, self._count_tokens, version=self._version)
         entry = encoded.entry(path.name, f"{path.stem}.index.arrow", size=size, sha256=file_sha256(path))
         self._write(entry.index, encoded.data)
         self.entries.append(entry)
@@ -219,28 +252,31 @@ class _Build:
                 raise self._in_the_way()
             return there if there.location == location else there.moved(location)
         lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.quarantined)
-        write_whole(self._folder / QUARANTINE_NAME, lines.encode())
+        write_whole(self._inner / QUARANTINE_NAME, lines.encode())
         return write_manifest(
             self._folder, self.entries, tokenizer=self._tokenizer, location=location, accounts=self.accounts
         )
 
     def withdraw(self) -> None:
         """Remove what this run wrote, unless it was published."""
-        if self._published or not (self._folder / MANIFEST_NAME).exists():
+        if self._published or manifest_prefix(self._folder) is None:
             for path in self._made:
                 path.unlink(missing_ok=True)
+            with suppress(OSError):  # it holds something
+                self._inner.rmdir()
 
     def _write(self, name: str, data: bytes) -> None:
-        path = self._folder / name
+        path = self._inner / name
         if path.exists() and path.read_bytes() == data:
             return
         if self._published:
             raise self._in_the_way()
+        self._inner.mkdir(exist_ok=True)
         self._made.append(path)
         write_whole(path, data)
 
     def _in_the_way(self) -> DataError:
-        there = Manifest.read(self._folder)
+        there, path = Manifest.read(self._folder), self._inner / MANIFEST_NAME
         other = "other contents"
         if [entry.name for entry in there] != self._names:
             other = f"other shards ({there.num_shards}, and {len(self._names)} are to be indexed)"
@@ -248,7 +284,7 @@ class _Build:
             other = f"another tokenizer ({there.tokenizer or 'none'}, and {self._tokenizer or 'none'} is given)"
         return DataError(
             f"folder '{self._folder}': its {MANIFEST_NAME} is of {other}; give another folder "
-            f"with --out, or remove '{self._folder / MANIFEST_NAME}' and run this again"
+            f"with --out, or remove '{path}' and run this again"
         )
 
     def _check_edge(self, path: Path, scan: Scan) -> None:
@@ -267,19 +303,33 @@ def find_shards(source: Path) -> list[Path]:
     """The tars of a folder, sorted by name; or a tar itself.
 
     Raises:
-        DataError: none there, or compressed ones.
+        DataError: none there, compressed ones, or one that is not a regular file.
     """
-    if source.is_file():
-        return [source]
-    if not source.is_dir():
+    if not source.exists():
         raise DataError(f"'{source}': no such file or folder")
+    if not source.is_dir():
+        check_regular(source, "shard")
+        return [source]
     names = sorted(path.name for path in source.iterdir() if not path.name.startswith("."))
     if packed := [name for name in names if name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"))]:
         raise DataError(f"folder '{source}': '{packed[0]}' is compressed, which has no random access; unpack it first")
     shards = [source / name for name in names if name.endswith(".tar")]
     if not shards:
         raise DataError(f"folder '{source}': no .tar in it; `mmdata convert` makes shards of images and captions")
+    for path in shards:
+        check_regular(path, "shard")
     return shards
+
+
+def _refuse_not_utf8(name: str) -> None:
+    """Raise DataError for a name that a manifest, which is JSON, cannot hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        escaped = os.fsencode(name).decode("utf-8", "backslashreplace")
+        raise DataError(
+            f"'{escaped}': the name is not UTF-8, and a manifest cannot hold it; rename the file or folder first"
+        ) from None
 
 
 def _quarantine_line(path: Path, group: Group, bad: BadSample) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections import Counter
 from typing import Any, cast
 
-from mmdata.errors import BadSample, Reason
+from mmdata.errors import BadSample, Reason, excerpt
 
 TXT, JSON = 0, 1
 """Values of the index column caption_format: which member of the sample holds the captions."""
@@ -57,37 +58,71 @@ def clean_caption(text: object) -> str:
     return cleaned
 
 
+def clean_captions(found: object) -> tuple[list[str], int]:
+    """Captions of a string, or of a list of strings, and how many entries of the list hold nothing.
+
+    Entries that are empty or null are left out where another has text: `["a", "", None]` gives `(["a"], 2)`.
+
+    Raises:
+        BadSample: missing_caption for None and an empty list, empty_caption where no entry has text, or what
+            `clean_caption` raises for an entry.
+    """
+    if not isinstance(found, list):
+        found = [found]
+    entries = [entry for entry in cast("list[object]", found) if entry is not None]
+    if not entries:
+        raise BadSample(Reason.MISSING_CAPTION, "an empty list of captions")
+    kept: list[str] = []
+    empty: BadSample | None = None
+    for entry in entries:
+        try:
+            kept.append(clean_caption(entry))
+        except BadSample as bad:
+            if bad.reason is not Reason.EMPTY_CAPTION:
+                raise
+            empty = empty or bad
+    if empty and not kept:
+        raise empty
+    return kept, len(cast("list[object]", found)) - len(kept)
+
+
 def captions_of(data: bytes | memoryview, caption_format: int) -> list[str]:
     """The cleaned captions in a caption member.
 
     Args:
-        data: bytes of a .txt member (one caption) or a .json member ("captions", else "caption").
+        data: bytes of a .txt member (one caption) or a .json member ("captions" where usable, else "caption").
         caption_format: `TXT` or `JSON`, as in the index.
 
     Raises:
         BadSample: not UTF-8 (with the offset), not JSON, no caption in it, or a caption that cannot be cleaned.
     """
-    text = _decode(data)
+    text = decode_text(data)
     if caption_format == TXT:
         return [clean_caption(text)]
     content = parse_json(text)
-    found = content.get("captions", content.get("caption"))
-    if found is None:
-        raise BadSample(Reason.MISSING_CAPTION, 'JSON member has neither "captions" nor "caption"')
-    captions = cast("list[object]", found) if isinstance(found, list) else [found]
-    if not captions:
-        raise BadSample(Reason.MISSING_CAPTION, 'JSON member has an empty list of "captions"')
-    return [clean_caption(caption) for caption in captions]
+    fault: BadSample | None = None
+    for name in ("captions", "caption"):
+        if content.get(name) is not None:
+            try:
+                return clean_captions(content[name])[0]
+            except BadSample as bad:
+                fault = fault or bad
+    raise fault or BadSample(Reason.MISSING_CAPTION, 'JSON member has neither "captions" nor "caption"')
 
 
-def parse_json(data: bytes | memoryview | str) -> dict[str, Any]:
+def parse_json(text: str, *, strict: bool = False) -> dict[str, Any]:
     """A sample's JSON member as a dictionary.
 
+    Args:
+        text: the member.
+        strict: refuse a key that is there twice, as readers of foreign samples do; the loader reads only what one of
+            them has accepted.
+
     Raises:
-        BadSample: bad_caption when it is not a JSON object in UTF-8.
+        BadSample: bad_caption when it is not a JSON object.
     """
     try:
-        content = json.loads(data if isinstance(data, str) else _decode(data))
+        content = json.loads(text, object_pairs_hook=unique_keys if strict else None)
     except (ValueError, RecursionError) as error:
         raise BadSample(Reason.BAD_CAPTION, f"JSON member does not parse: {error}") from error
     if not isinstance(content, dict):
@@ -95,7 +130,22 @@ def parse_json(data: bytes | memoryview | str) -> dict[str, Any]:
     return cast("dict[str, Any]", content)
 
 
-def _decode(data: bytes | memoryview) -> str:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An `object_pairs_hook` of the json module; raises ValueError for a key that is there twice."""
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
+        raise ValueError(f"key {excerpt(twice)} is there twice")
+    return content
+
+
+def decode_text(data: bytes | memoryview) -> str:
+    """Text of a member, without a byte order mark.
+
+    Raises:
+        BadSample: more than `MAX_CAPTION_BYTES`, or not UTF-8.
+    """
     if len(data) > MAX_CAPTION_BYTES:
         raise BadSample(Reason.CAPTION_TOO_LONG, f"caption member of {len(data)} bytes; at most {MAX_CAPTION_BYTES}")
     try:

@@ -1,4 +1,4 @@
-"""Random access to the rows of many shards. Columns are mapped shard by shard, when first asked for."""
+"""Random access to the rows of many shards. Columns are read shard by shard, when first asked for."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from mmdata.shards.union import UnionManifest
 
 OPENERS = 8
 """Threads that fetch the columns of remote shards."""
-MAX_OPEN = 4096
-"""Shards whose columns stay mapped; a mapping holds no file descriptor, but the system bounds their number.
+HELD_ROWS = 2**22
+"""Rows whose columns stay in memory, 100 to 120 bytes each: those of four windows of the usual size.
 
-A plan reads the shards of a window twice, and batches come from all of them: small shards are opened once for all that.
+A plan reads the shards of a window twice, and batches come from all of them, so each file is read once for all that.
 """
 
 LONG_RUN = 16
@@ -84,12 +84,15 @@ class Index:
 
     Attributes:
         manifest: the list of shards.
+        held_rows: rows whose columns are kept; those of the shards used least recently make room.
     """
 
     def __init__(self, manifest: Manifest | UnionManifest) -> None:
         self.manifest = manifest
+        self.held_rows = HELD_ROWS
         self._open: OrderedDict[int, Columns] = OrderedDict()
-        self._hashed: set[int] = set()
+        self._rows_open = 0
+        self._checksums: dict[int, int] = {}  # of the files that were checked, by shard
         self._lock = Lock()
 
     @classmethod
@@ -151,26 +154,28 @@ class Index:
     def shard_name(self, shard: int) -> str:
         """For messages: the tar's name, with its folder where there are several."""
         part, local = self.manifest.part(shard)
-        name = part.entry(local).name
+        name = part.listed(local).name
         return name if len(self.manifest.parts) == 1 else f"{part.folder}/{name}"
 
     def shard(self, shard: int) -> Columns:
-        """One shard's columns, mapped; hashed against the manifest the first time.
+        """One shard's columns; hashed against the manifest, and their values checked, the first time.
 
         Raises:
-            DataError: the index file is missing or not the one that the manifest names.
+            DataError: the index file is missing, not the one that the manifest names, or holds impossible values.
         """
         with self._lock:
-            if columns := self._open.get(shard):
+            if (columns := self._open.get(shard)) is not None:
                 self._open.move_to_end(shard)
                 return columns
         part, local = self.manifest.part(shard)
-        columns = part.columns(local, check_hash=shard not in self._hashed)
+        columns = part.columns(local, checksum=self._checksums.get(shard, 0))
         with self._lock:
-            self._hashed.add(shard)
-            self._open[shard] = columns
-            if len(self._open) > MAX_OPEN:
-                self._open.popitem(last=False)
+            self._checksums[shard] = columns.checksum
+            if shard not in self._open:  # another thread may have opened it meanwhile
+                self._open[shard] = columns
+                self._rows_open += len(columns)
+            while self._rows_open > self.held_rows and len(self._open) > 1:
+                self._rows_open -= len(self._open.popitem(last=False)[1])
         return columns
 
     def locate(self, rows: Rows) -> tuple[Rows, Rows]:
@@ -255,7 +260,7 @@ class Index:
         """Open columns that lie behind URLs, many at once: one after the other, most of the time would be waiting."""
         if not self.caches:
             return
-        if len(missing := [shard for shard in np.unique(shards).tolist() if shard not in self._hashed]) > 1:
+        if len(missing := [shard for shard in np.unique(shards).tolist() if shard not in self._checksums]) > 1:
             with ThreadPoolExecutor(OPENERS) as pool:
                 list(pool.map(self.shard, missing))
 

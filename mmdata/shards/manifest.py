@@ -24,15 +24,15 @@ from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
-from mmdata.shards.columns import Columns
-from mmdata.shards.folder import open_shard, read_top, shard_path, shard_place, with_file
+from mmdata.shards.columns import OLDEST_VERSION, SCHEMA_VERSION, Columns
+from mmdata.shards.folder import INNER, MANIFEST_NAME, open_shard, read_top, shard_path, shard_place, with_file
 from mmdata.shards.histogram import Histogram, unpack_cells
-from mmdata.shards.pages import PAGE_SHARDS, REMAKE, Page, PageColumns, ShardEntry, page_name
+from mmdata.shards.pages import PAGE_SHARDS, REMAKE, Histograms, ListedShard, Page, PageColumns, ShardEntry, page_name
 from mmdata.shards.ragged import offsets_of, spans
 from mmdata.shards.remote import RemoteFolder
 
-MANIFEST_NAME = "manifest.json"
-SCHEMA_VERSION = 2
+HELD_PAGES = 16
+"""A manifest of more pages keeps no histograms in memory, 3 MB a page: a plan reads them once, page by page."""
 OPENERS = 4
 """Threads that check pages when all are asked for: hashing, most of the work, does not hold the interpreter."""
 
@@ -82,13 +82,16 @@ class Manifest(_Top):
         has_labels: whether any row has a label.
         pages: files with the entries of the shards, in row order; each is read once, when first asked for.
         tokenizer: fingerprint of the tokenizer that counted the captions; None when none did.
-        location: folder of the tars, relative to the manifest; "." beside it.
+        location: folder of the tars, relative to `folder`; "." is `folder` itself.
         accounts: how the rows came about (rows in, written, quarantined, …), for people and checks.
         schema: version of the format on disk.
-        folder: where the manifest lies; its text is for messages.
+        folder: the folder of shards, as its user names it; its text is for messages.
+        prefix: what stands before the names of manifest.json, pages and index files in `folder`: "__mmdata__/", or ""
+            where an earlier version wrote them beside the tars.
     """
 
     folder: Path | RemoteFolder = field(default=Path(), compare=False)
+    prefix: str = field(default=INNER, compare=False)
     _opened: dict[int, PageColumns] = field(init=False, default_factory=dict, compare=False, repr=False)
     _locks: list[Any] = field(
         init=False, default_factory=lambda: [Lock() for _ in range(OPENERS)], compare=False, repr=False
@@ -102,16 +105,16 @@ class Manifest(_Top):
             DataError: there is none, it is damaged, was edited, or is of another schema.
         """
         folder = folder if isinstance(folder, RemoteFolder) else Path(folder)
-        path = f"{folder}/{MANIFEST_NAME}"
-        data = read_top(folder, MANIFEST_NAME)
+        prefix, data = read_top(folder)
+        path = f"{folder}/{prefix}{MANIFEST_NAME}"
         try:
-            content = json.loads(data)
-        except ValueError as error:
+            content = json.loads(data, object_pairs_hook=_each_key_once)
+        except (ValueError, RecursionError) as error:
             raise DataError(f"'{path}': not JSON: {error}; {REMAKE}") from error
         if not isinstance(content, dict):
             raise DataError(f"'{path}': expected an object, got {type(content).__name__}; {REMAKE}")
         top = _checked(content, path)
-        return cls(**{item.name: getattr(top, item.name) for item in fields(_Top)}, folder=folder)
+        return cls(**{item.name: getattr(top, item.name) for item in fields(_Top)}, folder=folder, prefix=prefix)
 
     @property
     def parts(self) -> list[Manifest]:
@@ -125,11 +128,11 @@ class Manifest(_Top):
     def shard_path(self, shard: int) -> Path:
         """Path of the tar; reads the shard's page. Of a URL, that in the cache, fetched first: it may be removed at any
         time."""
-        return shard_path(self.folder, self.location, self.entry(shard))
+        return shard_path(self.folder, self.location, self.listed(shard))
 
     def shard_place(self, shard: int) -> str:
         """Path or URL of the tar, for messages."""
-        return shard_place(self.folder, self.location, self.entry(shard))
+        return shard_place(self.folder, self.location, self.listed(shard))
 
     def open_shard(self, shard: int, stop: Event | None = None) -> int:
         """A descriptor of the tar, which the caller closes; of a URL it is fetched where it is not in the cache.
@@ -138,17 +141,17 @@ class Manifest(_Top):
             FileNotFoundError: there is none.
             DataError, ConfigError, Interrupted: see `mmdata.shards.cache.ShardCache.open`.
         """
-        return open_shard(self.folder, self.location, self.entry(shard), stop)
+        return open_shard(self.folder, self.location, self.listed(shard), stop)
 
-    def columns(self, shard: int, *, check_hash: bool = True) -> Columns:
+    def columns(self, shard: int, *, checksum: int = 0) -> Columns:
         """The columns of a shard; see `Columns.open`.
 
         Raises:
             DataError: the index file is missing or not the one that the manifest names.
         """
-        entry = self.entry(shard)
-        use = partial(Columns.open, entry=entry, check_hash=check_hash)
-        return with_file(self.folder, entry.index, entry.index_sha256, use, kind="index")
+        entry = self.listed(shard)
+        use = partial(Columns.open, entry=entry, checksum=checksum)
+        return with_file(self.folder, self.prefix + entry.index, entry.index_sha256, use, kind="index")
 
     def tar_hashes(self) -> Any:
         """SHA-256 of each tar, Arrow strings (num_shards,); reads all pages."""
@@ -159,21 +162,36 @@ class Manifest(_Top):
         """Rows of each shard, int64 (num_shards,); reads all pages."""
         return np.concatenate([np.empty(0, np.int64), *(page.numbers["rows"] for page in self._all_pages())])
 
-    def entry(self, shard: int) -> ShardEntry:
-        """The entry of one shard; reads its page.
+    def listed(self, shard: int) -> ListedShard:
+        """One shard, its histogram apart; reads its page the first time.
 
         Raises:
             DataError: the page is missing or damaged, or a name in the entry leads elsewhere.
             IndexError: `shard` is not one of 0 … num_shards−1.
         """
+        page, place = self._find(shard)
+        return self._page(page).listed(place)
+
+    def entry(self, shard: int) -> ShardEntry:
+        """The entry of one shard; reads its page, in a large corpus each time.
+
+        Raises:
+            DataError: the page is missing or damaged, or a name in the entry leads elsewhere.
+            IndexError: `shard` is not one of 0 … num_shards−1.
+        """
+        page, place = self._find(shard)
+        return self._page(page).entry(place, self._histograms(page))
+
+    def _find(self, shard: int) -> tuple[int, int]:
+        """The page of a shard, and its place there."""
         if not 0 <= shard < self.num_shards:
             raise IndexError(f"shard {shard} asked of a manifest of {self.num_shards}")
-        number, place = divmod(shard, PAGE_SHARDS)
-        return self._page(number).entry(place)
+        return divmod(shard, PAGE_SHARDS)
 
     def __iter__(self) -> Iterator[ShardEntry]:
-        for page in self._all_pages():
-            yield from (page.entry(place) for place in range(len(page.offsets) - 1))
+        for number, page in enumerate(self._all_pages()):
+            histograms = self._histograms(number)
+            yield from (page.entry(place, histograms) for place in range(len(page)))
 
     def histogram(self, shards: Ints) -> Histogram:
         """Captions of some shards by length and aspect ratio; reads the pages of these shards.
@@ -193,11 +211,11 @@ class Manifest(_Top):
         by_page = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(order) else []
         sizes = np.zeros(len(shards), np.int64)
         for here in by_page:
-            sizes[here] = np.diff(self._page(int(numbers[here[0]])).offsets)[places[here]]
+            sizes[here] = np.diff(self._histograms(int(numbers[here[0]])).offsets)[places[here]]
         begins = offsets_of(sizes)
         result = Histogram(np.empty(begins[-1], np.int64), *(np.empty(begins[-1], np.int32) for _ in range(3)))
         for here in by_page:  # page by page, so that what is made in between stays in the processor's cache
-            page = self._page(int(numbers[here[0]]))
+            page = self._histograms(int(numbers[here[0]]))
             source = spans(page.offsets[places[here]], sizes[here])
             target = spans(begins[here], sizes[here])
             result.shard[target] = np.repeat(here, sizes[here])
@@ -206,15 +224,15 @@ class Manifest(_Top):
         return result
 
     def cells(self) -> Iterator[tuple[Int32s, Int32s, Int32s]]:
-        """The histograms of all shards, some consecutive shards at a time, as they lie on disk: nothing is copied.
+        """The histograms of all shards, some consecutive shards at a time, as they lie on disk.
 
         Yields:
             offsets (n + 1,), cells and how many captions each has: shard i of the n has those of offsets[i] to
             offsets[i + 1]. `unpack_cells` says what a cell is.
         """
-        for page in self._all_pages():
-            yield page.offsets, page.cells, page.counts
-            page.forget()
+        self._all_pages()
+        for number in range(len(self.pages)):
+            yield self._histograms(number)
 
     def token_histogram(self) -> Ints:
         """Captions by length, from manifest.json alone: entry i counts those of i tokens."""
@@ -227,12 +245,14 @@ class Manifest(_Top):
         """Publish that the tars lie elsewhere: manifest.json is replaced, whole or not at all."""
         assert isinstance(self.folder, Path)
         manifest = replace(self, location=location)
-        write_whole(self.folder / MANIFEST_NAME, manifest.to_json())
+        write_whole(self.folder / self.prefix / MANIFEST_NAME, manifest.to_json())
         return manifest
 
     def to_json(self) -> bytes:
         """The content of manifest.json: the same manifest gives the same bytes."""
         content = {**self.content(), "root": self.root}
+        if self.schema > OLDEST_VERSION:
+            content["checksum"] = _checksum(content)
         pages = ",\n".join("  " + json.dumps(page, sort_keys=True) for page in content["pages"])
         lines = [f" {json.dumps(name)}: {json.dumps(value, sort_keys=True)}" for name, value in content.items()]
         lines[list(content).index("pages")] = f' "pages": [\n{pages}\n ]' if pages else ' "pages": []'
@@ -243,8 +263,20 @@ class Manifest(_Top):
             if number not in self._opened:
                 page = self.pages[number]
                 use = partial(PageColumns.open, page=page)
-                self._opened[number] = with_file(self.folder, page.file, page.sha256, use, kind="manifest page")
+                name = self.prefix + page.file
+                opened = with_file(self.folder, name, page.sha256, use, kind="manifest page")
+                self._opened[number] = opened if len(self.pages) <= HELD_PAGES else opened.without_histograms()
             return self._opened[number]
+
+    def _histograms(self, number: int) -> Histograms:
+        """Those of a page, read again where they are not kept."""
+        opened = self._page(number)
+        if opened.histograms is not None:
+            return opened.histograms
+        page = self.pages[number]
+        return with_file(
+            self.folder, self.prefix + page.file, page.sha256, opened.read_histograms, kind="manifest page"
+        )
 
     def _all_pages(self) -> Iterator[PageColumns]:
         if len(self._opened) < len(self.pages):
@@ -260,11 +292,14 @@ def _checked(content: dict[str, Any], path: str) -> _Top:
             f"'{path}': schema {schema}, and this mmdata reads up to {SCHEMA_VERSION}; "
             "upgrade with `pip install -U mmdata`"
         )
-    if isinstance(schema, int) and schema < SCHEMA_VERSION:
+    if isinstance(schema, int) and schema < OLDEST_VERSION:
         raise DataError(
-            f"'{path}': schema {schema}, of an earlier mmdata, and this one reads {SCHEMA_VERSION}; "
+            f"'{path}': schema {schema}, of an earlier mmdata, and this one reads {OLDEST_VERSION} to "
+            f"{SCHEMA_VERSION}; "
             f"remove it and run `mmdata index {os.path.dirname(path)}`"
         )
+    checksum = content.pop("checksum", None)
+    expected = _checksum(content) if schema != OLDEST_VERSION else None
     root = content.pop("root", None)
     try:
         top = _ADAPTER.validate_python(content)
@@ -276,6 +311,8 @@ def _checked(content: dict[str, Any], path: str) -> _Top:
         raise DataError(f"'{path}': location '{top.location}' is not a folder; commands and URLs are never followed")
     if root != top.root:
         raise DataError(f"'{path}': content does not match its root hash: edited or damaged; {REMAKE}")
+    if checksum != expected:
+        raise DataError(f"'{path}': content does not match its checksum: edited or damaged; {REMAKE}")
     for number, page in enumerate(top.pages):
         if page.file != page_name(number):
             raise DataError(f"'{path}': page {number} is '{page.file}', and must be '{page_name(number)}'; {REMAKE}")
@@ -286,6 +323,24 @@ def _checked(content: dict[str, Any], path: str) -> _Top:
     if sum(page.rows for page in top.pages) != top.rows:
         raise DataError(f"'{path}': its pages do not list {top.rows} rows; {REMAKE}")
     return top
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    """SHA-256 over all that manifest.json says, accounts and names of classes included.
+
+    The root hash leaves those out: it decides whether a run may go on, and two folders with equal rows are alike there.
+    """
+    as_read = json.loads(json.dumps(content))  # keys that are numbers become strings before they are sorted
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key '{twice}' stands there twice")
+    return content
 
 
 _ADAPTER = TypeAdapter(_Top)

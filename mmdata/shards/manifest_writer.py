@@ -6,13 +6,15 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
+from mmdata.shards.folder import INNER, MANIFEST_NAME, manifest_prefix
 from mmdata.shards.histogram import unpack_cells
-from mmdata.shards.manifest import MANIFEST_NAME, Manifest
+from mmdata.shards.manifest import Manifest
 from mmdata.shards.pages import (
     PAGE_PATTERN,
     PAGE_SHARDS,
@@ -27,10 +29,11 @@ from mmdata.shards.pages import (
 class ManifestWriter:
     """Writes a manifest entry by entry: a page whenever one is full, `manifest.json` in `close`.
 
-    A folder without `manifest.json` may hold pages that a killed run left; they are cleared.
+    They lie in the sub-folder `__mmdata__`, which is made when missing. Where that has no `manifest.json` it may hold
+    pages that a killed run left; they are cleared.
 
     Args:
-        folder: where to; it may hold no manifest, since pages cannot be replaced at one stroke.
+        folder: of shards; it may hold no manifest, since pages cannot be replaced at one stroke.
 
     Raises:
         DataError: it holds one.
@@ -38,9 +41,11 @@ class ManifestWriter:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
-        if (self._folder / MANIFEST_NAME).exists():
-            raise DataError(f"folder '{folder}': already holds {MANIFEST_NAME}; remove it first")
-        self.abort()
+        if (prefix := manifest_prefix(self._folder)) is not None:
+            raise DataError(f"folder '{folder}': already holds {prefix}{MANIFEST_NAME}; remove it first")
+        self._inner = self._folder / INNER
+        self._inner.mkdir(exist_ok=True)
+        self._clear()
         self._entries: list[ShardEntry] = []
         self._pages: list[Page] = []
         self._totals = dict.fromkeys(("bytes", "captions", "labels"), 0)
@@ -82,19 +87,24 @@ class ManifestWriter:
             accounts=accounts,
             folder=self._folder,
         )
-        write_whole(self._folder / MANIFEST_NAME, manifest.to_json())
+        write_whole(self._inner / MANIFEST_NAME, manifest.to_json())
         return manifest
 
     def abort(self) -> None:
         """Remove the pages that were written."""
-        for path in self._folder.iterdir():
+        self._clear()
+        with suppress(OSError):  # it holds something else
+            self._inner.rmdir()
+
+    def _clear(self) -> None:
+        for path in self._inner.iterdir():
             if PAGE_PATTERN.fullmatch(path.name):
                 path.unlink()
 
     def _write_page(self) -> None:
         data = encode_page(self._entries)
         name = page_name(len(self._pages))
-        write_whole(self._folder / name, data)
+        write_whole(self._inner / name, data)
         rows = sum(entry.rows for entry in self._entries)
         self._pages.append(Page(name, hashlib.sha256(data).hexdigest(), len(self._entries), rows))
         self._entries = []

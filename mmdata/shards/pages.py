@@ -1,19 +1,23 @@
-"""Pages of the manifest: entries of up to 1,024 shards in one mapped Arrow IPC file. Equal entries give equal bytes."""
+"""Pages of the manifest: entries of up to 1,024 shards in one Arrow IPC file. Equal entries give equal bytes.
+
+A page is read whole, never mapped: a file that is cut short while it is mapped ends the process with SIGBUS.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import mmap
+import os
 import re
-import sys
+import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 from pydantic import ConfigDict, NonNegativeInt
 
 from mmdata.errors import DataError
@@ -40,20 +44,16 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class ShardEntry:
-    """One shard.
+class ListedShard:
+    """One shard, its histogram apart.
 
     Attributes:
         name: file name of the tar, in the manifest's `location`.
         bytes, sha256: of the tar.
         rows: samples in the index.
-        index, index_sha256: file name (beside the manifest) and hash of the shard's columns.
+        index, index_sha256: file name (beside manifest.json) and hash of the shard's columns.
         captions: of all rows; a row has one or more.
         labels: rows that have a label.
-        cells: int32 (n,), the cells (`mmdata.shards.histogram`) that captions of this shard lie in, ascending.
-        counts: int32 (n,), captions in each; they add up to `captions`.
-
-    Two entries are equal when all but the histogram is: the index's hash decides it.
     """
 
     name: str
@@ -64,6 +64,19 @@ class ShardEntry:
     index_sha256: str
     captions: int
     labels: int
+
+
+@dataclass(frozen=True)
+class ShardEntry(ListedShard):
+    """One shard.
+
+    Attributes:
+        cells: int32 (n,), the cells (`mmdata.shards.histogram`) that captions of this shard lie in, ascending.
+        counts: int32 (n,), captions in each; they add up to `captions`.
+
+    Two entries are equal when all but the histogram is: the index's hash decides it.
+    """
+
     cells: npt.NDArray[np.int32] = field(compare=False, repr=False)
     counts: npt.NDArray[np.int32] = field(compare=False, repr=False)
 
@@ -106,90 +119,97 @@ def encode_page(entries: Sequence[ShardEntry]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-@dataclass(frozen=True)
-class PageColumns:
-    """The entries of n shards, as views of the mapped file.
+class Histograms(NamedTuple):
+    """The histograms of n shards.
 
     Attributes:
-        numbers: name -> int64 (n,): bytes, rows, captions, labels.
         offsets: int32 (n + 1,); shard i has cells[offsets[i]:offsets[i + 1]], and counts likewise.
         cells, counts: int32.
-        path: of the page, for messages.
     """
 
-    numbers: dict[str, Ints]
     offsets: Int32s
     cells: Int32s
     counts: Int32s
+
+
+@dataclass(frozen=True)
+class PageColumns:
+    """The entries of n shards.
+
+    Attributes:
+        numbers: name -> int64 (n,): bytes, rows, captions, labels.
+        histograms: None where they are to be read again when they are asked for.
+        path: of the page, for messages.
+        checksum: XXH3 of the file.
+    """
+
+    numbers: dict[str, Ints]
+    histograms: Histograms | None
     path: Path
+    checksum: int
     _texts: dict[str, pa.StringArray]
-    _mapping: mmap.mmap
+
+    def __len__(self) -> int:
+        return len(self.numbers["rows"])
 
     @classmethod
     def open(cls, path: Path, page: Page) -> PageColumns:
-        """Map a page and check it against manifest.json, hash included.
+        """Read a page and check it against manifest.json, hash included.
 
         Raises:
             FileNotFoundError: there is none.
             DataError: not the file that manifest.json names.
         """
-        differs = DataError(f"manifest page '{path}': SHA-256 differs from manifest.json's; {REMAKE}")
-        try:
-            mapping = _map(path)
-        except ValueError:  # what is empty cannot be mapped
-            raise differs from None
-        if hashlib.sha256(mapping).hexdigest() != page.sha256:
-            raise differs
-        try:
-            batch = pa.ipc.open_file(pa.py_buffer(mapping)).get_batch(0)
-            batch.validate(full=True)
-        except (pa.ArrowException, ValueError) as error:
-            raise DataError(f"manifest page '{path}': not a page: {error}; {REMAKE}") from error
-        if batch.schema != _SCHEMA:
-            raise DataError(
-                f"manifest page '{path}': expected {_SCHEMA.names}, got {batch.schema.names}, or of other types; "
-                f"{REMAKE}"
-            )
-        columns = cls._of_batch(batch, page, path, mapping)
-        columns.forget()
-        return columns
-
-    @classmethod
-    def _of_batch(cls, batch: Any, page: Page, path: Path, mapping: mmap.mmap) -> PageColumns:
-        cells, counts = (batch.column(name) for name in _CELLS)
+        data = read_regular(path, kind="manifest page")
+        if hashlib.sha256(data).hexdigest() != page.sha256:
+            raise DataError(f"manifest page '{path}': SHA-256 differs from manifest.json's; {REMAKE}")
+        batch = _parse(data, path)
+        offsets, cells, counts = histograms = _histograms(batch)
         columns = cls(
             numbers={name: batch.column(name).to_numpy() for name in _NUMBERS},
-            offsets=cells.offsets.to_numpy(),
-            cells=cells.values.to_numpy(),
-            counts=counts.values.to_numpy(),
+            histograms=histograms,
             path=path,
+            checksum=xxhash.xxh3_64_intdigest(data),
             _texts={name: batch.column(name) for name in _TEXTS},
-            _mapping=mapping,
         )
         numbers = columns.numbers
         whole = (
             (batch.num_rows, int(numbers["rows"].sum())) == (page.shards, page.rows)
-            and all((values >= 0).all() for values in (*numbers.values(), columns.cells))
-            and (columns.counts > 0).all()
-            and np.array_equal(columns.offsets, counts.offsets.to_numpy())
-            and np.array_equal(_sums(columns.counts, columns.offsets), numbers["captions"])
+            and all((values >= 0).all() for values in (*numbers.values(), cells))
+            and (counts > 0).all()
+            and np.array_equal(offsets, batch.column("counts").offsets.to_numpy())
+            and np.array_equal(_sums(counts, offsets), numbers["captions"])
         )
         if not whole:
             raise DataError(f"manifest page '{path}': its numbers contradict each other or manifest.json; {REMAKE}")
         return columns
 
-    def forget(self) -> None:
-        """Give back the memory that looking at the page took; the next look maps the file's pages in again."""
-        if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
-            self._mapping.madvise(mmap.MADV_DONTNEED)
+    def without_histograms(self) -> PageColumns:
+        """The same in a tenth of the memory: nothing of the file's bytes is kept but what is copied."""
+        rows = pa.array(np.arange(len(self)))
+        numbers = {name: values.copy() for name, values in self.numbers.items()}
+        texts = {name: values.take(rows) for name, values in self._texts.items()}
+        return replace(self, numbers=numbers, histograms=None, _texts=texts)
+
+    def read_histograms(self, path: Path) -> Histograms:
+        """The histograms from the page's file, which must be the one that was opened.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DataError: the file changed.
+        """
+        data = read_regular(path, kind="manifest page")
+        if xxhash.xxh3_64_intdigest(data) != self.checksum:
+            raise DataError(f"manifest page '{path}': changed since it was opened; {REMAKE}")
+        return _histograms(_parse(data, path))
 
     @property
     def tar_hashes(self) -> Any:
         """SHA-256 of each tar, Arrow strings (n,)."""
         return self._texts["sha256"]
 
-    def entry(self, i: int) -> ShardEntry:
-        """The entry of shard i of this page.
+    def listed(self, i: int) -> ListedShard:
+        """Shard i of this page.
 
         Raises:
             DataError: a name in it leads elsewhere.
@@ -198,15 +218,46 @@ class PageColumns:
         values |= {name: int(numbers[i]) for name, numbers in self.numbers.items()}
         for name in ("name", "index"):
             check_plain_name(values[name], f"manifest page '{self.path}'")
-        span = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
-        return ShardEntry(**values, cells=self.cells[span], counts=self.counts[span])
+        return ListedShard(**values)
+
+    def entry(self, i: int, histograms: Histograms) -> ShardEntry:
+        """The entry of shard i of this page, with its part of the page's histograms."""
+        span = slice(int(histograms.offsets[i]), int(histograms.offsets[i + 1]))
+        return ShardEntry(**vars(self.listed(i)), cells=histograms.cells[span], counts=histograms.counts[span])
 
 
-def _map(path: Path) -> mmap.mmap:
-    with path.open("rb") as file:
-        if sys.version_info >= (3, 13):  # before, each mapping keeps a descriptor of its own: one for 1,024 shards
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+def read_regular(path: Path, *, kind: str) -> bytes:
+    """The content of a file, which must be a regular one; `kind` says what it is, for messages.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DataError: a FIFO, a device or a folder.
+    """
+    # Without NONBLOCK, opening a FIFO would wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise DataError(f"{kind} '{path}': not a regular file; {REMAKE}")
+        return file.readall()
+
+
+def _parse(data: bytes, path: Path) -> Any:
+    """The Arrow record batch of a page."""
+    try:
+        batch = pa.ipc.open_file(pa.py_buffer(data)).get_batch(0)
+        batch.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        raise DataError(f"manifest page '{path}': not a page: {error}; {REMAKE}") from error
+    if batch.schema != _SCHEMA:
+        raise DataError(
+            f"manifest page '{path}': expected {_SCHEMA.names}, got {batch.schema.names}, or of other types; {REMAKE}"
+        )
+    return batch
+
+
+def _histograms(batch: Any) -> Histograms:
+    cells, counts = (batch.column(name) for name in _CELLS)
+    return Histograms(cells.offsets.to_numpy(), cells.values.to_numpy(), counts.values.to_numpy())
 
 
 def _sums(values: Int32s, offsets: Int32s) -> Ints:

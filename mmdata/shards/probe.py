@@ -1,4 +1,7 @@
-"""What an image is, from its header. Formats are told by magic bytes, never by name; no pixel is decoded."""
+"""What an image is, from its header. Formats are told by magic bytes, never by name; no pixel is decoded.
+
+Index, convert, stream and loader open images here, so that what is not read has the same reason everywhere.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from mmdata.errors import BadSample, Reason
+from mmdata.shards.png import check_png, exif_of_png
+from mmdata.shards.unread import unread_format
 
 # The plugin classes, not Image.open: their limits are ours (`Limits`), and no other format can be reached.
 _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
@@ -43,6 +48,12 @@ EXTENSIONS: dict[str, str] = {
 }
 
 _ORIENTATION_TAG = 0x0112
+
+_NOT_READ = ("nsupported", "not supported", "not yet supported", "cannot handle", "unknown pixel mode")
+"""In messages of decoders: the file is sound, as far as was seen, but of a kind that the decoder does not have."""
+
+PARSE_ERRORS = (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, EOFError, struct.error)
+"""What decoders let escape on damaged files."""
 
 
 @dataclass(frozen=True)
@@ -111,20 +122,64 @@ def probe(data: bytes | memoryview, *, limits: Limits = DEFAULT_LIMITS) -> Image
         raise BadSample(Reason.EMPTY_FILE, "image of 0 bytes")
     name = sniff(data)
     if name is None:
-        raise _unknown(bytes(data[:64]))
-    if name == "AVIF" and not features.check("avif"):
-        raise BadSample(Reason.UNSUPPORTED_FORMAT, "AVIF, and this Pillow has no AVIF codec")
+        raise _unknown(data)
+    if name == "PNG":
+        try:
+            check_png(data)
+        except ValueError as error:
+            raise refused(name, "does not decode", error) from error
     try:
-        with _PLUGINS[name](io.BytesIO(data)) as image:
+        with open_image(data, name) as image:
             width, height = image.size
-            orientation = _orientation(image)
-    # Plugins let parsing errors of any of these kinds escape on damaged headers; pixels and text bombs end here too.
-    except (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, EOFError, struct.error) as error:
-        raise BadSample(Reason.CORRUPT_IMAGE, f"{name} header does not parse: {error}") from error
+            orientation = _orientation(image, data)
+    # Pixels and text bombs end here too.
+    except PARSE_ERRORS as error:
+        raise refused(name, "header does not parse", error) from error
     except (OverflowError, MemoryError, RuntimeError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise BadSample(Reason.CORRUPT_IMAGE, f"{name} header cannot be: {error}") from error
     _check(height, width, limits)
     return ImageInfo(name, height, width, orientation)
+
+
+def open_image(data: bytes | memoryview, format: str) -> ImageFile.ImageFile:
+    """Open an image with Pillow, by the one plugin that is named; its pixels are not decoded yet.
+
+    Raises:
+        BadSample: this Pillow has no codec for the format.
+        Any of `PARSE_ERRORS`, and further ones: the header is damaged, or of a kind that is not read (see `refused`).
+    """
+    if format == "AVIF" and not features.check("avif"):
+        raise BadSample(Reason.UNSUPPORTED_FORMAT, "AVIF, and this Pillow has no AVIF codec")
+    image = _PLUGINS[format](io.BytesIO(data))
+    if isinstance(image, TiffImageFile):
+        _check_tiff(image)
+    return image
+
+
+def refused(format: str, what: str, error: Exception) -> BadSample:
+    """What to raise for an image that a decoder refuses: unsupported_format where it says so, else corrupt_image."""
+    if any(words in str(error) for words in _NOT_READ):
+        return BadSample(Reason.UNSUPPORTED_FORMAT, f"{format}: {error}")
+    return BadSample(Reason.CORRUPT_IMAGE, f"{format} {what}: {error}")
+
+
+_TIFF_SUBFILE, _TIFF_COMPRESSION, _TIFF_PHOTOMETRIC, _TIFF_BITS = 254, 259, 262, 258
+_TIFF_PLANAR, _TIFF_SUB_IFDS, _TIFF_SAMPLE_FORMAT, _TIFF_SUBSAMPLING = 284, 330, 339, 530
+
+
+def _check_tiff(image: TiffImageFile) -> None:
+    """Refuse the kinds of TIFF of which Pillow makes other pixels, or whose values have no one meaning."""
+    tags = image.tag_v2
+    is_raw = tags.get(_TIFF_COMPRESSION, 1) == 1
+    if 2 in tags.get(_TIFF_SAMPLE_FORMAT, (1,)):
+        raise ValueError("signed samples are not supported: no value of them is black or white")
+    if is_raw and tags.get(_TIFF_PLANAR, 1) == 2 and max(tags.get(_TIFF_BITS, (1,))) > 8:
+        raise ValueError("uncompressed planes of more than 8 bits are not supported")
+    if is_raw and tags.get(_TIFF_PHOTOMETRIC) == 6 and tags.get(_TIFF_SUBSAMPLING, (2, 2)) != (1, 1):
+        raise ValueError("uncompressed YCbCr with subsampling is not supported")
+    # Camera raw files (DNG, NEF, CR2, ...) begin with a thumbnail; what it is one of is not decoded.
+    if tags.get(_TIFF_SUBFILE, 0) & 1 and (_TIFF_SUB_IFDS in tags or tags.next):
+        raise ValueError("not supported: its first page is a thumbnail of another one")
 
 
 def _check(height: int, width: int, limits: Limits) -> None:
@@ -138,14 +193,14 @@ def _check(height: int, width: int, limits: Limits) -> None:
         raise BadSample(Reason.EXTREME_ASPECT, f"{size}: sides differ more than {limits.max_aspect:g} to 1")
 
 
-def _orientation(image: ImageFile.ImageFile) -> int:
+def _orientation(image: ImageFile.ImageFile, data: bytes | memoryview) -> int:
     if isinstance(image, TiffImageFile):
         return 1  # Pillow turns TIFF upright while loading, and reports the size after that
     try:
         if isinstance(image, PngImageFile):
             # getexif() would decode all pixels in search of a chunk behind them.
             exif = Image.Exif()
-            exif.load(image.info.get("exif", b""))
+            exif.load(exif_of_png(data))
         else:
             exif = image.getexif()
         value = exif.get(_ORIENTATION_TAG, 1)
@@ -154,8 +209,8 @@ def _orientation(image: ImageFile.ImageFile) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _unknown(head: bytes) -> BadSample:
-    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if text.startswith((b"<svg", b"<?xml", b"%pdf", b"simple  =", b"%!ps")) or head[4:8] == b"ftyp":
-        return BadSample(Reason.UNSUPPORTED_FORMAT, f"starts with {head[:16]!r}")
-    return BadSample(Reason.NOT_AN_IMAGE, f"starts with {head[:16]!r}")
+def _unknown(data: bytes | memoryview) -> BadSample:
+    head = bytes(data[:16])
+    if name := unread_format(data):
+        return BadSample(Reason.UNSUPPORTED_FORMAT, f"{name}, which is not read; starts with {head!r}")
+    return BadSample(Reason.NOT_AN_IMAGE, f"starts with {head!r}")

@@ -1,7 +1,8 @@
 """A folder of shards behind a URL. What is read of it is fetched whole, with fsspec, into a `ShardCache`.
 
 A request asks for a range of a file. One that fails is repeated after a while, from where the last one ended; what
-waiting cannot mend (no such file, no credentials) is an error at once.
+waiting cannot mend (no such file, no credentials, an answer that is not the file) is an error at once. No request
+reads more than was asked for, and none more than the manifest says that a file has.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import posixpath
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
@@ -21,7 +23,10 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_when
 from tenacity.nap import sleep_using_event
 
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import open_regular
+from mmdata.shards import http
 from mmdata.shards.cache import Interrupted, Remote, ShardCache
+from mmdata.shards.http import Span, WrongAnswer
 
 ATTEMPTS = 8
 """Requests for the same range, before it is an error: about a minute of waiting."""
@@ -30,7 +35,10 @@ WAIT_S = 0.5
 MAX_WAIT_S = 30
 CHUNK_BYTES = 8 * 2**20
 """Bytes of a request."""
-_CONNECT_S, _SILENCE_S = 30, 60
+MAX_MANIFEST_BYTES = 2**26
+"""Of manifest.json, whose size nothing else says; that of a million shards has a quarter of a million."""
+MAX_INDEX_BYTES = 2**30
+"""Of an index file or a page of the manifest; an index of a million rows has some 200 million."""
 _OPENS = 8  # times that a file may vanish between being fetched and being opened
 
 _DENIED = {401, 403, 407}
@@ -43,6 +51,8 @@ _NO_CREDENTIALS = {
     "GatedRepoError",
 }
 """Exceptions of botocore, google.auth and huggingface_hub, which are not imported to name them."""
+
+_QUERY = re.compile(r"\?[^\s'\">]+")
 
 T = TypeVar("T")
 
@@ -72,7 +82,28 @@ class RemoteFolder:
 
     def read(self, name: str) -> bytes:
         """A small file, past the cache."""
-        return self._request(self._place(".", name), None, None, Event())
+        return self._whole(self._place(".", name), MAX_MANIFEST_BYTES)
+
+    def read_first(self, prefixes: Sequence[str], name: str) -> tuple[str, bytes]:
+        """The first of several small files that there is, and what stands before its name.
+
+        A file that is denied counts as missing as long as there is another: a bucket that may not be listed denies what
+        it does not hold.
+
+        Raises:
+            DataError, ConfigError: there is none; the error is that of the first.
+        """
+        missing: DataError | ConfigError | None = None
+        for prefix in prefixes:
+            try:
+                return prefix, self.read(prefix + name)
+            except (DataError, ConfigError) as error:
+                cause = error.__cause__
+                if not (_missing(cause) or _status(cause) == 403 or isinstance(cause, PermissionError)):
+                    raise
+                missing = missing or error
+        assert missing is not None
+        raise missing
 
     def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:
         """`use` of the path of a small file of this hash, in the cache.
@@ -111,7 +142,7 @@ class RemoteFolder:
         return display_name(self._place(location, name))
 
     def _keep_small(self, url: str, sha256: str) -> int:
-        data = self._request(url, None, None, Event())
+        data = self._whole(url, MAX_INDEX_BYTES)
 
         def rest(offset: int) -> Iterator[bytes]:
             return iter([data[offset:]])
@@ -133,10 +164,8 @@ class RemoteFolder:
     def _chunks(self, url: str, size: int, stop: Event, offset: int) -> Iterator[bytes]:
         while offset < size:
             end = min(offset + CHUNK_BYTES, size)
-            data = self._request(url, offset, end, stop)
-            if len(data) == size > end - offset:  # the server knows no ranges, and sent the whole
-                data = data[offset:]
-            elif not 0 < len(data) <= end - offset:
+            data = self._request(url, Span(offset, end, size), stop)
+            if not 0 < len(data) <= size - offset:
                 raise DataError(
                     f"'{display_name(url)}': {len(data)} bytes came for bytes {offset} to {end} of {size}: the file "
                     "changed since it was indexed; index it anew, or put back the file that was indexed"
@@ -144,11 +173,22 @@ class RemoteFolder:
             yield data
             offset += len(data)
 
-    def _request(self, url: str, start: int | None, end: int | None, stop: Event) -> bytes:
-        """Bytes of a file, asked for until they come.
+    def _whole(self, url: str, most: int) -> bytes:
+        """A small file of unknown size.
 
         Raises:
-            DataError: no such file, or the budget of requests is spent.
+            DataError: see `_request`; or it has more than `most` bytes.
+        """
+        data = self._request(url, None, Event(), most=most)
+        if len(data) > most:
+            raise DataError(f"'{display_name(url)}': more than {most:,} bytes; is it what mmdata wrote?")
+        return data
+
+    def _request(self, url: str, span: Span | None, stop: Event, *, most: int = 0) -> bytes:
+        """Bytes of a file, asked for until they come. Of a file without a span, at most `most`, or one more.
+
+        Raises:
+            DataError: no such file, an answer that is not the file, or the budget of requests is spent.
             ConfigError: credentials are missing or not accepted.
             Interrupted: `stop` was set.
         """
@@ -159,21 +199,28 @@ class RemoteFolder:
             sleep=sleep_using_event(stop),
             reraise=True,
         )
-        file_system = self._file_system()
+        file_system, name = self._file_system(), display_name(url)
+        start, end = (span.start, span.end) if span else (0, most + 1)
         try:
+            if is_http(url):
+                return retrying(http.read_http, file_system, url, name, span=span, most=most, stop=stop)
+            if url.startswith("file://"):
+                return _read_local(url.removeprefix("file://"), start, end)
             return retrying(file_system.cat_file, url, start=start, end=end)
         except Exception as error:
             if stop.is_set():
-                raise Interrupted(display_name(url)) from error
-            raise _explained(error, display_name(url), start, retrying.statistics["attempt_number"]) from error
+                raise Interrupted(name) from error
+            attempts = retrying.statistics.get("attempt_number", 1)
+            raise _explained(error, name, start, attempts) from error
 
     def _file_system(self) -> Any:
         """fsspec's; one for each process, as its threads do not outlive a fork."""
         with self._lock:
             if self._opened is None or self._opened[0] != os.getpid():
                 protocol = self.url.partition("://")[0]
+                options = http.request_options() if is_http(self.url) else {}
                 try:
-                    self._opened = (os.getpid(), fsspec.filesystem(protocol, **request_options(self.url)))
+                    self._opened = (os.getpid(), fsspec.filesystem(protocol, **options))
                 except (ImportError, ValueError) as error:
                     raise ConfigError(
                         f"'{self}': {error}; `pip install mmdata[remote]` brings s3 and gs, http and https are always "
@@ -182,15 +229,15 @@ class RemoteFolder:
             return self._opened[1]
 
 
-def request_options(url: str) -> dict[str, Any]:
-    """Options of fsspec for a URL. Over HTTP a request may take as long as bytes arrive (the customary limit is 5
-    minutes in all), and bytes come as they lie there, so that a range of them is one of the file."""
-    if not url.startswith(("http://", "https://")):
-        return {}
-    from aiohttp import ClientTimeout
+def is_http(url: str) -> bool:
+    """Whether a URL is one of HTTP, which `mmdata.shards.http` reads."""
+    return url.startswith(("http://", "https://"))
 
-    timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
-    return {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"timeout": timeout}}
+
+def _read_local(path: str, start: int, end: int) -> bytes:
+    with open(open_regular(path, "file"), "rb") as file:
+        file.seek(start)
+        return file.read(end - start)
 
 
 def display_name(url: str) -> str:
@@ -202,7 +249,7 @@ def display_name(url: str) -> str:
     return head.replace(f"{login}@", "", 1) if login else head
 
 
-def _status(error: BaseException) -> int | None:
+def _status(error: BaseException | None) -> int | None:
     """The HTTP status in an exception of aiohttp, botocore, gcsfs or huggingface_hub; None where there is none."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
@@ -219,26 +266,38 @@ def _denied(error: BaseException) -> bool:
     return isinstance(error, PermissionError) or bool(names & _NO_CREDENTIALS) or _status(error) in _DENIED
 
 
+def _missing(error: BaseException | None) -> bool:
+    return isinstance(error, FileNotFoundError) or _status(error) in (404, 410)
+
+
 def _may_pass(error: BaseException) -> bool:
     """Whether the same request may be answered later."""
-    final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, NotImplementedError, ImportError)
+    final = (
+        *(FileNotFoundError, IsADirectoryError, NotADirectoryError, NotImplementedError, ImportError),
+        *(WrongAnswer, DataError, Interrupted),
+    )
     return not (
         not isinstance(error, Exception) or isinstance(error, final) or _denied(error) or _status(error) in _FINAL
     )
 
 
-def _explained(error: Exception, name: str, start: int | None, attempts: int) -> Exception:
-    cause = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
+def _explained(error: Exception, name: str, start: int, attempts: int) -> Exception:
+    if isinstance(error, DataError):
+        return error
+    if isinstance(error, WrongAnswer):
+        return DataError(f"'{name}': {error}")
+    # The signature in a URL's query is a secret.
+    cause = _QUERY.sub("?…", f"{type(error).__name__}: {error}".replace("\n", " "))[:300]
     if _denied(error):
         return ConfigError(
             f"'{name}': access denied ({cause}); give the credentials that this protocol takes from the environment "
             "(AWS_PROFILE or AWS_ACCESS_KEY_ID for s3, GOOGLE_APPLICATION_CREDENTIALS for gs, HF_TOKEN for hf)"
         )
-    if isinstance(error, FileNotFoundError) or _status(error) in (404, 410):
+    if _missing(error):
         return DataError(f"'{name}': no such file; upload it, or correct the URL")
     if _status(error) == 416:
         return DataError(f"'{name}': ends before byte {start}: shorter than indexed; upload it again, or index it anew")
     return DataError(
-        f"'{name}': cannot be fetched, {attempts} attempts from byte {start or 0} on, the last one: {cause}; "
+        f"'{name}': cannot be fetched, {attempts} attempts from byte {start} on, the last one: {cause}; "
         "is the server up, and the network? What is fetched stays in the cache: start again when it is"
     )

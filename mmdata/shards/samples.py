@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from mmdata.errors import BadSample, DataError, Reason
-from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT, captions_of, parse_json
-from mmdata.shards.columns import Place, Row, hash64
+from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT
+from mmdata.shards.columns import Place, Row, fast_hash, hash64
 from mmdata.shards.probe import Limits, probe, sniff
 from mmdata.shards.tar import Member, read_members, split_name
+from mmdata.shards.texts import Loss, TextKind, Texts, read_texts
+from mmdata.shards.unread import unread_format
 
 IMAGE_EXTENSIONS = frozenset(("jpg", "jpeg", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic"))
-_NOT_IMAGES = frozenset(("txt", "json", "cls"))
+TEXT_MEMBERS: tuple[TextKind, ...] = ("json", "txt", "cls")
+"""Members that are read beside the image."""
 MAX_IMAGE_BYTES = 2**28  # 256 MiB: larger than any photo, small enough to be read whole
 
 ReadMember = Callable[[Member], bytes]
@@ -78,35 +81,58 @@ class SampleReader:
             yield group
 
 
-def describe(group: Group, read: ReadMember, *, limits: Limits) -> Row:
-    """The index row of a sample.
+class Described(NamedTuple):
+    """A sample that can be used.
 
-    Its image is the first member with an image's extension, else the first with an image's magic bytes. Its captions
-    are the JSON member's "captions", else the .txt member, else the JSON member's "caption". Its label is the .cls
-    member, else the JSON member's "label" where that is a whole number from 0.
+    Attributes:
+        row: for the index; its label is -1 where `label` is a name.
+        label: class number, class name, or None.
+        losses: what of its text files could not be used.
+    """
+
+    row: Row
+    label: int | str | None
+    losses: dict[Loss, str]
+
+
+def describe(group: Group, read: ReadMember, *, limits: Limits) -> Described:
+    """What a sample is: its captions and label as `read_texts` finds them, its image as `image_member` does.
 
     Raises:
         BadSample: the sample cannot be used; the reason says why.
     """
     if group.key.startswith("/") or ".." in group.key.split("/"):
         raise BadSample(Reason.OUTSIDE_ROOT, "the key is absolute or climbs out of its folder")
+    texts = texts_of(group, read)
+    caption = group.members[texts.source]
     image = image_member(group, read)
     data = read(image)
     info = probe(data, limits=limits)
-    metadata: dict[str, Any] = {}
-    if document := group.members.get("json"):
-        metadata = parse_json(read(_bounded(document)))
-    caption, caption_format = _caption_member(group, metadata)
-    return Row(
+    row = Row(
         key=group.key,
         image=Place(image.offset, image.size),
         caption=Place(caption.offset, caption.size),
-        caption_format=caption_format,
+        caption_format=JSON if texts.source == "json" else TXT,
         info=info,
-        label=_label(group, metadata, read),
+        label=texts.label if isinstance(texts.label, int) else -1,
         image_hash=hash64(data),
-        captions=captions_of(read(_bounded(caption)), caption_format),
+        image_xxh3=fast_hash(data),
+        captions=texts.captions,
     )
+    return Described(row, texts.label, texts.losses)
+
+
+def texts_of(group: Group, read: ReadMember) -> Texts:
+    """What the .json, .txt and .cls members of a sample say; raises BadSample where none has a usable caption."""
+
+    def read_member(kind: TextKind) -> bytes:
+        member = group.members[kind]
+        if member.size > MAX_CAPTION_BYTES:
+            detail = f"'{member.name}': {member.size} bytes; at most {MAX_CAPTION_BYTES}"
+            raise BadSample(Reason.CAPTION_TOO_LONG, detail)
+        return read(member)
+
+    return read_texts([kind for kind in TEXT_MEMBERS if kind in group.members], read_member)
 
 
 def image_member(group: Group, read: ReadMember) -> Member:
@@ -116,38 +142,15 @@ def image_member(group: Group, read: ReadMember) -> Member:
         BadSample: there is none, or it is larger than `MAX_IMAGE_BYTES`.
     """
     named = [member for extension, member in group.members.items() if extension in IMAGE_EXTENSIONS]
-    others = [member for extension, member in group.members.items() if extension not in _NOT_IMAGES]
+    others = [member for extension, member in group.members.items() if extension not in TEXT_MEMBERS]
+    not_read: list[Member] = []  # images, but of a format that has no decoder here: `probe` says which
     for member in named[:1] or others:
         if member.size > MAX_IMAGE_BYTES:
             raise BadSample(Reason.IMAGE_TOO_LARGE, f"'{member.name}': {member.size} bytes")
-        if named or sniff(read(member)):
+        if named or sniff(data := read(member)):
             return member
+        if unread_format(data):
+            not_read.append(member)
+    if not_read:
+        return not_read[0]
     raise BadSample(Reason.MISSING_IMAGE, f"no image among {', '.join('.' + e for e in group.members)}")
-
-
-def _caption_member(group: Group, metadata: dict[str, Any]) -> tuple[Member, int]:
-    if "captions" in metadata:
-        return group.members["json"], JSON
-    if "txt" in group.members:
-        return group.members["txt"], TXT
-    if "caption" in metadata:
-        return group.members["json"], JSON
-    seen = ", ".join("." + extension for extension in group.members)
-    raise BadSample(Reason.MISSING_CAPTION, f'no .txt and no JSON "captions" or "caption" among {seen}')
-
-
-def _bounded(member: Member) -> Member:
-    if member.size > MAX_CAPTION_BYTES:
-        raise BadSample(Reason.CAPTION_TOO_LONG, f"'{member.name}': {member.size} bytes; at most {MAX_CAPTION_BYTES}")
-    return member
-
-
-def _label(group: Group, metadata: dict[str, Any], read: ReadMember) -> int:
-    if (member := group.members.get("cls")) is None:
-        label = metadata.get("label")  # a word in others' JSON: only a class number is one of ours
-        return label if type(label) is int and 0 <= label < 2**63 else -1
-    text = read(_bounded(member)).strip()
-    digits = text.lstrip(b"0") or text[-1:]
-    if not text.isdigit() or len(digits) > 19 or int(digits) >= 2**63:  # Python refuses to parse thousands of digits
-        raise BadSample(Reason.BROKEN_ROW, f"'{member.name}': not a class number: {text[:20]!r}")
-    return int(digits)

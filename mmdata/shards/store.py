@@ -51,7 +51,7 @@ class ShardStore:
     def is_here(self, shard: int) -> bool:
         """Whether a shard can be read without fetching it; one in the cache counts as used now."""
         part, local = self._index.manifest.part(shard)
-        return not isinstance(part.folder, RemoteFolder) or part.folder.cache.touch(part.entry(local).sha256)
+        return not isinstance(part.folder, RemoteFolder) or part.folder.cache.touch(part.listed(local).sha256)
 
     def fetch(self, shard: int, stop: Event) -> None:
         """Bring a shard into the cache; returns at once where it is there, and when `stop` is set.
@@ -80,7 +80,7 @@ class ShardStore:
 
     def _open_shard(self, shard: int, stop: Event | None) -> _OpenShard:
         part, local = self._index.manifest.part(shard)
-        expected = part.entry(local).bytes
+        expected = part.listed(local).bytes
         try:
             descriptor = part.open_shard(local, stop)
         except FileNotFoundError:

@@ -19,6 +19,8 @@ BLOCK = 512
 END = bytes(2 * BLOCK)
 """The two zero blocks that end a tar."""
 
+MAX_PADDING = 2**30
+"""Zeros behind the end blocks; writers fill a tar up to 10 KB, or to the block size of a tape."""
 _MAX_EXTENDED = 1 << 20  # bytes of a long name or of pax records; a name needs a few hundred
 _ASCII = bytes(range(128))
 _OCTAL = re.compile(rb" *([0-7]+)[ \0]*")
@@ -220,7 +222,7 @@ class _Reader:
                 self._fail(position, "pax records do not parse")
             at += int(length[1])
             if key == b"size":
-                self._fail(position, f"a pax record that overrides the size: {value[:-1]!r}")
+                self._fail(position, f"a pax record that overrides the size: {value[:-1][:40]!r}")
             if key.startswith(b"GNU.sparse") or key == b"SCHILY.realsize":
                 self._fail(position, "a sparse file (pax)")
             if key == b"path":
@@ -244,6 +246,8 @@ class _Reader:
                     at, "data behind the end blocks, which other readers never see: concatenated tars, or damage"
                 )
             at += len(chunk)
+            if at - position > MAX_PADDING:
+                self._fail(at, f"more than {MAX_PADDING:,} bytes of zeros behind the end blocks")
 
     def _block(self, position: int) -> bytes:
         block = self._read(position, BLOCK)

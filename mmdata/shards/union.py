@@ -18,7 +18,7 @@ import pyarrow as pa
 from mmdata.errors import ConfigError
 from mmdata.shards.histogram import Histogram
 from mmdata.shards.manifest import Int32s, Ints, Manifest
-from mmdata.shards.pages import ShardEntry
+from mmdata.shards.pages import ListedShard, ShardEntry
 from mmdata.shards.ragged import offsets_of
 
 _REMEDY = "use weight or repeat instead of listing a dataset twice"
@@ -74,6 +74,11 @@ class UnionManifest:
             raise IndexError(f"shard {shard} asked of a manifest of {self.num_shards}")
         number = int(np.searchsorted(self._firsts, shard, side="right")) - 1
         return self.parts[number], shard - int(self._firsts[number])
+
+    def listed(self, shard: int) -> ListedShard:
+        """One shard, its histogram apart; see `Manifest.listed`."""
+        part, local = self.part(shard)
+        return part.listed(local)
 
     def entry(self, shard: int) -> ShardEntry:
         """The entry of one shard; see `Manifest.entry`."""
@@ -132,7 +137,7 @@ def _check_shards_differ(parts: Sequence[Manifest]) -> None:
         number = np.concatenate(shards)
         places = (int(twice[0]), int(first[twice[0]]))
         here, there = (parts[int(owner[place])] for place in places)
-        name, other = (part.entry(int(number[place])).name for part, place in zip((here, there), places, strict=True))
+        name, other = (part.listed(int(number[place])).name for part, place in zip((here, there), places, strict=True))
         raise ConfigError(
             f"shards '{here.folder}': '{name}' is the same shard as '{other}' in '{there.folder}', the first of "
             f"{len(twice)} that two datasets share; leave them out of one, or {_REMEDY}"

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmdata.errors import DataError
-from mmdata.shards.build import QUARANTINE_NAME, Progress, Scan, file_sha256, scan_shard, steps
+from mmdata.errors import DataError, printable
+from mmdata.shards.build import Progress, Scan, file_sha256, scan_shard, steps
 from mmdata.shards.columns import FIXED, Columns, encode
-from mmdata.shards.folder import local_folder
+from mmdata.shards.folder import MANIFEST_NAME, QUARANTINE_NAME, find_ledger, local_folder
 from mmdata.shards.histogram import unpack_cells
 from mmdata.shards.index import Index
-from mmdata.shards.manifest import MANIFEST_NAME, Manifest
+from mmdata.shards.labels import Labels, number_labels
+from mmdata.shards.manifest import Manifest
 from mmdata.shards.pages import ShardEntry
 from mmdata.shards.probe import NO_LIMITS
 
@@ -32,14 +33,16 @@ class Problem:
     detail: str
 
     def __str__(self) -> str:
-        return f"{'' if self.shard == MANIFEST_NAME else 'shard '}'{self.shard}': {self.detail}"
+        return printable(f"{'' if self.shard == MANIFEST_NAME else 'shard '}'{self.shard}': {self.detail}")
 
 
 def verify(folder: str | os.PathLike[str], progress: Progress | None = None) -> list[Problem]:
     """Check every shard of a folder: size, hash, strict tar, and each column of its index against the tar's content.
 
-    Samples of a tar that its index leaves out must be in `quarantine.jsonl`. Pixels are not decoded. Token lengths
-    are checked against the manifest's histogram, not counted anew; the manifest's pages are hashed.
+    Samples of a tar that its index leaves out must be in `quarantine.jsonl`, which must have a line for each row that
+    the accounts say was left out; accounts must balance; and no other tar may lie beside those of the manifest. Pixels
+    are not decoded. Token lengths are checked against the manifest's histogram, not counted anew; the manifest's pages
+    are hashed.
 
     Raises:
         DataError: the manifest itself, or a page of it, is missing or damaged.
@@ -50,11 +53,14 @@ def verify(folder: str | os.PathLike[str], progress: Progress | None = None) -> 
     index = Index(manifest)
     excused = _quarantined(local)
     total = manifest.bytes
-    problems = [Problem(MANIFEST_NAME, detail) for detail in _wrong_sums(manifest)]
+    problems = [Problem(MANIFEST_NAME, detail) for detail in (*_wrong_sums(manifest), *_wrong_accounts(manifest))]
+    problems += [Problem(name, detail) for name, detail in _unlisted(manifest)]
+    classes = (manifest.accounts or {}).get("classes")
+    labels = Labels(classes) if classes else None  # an index without them left out labels that are names
     done = 0
     for number, entry in enumerate(manifest):
         step = steps(progress, done, total)
-        found = _problems(index, number, excused.get(entry.name, set()), step)
+        found = _problems(index, number, excused.get(entry.name, set()), labels, step)
         problems += [Problem(entry.name, detail) for detail in found]
         done += entry.bytes
         step(entry.bytes)
@@ -80,10 +86,56 @@ def _wrong_sums(manifest: Manifest) -> Iterator[str]:
         yield f"has_labels is {manifest.has_labels}, and {totals['labels']} rows of its shards have a label"
 
 
-def _problems(index: Index, shard: int, excused: set[str], step: Callable[[int], None]) -> Iterator[str]:
+def _wrong_accounts(manifest: Manifest) -> Iterator[str]:
+    """What the accounts of a conversion or an index say, against their own sums, the rows, and the ledger."""
+    accounts = manifest.accounts or {}
+    for total, kept, left_out in (
+        ("rows", "written", ("duplicate", "filtered", "quarantined")),
+        ("samples", "indexed", ("quarantined",)),
+    ):
+        names = (total, kept, *left_out)
+        if not all(type(accounts.get(name)) is int for name in names):
+            continue  # of another program, or of the other one of ours
+        numbers = " + ".join(f"{accounts[name]} {name}" for name in names[1:])
+        lost = sum(accounts[name] for name in left_out)
+        if accounts[total] != accounts[kept] + lost:
+            yield f"its accounts do not balance: {accounts[total]} {total} in, and {numbers}"
+        if accounts[kept] != manifest.rows:
+            yield f"its accounts say {accounts[kept]} {kept}, and its shards have {manifest.rows} rows"
+        reasons = accounts.get("reasons")
+        if isinstance(reasons, dict) and sum(reasons.values()) != lost:
+            yield f"its accounts give reasons for {sum(reasons.values())} rows, and {lost} were left out"
+        ledger = find_ledger(Path(str(manifest.folder)))
+        always = {"run", "ignored_members"} & accounts.keys()  # those of convert and index have one, if an empty one
+        if not ledger.is_file():
+            if lost or always:
+                yield f"its ledger '{ledger}' is gone; it named {lost} rows that were left out"
+        elif (lines := ledger.read_bytes().count(b"\n")) != lost:
+            yield f"its ledger '{ledger}' has {lines} lines, and its accounts say that {lost} rows were left out"
+
+
+def _unlisted(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Tars beside those of the manifest that it does not list."""
+    listed = {entry.name for entry in manifest}
+    folder = Path(str(manifest.folder)) / manifest.location
+    names = sorted(path.name for path in folder.glob("*.tar")) if folder.is_dir() else []
+    for name in names:
+        if name not in listed and not name.startswith("."):
+            yield (
+                name,
+                f"lies in '{folder}', and the manifest does not list it: index the folder anew, or remove the tar",
+            )
+
+
+def _problems(
+    index: Index, shard: int, excused: set[str], labels: Labels | None, step: Callable[[int], None]
+) -> Iterator[str]:
     entry, path = index.manifest.entry(shard), index.shard_path(shard)
-    if not path.is_file():
+    if not path.exists():
         yield f"no such file: '{path}'"
+        return
+    if not path.is_file():
+        yield f"not a regular file, and it was not opened: '{path}'"
         return
     if (size := path.stat().st_size) != entry.bytes:
         yield f"{size} bytes, and the manifest says {entry.bytes}"
@@ -91,7 +143,9 @@ def _problems(index: Index, shard: int, excused: set[str], step: Callable[[int],
         yield "its SHA-256 is not the manifest's: the content changed"
     columns = None
     try:
-        columns = index.shard(shard)
+        opened = index.shard(shard)
+        opened.check()
+        columns = opened
     except DataError as error:
         yield str(error)
     try:
@@ -100,17 +154,22 @@ def _problems(index: Index, shard: int, excused: set[str], step: Callable[[int],
         yield str(error).removeprefix(f"shard '{entry.name}', ").removeprefix(f"shard '{entry.name}': ")
         return
     if columns is not None:
-        yield from _compare(entry, columns, scan, excused)
+        yield from _compare(entry, columns, scan, excused, labels)
 
 
-def _compare(entry: ShardEntry, columns: Columns, scan: Scan, excused: set[str]) -> Iterator[str]:
+def _compare(
+    entry: ShardEntry, columns: Columns, scan: Scan, excused: set[str], labels: Labels | None
+) -> Iterator[str]:
     """What the index says against what the tar holds."""
     keys: list[str] = columns.keys.to_pylist()
     indexed = set(keys)
     samples = [row.key for row in scan.rows] + [line["key"] for line in scan.quarantined]
     if lost := [key for key in samples if key not in indexed and key not in excused]:
         yield f"{len(lost)} samples are neither in the index nor in {QUARANTINE_NAME}; the first is '{lost[0]}'"
-    rows = [row for row in scan.rows if row.key in indexed]
+    kept = [(row, label) for row, label in zip(scan.rows, scan.labels, strict=True) if row.key in indexed]
+    rows = [row for row, _ in kept]
+    if labels is not None:
+        rows, _ = number_labels(rows, [label for _, label in kept], labels)
     if [row.key for row in rows] != keys:
         gone = sorted(indexed - {row.key for row in rows})
         yield (
@@ -121,6 +180,8 @@ def _compare(entry: ShardEntry, columns: Columns, scan: Scan, excused: set[str])
         return
     expected = Columns.parse(encode(rows).data, len(rows), entry.index)
     for name in FIXED:
+        if name == "image_xxh3" and not columns.has_fast_hash:
+            continue
         yield from _difference(name, columns.fixed(name) != expected.fixed(name), keys)
     offsets, hashes = columns.lists("caption_hash")
     true_offsets, true_hashes = expected.lists("caption_hash")
@@ -158,7 +219,7 @@ def _difference(name: str, differs: npt.NDArray[np.bool_], keys: list[str]) -> I
 def _quarantined(folder: Path) -> dict[str, set[str]]:
     """Keys in the quarantine list, by shard; lines that are not of a shard's sample are convert's, and excuse none."""
     excused: dict[str, set[str]] = {}
-    path = folder / QUARANTINE_NAME
+    path = find_ledger(folder)
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         try:
             line: Any = json.loads(text)

@@ -12,11 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from mmdata.atomic import lock, sync_folder
+from mmdata.atomic import lock, naming, sync_folder
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT, clean_caption
-from mmdata.shards.columns import CountTokens, Encoded, Place, Row, encode, hash64
-from mmdata.shards.manifest import MANIFEST_NAME, Manifest
+from mmdata.shards.columns import CountTokens, Encoded, Place, Row, encode, fast_hash, hash64
+from mmdata.shards.folder import BESIDE, INNER, MANIFEST_NAME, manifest_prefix
+from mmdata.shards.manifest import Manifest
 from mmdata.shards.manifest_writer import ManifestWriter
 from mmdata.shards.pages import PAGE_PATTERN, ShardEntry
 from mmdata.shards.probe import EXTENSIONS, ImageInfo
@@ -47,7 +48,7 @@ class Sample:
 
 
 class ShardWriter:
-    """Writes `000000.tar`, `000001.tar`, … with `000000.index.arrow` beside each, and at last the manifest.
+    """Writes `000000.tar`, `000001.tar`, … with `__mmdata__/000000.index.arrow` for each, and at last the manifest.
 
     A context manager: an exception inside `with` publishes nothing. Everything is staged in a hidden subfolder
     and renamed in `close`; what a killed run left behind is cleared by the next one.
@@ -122,11 +123,15 @@ class ShardWriter:
                 self._finish_shard()
             manifest = self._manifest.close(tokenizer=self._tokenizer, accounts=accounts)
             # From here on, a killed run's files are known to be ours.
-            for name in _names(manifest):
+            inner = self._folder / INNER
+            inner.mkdir(exist_ok=True)
+            for name in published_names(manifest):
                 os.rename(self._staging / name, self._folder / name)
+            sync_folder(inner)
             sync_folder(self._folder)
-            os.rename(self._staging / MANIFEST_NAME, self._folder / MANIFEST_NAME)
-            sync_folder(self._folder)
+            os.rename(self._staging / INNER / MANIFEST_NAME, inner / MANIFEST_NAME)
+            sync_folder(inner)
+            (self._staging / INNER).rmdir()
             self._staging.rmdir()
         except BaseException:
             self.abort()
@@ -139,7 +144,7 @@ class ShardWriter:
         if self._shard:
             with suppress(OSError):  # closing writes what is buffered, and a full disk refuses that again
                 self._shard.file.close()
-        if not (self._folder / MANIFEST_NAME).exists():
+        if not (self._folder / INNER / MANIFEST_NAME).exists():
             _clear_killed_run(self._folder)
         self._held.close()
 
@@ -189,8 +194,9 @@ class _OpenShard:
         places: list[Place] = []
         for head, (_, data) in zip(headers, members, strict=True):
             places.append(Place(self.bytes + BLOCK, len(data)))
-            for piece in (head, data, padding(len(data))):
-                self._put(piece)
+            with naming(self.path):
+                for piece in (head, data, padding(len(data))):
+                    self._put(piece)
         caption_format = JSON if len(members) == 3 else TXT
         self.rows.append(
             Row(
@@ -201,15 +207,17 @@ class _OpenShard:
                 info=sample.info,
                 label=-1 if sample.label is None else sample.label,
                 image_hash=hash64(sample.image),
+                image_xxh3=fast_hash(sample.image),
                 captions=sample.captions,
             )
         )
 
     def finish(self, encoded: Encoded) -> ShardEntry:
-        self._put(END)
-        _sync_and_close(self.file)
-        index = self.path.with_suffix(".index.arrow")
-        with index.open("xb") as file:
+        with naming(self.path):
+            self._put(END)
+            _sync_and_close(self.file)
+        index = self.path.parent / INNER / self.path.with_suffix(".index.arrow").name
+        with naming(index), index.open("xb") as file:
             file.write(encoded.data)
             _sync_and_close(file)
         return encoded.entry(self.path.name, index.name, size=self.bytes, sha256=self._hash.hexdigest())
@@ -263,10 +271,16 @@ def _sync_and_close(file: BinaryIO) -> None:
     file.close()
 
 
-def _names(manifest: Manifest) -> list[str]:
-    """What `close` moves, the manifest apart. Known from manifest.json alone: the pages may have been moved already."""
-    shards = [name for number in range(manifest.num_shards) for name in shard_names(number)]
-    return shards + [page.file for page in manifest.pages]
+def published_names(manifest: Manifest) -> list[str]:
+    """Paths in its folder of what a `ShardWriter` publishes with a manifest, the manifest itself apart.
+
+    Known from manifest.json alone: the pages may have been moved already.
+    """
+    names: list[str] = []
+    for number in range(manifest.num_shards):
+        tar, index = shard_names(number)
+        names += [tar, manifest.prefix + index]
+    return names + [manifest.prefix + page.file for page in manifest.pages]
 
 
 def _clear_killed_run(folder: Path) -> None:
@@ -274,17 +288,23 @@ def _clear_killed_run(folder: Path) -> None:
     staging = folder / STAGING_NAME
     if not staging.exists():
         return
-    if (staging / MANIFEST_NAME).exists():
-        for name in _names(Manifest.read(staging)):
+    if manifest_prefix(staging) is not None:
+        for name in published_names(Manifest.read(staging)):
             (folder / name).unlink(missing_ok=True)
     shutil.rmtree(staging)
+    with suppress(OSError):  # it is not there, or holds something
+        (folder / INNER).rmdir()
 
 
 def _refuse_shards(folder: Path) -> None:
     taken = sorted(
-        p.name
-        for p in folder.iterdir()
-        if p.name.endswith((".tar", ".index.arrow")) or p.name == MANIFEST_NAME or PAGE_PATTERN.fullmatch(p.name)
+        prefix + path.name
+        for prefix in (BESIDE, INNER)
+        if (folder / prefix).is_dir()
+        for path in (folder / prefix).iterdir()
+        if path.name.endswith((".tar", ".index.arrow"))
+        or path.name == MANIFEST_NAME
+        or PAGE_PATTERN.fullmatch(path.name)
     )
     if taken:
         raise DataError(

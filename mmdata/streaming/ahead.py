@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
 from time import perf_counter
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from mmdata.loader.job import Job
 from mmdata.loader.stats import Stats
-from mmdata.loader.threads import WorkerThreads
+from mmdata.loader.threads import END_S, WorkerThreads
 
 Task = TypeVar("Task")
 Made = TypeVar("Made")
@@ -28,7 +31,8 @@ def make_ahead(
     """What comes of the tasks; at most `prefetch` are ready or being made while the caller works on another.
 
     One thread takes the tasks, so that they come one after the other; the workers wait for them in turn. When this
-    generator is closed, no thread is left, and what was taken and not handed on is lost.
+    generator is closed, what was taken and not handed on is lost, and no thread is left but one that a server or a disk
+    holds.
 
     Args:
         tasks: taken in the reader's thread; with 0 workers in the caller's.
@@ -43,29 +47,82 @@ def make_ahead(
         while (made := waits.timed(lambda: next(here, None))) is not None:
             yield made
         return
-    reader = ThreadPoolExecutor(1, thread_name_prefix="mmdata-reader")
-    read: deque[Future[Task | None]] = deque()
-    threads = WorkerThreads(waits.each(lambda: read.popleft().result()), lambda task, _: begin(task), num_workers)
+    reader = _Reader(tasks)
+    threads: WorkerThreads[Task, Made] | None = None
 
-    def ask() -> None:
+    def ask(threads: WorkerThreads[Task, Made]) -> None:
         while len(threads) < prefetch:
-            read.append(reader.submit(next, tasks, None))
+            reader.ask()
             threads.ask()
 
     try:
+        reader.start()
+        threads = WorkerThreads(waits.each(reader.take), lambda task, _: begin(task), num_workers)
         while True:
-            ask()
+            ask(threads)
             try:
                 made = waits.timed(threads.take)
             except StopIteration:
                 return
-            ask()
+            ask(threads)
             yield made
             del made
     finally:
-        reader.shutdown(wait=False, cancel_futures=True)
-        threads.close()
-        reader.shutdown(wait=True)
+        reader.end()
+        if threads is not None:
+            threads.close()
+        reader.join()
+
+
+class _Reader(Generic[Task]):
+    """A thread that takes tasks when it is asked to, one after the other.
+
+    Not a pool: one that is interrupted while it starts a thread does not know that it has it, and does not end it.
+    """
+
+    def __init__(self, tasks: Iterator[Task]) -> None:
+        self._tasks = tasks
+        self._asked: SimpleQueue[Future[Task | None] | None] = SimpleQueue()
+        self._read: deque[Future[Task | None]] = deque()
+        self._ended = False
+        # A daemon: no program waits for a server that does not answer.
+        self._thread = threading.Thread(target=self._take_tasks, name="mmdata-reader", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take tasks."""
+        self._thread.start()
+
+    def ask(self) -> None:
+        """Have the next task taken."""
+        future: Future[Task | None] = Future()
+        self._read.append(future)
+        self._asked.put(future)
+
+    def take(self) -> Task | None:
+        """The next task that was asked for, as soon as it is there; None: there are no more. Raises what they raise."""
+        return self._read.popleft().result()
+
+    def end(self) -> None:
+        """Take no more, and tell whoever waits for one; waits for nothing."""
+        self._ended = True
+        self._asked.put(None)
+
+    def join(self) -> None:
+        """Wait a while for the thread to end."""
+        with suppress(RuntimeError):  # interrupted while it was started: it finds nothing to do
+            self._thread.join(END_S)
+
+    def _take_tasks(self) -> None:
+        while (future := self._asked.get()) is not None:
+            if self._ended:
+                future.cancel()  # a worker may be waiting for it
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(next(self._tasks, None))
+            except BaseException as error:
+                future.set_exception(error)
+                del future  # or it, the error and its traceback, which has this frame, would keep each other
 
 
 class _Waits:

@@ -1,4 +1,4 @@
-"""A shard as a stream of bytes: opened with fsspec, decompressed, read once from front to back."""
+"""A shard as a stream of bytes: opened here or with fsspec, decompressed, read once from front to back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import fsspec
 from fsspec.compression import compr
 
 from mmdata.errors import DataError
-from mmdata.shards.remote import display_name, request_options
+from mmdata.files import open_regular
+from mmdata.shards.http import HttpFile, WrongAnswer, request_options
+from mmdata.shards.remote import display_name, is_http
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _CHUNK = 2**20  # bytes
@@ -80,7 +82,7 @@ def open_shard(shard: str) -> Generator[ForwardFile, None, None]:
     name = display_name(shard)
     with ExitStack() as opened:
         try:
-            source = opened.enter_context(cast(Any, fsspec.open(shard, "rb", **_options(shard))))
+            source = opened.enter_context(_open(shard, name))
             file = io.BufferedReader(source, _CHUNK)
             if kind := next((kind for magic, kind in _MAGIC.items() if file.peek(8).startswith(magic)), None):
                 file = opened.enter_context(_codec(kind, name)(file, mode="rb"))
@@ -98,16 +100,18 @@ def _codec(kind: str, name: str) -> Callable[..., Any]:
     return codecs[kind]
 
 
-def _options(shard: str) -> dict[str, Any]:
-    """Over HTTP one request a shard, for as long as bytes arrive."""
-    if not shard.startswith(("http://", "https://")):
-        return {}
-    return {"block_size": 0, **request_options(shard)}
+def _open(shard: str, name: str) -> Any:
+    """The bytes of a shard as they lie there: a path, an HTTP URL (one request), or what else fsspec opens."""
+    if is_http(shard):
+        return HttpFile(fsspec.filesystem("http", **request_options()), shard, name)
+    if "://" in shard:
+        return fsspec.open(shard, "rb")
+    return open(open_regular(shard, "shard"), "rb", buffering=0)
 
 
 def _unreadable(name: str, offset: int, error: Exception) -> DataError:
-    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, OSError):
-        error = error.__cause__  # fsspec calls a refused connection a missing file
+    if isinstance(error, WrongAnswer):
+        return DataError(f"shard '{name}': {error}")
     return DataError(
         f"shard '{name}', byte {offset}: cannot be read ({type(error).__name__}: {error}); "
         "is it whole, and its server up? A stream does not resume within a shard"

@@ -9,6 +9,7 @@ from itertools import count, islice
 from threading import Event
 
 from mmdata.loader.ledger import LedgerEntry
+from mmdata.loader.turns import Turns
 from mmdata.seeding import Purpose, permutation
 from mmdata.streaming.compose import Composer, Pass, StreamTask
 from mmdata.streaming.position import Place
@@ -42,14 +43,14 @@ class Passes:
         self._start = start
         self._endless = endless
         self._stopped = Event()
-        self.tasks = self._make()
+        self.tasks = Turns(self._make())
 
     def stop(self) -> None:
         """Read no further; also while another thread waits for a task."""
         self._stopped.set()
 
     def close(self) -> None:
-        """Close the shard that is open; no thread may be waiting for a task."""
+        """Close the shard that is open; where a thread waits for a task, it does so itself."""
         self.tasks.close()
 
     def _make(self) -> Generator[StreamTask]:

@@ -6,6 +6,7 @@ import logging
 from typing import NamedTuple
 
 from mmdata.errors import ConfigError
+from mmdata.plan.position import Position
 
 logger = logging.getLogger("mmdata")
 
@@ -22,79 +23,112 @@ class Place(NamedTuple):
     batches: int = 0
 
 
-class Position:
-    """The place of a rank, and what it means in epochs.
+class RankPosition:
+    """The position of a rank in epochs, as any loader's, and its place in the passes.
 
     Args:
         steps_per_epoch: each epoch has so many batches and begins where the one before it ended; None: an epoch is
             the pass of its number.
 
     Attributes:
-        epoch: the current one.
-        step: batches of it that have been yielded.
-        place: after them.
+        place: after the batches that have been yielded.
 
     Example:
         Passes of 7 batches and 5 steps an epoch: epoch 1 begins at Place(0, 5) and ends at Place(1, 3).
     """
 
     def __init__(self, steps_per_epoch: int | None) -> None:
-        self.epoch = self.step = 0
         self.place = Place(0)
+        self._position = Position()
         self._steps = steps_per_epoch
         self._starts = {0: self.place}  # of the epochs whose start is known
-        self._resume = False  # the next iteration goes on at `step`, even where nothing is left
+
+    @property
+    def epoch(self) -> int:
+        """The current one."""
+        return self._position.epoch
+
+    @property
+    def step(self) -> int:
+        """Batches of the epoch that have been yielded."""
+        return self._position.step
+
+    @property
+    def restores(self) -> int:
+        """Times that a state has been loaded."""
+        return self._position.restores
 
     @property
     def left(self) -> int | None:
         """Batches that the epoch still has; None: as many as the pass."""
         return None if self._steps is None else self._steps - self.step
 
+    @property
+    def start(self) -> Place | None:
+        """Of the current epoch; None: unknown, or the pass of its number."""
+        return None if self._steps is None else self._starts.get(self.epoch)
+
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; the current one is left where it is."""
-        if epoch < 0:
-            raise ValueError(f"epoch must be 0 or more: got {epoch}")
-        if epoch == self.epoch and (self._resume or self.left != 0):
-            return
-        if self.left == 0:
-            self._starts[self.epoch + 1] = self.place
-        self._go_to(epoch)
+        """As `Position.set_epoch`."""
+        self._note_end()
+        if self._position.set_epoch(epoch, self._steps):
+            self._go_to_start()
 
-    def next_epoch(self) -> None:
-        """Go to the start of the next epoch, which is known: the current one has ended."""
-        if self._steps is not None:
-            self._starts[self.epoch + 1] = self.place
-        self._go_to(self.epoch + 1)
+    def restore(self, epoch: int, step: int, place: Place, *, start: Place | None) -> None:
+        """Go where a state was taken; `start` of that epoch, where it is known."""
+        self._position.restore(epoch, step)
+        self.place = place
+        start = place if step == 0 else start
+        self._starts = {0: Place(0)} | ({} if start is None else {epoch: start})
 
-    def begin(self) -> None:
-        """At the beginning of an iteration: go on where `restore` went, or at the start of the epoch."""
-        if self._resume:
-            self._resume = False
-            return
-        if self.left == 0:  # a loop that counts to len never asks for the end of the epoch
-            self.next_epoch()
-        self._go_to(self.epoch)
-        if self._steps is not None and self.epoch not in self._starts:
-            logger.warning(
-                "stream: epoch %d begins with pass %d from its start, because this stream has not given the epoch "
-                "before it: some samples come twice, others later; `load_state_dict` goes on exactly",
-                self.epoch,
-                self.epoch,
-            )
+    def begin(self) -> int:
+        """As `Position.begin`."""
+        self._note_end()
+        iteration = self._position.begin(self._steps)
+        if self.step == 0:  # else a state was loaded, and `place` is its
+            self._go_to_start()
+            if self._steps is not None and self.epoch not in self._starts:
+                logger.warning(
+                    "stream: epoch %d begins with pass %d from its start, because this stream has not given the epoch "
+                    "before it: some samples come twice, others later; `load_state_dict` goes on exactly",
+                    self.epoch,
+                    self.epoch,
+                )
+                self._starts_at(self.epoch, self.place)
+        return iteration
 
-    def advance(self, place: Place) -> None:
+    def is_of(self, iteration: int) -> bool:
+        """Whether no one has overtaken an iteration."""
+        return self._position.is_of(iteration)
+
+    def check(self, iteration: int) -> None:
+        """Raise a RuntimeError where an iteration was overtaken."""
+        self._position.check(iteration, of="stream")
+
+    def advance(self, iteration: int, place: Place) -> None:
         """A batch is yielded; `place` is after it."""
-        self.step, self.place = self.step + 1, place
+        if self._position.advance(iteration):
+            self.place = place
 
-    def restore(self, epoch: int, step: int, place: Place) -> None:
-        """Go where a run was stopped."""
-        self.epoch, self.step, self.place = epoch, step, place
-        self._starts = {0: Place(0)} | ({epoch: place} if step == 0 else {})
-        self._resume = True
+    def end(self, iteration: int) -> None:
+        """Go to the start of the next epoch after the last batch of an iteration, unless it was overtaken."""
+        if self.is_of(iteration):
+            self._note_end()
+            self._position.end(iteration)
+            self._go_to_start()
 
-    def _go_to(self, epoch: int) -> None:
-        self.epoch, self.step, self._resume = epoch, 0, False
-        self.place = self._starts.get(epoch, Place(epoch))
+    def _note_end(self) -> None:
+        """Where all batches of the current epoch have been yielded, the next one begins here."""
+        if self.left == 0:
+            self._starts_at(self.epoch + 1, self.place)
+
+    def _starts_at(self, epoch: int, start: Place) -> None:
+        """Epochs after it were given after another start, if this one is new."""
+        if self._starts.get(epoch) != start:
+            self._starts = {e: place for e, place in self._starts.items() if e < epoch} | {epoch: start}
+
+    def _go_to_start(self) -> None:
+        self.place = self._starts.get(self.epoch, Place(self.epoch))
 
 
 def check_steps(steps_per_epoch: int | None, world_size: int, global_batch_size: int) -> None:

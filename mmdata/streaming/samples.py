@@ -7,16 +7,19 @@ and on a damaged header; webdataset groups its members into samples.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from webdataset.tariterators import group_by_keys
 
-from mmdata.errors import BadSample, DataError
+from mmdata.errors import BadSample, DataError, excerpt
 from mmdata.shards import ImageInfo, Limits, Member, read_members
+from mmdata.shards.decoder_warnings import naming, sample_name
 from mmdata.shards.remote import display_name
 from mmdata.shards.samples import MAX_IMAGE_BYTES, Group, describe
 from mmdata.shards.tar import split_name
+from mmdata.shards.texts import Loss
 from mmdata.streaming.forward import ForwardFile, open_shard
 
 LIMITS = Limits()
@@ -27,8 +30,9 @@ class StreamSample:
     """A sample as it came, its image not yet decoded.
 
     Attributes:
-        label: -1 where there is none.
+        label: -1 where there is none, or where it is a name: without an index nobody numbers names.
         image_hash: as in an index; names the sample in every pass, whatever the order.
+        losses: what of its text members could not be used.
     """
 
     shard: str
@@ -38,6 +42,7 @@ class StreamSample:
     captions: list[str]
     label: int
     image_hash: int
+    losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
 
 
 class Dropped(NamedTuple):
@@ -115,8 +120,11 @@ def _split_name(name: str) -> tuple[str, str]:
 
 def _sample(shard: str, group: Group, payloads: dict[int, bytes]) -> StreamSample | Dropped:
     try:
-        row = describe(group, lambda member: payloads[member.offset], limits=LIMITS)
+        with naming(partial(sample_name, shard, group.key)):
+            row, label, losses = describe(group, lambda member: payloads[member.offset], limits=LIMITS)
     except BadSample as error:
         return Dropped(shard, group.key, error)
+    if isinstance(label, str):
+        losses = {**losses, Loss.LABEL_NAME: f"label {excerpt(label)} is a name; `mmdata index` numbers names"}
     image = payloads[row.image.offset]
-    return StreamSample(shard, row.key, image, row.info, row.captions, row.label, row.image_hash)
+    return StreamSample(shard, row.key, image, row.info, row.captions, row.label, row.image_hash, losses)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,17 +18,20 @@ from mmdata.batch import Batch
 from mmdata.cores import most_workers
 from mmdata.data_config import DataConfig
 from mmdata.errors import DataError
+from mmdata.launcher import resolve_ranks
 from mmdata.loader.assemble import Assembler, Made
+from mmdata.loader.foreign import Interoperable, Iteration
 from mmdata.loader.job import Job
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.loader import data_config
-from mmdata.loader.state import check_count
 from mmdata.loader.stats import Stats
 from mmdata.plan import rank_slice
+from mmdata.plan.position import check_count, check_epoch, check_state
+from mmdata.shards.texts import Loss, Losses
 from mmdata.streaming.ahead import make_ahead
 from mmdata.streaming.compose import Composer, StreamTask
 from mmdata.streaming.passes import Passes
-from mmdata.streaming.position import Place, Position, check_steps
+from mmdata.streaming.position import Place, RankPosition, check_steps
 from mmdata.streaming.source import ShardNames, deal, find_shards, single_dataset, with_shards
 from mmdata.streaming.state import RankState, check_identity, identity, rank_state
 from mmdata.transform.pixels import PixelTransform
@@ -41,8 +44,8 @@ def stream(
     shards: ShardNames | None,
     config: str | os.PathLike[str] | dict[str, Any] | DataConfig,
     *,
-    rank: int = 0,
-    world_size: int = 1,
+    rank: int | None = None,
+    world_size: int | None = None,
     steps_per_epoch: int | None = None,
 ) -> Stream:
     """The batches of one rank from shards without an index.
@@ -51,7 +54,7 @@ def stream(
         shards: a path, a URL, a folder, a brace pattern, or a list of these; .tar, also compressed (gzip, bz2, xz).
             None: the `shards` of the settings, which may be any one of these.
         config: as `Loader.from_config` takes it; a dictionary needs no `shards` where they are given here.
-        rank: 0 … world_size-1.
+        rank: 0 … world_size-1. Without rank and world_size both are the launcher's, as for `Loader.from_config`.
         world_size: processes; each reads shards of its own.
         steps_per_epoch: batches of an epoch, the same on every rank; about samples / global_batch_size. Passes go on
             from one epoch to the next. None, on one rank only: an epoch is one pass.
@@ -74,14 +77,15 @@ def stream(
 
 
 class _Outcome(NamedTuple):
-    """A batch, the samples that were dropped before it, and the place after it."""
+    """A batch, the samples that were dropped before it, the place after it, and what its samples have lost."""
 
     made: Made
     dropped: list[LedgerEntry]
     place: Place
+    lost: list[tuple[str, dict[Loss, str]]]
 
 
-class Stream:
+class Stream(Interoperable):
     """The batches of one rank, pass after pass.
 
     Iterating gives the current epoch; when it is exhausted the next one begins, also without `set_epoch`. In each pass
@@ -90,12 +94,13 @@ class Stream:
     Args:
         shards: of all ranks; see `stream`.
         data: settings.
-        rank: 0 … world_size-1.
+        rank: see `stream`.
         world_size: processes, each with a stream of its own over the same shards.
         steps_per_epoch: see `stream`.
 
     Attributes:
-        shards, stats: as given, and sums over the batches yielded.
+        shards, rank, world_size: as given.
+        stats: sums over the batches yielded.
     """
 
     def __init__(
@@ -103,10 +108,11 @@ class Stream:
         shards: list[str],
         data: DataConfig,
         *,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         steps_per_epoch: int | None = None,
     ) -> None:
+        rank, world_size = self.rank, self.world_size = resolve_ranks(rank, world_size)
         rank_slice(data.global_batch_size, rank, world_size)  # raises if they do not fit
         deal(shards, rank, world_size)  # likewise
         check_steps(steps_per_epoch, world_size, data.global_batch_size)
@@ -116,12 +122,12 @@ class Stream:
         self.stats = Stats()
         self._data = data
         self._steps = steps_per_epoch
-        self._ledger = Ledger(data.max_bad_share)
+        self._ledger = Ledger(data.max_bad_share, rank=rank, world_size=world_size)
+        self._losses = Losses()
         self._composer = Composer(data, tokenizer, rank=rank, world_size=world_size)
         self._assembler = Assembler(tokenizer, transform, hashes=data.hashes)
-        self._identity = identity(shards, data, steps_per_epoch)
-        self._position = Position(steps_per_epoch)
-        self._current: object = None  # the iteration whose position it is
+        self._identity = identity(shards, data, steps_per_epoch, transform=transform, tokenizer=tokenizer)
+        self._position = RankPosition(steps_per_epoch)
         self._kept: tuple[Place, Passes] | None = None  # where an epoch ended; no thread is at them
         logger.warning(
             "a stream of %d shards: it cannot promise each sample once over all ranks in an epoch, or exact resume "
@@ -161,11 +167,19 @@ class Stream:
         """Samples that could not be used, by reason, exact."""
         return self._ledger.own.masked
 
+    @property
+    def lost(self) -> Counter[str]:
+        """Samples in the batches so far of which a text member could not be used, by what they lost."""
+        return Counter(self._losses.as_dict())
+
     def set_epoch(self, epoch: int) -> None:
-        """Begin with an epoch; the current one is left where it is.
+        """Begin the next iteration at the start of an epoch, as `Loader.set_epoch`.
 
         With `steps_per_epoch` an epoch begins where the one before it ended. Where this stream has not given that one,
         it begins with the pass of its number, and says so.
+
+        Raises:
+            ValueError: epoch is negative, or above 1,048,575.
         """
         self._position.set_epoch(epoch)
 
@@ -174,7 +188,7 @@ class Stream:
 
         `merge_states` makes one state of those of all ranks.
         """
-        own = RankState(self._position.place, self._composer.lengths)
+        own = RankState(self._position.place, self._composer.lengths, self._position.start)
         return {
             "epoch": self._position.epoch,
             "step": self._position.step,
@@ -210,52 +224,58 @@ class Stream:
         The pass is read again from its start, without decoding. Where the state has no place of this rank, because
         there were another number of ranks or it was not merged, the rank begins a new pass, and says so.
 
+        An iteration that is under way ends: asked for another batch, it raises a RuntimeError.
+
         Raises:
             ConfigError: the state belongs to another stream; what differs is named. Or it is none of a stream.
         """
-        check_identity(state, self._identity)
-        epoch = check_count(state, "epoch", of="stream")
+        check_identity(check_state(state, of="stream"), self._identity)
+        epoch = check_epoch(state, of="stream")
         step = check_count(state, "step", of="stream", at_most=self._steps)
         own = rank_state(state, rank=self._composer.rank, world_size=self._composer.world_size)
+        counts = RowCounts.of(state)
         self._drop_kept()
         if own.lengths:
             self._composer.use_lengths(own.lengths)
-        self._ledger.restore(RowCounts.of(state))
-        self._position.restore(epoch, step, own.place)
+        self._ledger.restore(counts)
+        self._position.restore(epoch, step, own.place, start=own.start)
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the current epoch, from where `load_state_dict` put it, or from its start.
 
         Raises:
             DataError: a shard cannot be read or is damaged, no sample in any, or too many that cannot be used.
-            RuntimeError: another iteration has begun; the stream has one position, and it is that one's.
+            RuntimeError: asked for another batch after `set_epoch`, `load_state_dict` or a newer iteration has moved
+                the position; there is one.
         """
-        self._current = current = object()
-        self._position.begin()
+        return Iteration(self._iterate(), of="stream")
+
+    def _iterate(self) -> Generator[Batch]:
+        position = self._position
+        iteration, restores = position.begin(), position.restores
         passes = self._passes()
         workers = {"num_workers": most_workers(self._data.num_workers), "prefetch": self._data.prefetch}
         batches = make_ahead(self._numbered(passes.tasks), self._begin, stats=self.stats, **workers)
         kept = False  # for the next epoch
         try:
-            for made, dropped, place in batches:
+            for made, dropped, place, lost in batches:
+                position.check(iteration)
                 self.stats.add(made.stats)
                 self._account(dropped, made)
-                self._position.advance(place)
-                if self._position.left == 0:
+                self._count_losses(lost)
+                position.advance(iteration, place)
+                if position.left == 0:
                     self._kept, kept = (place, passes), True
                 yield made.batch
-                if self._current is not current:
-                    raise RuntimeError(
-                        "a newer iteration over this stream has begun and moved its position; "
-                        "go on with that one, or iterate at once over two streams"
-                    )
         finally:
             if not kept:
                 passes.stop()
             batches.close()
             if not kept:
                 passes.close()
-        self._end_epoch(passes)
+        if position.restores == restores:  # the samples that are counted are still those of this iteration
+            self._end_epoch(passes, nothing_came=position.is_of(iteration) and bool(position.left))
+        position.end(iteration)
 
     def _passes(self) -> Passes:
         """The passes from the current place on: those kept from the epoch before, their buffer filled, or new ones."""
@@ -270,24 +290,40 @@ class Stream:
             self._kept[1].close()
         self._kept = None
 
-    def _end_epoch(self, passes: Passes) -> None:
+    def _end_epoch(self, passes: Passes, *, nothing_came: bool) -> None:
+        """Account for what came after the last batch; `nothing_came`: the epoch should have had more batches."""
         if passes.ended:
             self._account(passes.dropped, None)
             if passes.seen == 0:
                 first = self.shards[0]
                 raise DataError(f"stream: no sample in any of {len(self.shards)} shards; the first is '{first}'")
         self._ledger.check()
-        if self._position.left:
+        if nothing_came:
             raise DataError(
                 f"stream: no sample for rank {self._composer.rank} in any of {len(self.shards)} shards: all came into "
                 "`.ledger`, or data.limit leaves it none"
             )
-        self._position.next_epoch()
 
     def _account(self, dropped: list[LedgerEntry], made: Made | None) -> None:
         self.stats.masked += len(dropped)
         bad = [*dropped, *(made.masked if made else [])]
         self._ledger.add(bad, len(bad) + (made.stats.rows if made else 0))
+
+    def _count_losses(self, lost: list[tuple[str, dict[Loss, str]]]) -> None:
+        for place, losses in lost:
+            for loss in self._losses.add(place, losses):
+                told = f"{place}: {losses[loss]}"
+                logger.warning("%s (%s); the sample is used without it, as all like it will be", told, loss)
+
+    def _how_to_skip(self) -> str:
+        return (
+            "to leave out the first 3 batches of an epoch, take them (`for _ in itertools.islice(stream, 3)`) and go "
+            "on with stream.load_state_dict(stream.state_dict()). It need not go through Accelerator.prepare: its "
+            "batches are already those of this rank"
+        )
+
+    def _how_to_make(self) -> str:
+        return "mmdata.stream(shards, config, rank=rank, world_size=world_size, steps_per_epoch=steps)"
 
     def _numbered(self, tasks: Iterator[StreamTask]) -> Iterator[StreamTask]:
         """The tasks of what is left of the epoch, with its number and their step in it."""
@@ -299,4 +335,4 @@ class Stream:
 
     def _begin(self, task: StreamTask) -> Job[_Outcome]:
         job = self._assembler.begin(task.task, task.samples, labels=task.labels)
-        return job.then(lambda made: _Outcome(made, task.dropped, task.place))
+        return job.then(lambda made: _Outcome(made, task.dropped, task.place, task.samples.losses()))

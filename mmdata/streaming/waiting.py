@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.shards.columns import hash64
+from mmdata.shards.texts import Loss
 from mmdata.streaming.samples import StreamSample
 from mmdata.transform.pixels import EncodedImage
 
@@ -55,6 +56,11 @@ class WaitingSamples:
     def labels(self) -> NDArray[np.int64]:
         """int64 (n,), -1 where a sample has none."""
         return np.asarray([one.sample.label for one in self._waiting], np.int64)
+
+    def losses(self) -> list[tuple[str, dict[Loss, str]]]:
+        """(place, what was lost) of the samples that have lost something."""
+        samples = [one.sample for one in self._waiting if one.sample.losses]
+        return [(f"shard '{sample.shard}', sample '{sample.key}'", sample.losses) for sample in samples]
 
     def image_hashes(self) -> NDArray[np.int64]:
         """int64 (n,)."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Sized
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import Self
 
-from mmdata.batch import Batch
+from mmdata.batch import Batch, CaptionBatch
 from mmdata.errors import ConfigError
 from mmdata.train_config import TrainConfig
 
@@ -50,6 +52,15 @@ class CountsRows(Protocol):
 
     def check_rows(self, state: dict[str, Any]) -> None:
         """Raise a DataError where too many of the rows that a state counts could not be used."""
+        ...
+
+
+@runtime_checkable
+class HasCaptions(Protocol):
+    """A loader that gives all captions of rows; `mmdata.Loader` is one."""
+
+    def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
+        """The captions of those of the rows that have several; none of a row that has one."""
         ...
 
 

@@ -1,11 +1,15 @@
 """Checkpoints: all that a run needs to go on as if nothing had happened.
 
-A checkpoint is one file, whole or absent, whatever the moment of a kill; loading one runs no code from it.
+A checkpoint is one file, whole or absent, whatever the moment of a kill; loading one runs no code from it, and a file
+that changed after it was written is refused.
 """
 
 from __future__ import annotations
 
 import re
+import struct
+import zipfile
+import zlib
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, BinaryIO, cast
@@ -20,6 +24,8 @@ from mmdata.train.sharding import shares_of
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
+NONE_YET = "none yet"
+"""What `latest` holds while the first checkpoint is being written; a `latest` that is gone was lost."""
 
 # Settings that may differ between the run that wrote a checkpoint and the run that resumes it: they change where
 # things lie, who does the work and what is told about it, never which numbers come out (micro_batch_size, parallel and
@@ -36,6 +42,7 @@ MAY_CHANGE = frozenset(
         "data.workers",
         "data.cache_dir",
         "data.cache_gb",
+        "data.check_images",
         "data.prefetch",
         "data.max_bad_share",
         "train.output",
@@ -54,17 +61,19 @@ MAY_CHANGE = frozenset(
     }
 )
 
+_NAME = re.compile(r"step-\d{10,}\.pt")
 _POSITION = re.compile(r"\.\d+(?=\.)")
 """Of a section in a list of them: ".0" in data.shards.0.weight."""
 
 
-def save_checkpoint(folder: Path, state: dict[str, Any], *, keep: int) -> Path:
+def save_checkpoint(folder: Path, state: dict[str, Any], *, keep: int, sound_step: int | None = None) -> Path:
     """Write `step-XXXXXXXX.pt`, point `latest` at it, and delete all but the newest `keep`.
 
     Args:
         folder: made if missing.
         state: plain containers, numbers, strings and tensors; "step" names the file.
         keep: checkpoints to keep, this one included.
+        sound_step: the newest checkpoint of this step or an earlier one is also kept; None: `keep` alone decides.
 
     Raises:
         OSError: the disk is full or read-only; the checkpoint before it is untouched.
@@ -74,29 +83,41 @@ def save_checkpoint(folder: Path, state: dict[str, Any], *, keep: int) -> Path:
     path = folder / _name(step)
     for part in folder.glob(".step-*.part"):  # of a run that was killed while writing: as large as a checkpoint
         part.unlink()
+    if not (folder / LATEST).exists():
+        write_whole(folder / LATEST, f"{NONE_YET}\n".encode())
     write_whole(path, lambda file: _write(state, file))
     write_whole(folder / LATEST, f"{path.name}\n".encode())
     known = sorted(folder.glob("step-*.pt"))
     # What lies ahead of this step was written by a run that has since been resumed from further back.
-    ahead = [other for other in known if other.name > path.name]
-    for old in [*ahead, *[other for other in known if other.name <= path.name][:-keep]]:
+    behind = [other for other in known if other.name <= path.name]
+    sound = [] if sound_step is None else [other for other in behind if other.name <= _name(sound_step)]
+    for old in set(known) - {*behind[-keep:], *sound[-1:]}:
         old.unlink()
     return path
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint that `latest` points at, or None where there is none.
+    """The checkpoint that `latest` points at, or None where no checkpoint has been written.
 
     Raises:
-        DataError: the file it names is missing.
+        DataError: `latest` is missing beside checkpoints, or does not name one, or the file it names is missing.
     """
     pointer = folder / LATEST
+    others = ", ".join(sorted(path.name for path in folder.glob("step-*.pt")))
+    remedy = f"write one of these into it to go on from there: {others or 'none is left'}"
     if not pointer.is_file():
+        if not others:
+            return None
+        # To begin at step 0 would delete them: they lie ahead of it.
+        raise DataError(f"{pointer}: no such file; {remedy}; or give another train.output to start anew")
+    name = pointer.read_bytes().decode(errors="replace").strip()
+    if name == NONE_YET:
         return None
-    path = folder / pointer.read_text().strip()
+    if not _NAME.fullmatch(name):
+        raise DataError(f"{pointer}: holds {name[:40]!r}, not the name of a checkpoint; {remedy}")
+    path = folder / name
     if not path.is_file():
-        others = ", ".join(sorted(p.name for p in folder.glob("step-*.pt"))) or "none"
-        raise DataError(f"{pointer}: points at '{path.name}', which is missing; write one of these into it: {others}")
+        raise DataError(f"{pointer}: points at '{path.name}', which is missing; {remedy}")
     return path
 
 
@@ -118,24 +139,37 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint's tensors onto the CPU; nothing but tensors and plain containers is accepted.
 
     Raises:
-        DataError: no such file, cut, damaged, of a newer format, or not a checkpoint of ours.
+        DataError: no such file, cut, changed since it was written, of a newer format, or not a checkpoint of ours.
     """
     if not path.is_file():
         raise DataError(f"checkpoint '{path}': no such file")
+    if damage := find_damage(path):
+        raise DataError(f"checkpoint '{path}': cannot be read ({damage}); {_way_back(path)}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(
-            f"checkpoint '{path}': cannot be read ({reason}); to use an older one, write its name into "
-            f"'{path.parent / LATEST}'"
-        ) from error
-    if not isinstance(state, dict) or "format" not in state or "model" not in state:
-        raise DataError(f"checkpoint '{path}': not written by mmdata train")
+        raise DataError(f"checkpoint '{path}': cannot be read ({reason}); {_way_back(path)}") from error
     content = cast("dict[str, Any]", state)
+    if not isinstance(state, dict) or not isinstance(content.get("format"), int) or "model" not in content:
+        raise DataError(f"checkpoint '{path}': not written by mmdata train")
     if content["format"] > FORMAT:
         raise DataError(f"checkpoint '{path}': format {content['format']} is newer than {FORMAT}; update mmdata")
     return content
+
+
+def find_damage(path: Path) -> str:
+    """What shows that a checkpoint is not as it was written; "" where nothing does.
+
+    torch.save notes a CRC-32 of each record, and torch.load does not look at it. The file is read once more, at the
+    speed of the disk or of zlib.
+    """
+    try:
+        with zipfile.ZipFile(path) as records:
+            name = records.testzip()
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError) as error:
+        return str(error).strip() or type(error).__name__
+    return f"the content of {name!r} does not have its checksum" if name else ""
 
 
 def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> None:
@@ -196,11 +230,26 @@ def check_same_settings(saved: dict[str, Any], current: dict[str, Any], *, origi
 
 
 def _write(state: dict[str, Any], file: BinaryIO) -> None:
+    with_checksums = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)  # a program may have switched them off
     try:
         torch.save({"format": FORMAT, **state}, file)
     except RuntimeError as error:
         # On a full disk torch's writer says "unexpected pos 64 vs 0" in place of the system's error.
         raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+    finally:
+        torch.serialization.set_crc32_options(with_checksums)
+
+
+def _way_back(path: Path) -> str:
+    """How to go on from the newest whole checkpoint before `path`, for messages."""
+    older = sorted((other for other in path.parent.glob("step-*.pt") if other.name < path.name), reverse=True)
+    for other in older:
+        if not find_damage(other):
+            return f"to go on from the one before it, write '{other.name}' into '{path.parent / LATEST}'"
+    return (
+        f"no whole one before it lies in '{path.parent}': put back a copy, or give another train.output to start anew"
+    )
 
 
 def _name(step: int) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.errors import ConfigError
+from mmdata.train.first_order import first_order_only
 
 TIMEOUT = timedelta(minutes=10)
 """A collective that waits longer for another rank is an error."""
@@ -37,6 +38,28 @@ def rank() -> int:
 def world_size() -> int:
     """Number of ranks; 1 without a process group."""
     return dist.get_world_size() if is_initialized() else 1
+
+
+def check_ranks(batches: object, own: tuple[int, int] | None = None) -> None:
+    """Raise a ConfigError where a loader for training is that of another rank than the one that trains on it.
+
+    Its rows would come several times in an epoch, or never. Batches that name no rank and world size are not judged.
+
+    Args:
+        batches: a loader.
+        own: rank and world size of the trainer; None: those of the process group, 0 of 1 without one.
+    """
+    found = getattr(batches, "rank", None), getattr(batches, "world_size", None)
+    wanted = own or (rank(), world_size())
+    if not isinstance(found[0], int) or not isinstance(found[1], int) or found == wanted:
+        return
+    remedy = "give the loader that rank and world size"
+    if own is None and not is_initialized():
+        remedy = "call mmdata.train.distributed.init() before, or give the loader rank=0, world_size=1"
+    raise ConfigError(
+        f"the loader gives the share of rank {found[0]} of {found[1]}, and this process trains as rank {wanted[0]} of "
+        f"{wanted[1]}: rows would come several times or never; {remedy}"
+    )
 
 
 def init(device: str = "auto") -> torch.device:
@@ -153,6 +176,7 @@ class _Gather(torch.autograd.Function):
         return gather(rows)
 
     @staticmethod
+    @first_order_only
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         own = grad.new_empty((grad.shape[0] // world_size(), *grad.shape[1:]))
         dist.reduce_scatter_tensor(own, grad.contiguous())
@@ -176,6 +200,7 @@ class _LogSumExp(torch.autograd.Function):
         return total.log() + top
 
     @staticmethod
+    @first_order_only
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         everyones = grad.clone()
         dist.all_reduce(everyones)

@@ -1,154 +1,86 @@
 """Metrics over features: retrieval, zero-shot classification, compositional pairs.
 
-A tie counts against the model, and so does NaN: a model that says the same of everything scores 0, never 100.
-No full similarity matrix is kept: memory is that of the features and of one tile, some queries against some candidates.
+As in `retrieval`, a tie counts against the model, and so does NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from math import comb
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from mmdata.batch import Batch, to_device
-from mmdata.train import distributed
+from mmdata.batch import Batch
+from mmdata.train.embedding import Features, Texts, embed
+from mmdata.train.keys import check_keys
+from mmdata.train.retrieval import TIE, caption_ids, retrieval
 
-RECALL_AT = (1, 5, 10)
-TIE = 1e-6  # cosines nearer than this are equal: rounding in the towers or in a matrix product decides nothing
-
-
-@dataclass(frozen=True)
-class Features:
-    """What a model makes of a corpus: one row for each valid row of the batches, in their order.
-
-    Attributes:
-        image: float32 (N, D), L2-normalised.
-        text: float32 (N, D), likewise.
-        rows: int64 (N,), row numbers in the index.
-        labels: int64 (N,), -1 where a row has none; None where the corpus has none.
-        ids: int64 (N, 2), image and caption hashes; None without `data.hashes`.
-    """
-
-    image: Tensor
-    text: Tensor
-    rows: Tensor
-    labels: Tensor | None
-    ids: Tensor | None
-
-
-@torch.compiler.set_stance("force_eager")
-@torch.no_grad()
-def embed(model: nn.Module, batches: Iterable[Batch], *, autocast_dtype: torch.dtype | None = None) -> Features:
-    """Features of all valid rows of `batches`; with several ranks, of all ranks' rows, on each of them.
-
-    A million rows of 512 features are 4 GB, images and texts together; twice that while they are put together.
-
-    Args:
-        model: as `DualEncoder`, in eval mode; its device is where the batches go and the features stay.
-        batches: this rank's, read once, to the end; as many on all ranks.
-        autocast_dtype: of the towers; None: as they are.
-
-    Raises:
-        ValueError: no batch.
-    """
-    device = next(model.parameters()).device
-    columns: dict[str, list[Tensor]] = {"image": [], "text": [], "rows": [], "labels": [], "ids": []}
-    for on_cpu in batches:
-        batch = to_device(on_cpu, device)
-        with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
-            image, text = model(batch)[:2]
-        values = {"image": image.float(), "text": text.float(), "rows": batch["rows"]}
-        if "labels" in batch:
-            values["labels"] = batch["labels"]
-        if "image_hash" in batch and "caption_hash" in batch:
-            values["ids"] = torch.stack([batch["image_hash"], batch["caption_hash"]], dim=1)
-        valid = distributed.gather(batch["valid"].long()).bool()  # (W*B,)
-        for name, value in values.items():
-            columns[name].append(distributed.gather(value)[valid])
-    if not columns["rows"]:
-        raise ValueError("no batches to evaluate on: the corpus is empty")
-    return Features(
-        image=torch.cat(columns["image"]),
-        text=torch.cat(columns["text"]),
-        rows=torch.cat(columns["rows"]),
-        labels=torch.cat(columns["labels"]) if columns["labels"] else None,
-        ids=torch.cat(columns["ids"]) if columns["ids"] else None,
-    )
+__all__ = [
+    "Features",
+    "Texts",
+    "compositional",
+    "embed",
+    "evaluate_retrieval",
+    "retrieval",
+    "score_retrieval",
+    "zero_shot",
+]
 
 
 def evaluate_retrieval(
-    model: nn.Module, batches: Iterable[Batch], *, autocast_dtype: torch.dtype | None = None
-) -> dict[str, float]:
-    """`retrieval` over `batches`, and how many rows that were; arguments as for `embed`.
-
-    Where the batches have hashes, equal images and equal captions belong together.
-    """
-    features = embed(model, batches, autocast_dtype=autocast_dtype)
-    scores = retrieval(features.image, features.text, image_ids=features.ids, text_ids=features.ids, share=True)
-    return {"rows": len(features.rows), **scores}
-
-
-def retrieval(
-    image_features: Tensor,
-    text_features: Tensor,
+    model: nn.Module,
+    batches: Iterable[Batch],
     *,
-    image_ids: Tensor | None = None,
-    text_ids: Tensor | None = None,
-    share: bool = False,
-    block_rows: int = 1024,
-    block_candidates: int = 65_536,
+    source: object | None = None,
+    autocast_dtype: torch.dtype | None = None,
 ) -> dict[str, float]:
-    """Share of queries whose best true match is among the first 1, 5, 10, both ways.
+    """`score_retrieval` of what a model makes of `batches`; arguments as for `embed`. A collective."""
+    return score_retrieval(embed(model, batches, source=source, autocast_dtype=autocast_dtype), share=True)
+
+
+def score_retrieval(features: Features, *, share: bool = False) -> dict[str, float]:
+    """`retrieval` among the images and captions of a corpus, as CLIP_benchmark counts them.
+
+    Every caption is a query and a candidate of its own, and rows with equal image hashes hold captions of one image.
+    In one point it differs: a caption that two images have is true of both.
 
     Args:
-        image_features: (N, D), L2-normalised.
-        text_features: (M, D), L2-normalised.
-        image_ids: (N,) or (N, G); None: row i pairs with text row i.
-        text_ids: (M,) or (M, G). Image i and text j belong together where any of the G ids agree, so an image may
-            have several captions, and equal images or equal captions are no mistakes.
-        share: all ranks have the same features, and each compares its part of the queries. A collective.
-        block_rows: queries compared at a time.
-        block_candidates: with as many candidates; scores are made twice, not kept: 256 MB of them at a time.
+        features: of the corpus.
+        share: as in `retrieval`.
 
     Returns:
-        image_to_text_r1, …_r5, …_r10, text_to_image_…; chance_r1, …: the expectation of a random order (the larger
-        of the two directions). Shares, 0 to 1.
+        rows, images, texts: how many there are; and what `retrieval` returns.
 
     Raises:
-        ValueError: row counts differ and no ids say what belongs together; ids of one side only; a row without match.
+        ValueError: no row.
 
-    Example:
-        3 images, 3 texts, the right text of images 0 and 1 comes first, that of image 2 second:
-        image_to_text_r1 = 2/3, image_to_text_r5 = 1, chance_r1 = 1/3.
+    Source: LAION, CLIP_benchmark, clip_benchmark/metrics/zeroshot_retrieval.py.
     """
-    if (image_ids is None) != (text_ids is None):
-        raise ValueError("image_ids and text_ids belong together: got one of them")
-    if image_ids is None or text_ids is None:
-        if len(image_features) != len(text_features):
-            raise ValueError(
-                f"{len(image_features)} images and {len(text_features)} texts: say with image_ids and text_ids "
-                "which belong together"
-            )
-        image_ids = text_ids = torch.arange(len(image_features), device=image_features.device)
-    image_ids, text_ids = _two_dimensional(image_ids), _two_dimensional(text_ids)
-    result: dict[str, float] = {}
-    chance = dict.fromkeys(RECALL_AT, 0.0)
-    for name, queries, candidates, query_ids, candidate_ids in (
-        ("image_to_text", image_features, text_features, image_ids, text_ids),
-        ("text_to_image", text_features, image_features, text_ids, image_ids),
-    ):
-        own = _own_rows(len(queries)) if share else slice(None)
-        found = _wrong_before(queries[own], candidates, query_ids[own], candidate_ids, (block_rows, block_candidates))
-        wrong_before, matches = _from_all_ranks(found, own, len(queries)) if share else found
-        if bool((matches == 0).any()):
-            raise ValueError(f"row {int((matches == 0).nonzero()[0])} has no match: its ids occur on its side only")
-        for k in RECALL_AT:
-            result[f"{name}_r{k}"] = (wrong_before < k).double().mean().item()
-            chance[k] = max(chance[k], _chance(matches, len(candidates), k))
-    return result | {f"chance_r{k}": value for k, value in chance.items()}
+    rows, device = len(features.rows), features.image.device
+    if not rows:
+        raise ValueError(
+            "retrieval over 0 rows: no row of the batches is valid; see why they were masked in the ledger"
+        )
+    image_of_row = torch.arange(rows, device=device)
+    images = features.image
+    if features.ids is not None:
+        distinct, image_of_row = features.ids[:, 0].unique(return_inverse=True)
+        first = torch.full_like(distinct, rows).scatter_reduce(
+            0, image_of_row, torch.arange(rows, device=device), "amin"
+        )
+        images = features.image[first]
+    texts, image_of_text = features.text, image_of_row
+    hashes = None if features.ids is None else features.ids[:, 1]
+    if features.captions is not None:
+        more = features.captions
+        alone = torch.ones(rows, dtype=torch.bool, device=device)  # rows with one caption: the one of the batch
+        alone[more.image] = False
+        texts = torch.cat([texts[alone], more.features])
+        image_of_text = torch.cat([image_of_row[alone], image_of_row[more.image]])
+        hashes = None if hashes is None else torch.cat([hashes[alone], more.hashes])
+    image_ids, text_ids = caption_ids(len(images), image_of_text, hashes)
+    scores = retrieval(images, texts, image_ids=image_ids, text_ids=text_ids, share=share)
+    return {"rows": rows, "images": len(images), "texts": len(texts), **scores}
 
 
 def zero_shot(image_features: Tensor, labels: Tensor, prompt_features: Tensor) -> dict[str, float]:
@@ -163,10 +95,16 @@ def zero_shot(image_features: Tensor, labels: Tensor, prompt_features: Tensor) -
         zero_shot_top1, zero_shot_top5, zero_shot_chance (of top 1); shares, 0 to 1.
 
     Raises:
-        ValueError: no row has a label, or a label is not among the classes.
+        ValueError: no row has a label, or a label is not among the classes or no integer; no class or no template.
 
     Source: Radford et al. 2021, section 3.1 (arXiv:2103.00020).
     """
+    check_keys("labels", labels)
+    if labels.shape != image_features.shape[:1] or prompt_features.ndim != 3 or 0 in prompt_features.shape:
+        raise ValueError(
+            "zero-shot classification needs a label for each image, and a prompt for each class at least: got images "
+            f"{tuple(image_features.shape)}, labels {tuple(labels.shape)}, prompts {tuple(prompt_features.shape)}"
+        )
     known = labels >= 0
     if not bool(known.any()):
         raise ValueError("no row has a label: zero-shot classification needs some")
@@ -200,7 +138,7 @@ def compositional(image_features: Tensor, text_features: Tensor, types: Sequence
         group: both of these (chance 1/6); pairs: how many.
 
     Raises:
-        ValueError: row counts that do not fit.
+        ValueError: no pair, or row counts that do not fit.
 
     Source: text, image and group scores of Thrush et al. 2022, equations 1 to 3 (arXiv:2204.03162).
     """
@@ -209,6 +147,8 @@ def compositional(image_features: Tensor, text_features: Tensor, types: Sequence
             f"{len(types)} pairs need {2 * len(types)} images and captions: "
             f"got {len(image_features)} and {len(text_features)}"
         )
+    if not types:
+        raise ValueError("compositional scores of 0 pairs: give at least one pair of images and captions")
     images = image_features.double().reshape(len(types), 2, -1)
     texts = text_features.double().reshape(len(types), 2, -1)
     scores = images @ texts.transpose(1, 2)  # (P, image, caption)
@@ -227,70 +167,5 @@ def compositional(image_features: Tensor, text_features: Tensor, types: Sequence
         members = torch.tensor([t == kind for t in types], device=scores.device)
         result[kind] = {name: value[members].mean().item() for name, value in values.items()}
         result[kind]["pairs"] = float(members.sum())
-    if result:
-        means = {name: sum(r[name] for r in result.values()) / len(result) for name in values}
-        result["mean"] = means | {"pairs": float(len(types))}
-    return result
-
-
-def _own_rows(rows: int) -> slice:
-    """The rows out of so many that this rank compares."""
-    rank, world_size = distributed.rank(), distributed.world_size()
-    return slice(rows * rank // world_size, rows * (rank + 1) // world_size)
-
-
-def _from_all_ranks(found: tuple[Tensor, Tensor], own: slice, rows: int) -> tuple[Tensor, Tensor]:
-    """The numbers of all rows, from those of each rank's own."""
-    everyones = found[0].new_zeros(2, rows)
-    everyones[:, own] = torch.stack(found)
-    wrong_before, matches = distributed.all_reduce_sum(everyones).cpu()
-    return wrong_before, matches
-
-
-def _wrong_before(
-    queries: Tensor, candidates: Tensor, query_ids: Tensor, candidate_ids: Tensor, tile: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
-    """For each query: wrong candidates not below its best true match, and how many true matches it has; int64 (N,).
-
-    Both are where the features are.
-    """
-    query_ids, candidate_ids = query_ids.to(queries.device), candidate_ids.to(queries.device)
-
-    def tiles(block: slice) -> Iterator[tuple[Tensor, Tensor]]:
-        """Scores (b, c) of some queries and some candidates, and which of them belong together (b, c)."""
-        for start in range(0, len(candidates), tile[1]):
-            some = slice(start, start + tile[1])
-            scores = queries[block].float() @ candidates[some].float().T
-            yield scores, _matches(query_ids[block], candidate_ids[some])
-
-    wrong_before = torch.zeros(len(queries), dtype=torch.long, device=queries.device)
-    matches = torch.zeros_like(wrong_before)
-    for start in range(0, len(queries), tile[0]):
-        block = slice(start, start + tile[0])
-        best = queries.new_full((len(queries[block]), 1), -torch.inf, dtype=torch.float32)
-        for scores, true in tiles(block):
-            best = torch.maximum(best, scores.masked_fill(~true, -torch.inf).amax(dim=1, keepdim=True))
-            matches[block] += true.sum(dim=1)
-        for scores, true in tiles(block):
-            wrong_before[block] += (~(scores < best - TIE) & ~true).sum(dim=1)
-    return wrong_before, matches
-
-
-def _matches(query_ids: Tensor, candidate_ids: Tensor) -> Tensor:
-    """bool (b, M): any of the G ids agree."""
-    result = torch.zeros(len(query_ids), len(candidate_ids), dtype=torch.bool, device=candidate_ids.device)
-    for ours, theirs in zip(query_ids.T, candidate_ids.T, strict=True):
-        result |= ours.unsqueeze(1) == theirs.unsqueeze(0)
-    return result
-
-
-def _chance(matches: Tensor, candidates: int, k: int) -> float:
-    """Probability that a random order has one of `matches` true candidates among its first k, mean over queries."""
-    values, counts = torch.unique(matches, return_counts=True)
-    every = comb(candidates, min(k, candidates))
-    missed = [comb(candidates - int(m), min(k, candidates)) / every for m in values]
-    return 1.0 - sum(share * int(n) for share, n in zip(missed, counts, strict=True)) / len(matches)
-
-
-def _two_dimensional(ids: Tensor) -> Tensor:
-    return ids.unsqueeze(1) if ids.ndim == 1 else ids
+    means = {name: sum(r[name] for r in result.values()) / len(result) for name in values}
+    return result | {"mean": means | {"pairs": float(len(types))}}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmdata.train import distributed
+from mmdata.train.keys import check_keys, check_mask
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class ExtraNegatives:
         valid: bool (M,), False leaves a row out; None: all are valid.
 
     Raises:
-        ValueError: counts differ.
+        ValueError: counts differ, keys that are no integers, or a mask that is not bool.
     """
 
     features: Tensor
@@ -37,6 +38,10 @@ class ExtraNegatives:
                     f"extra negatives: {name} has shape {tuple(column.shape)}, "
                     f"expected ({len(self.features)},): one entry a feature row"
                 )
+        for key in self.same:
+            check_keys("same of the extra negatives", key)
+        if self.valid is not None:
+            check_mask("valid of the extra negatives", self.valid)
 
     def gather(self) -> ExtraNegatives:
         """Those of all ranks, with gradient; M is equal on all of them. A collective."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mmdata.atomic import naming
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError, DataError
 from mmdata.train import distributed
@@ -215,6 +217,8 @@ class _Files:
         (folder / UNDO).unlink(missing_ok=True)
         features = np.lib.format.open_memmap(folder / FEATURES, mode="w+", dtype="<f2", shape=(rows, width))
         steps = np.lib.format.open_memmap(folder / STEPS, mode="w+", dtype="<i4", shape=(rows,))
+        for name in (FEATURES, STEPS):
+            _allocate(folder / name)
         steps[:] = -1
         return cls(folder, features, steps)
 
@@ -239,8 +243,9 @@ class _Files:
         records = np.empty(len(rows), dtype=self._record)
         records["by"], records["row"] = step, rows
         records["step"], records["feature"] = self.steps[rows], self.features[rows]
-        self._undo.write(records.tobytes())
-        self._undo.flush()
+        with naming(self._undo_path):
+            self._undo.write(records.tobytes())
+            self._undo.flush()
         self.features[rows] = features
         self.steps[rows] = step
 
@@ -269,6 +274,12 @@ class _Files:
         """Of all steps and of the features of some rows: it is asked for at each checkpoint."""
         some = np.linspace(0, len(self.steps) - 1, min(len(self.steps), _SAMPLED_ROWS)).astype(np.int64)
         return hashlib.sha256(self.steps.tobytes() + self.features[some].tobytes()).hexdigest()
+
+
+def _allocate(path: Path) -> None:
+    """Take the disk space of a file that is mapped: without it, a page written to a full disk kills the process."""
+    with naming(path), path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def _cosines(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -16,7 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from mmdata.atomic import write_whole
+from mmdata.atomic import naming, write_whole
+from mmdata.errors import printable
 
 METRICS = "metrics.jsonl"
 
@@ -68,8 +69,9 @@ class RunLog:
             return
         # JSON has no infinity and no NaN; under fp16 a skipped update has such a norm.
         finite = {name: _finite(value) for name, value in values.items()}
-        self._metrics.write(json.dumps({"kind": kind, **finite}) + "\n")
-        self._metrics.flush()
+        with naming(self._metrics.name):
+            self._metrics.write(json.dumps({"kind": kind, **finite}) + "\n")
+            self._metrics.flush()
         numbers = {name: value for name, value in finite.items() if not isinstance(value, list)}
         if self._writer is not None:
             for name, value in numbers.items():
@@ -81,7 +83,7 @@ class RunLog:
         """One line to the terminal or the log file; a terminal that is gone is no error."""
         if self._speaks:
             with contextlib.suppress(OSError):
-                self._console.print(line)
+                self._console.print(printable(line, keep="\n"))
                 sys.stdout.flush()
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from mmdata.errors import ConfigError
 from mmdata.train import checkpoint, distributed, parallel, sharding
 from mmdata.train.batches import Batches, CountsRows, count_steps
 from mmdata.train.checkpoint import CHECKPOINTS
-from mmdata.train.finite import TrainingError, Update
+from mmdata.train.finite import FiniteUpdates, TrainingError, Update
 from mmdata.train.host_copy import HostCopy
 from mmdata.train.log import METRICS, RunLog, evaluated_steps
 from mmdata.train.memory import Memory
@@ -32,6 +32,7 @@ from mmdata.train.objective import loss_at
 from mmdata.train.overfit import FirstBatches
 from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.randomness import rng_state, seed_rank, set_rng_state
+from mmdata.train.reduction import reduction_order, restore_reduction_order
 from mmdata.train.schedule import learning_rate, make_optimizer, set_learning_rate
 from mmdata.train.step import AUTOCAST, train_step
 from mmdata.train.stopping import StopSignals
@@ -42,8 +43,7 @@ from mmdata.train.watchdog import Watchdog
 from mmdata.train_config import TrainConfig
 
 EVALUATION = "evaluation.json"
-SKIPS_IN_A_ROW = 50  # a scaler that has halved itself so often will not find a finite gradient
-COUNTERS = ("step", "epoch", "epoch_step", "total_steps", "skipped_updates", "grad_norm")
+COUNTERS = ("step", "epoch", "epoch_step", "total_steps", "grad_norm")
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
@@ -62,7 +62,8 @@ class Trainer:
             the end; returns named numbers.
 
     Raises:
-        ConfigError: neither epochs nor steps given; the run in `output` had other settings, or another length.
+        ConfigError: neither epochs nor steps given; the run in `output` had other settings, or another length; the
+            batches are of another rank or world size than the process group.
         DataError: a damaged checkpoint.
     """
 
@@ -82,6 +83,7 @@ class Trainer:
         self.settings = settings or {"train": config.model_dump(mode="json")}
         self.evaluate = evaluate
         self.device = next(model.parameters()).device
+        distributed.check_ranks(batches)
         if config.overfit_batches is not None:
             batches = FirstBatches(batches, config.overfit_batches)
         self.source, self.batches = batches, DevicePrefetcher(batches, self.device)
@@ -100,7 +102,8 @@ class Trainer:
         self.meter = Meter(self.group)
         self.data_wait = DataWait(batches, output / "config.yaml")
         self.total_steps = count_steps(batches, config)
-        self.epoch = self.epoch_step = self.step = self.skipped_updates = self._skips_in_a_row = 0
+        self.updates = FiniteUpdates(self.scaler, output)
+        self.epoch = self.epoch_step = self.step = 0
         self.grad_norm = math.nan
         self._unchecked: Update | None = None
         batches.set_epoch(0)
@@ -124,6 +127,7 @@ class Trainer:
             TrainingError: a loss or gradient that is not finite, batches that do not keep to their `len`, too many rows
                 that could not be used over all ranks, no batch on another rank, or the end of one; on every rank.
         """
+        self.model.train()  # transformers' from_pretrained returns a model in eval mode
         with StopSignals(self.group) as stop, contextlib.closing(self.log), self.watchdog:
             stopped = self._evaluate_if_due(stop)  # the run before this one may have ended just before it
             while not stopped and self.step < self.total_steps:
@@ -194,16 +198,9 @@ class Trainer:
         update, self._unchecked = self._unchecked, None
         if update is None:
             return
-        loss, self.grad_norm = update.read()
+        loss, self.grad_norm = self.updates.judge(update, last=update.step + 1 == self.total_steps)
         self.watchdog.learned(update, moves=loss != 0 or self.grad_norm != 0)
         self.meter.add_loss(loss)
-        if math.isfinite(loss) and math.isfinite(self.grad_norm):
-            self._skips_in_a_row = 0
-        elif self.scaler.is_enabled() and self._skips_in_a_row < SKIPS_IN_A_ROW:
-            self._skips_in_a_row += 1  # the scaler has left this update out and lowered its scale
-            self.skipped_updates += 1
-        else:
-            raise TrainingError(update.explain(self.output))
 
     def _log(self, rate: float, logit_scale: Tensor) -> None:
         self._check()
@@ -212,7 +209,7 @@ class Trainer:
         values = {"step": self.step, "epoch": self.epoch, "loss": measured.pop("loss"), "lr": rate}
         values |= {"grad_norm": self.grad_norm, **measured, "logit_scale": float(logit_scale)}
         if self.scaler.is_enabled():
-            values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.skipped_updates}
+            values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.updates.skipped}
         self.log.record("train", values)
         for kind, numbers in self.memory.telemetry(self.step):
             self.log.record(kind, {"step": self.step, "epoch": self.epoch, **numbers})
@@ -256,6 +253,9 @@ class Trainer:
     def _save(self) -> None:
         state = {
             **{name: getattr(self, name) for name in COUNTERS},
+            "skipped_updates": self.updates.skipped,
+            "bad_in_a_row": self.updates.bad_in_a_row,
+            "reduction_order": reduction_order(self.parallel),
             "settings": self.settings,
             "model": sharding.whole_state(self.model.state_dict()),
             "optimizer": sharding.whole_state(self.optimizer.state_dict()),
@@ -267,8 +267,9 @@ class Trainer:
             "rng": gather(rng_state(self.device), self.group),
         }
         folder, keep = self.output / CHECKPOINTS, self.config.keep_checkpoints
+        sound = self.updates.sound_step(self.step)
         # No rank leaves, and gets the others stopped, before it is written.
-        on_first(lambda: checkpoint.save_checkpoint(folder, state, keep=keep), self.group)
+        on_first(lambda: checkpoint.save_checkpoint(folder, state, keep=keep, sound_step=sound), self.group)
 
     def _resume(self) -> str:
         """Go on from the newest checkpoint in `output`, where there is one; returns a line that says so."""
@@ -283,7 +284,9 @@ class Trainer:
         checkpoint.check_same_run(state, self.settings, self.total_steps, origin=str(path))
         for name in COUNTERS:
             setattr(self, name, state[name])
+        self.updates.skipped, self.updates.bad_in_a_row = state["skipped_updates"], state.get("bad_in_a_row", 0)
         checkpoint.load_weights(self.model, state, origin=str(path))
+        restore_reduction_order(self.parallel, state.get("reduction_order"))
         sharding.load_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if self.teacher is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import NamedTuple
 
@@ -15,9 +16,14 @@ from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
 from mmdata.train.towers import PRESETS, ImageTower, TextTower
 
-# ln 100, rounded down; and the value just inside that a parameter beyond it is brought back to: clamp has a gradient
-# there, while at the bound itself that differs between versions of torch.
-_MAX_LOG, _INSIDE_MAX_LOG = 4.60516, 4.60515
+logger = logging.getLogger("mmdata")
+
+# Below the log of the bound: so much that exp() is not above it in float32; and where a parameter that went beyond is
+# brought back to: clamp has a gradient there, while at its bound that differs between versions of torch.
+_BOUND, _INSIDE = 1e-5, 2e-5
+_ROUNDING = 1e-4  # of pretrained scales that are at the bound
+MAX_LOGIT_SCALE = 100.0
+"""CLIP's bound of the scale. Models with a bias, for sigmoid losses, have none: SigLIP's own scales are above it."""
 LOGIT_SCALE_INIT = 1 / 0.07
 PIXEL_STATS = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
@@ -28,7 +34,7 @@ class DualEncoderOutput(NamedTuple):
     Attributes:
         image_features: (B, D), L2-normalised, float32 also under autocast.
         text_features: (B, D), likewise.
-        logit_scale: scalar, exponentiated, at most 100.
+        logit_scale: scalar, exponentiated, at most the model's `max_logit_scale`.
         logit_bias: scalar, or None for a model without bias.
         extra_text_features: (B, D) of the batch's extra captions, likewise; None where it has none.
     """
@@ -52,6 +58,13 @@ class DualEncoder(nn.Module):
         logit_scale_init: multiplier at the start.
         logit_bias_init: bias at the start; None: no bias.
         pixel_stats: mean and standard deviation of each channel, on the scale 0 to 1.
+
+    Attributes:
+        max_logit_scale: bound of the multiplier: 100 in a model without bias, as in CLIP; None, no bound, in one with
+            a bias, as in SigLIP. May be set to another one.
+
+    Source: the bound: Radford et al. 2021, section 2.5 (arXiv:2103.00020); none: Zhai et al. 2023, algorithm 1
+    (arXiv:2303.15343).
     """
 
     def __init__(
@@ -70,7 +83,16 @@ class DualEncoder(nn.Module):
         self.text_tower = text_tower
         self.image_projection = image_projection or nn.Identity()
         self.text_projection = text_projection or nn.Identity()
-        self.logit_scale = nn.Parameter(torch.tensor(min(math.log(logit_scale_init), _INSIDE_MAX_LOG)))
+        self.max_logit_scale = MAX_LOGIT_SCALE if logit_bias_init is None else None
+        if self.max_logit_scale is not None and logit_scale_init > self.max_logit_scale * (1 + _ROUNDING):
+            logger.warning(
+                "logit_scale begins at %g, and a model without bias has CLIP's bound of %g: it begins there. A sigmoid "
+                "loss needs a bias (model.logit_bias_init), and has no bound",
+                logit_scale_init,
+                self.max_logit_scale,
+            )
+        self.logit_scale = nn.Parameter(torch.tensor(math.log(logit_scale_init)))
+        self.clamp_logit_scale_()
         self.logit_bias = None if logit_bias_init is None else nn.Parameter(torch.tensor(float(logit_bias_init)))
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in pixel_stats)
         self.register_buffer("pixel_mean", mean * 255, persistent=False)
@@ -167,7 +189,7 @@ class DualEncoder(nn.Module):
         return DualEncoderOutput(
             self.encode_image(batch["pixel_values"], batch.get("pixel_attention_mask"), batch.get("spatial_shapes")),
             self.encode_text(batch["input_ids"], batch["attention_mask"]),
-            self.logit_scale.clamp(max=_MAX_LOG).exp(),
+            self._bounded_log_scale().exp(),
             None if self.logit_bias is None else self.logit_bias * 1.0,
             self.encode_text(batch["extra_input_ids"], batch["extra_attention_mask"])
             if "extra_input_ids" in batch and "extra_attention_mask" in batch
@@ -213,11 +235,17 @@ class DualEncoder(nn.Module):
 
     @torch.no_grad()
     def clamp_logit_scale_(self) -> None:
-        """Bring the scale parameter back to at most 100 after an optimizer step; `train_step` does it.
+        """Bring the scale parameter back below `max_logit_scale` after an optimizer step; `train_step` does it.
 
         Without it a step beyond the bound would leave the parameter where it has no gradient.
         """
-        self.logit_scale.clamp_(max=_INSIDE_MAX_LOG)
+        if self.max_logit_scale is not None:
+            self.logit_scale.clamp_(max=math.log(self.max_logit_scale) - _INSIDE)
+
+    def _bounded_log_scale(self) -> Tensor:
+        if self.max_logit_scale is None:
+            return self.logit_scale
+        return self.logit_scale.clamp(max=math.log(self.max_logit_scale) - _BOUND)
 
 
 def _normalize(features: Tensor) -> Tensor:

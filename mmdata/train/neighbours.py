@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmdata.batch import Batch, to_device
+from mmdata.train.keys import check_keys
 
 Of = Literal["pair", "image", "text"]
 """Of what the features are; those of a pair are the sum of image and text, which are of length 1 each."""
@@ -105,7 +106,13 @@ def mean_similarity(
         seed: of the sample and of the random groups.
         device: where to compute; default: that of the features.
         sample_groups: so many are looked at, if there are more.
+
+    Raises:
+        ValueError: no row is in a group, or `groups` are no integers.
     """
+    check_keys("groups", groups)
+    if not bool((groups >= 0).any()):
+        raise ValueError("mean similarity of 0 groups: no row is in a group")
     features = torch.as_tensor(features)
     space = _Space(features, torch.device(device or features.device))
     rows = groups.argsort(stable=True)[int((groups < 0).sum()) :]

@@ -11,6 +11,7 @@ from mmdata.batch import Batch
 from mmdata.errors import ConfigError
 from mmdata.train import losses
 from mmdata.train.extra import ExtraNegatives
+from mmdata.train.keys import check_keys
 from mmdata.train.miners import AnyMiner, Chain
 from mmdata.train.miners.configured import configured
 from mmdata.train.model import DualEncoder, DualEncoderOutput
@@ -143,6 +144,7 @@ class ContrastiveLoss:
                 f"loss 'multi_positive': the batch has no '{self.positives}'; set data.hashes for a hash, convert the "
                 "corpus with labels, or name another one in train.positives"
             )
+        check_keys(self.positives, labels)  # before they meet the row numbers
         # -1 is no label in common. Row numbers are -1 where there is no row, so these are all below 0.
         return labels.where(labels >= 0, -2 - batch["rows"]) if self.positives == "labels" else labels
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor
 
 from mmdata.train import distributed
 from mmdata.train.extra import ExtraNegatives
+from mmdata.train.keys import check_keys, check_mask
+from mmdata.train.miner_weights import MinerFlaws, raise_if_flawed
 from mmdata.train.miners import AnyMiner, Side, for_block
+from mmdata.train.miners.protocol import check_shape
 from mmdata.train.rowwise import rowwise_sum
 
 STEEPEST = 10.0
@@ -38,6 +41,7 @@ class Pairs:
         same: int64 (N,) each; rows that are equal in any of them are not negatives of each other.
         labels: int64 (N,), rows of equal labels are positives of each other; None: only row i of row i.
         own: the rows of the global batch that are this rank's.
+        flaws: what is wrong with the weights of miners; filled by `sum_over`, judged by `global_mean`.
     """
 
     images: Tensor
@@ -46,6 +50,7 @@ class Pairs:
     same: tuple[Tensor, ...]
     labels: Tensor | None
     own: slice
+    flaws: list[MinerFlaws] = field(default_factory=list, init=False)
 
     @classmethod
     def gather(
@@ -60,7 +65,7 @@ class Pairs:
         """From the rows of all ranks, B of them on each. A collective.
 
         Raises:
-            ValueError: row counts differ.
+            ValueError: row counts differ, keys that are no integers, or a mask that is not bool.
         """
         images, texts = image_features, text_features
         if images.shape != texts.shape or images.ndim != 2:
@@ -75,7 +80,10 @@ class Pairs:
                 raise ValueError(
                     f"{name} has shape {tuple(column.shape)}, expected ({len(images)},): one entry a feature row"
                 )
-        columns = distributed.gather(torch.stack([counts.long(), *(key for _, key in keys)], dim=1))  # (N, 1 + …)
+        check_mask("valid", counts)
+        for name, key in keys:
+            check_keys(name, key)
+        columns = distributed.gather(torch.stack([counts.long(), *(key.long() for _, key in keys)], dim=1))  # (N, 1+…)
         first = distributed.rank() * len(images)
         everywhere = columns[:, 1:].unbind(1)
         return cls(
@@ -98,10 +106,22 @@ class Pairs:
         return distributed.gather_with_grad(self.texts)
 
     def global_mean(self, local: Tensor) -> Tensor:
-        """The sum of `local` over ranks / number of valid rows, with W times the gradient of this rank's part."""
+        """The sum of `local` over ranks / number of valid rows, with W times the gradient of this rank's part.
+
+        NaN, and so is the gradient, where a miner gave weights that are none; raises then, see `raise_if_flawed`.
+        """
         local = local / self.valid.sum().clamp(min=1)
+        # All ranks learn of a flaw in the same collective as the sum: one that raised alone would leave the others.
+        counts = [flaws.count for flaws in self.flaws]
+        everyones = distributed.all_reduce_sum(torch.stack([local.detach(), *counts]) if counts else local)
+        if counts:
+            flawed = torch.stack(counts).sum() > 0
+            local = local * torch.ones_like(local.detach()).masked_fill(flawed, torch.nan)
         weighted = local * distributed.world_size()
-        return distributed.all_reduce_sum(local) + (weighted - weighted.detach())
+        result = (everyones[0] if counts else everyones) + (weighted - weighted.detach())
+        for flaws, count in zip(self.flaws, everyones[1:] if counts else (), strict=True):
+            raise_if_flawed(flaws.miner, count)
+        return result
 
     def sum_over(
         self,
@@ -125,12 +145,18 @@ class Pairs:
         if extra is not None:
             columns = torch.cat([columns, extra.columns(columns.dtype)])  # (N + M, D)
 
+        flaws = None if miner is None else MinerFlaws(miner, anchors.new_zeros(()))
+        self.flaws.extend([] if flaws is None else [flaws])
+
         def of_block(scores: Tensor, rows: slice, *leaves: Tensor) -> Tensor:
             positives, negatives = self.masks(rows, extra)
             weights = None
-            if miner is not None:
-                chosen = for_block(miner, side, self._numbers(rows))(scores, positives, negatives)
-                negatives, weights = _as_chosen(chosen, negatives, miner)
+            if flaws is not None:
+                chosen = for_block(flaws.miner, side, self._numbers(rows))(scores, positives, negatives)
+                check_shape(flaws.miner, chosen, negatives)
+                if chosen.dtype != torch.bool:
+                    flaws.look_at(chosen.detach(), scores, negatives)
+                negatives, weights = _as_chosen(chosen, negatives)
             losses = loss(scores, positives, negatives, weights, *leaves)
             return losses.where(self.valid[self._numbers(rows)], 0.0)
 
@@ -227,10 +253,8 @@ def weighted_log_sum_exp(logits: Tensor, kept: Tensor, weights: Tensor | None) -
     return total + (slopes * (weights - 1).where(~kept, 0.0)).sum(1)
 
 
-def _as_chosen(chosen: Tensor, negatives: Tensor, miner: AnyMiner) -> tuple[Tensor, Tensor | None]:
+def _as_chosen(chosen: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor | None]:
     """The negatives kept, bool (b, N), and their weights where the miner gave some."""
-    if chosen.shape != negatives.shape:
-        raise ValueError(f"miner {miner!r} returned shape {tuple(chosen.shape)}, expected {tuple(negatives.shape)}")
     if chosen.dtype == torch.bool:
         return chosen & negatives, None
     kept = (chosen > 0) & negatives

@@ -28,9 +28,6 @@ class DevicePrefetcher:
 
     What the calling thread spends on copies is added to the loader's clock, as `stats.transfer_s`.
 
-    The loader is then a batch ahead: where an iteration is left early, call `set_epoch` or `load_state_dict` before the
-    next one.
-
     Args:
         batches: a loader.
         device: where the tensors go; whatever else a batch holds stays as it is.
@@ -45,6 +42,8 @@ class DevicePrefetcher:
         self.batches = batches
         self.device = torch.device(device)
         self._state: dict[str, Any] | None = None  # of the loader before it was asked for the batch ahead
+        self._last = False  # there is no batch ahead: the loader has ended its epoch
+        self._iteration = 0  # the number of the newest one; one more whenever it is overtaken
 
     @property
     def stats(self) -> Clock:
@@ -56,8 +55,10 @@ class DevicePrefetcher:
         return len(self.batches)
 
     def set_epoch(self, epoch: int) -> None:
-        """As the loader's; between two iterations."""
-        self._state = None
+        """As the loader's, from where the batches that were handed on have come to."""
+        if epoch == self._epoch_left():
+            return  # the loader, which is a batch ahead, might be at the end of it
+        self._overtake()
         self.batches.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,25 +67,49 @@ class DevicePrefetcher:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """As the loader's."""
-        self._state = None
+        self._overtake()
         self.batches.load_state_dict(state)
 
-    def __iter__(self) -> Iterator[Batch]:
-        """The loader's batches; an error of the loader is raised after the batches that came before it."""
+    def _overtake(self) -> None:
+        self._iteration += 1
         self._state = None
+
+    def _epoch_left(self) -> int | None:
+        """The epoch in whose middle the batches that were handed on have come to."""
+        return None if self._state is None or self._last else self._state.get("epoch")
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The loader's batches; an error of the loader is raised after the batches that came before it.
+
+        Raises:
+            RuntimeError: asked for another batch after `set_epoch`, `load_state_dict` or a newer iteration has moved
+                the position.
+        """
         if self.device.type == "cpu":
             return iter(self.batches)
         return self._one_ahead(_Copies(self.device).copy if self.device.type == "cuda" else self._plain_copy)
 
     def _one_ahead(self, copy: Callable[[Batch], Callable[[], Batch]]) -> Iterator[Batch]:
+        left = self._epoch_left()
+        self._overtake()
+        iteration = self._iteration
+        if left is not None:
+            self.batches.set_epoch(left)  # to begin it anew, though the loader may have come to its end
         batches = iter(self.batches)
         coming = self._take(batches, copy)
         while not isinstance(coming, Exception):
+            if iteration != self._iteration:
+                raise RuntimeError(
+                    "this iteration has ended early: set_epoch, load_state_dict or a newer iteration has moved the "
+                    "loader's position; iterate again to go on from there"
+                )
             hand_on, self._state = coming
             coming = self._take(batches, copy)
+            self._last = isinstance(coming, StopIteration)
             yield hand_on()
             del hand_on  # and with it the batch, unless its user keeps it
-        self._state = None
+        if iteration == self._iteration:
+            self._state = None
         if not isinstance(coming, StopIteration):
             raise coming
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.train import distributed
 from mmdata.train.extra import ExtraNegatives
+from mmdata.train.keys import check_keys
 from mmdata.train.model import DualEncoderOutput
 
 _COLUMNS = ("images", "texts", "keys", "valid", "written")
@@ -57,7 +58,7 @@ class CrossBatchMemory:
             step: updates made before this one.
 
         Raises:
-            ValueError: the batch has no hashes.
+            ValueError: the batch has no hashes, or hashes that are no integers.
         """
         if step < self.after_steps:
             return
@@ -101,4 +102,6 @@ def keys_of(batch: Batch) -> Sequence[Tensor]:
             "cross-batch memory: the batch has no image_hash or no caption_hash, and earlier rows with the same image "
             "or caption would count as negatives: set data.hashes"
         )
+    for name in ("image_hash", "caption_hash"):
+        check_keys(name, batch[name])
     return batch["image_hash"], batch["caption_hash"]

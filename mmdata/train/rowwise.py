@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from mmdata.train.first_order import first_order_only
 from mmdata.train.tiles import TILE_ELEMENTS
 
 RowLoss = Callable[..., Tensor]
@@ -66,7 +66,7 @@ class _RowwiseSum(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return (None, *(grad * saved for saved in ctx.saved_tensors))
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from mmdata.train.first_order import first_order_only
 
 TILE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Similarities in memory at once, of each device type: 1 MiB and 64 MiB of float32; a few times as much is needed."""
@@ -79,7 +80,7 @@ class _LogSumExps(torch.autograd.Function):
         return over_columns, over_rows, partners
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_over_columns: Tensor, grad_over_rows: Tensor, grad_partners: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:

@@ -5,22 +5,18 @@ Decoding is strict: a picture that is cut short is a `BadSample`, never one fill
 
 from __future__ import annotations
 
-import io
 import math
 from typing import NamedTuple
 
 import simplejpeg
 import torch
-from PIL import Image, ImageCms, UnidentifiedImageError
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from mmdata.errors import BadSample, Reason
-from mmdata.shards.probe import DEFAULT_LIMITS
-
-BACKGROUND = (255, 255, 255)
-"""Colour under transparent pixels."""
-
+from mmdata.shards.png import check_png
+from mmdata.shards.probe import DEFAULT_LIMITS, PARSE_ERRORS, refused
+from mmdata.transform.pillow import decode_pillow
 
 _EDGE = 1e-6
 """Of a pixel: products of sizes are halves only up to rounding."""
@@ -40,13 +36,18 @@ class Box(NamedTuple):
 
 
 def decode(
-    data: bytes | memoryview, *, format: str, orientation: int = 1, at_least: tuple[int, int] | None = None
+    data: bytes | memoryview,
+    *,
+    format: str,
+    orientation: int = 1,
+    at_least: tuple[int, int] | None = None,
+    checked: bool = False,
 ) -> Tensor:
     """Decode an encoded image.
 
-    JPEG goes through libjpeg-turbo, the rest and CMYK through Pillow. Transparency is composited on
-    white, 16-bit samples are scaled to 8, CMYK is converted through its ICC profile where it has one, and of an
-    animation the first frame is taken.
+    JPEG goes through libjpeg-turbo, the rest and CMYK through Pillow (`mmdata.transform.pillow`). Transparency is
+    composited on white, samples of 16 and 32 bits are scaled to 8, CMYK is converted through its ICC profile where it
+    has one, and of an animation the first frame is taken. The checksums of a PNG are compared.
 
     Args:
         data: the whole file.
@@ -54,25 +55,24 @@ def decode(
         orientation: EXIF orientation 1 to 8, applied to the result.
         at_least: (height, width) as displayed: a JPEG is decoded at the smallest of libjpeg-turbo's scales that is no
             smaller. None: at its own size.
+        checked: `probe` has read these very bytes before, so that a PNG's checksums are not compared again.
 
     Returns:
         uint8 (3, H, W), RGB; H and W as displayed. Often a view with the channels last in memory.
 
     Raises:
-        BadSample: truncated, corrupt or too large to decode safely.
+        BadSample: truncated, corrupt, of a kind that is not read, or too large to decode safely.
     """
     try:
         if format == "JPEG":
             least = oriented_size(*at_least, orientation) if at_least else (0, 0)
             image = _decode_jpeg(data, *least)
         else:
-            image = _decode_pillow(data, format)
-    except Image.DecompressionBombError as error:
-        raise BadSample(Reason.IMAGE_TOO_LARGE, str(error)) from error
-    except UnidentifiedImageError as error:  # its words hold an address in memory
-        raise BadSample(Reason.CORRUPT_IMAGE, f"{format} does not decode: damaged header") from error
-    except (RuntimeError, OSError, ValueError, SyntaxError, EOFError) as error:
-        raise BadSample(Reason.CORRUPT_IMAGE, f"{format} does not decode: {error}") from error
+            if format == "PNG" and not checked:
+                check_png(data)
+            image = decode_pillow(data, format)
+    except (RuntimeError, *PARSE_ERRORS) as error:
+        raise refused(format, "does not decode", error) from error
     return orient(image, orientation)
 
 
@@ -85,7 +85,7 @@ def jpeg_size(data: bytes | memoryview, orientation: int = 1) -> tuple[int, int]
     try:
         height, width = simplejpeg.decode_jpeg_header(data)[:2]
     except ValueError as error:
-        raise BadSample(Reason.CORRUPT_IMAGE, f"JPEG does not decode: {error}") from error
+        raise refused("JPEG", "does not decode", error) from error
     return oriented_size(int(height), int(width), orientation)
 
 
@@ -96,7 +96,7 @@ def _decode_jpeg(data: bytes | memoryview, min_height: int, min_width: int) -> T
         detail = f"{width}×{height} pixels: more than {DEFAULT_LIMITS.max_pixels} in all"
         raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
     if colours in ("CMYK", "YCCK"):
-        return _decode_pillow(data, "JPEG")
+        return decode_pillow(data, "JPEG")
 
     # Accurate DCT and upsampling: bit for bit what Pillow and torchvision give, which use the same library.
     def decoded(*, strict: bool) -> Tensor:
@@ -111,43 +111,6 @@ def _decode_jpeg(data: bytes | memoryview, min_height: int, min_width: int) -> T
         if not str(warning).endswith("extraneous bytes before marker 0xd9"):
             raise
         return decoded(strict=False)
-
-
-def _decode_pillow(data: bytes | memoryview, format: str) -> Tensor:
-    # Only this format: Pillow would otherwise try all it knows, one of which hands the data to Ghostscript.
-    with Image.open(io.BytesIO(data), formats=[format]) as image:
-        image.load()
-        rgb = to_rgb(image)
-    flat = torch.frombuffer(bytearray(rgb.tobytes()), dtype=torch.uint8)
-    return flat.view(rgb.height, rgb.width, 3).permute(2, 0, 1)
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """A loaded Pillow image of any mode as 8-bit RGB on `BACKGROUND`."""
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image
-    if image.mode == "CMYK":
-        return _cmyk_to_rgb(image)
-    if image.mode.startswith("I"):  # 16 bits a sample: scaled, where Pillow's own conversion would clip
-        return image.convert("I").point(lambda value: value / 257 + 0.5).convert("L").convert("RGB")
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        backdrop = Image.new("RGBA", rgba.size, (*BACKGROUND, 255))
-        return Image.alpha_composite(backdrop, rgba).convert("RGB")
-    return image.convert("RGB")
-
-
-def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
-    profile = image.info.get("icc_profile")
-    if profile:
-        try:
-            source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-            converted = ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
-            if converted is not None:
-                return converted
-        except (ImageCms.PyCMSError, OSError):
-            pass  # a broken profile: the plain conversion is what viewers show then
-    return image.convert("RGB")
 
 
 def orient(image: Tensor, orientation: int) -> Tensor:
@@ -190,28 +153,40 @@ def train_crop(
 ) -> Box:
     """A random box, of random area and of about the target's aspect ratio.
 
+    The area is uniform over the part of `scale` for which a box of an allowed ratio fits into the image; where there is
+    none, it is the largest that fits. The logarithm of the ratio is uniform over the allowed ratios with which a box of
+    that area fits. The place is uniform over all places in the image.
+
     Args:
         size: (height, width) of the image.
         shape: (height, width) of the target.
-        uniforms: numbers in [0, 1), four for each try; when no try fits, the box is the largest centred one whose
-            aspect ratio lies in the allowed range.
+        uniforms: four numbers in [0, 1): for area, ratio, top and left.
         scale: share of the image's area that the box covers (min, max).
 
-    Source: torchvision's RandomResizedCrop; the ratio varies by 3/4 to 4/3 around the target's own, not around 1.
+    Example:
+        480 × 720 pixels to 224 × 224, scale (0.9, 1): the ratios 3/4 to 4/3 are allowed, so the largest box has
+        480 × 640 pixels, a share of 0.89. All boxes have this size; they differ in `left`, 0 to 80. With scale
+        (0.5, 1), shares are uniform from 0.5 to 0.89; with a share of 0.8 the ratios 1.2 to 4/3 fit.
+
+    Source: torchvision's RandomResizedCrop, with two differences. The ratio varies by 3/4 to 4/3 around the target's
+    own, not around 1. And torchvision draws ten times until a box fits, which makes large areas rarer, and then takes
+    the largest box in the middle: for images of 3:2 and scale (0.9, 1) always.
     """
     height, width = size
-    aspect = shape[1] / shape[0]
-    for attempt in range(0, len(uniforms), 4):
-        u_area, u_ratio, u_top, u_left = uniforms[attempt : attempt + 4]
-        area = height * width * (scale[0] + u_area * (scale[1] - scale[0]))
-        ratio = aspect * math.exp((2 * u_ratio - 1) * math.log(4 / 3))
-        box_height, box_width = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
-        if 0 < box_height <= height and 0 < box_width <= width:
-            top, left = int(u_top * (height - box_height + 1)), int(u_left * (width - box_width + 1))
-            return Box(top, left, box_height, box_width)
-    box_height = min(height, max(1, round(width / (aspect * 3 / 4))))
-    box_width = min(width, max(1, round(height * (aspect * 4 / 3))))
-    return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
+    u_area, u_ratio, u_top, u_left = uniforms
+    own, target = width / height, shape[1] / shape[0]
+    low, high = target * 3 / 4, target * 4 / 3
+    # A box with a share s of the area and a ratio r fits if s · own <= r <= own / s.
+    largest = min(1.0, high / own, own / low)
+    least, most = min(scale[0], largest), min(scale[1], largest)
+    share = least + u_area * (most - least)
+    low, high = max(low, share * own), min(high, own / share)
+    ratio = low * (high / low) ** u_ratio
+    area = share * height * width
+    box_height = min(height, max(1, round(math.sqrt(area / ratio))))
+    box_width = min(width, max(1, round(math.sqrt(area * ratio))))
+    top, left = int(u_top * (height - box_height + 1)), int(u_left * (width - box_width + 1))
+    return Box(top, left, box_height, box_width)
 
 
 def resize_crop(image: Tensor, box: Box, out: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from mmdata.transform.augment import NUM_DRAWS, apply_changes, draw_changes
 from mmdata.transform.image import Box, decode, eval_crop, jpeg_size, resize_crop, train_crop
 from mmdata.transform.patches import native_size, write_patches
 from mmdata.transform.user import UserTransform
-
-CROP_TRIES = 10
 
 
 class EncodedImage(NamedTuple):
@@ -56,11 +54,14 @@ class PixelTransform:
 
     Args:
         kind: "train" (random resized crop), "eval" (largest centred crop), or "module:callable", a `UserTransform`.
-        crop_scale: share of the area that a training crop keeps (min, max).
+        crop_scale: share of the area that a training crop keeps (min, max); see `train_crop`.
         augment: flip and colour of training crops.
         seed: of the run.
         patch_size: side of a patch, in pixels.
         exact: decode every image at its own size.
+
+    Attributes:
+        patch_size, seed: as given.
 
     Raises:
         ConfigError: no such transform.
@@ -77,9 +78,10 @@ class PixelTransform:
         exact: bool = False,
     ) -> None:
         self.patch_size = patch_size
+        self.seed = seed
+        self._kind = kind
         self._exact = exact
         self._crop_scale = crop_scale
-        self._seed = seed
         self._random_crop = kind == "train"
         self._augment = augment if self._random_crop else None
         self._user = None if kind in ("train", "eval") else UserTransform(kind)
@@ -95,6 +97,19 @@ class PixelTransform:
             patch_size=data.patch_size,
             exact=data.decode == "exact",
         )
+
+    def identity(self) -> dict[str, Any]:
+        """What a row's pixels depend on, but for the row, its epoch, its shape and the seed, as JSON.
+
+        None stands for what makes no difference here. Of a user's transform it says its name and what is in its file.
+        """
+        return {
+            "transform": self._kind,
+            "crop_scale": list(self._crop_scale) if self._random_crop else None,
+            "decode": None if self._user else "exact" if self._exact else "fast",
+            "augment": (self._augment and self._augment.model_dump(exclude_defaults=True)) or None,
+            "transform_source": self._user and self._user.source,
+        }
 
     def decode(self, encoded: EncodedImage, *, shape: tuple[int, int] | None, patches: int, epoch: int) -> Decoded:
         """Decode an image and choose the part of it that is wanted.
@@ -132,12 +147,12 @@ class PixelTransform:
             ConfigError: the user's transform does not give equal pixels for equal rows.
         """
         if self._user is not None:
-            raw = random_raw(1, seed=self._seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
+            raw = random_raw(1, seed=self.seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
             self._user(decoded.image, out, seed=int(raw[0] >> 1))
             return
         resize_crop(decoded.image, decoded.box, out)
         if self._augment is not None:
-            draws = uniforms(NUM_DRAWS, seed=self._seed, epoch=epoch, purpose=Purpose.AUGMENTATION, position=number)
+            draws = uniforms(NUM_DRAWS, seed=self.seed, epoch=epoch, purpose=Purpose.AUGMENTATION, position=number)
             apply_changes(draw_changes(self._augment, draws), out)
 
     def write_patches(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int) -> tuple[int, int]:
@@ -172,7 +187,7 @@ class PixelTransform:
     def _crop(self, size: tuple[int, int], shape: tuple[int, int], number: int, epoch: int) -> Box:
         if not self._random_crop:
             return eval_crop(size, shape)
-        numbers = uniforms(4 * CROP_TRIES, seed=self._seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
+        numbers = uniforms(4, seed=self.seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
         return train_crop(size, shape, numbers, scale=self._crop_scale)
 
 

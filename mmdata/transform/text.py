@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,11 @@ class Tokenizer:
             raise ConfigError(f"tokenizer '{name}': has no fast version; mmdata needs one with a tokenizer.json")
         pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
         return cls(tokenizer.backend_tokenizer, max_length=max_length, pad_id=int(pad_id))
+
+    @property
+    def identity(self) -> str:
+        """Equal for tokenizers that give equal ids and fill up rows with the same one."""
+        return f"{self.fingerprint}-{self.pad_id}"
 
     def count(self, captions: Sequence[str]) -> list[int]:
         """Tokens of each caption, special ones included, untruncated."""
@@ -171,6 +177,13 @@ def train_tokenizer(
         special_tokens=[(token, backend.token_to_id(token)) for token in ("<start>", "<end>")],
     )
     Path(folder).mkdir(parents=True, exist_ok=True)
-    PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=max_length, **special).save_pretrained(
-        str(folder)
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=max_length, **special)
+    try:
+        tokenizer.save_pretrained(str(folder))
+    except OSError as error:
+        error.filename = error.filename or str(folder)
+        raise
+    except Exception as error:  # tokenizers tells of a full disk with a bare Exception: "… (os error 28)"
+        if found := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
+        raise

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import inspect
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -38,11 +40,16 @@ class UserTransform:
 
     Raises:
         ConfigError: there is none of that name, or it takes other arguments.
+
+    Attributes:
+        source: 16 hexadecimal digits, equal for equal content of the file that the transform is defined in; None where
+            there is no such file.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._transform = _adapted(name, _imported(name))
+        self.source = _digest(sys.modules[name.partition(":")[0]])
         self._rows_to_check = CHECKED_ROWS
 
     def __call__(self, image: Tensor, out: Tensor, *, seed: int) -> None:
@@ -120,6 +127,13 @@ def _imported(name: str) -> Any:
     if not callable(found):
         raise ConfigError(f"transform '{name}': expected train, eval, or 'module:callable'")
     return found
+
+
+def _digest(module: Any) -> str | None:
+    try:
+        return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:16]
+    except (AttributeError, TypeError, OSError):  # a notebook, a builtin, an archive
+        return None
 
 
 def _adapted(name: str, found: Any) -> Transform:

@@ -36,7 +36,7 @@ def good_rows() -> list[dict[str, Any]]:
 
 
 def left_out(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (out / "__mmdata__/quarantine.jsonl").read_text().splitlines()]
 
 
 def tolerant(**settings: Any) -> ConvertConfig:

@@ -73,7 +73,7 @@ def disturb(table: Path, out: Path, expected: dict[str, bytes], number: int, *, 
         make(table, out, overwrite=bool(over))
 
     status = in_child(killed)
-    if (out / "manifest.json").exists():
+    if (out / "__mmdata__/manifest.json").exists():
         if problems := verify(out):
             return status, f"published and broken: {problems[0]}"
         public = {name: data for name, data in content(out).items() if not name.startswith(".mmdata-convert/")}

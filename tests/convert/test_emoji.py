@@ -29,7 +29,7 @@ def test_emoji_accounts_balance_and_webdataset_reads_them_back(tmp_path: Path) -
 
     with (EMOJI / "captions.csv").open(newline="") as file:
         rows = {f"{number:09d}": row for number, row in enumerate(csv.DictReader(file))}
-    duplicates = [json.loads(line)["path"] for line in (tmp_path / "out/quarantine.jsonl").open()]
+    duplicates = [json.loads(line)["path"] for line in (tmp_path / "out/__mmdata__/quarantine.jsonl").open()]
     seen: list[str] = []
     for sample in webdataset.WebDataset(str(tmp_path / "out/000000.tar"), shardshuffle=False):
         row = rows[sample["__key__"]]

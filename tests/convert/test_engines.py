@@ -21,7 +21,7 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_error_in_a_worker_is_raised_and_ends_it(table: Path, tmp_path: Path) ->
 
     with pytest.raises(OSError, match=r"Input/output error: 'images/0000.jpg'"):
         convert(table, tmp_path / "out", engine=failing)
-    assert not (tmp_path / "out/manifest.json").exists()
+    assert not (tmp_path / "out/__mmdata__/manifest.json").exists()
 
 
 def test_engine_that_loses_a_row_is_caught(table: Path, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_name_that_is_not_utf8_is_accepted_and_reported(corpus: Path, tmp_path: 
     for end in (b".txt", b"2.txt"):
         Path(os.fsdecode(raw + end)).write_text("coffee")
     assert make(corpus).accounts["written"] == 4
-    line = json.loads((tmp_path / "out/quarantine.jsonl").read_bytes())
+    line = json.loads((tmp_path / "out/__mmdata__/quarantine.jsonl").read_bytes())
     assert line["path"] == "caf\udce92.jpg"
     assert line["reason"] == "not_an_image"
 

@@ -37,7 +37,7 @@ def test_killed_anywhere_and_repeated_is_as_undisturbed(raw_corpus: Path, tmp_pa
         [sys.executable, script, raw_corpus / "few.jsonl", tmp_path],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def test_killed_anywhere_and_repeated_is_as_undisturbed(raw_corpus: Path, tmp_pa
     assert report["fresh"] > 20, report  # places where it was killed
     assert report["overwrite"] > report["fresh"]
     assert report["full"] == 9
-    assert "manifest.json" not in report["after full"]
+    assert "__mmdata__/manifest.json" not in report["after full"]
 
 
 def test_same_conversion_again_does_nothing(table: Path, tmp_path: Path) -> None:
@@ -108,13 +108,13 @@ def test_foreign_file_beside_a_conversion_is_an_error(table: Path, tmp_path: Pat
         convert(table, tmp_path / "out", overwrite=True)
 
 
-@pytest.mark.parametrize("name", ["thesis.tex", "000000.tar", "manifest.json"])
+@pytest.mark.parametrize("name", ["thesis.tex", "000000.tar", "__mmdata__/manifest.json"])
 def test_foreign_file_is_refused_before_a_killed_run_is_finished(table: Path, tmp_path: Path, name: str) -> None:
     convert(table, tmp_path / "done")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".mmdata.lock").touch()
     os.rename(tmp_path / "done", tmp_path / "out" / ".mmdata-convert")  # completed, nothing moved yet
-    if name == "manifest.json":
+    if name == "__mmdata__/manifest.json":
         write_manifest(tmp_path / "out", [])
     else:
         (tmp_path / "out" / name).write_text("ten years")
@@ -129,7 +129,7 @@ def test_foreign_file_is_refused_before_a_killed_run_is_finished(table: Path, tm
 def test_manifest_of_another_program_is_foreign(table: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     write_manifest(tmp_path / "out", [])
-    with pytest.raises(DataError, match=r"not a conversion's \(manifest.json\)"):
+    with pytest.raises(DataError, match=r"not a conversion's \(__mmdata__/manifest.json\)"):
         convert(table, tmp_path / "out", overwrite=True)
 
 
@@ -167,7 +167,7 @@ def test_too_many_bad_rows_publish_nothing_and_tell_why(table: Path, tmp_path: P
         r"\(first: t.csv, line 6: .*\); 1 missing_image \(first: t.csv, line 5: 'gone.jpg': .*quarantine.jsonl",
     ):
         convert(table, tmp_path / "out")
-    ledger = tmp_path / "out/.mmdata-convert/quarantine.jsonl"
+    ledger = tmp_path / "out/.mmdata-convert/__mmdata__/quarantine.jsonl"
     assert [json.loads(line)["row"] for line in ledger.read_text().splitlines()] == [3, 4, 5]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {".mmdata.lock", ".mmdata-convert"}
     report = convert(table, tmp_path / "out", ConvertConfig(max_bad_share=0.5))
@@ -209,5 +209,5 @@ def test_image_whose_row_could_not_be_written_is_no_duplicate(corpus: Path, tmp_
     (corpus / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     report = convert(corpus / "t.jsonl", tmp_path / "out", ConvertConfig(max_bad_share=0.5))
     assert report.accounts["reasons"] == {"caption_too_long": 1}
-    assert "JSON member of 1200074 bytes; at most 1048576" in (tmp_path / "out/quarantine.jsonl").read_text()
+    assert "JSON member of 1200074 bytes; at most 1048576" in (tmp_path / "out/__mmdata__/quarantine.jsonl").read_text()
     assert report.manifest.rows == report.accounts["written"] == 1

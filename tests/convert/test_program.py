@@ -40,7 +40,7 @@ def long_table(tmp_path: Path, photo: Any) -> Path:
 
 
 def wait_for_shards(out: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while not list(out.glob(".mmdata-convert/.mmdata-staging/*.tar")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -65,7 +65,7 @@ def test_signal_ends_the_run_and_publishes_nothing(
     with pytest.raises(DataError, match="another process is writing here"):
         convert(long_table, out)
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stdout, stderr) == (status, "", message)
     left = {path.name for path in out.iterdir()}
     assert left <= {".mmdata.lock", ".mmdata-convert"}
@@ -83,7 +83,7 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("table: captions.jsonl\nshard_rows: 7\ntrain_tokenizer: 400\n")
     process = start(raw_corpus, tmp_path / "out", "--recipe", recipe, "--shard-rows", 9, "--keep", "path")
-    stdout, stderr = process.communicate(timeout=90)
+    stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stderr) == (0, "")  # no progress bar where there is no terminal
     assert [line.split() for line in stdout.splitlines()[:7]] == [
         ["rows", "count"],
@@ -96,14 +96,14 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
     ]
     assert stdout.splitlines()[7:] == [
         "columns: image = image, captions = captions",
-        f"5 shards in {tmp_path}/out; 1 left out, each with its reason in {tmp_path}/out/quarantine.jsonl",
+        f"5 shards in {tmp_path}/out; 1 left out, each with its reason in {tmp_path}/out/__mmdata__/quarantine.jsonl",
     ]
     config = ConvertConfig(shard_rows=9, train_tokenizer=400, keep=("path",))
     convert(table, tmp_path / "out2", config)
     assert content(tmp_path / "out") == content(tmp_path / "out2")
     small = raw_corpus / "small.jsonl"
     small.write_text(table.read_text().splitlines()[0])
-    assert start(small, tmp_path / "small").communicate(timeout=90)[0].endswith(f"\n1 shards in {tmp_path}/small\n")
+    assert start(small, tmp_path / "small").communicate(timeout=300)[0].endswith(f"\n1 shards in {tmp_path}/small\n")
     index = Index.open(tmp_path / "out")
     assert len(index) == 40
     assert index.lists("caption_tokens")[1].min() > 3
@@ -120,7 +120,7 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
 def test_program_error_is_one_line(raw_corpus: Path, tmp_path: Path, flags: list[str], message: str) -> None:
     table = raw_corpus / "captions.jsonl"
     process = start(table, tmp_path / "out", *flags)
-    stdout, stderr = process.communicate(timeout=90)
+    stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stdout) == (2, "")
     assert stderr.startswith(message.format(table=table))
     assert stderr.count("\n") == 1
@@ -129,7 +129,7 @@ def test_program_error_is_one_line(raw_corpus: Path, tmp_path: Path, flags: list
 def test_program_shrinks_shards(raw_corpus: Path, tmp_path: Path) -> None:
     convert(raw_corpus / "captions.jsonl", tmp_path / "shards")
     process = start(tmp_path / "shards", tmp_path / "small", "--resize", 44, "--quality", 80)
-    stdout, stderr = process.communicate(timeout=90)
+    stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stderr) == (0, "")
     assert stdout.endswith(f"\n1 shards in {tmp_path}/small\n")
     convert(tmp_path / "shards", tmp_path / "small2", ConvertConfig(resize=44, quality=80))

@@ -28,7 +28,7 @@ def captions(out: Path) -> list[list[str]]:
 
 
 def bad(out: Path) -> list[tuple[str, str, str]]:
-    lines = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (out / "__mmdata__/quarantine.jsonl").read_text().splitlines()]
     return [(line["place"], line["reason"], line["detail"]) for line in lines]
 
 
@@ -153,7 +153,7 @@ def test_unknown_column_is_an_error_that_names_those_there(
 def test_same_column_twice_is_an_error(corpus: Path, make: Any) -> None:
     table = corpus / "t.csv"
     table.write_text("image,caption,caption\na.jpg,x,y\n")
-    with pytest.raises(DataError, match=r"columns \['caption'\] are there twice"):
+    with pytest.raises(DataError, match=r"column names that are there twice: caption; rename"):
         make(table)
 
 

@@ -60,7 +60,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, photo: Any) -> dict[str, Any]
             "detail": "caption is empty",
         },
     ]
-    (folder / "quarantine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "__mmdata__/quarantine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return {
         "shards": str(folder),
         "tokenizer": str(folder / "tokenizer"),

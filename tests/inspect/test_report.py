@@ -211,7 +211,7 @@ def test_command_explains_what_is_missing(arguments: list[str], message: str, co
 def test_report_opens_in_a_browser_without_running_anything_from_data(page: Path, tmp_path: Path):
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,26 @@ ROWS = 22  # with batches of 8: two full steps and one with two masked rows
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory, photo: Any) -> dict[str, Any]:
     """The section `data` of settings on two shards with 22 rows."""
-    folder = tmp_path_factory.mktemp("shards")
+    return write(tmp_path_factory.mktemp("shards"), photo, labels=False)
+
+
+@pytest.fixture(scope="session")
+def labelled(tmp_path_factory: pytest.TempPathFactory, photo: Any) -> dict[str, Any]:
+    """As `data`; each row has a label."""
+    return write(tmp_path_factory.mktemp("labelled"), photo, labels=True)
+
+
+def write(folder: Path, photo: Any, *, labels: bool) -> dict[str, Any]:
+    """The corpus, and settings for it."""
     rng = np.random.default_rng(0)
     captions = [" ".join(rng.choice(["a", "red", "blue", "dog", "cat"], size=2 + 3 * (i % 3))) for i in range(ROWS)]
     train_tokenizer(captions, folder / "tokenizer", vocab_size=300, max_length=32)
     tokenizer = Tokenizer.load(folder / "tokenizer", max_length=32)
     with ShardWriter(folder, shard_rows=12, count_tokens=tokenizer.count, tokenizer=tokenizer.fingerprint) as writer:
         for i, caption in enumerate(captions):
-            writer.write(Sample(f"{i:04d}", photo(40, 40, seed=i), ImageInfo("JPEG", 40, 40, 1), [caption]))
+            label = i % 5 if labels else None
+            image = photo(40, 40, seed=i)
+            writer.write(Sample(f"{i:04d}", image, ImageInfo("JPEG", 40, 40, 1), [caption], label=label))
     return {
         "shards": str(folder),
         "tokenizer": str(folder / "tokenizer"),
@@ -36,8 +49,18 @@ def data(tmp_path_factory: pytest.TempPathFactory, photo: Any) -> dict[str, Any]
 
 
 @pytest.fixture
-def clip() -> Any:
+def clip(tiny_clip: Any) -> Any:
     """A CLIPModel of 60,000 parameters for images of 32 × 32 and texts of 32 tokens."""
+    return tiny_clip()
+
+
+@pytest.fixture(scope="session")
+def tiny_clip() -> Any:
+    """`tiny_clip()` makes such a model, always of the same weights."""
+    return make_clip
+
+
+def make_clip() -> Any:
     from transformers import CLIPConfig, CLIPModel
 
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import re
 import runpy
 import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +30,15 @@ def model(data: dict[str, Any], clip: Any, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """`example("plain_torch", …)` runs an example in an empty folder."""
+def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """`example("plain_torch", …)` runs an example in an empty folder. All of them train: no module is in eval mode."""
+    from transformers import CLIPModel
+
+    modes: set[bool] = set()
+
+    def look(module: Any, _: Any) -> None:
+        if isinstance(module, CLIPModel):
+            modes.update(part.training for part in module.modules())
 
     def run(name: str, *arguments: str) -> None:
         monkeypatch.chdir(tmp_path)
@@ -35,7 +46,10 @@ def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
-    return run
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    yield run
+    hook.remove()
+    assert modes <= {True}
 
 
 def test_plain_torch_trains_and_resumes(
@@ -66,8 +80,10 @@ def test_time_a_step_says_what_a_loop_waits_for(
 )
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_and_resumes(data: dict[str, Any], model: str, example: Any, tmp_path: Path):
-    for epochs in (1, 2):
-        example("lightning_finetune", data["shards"], model, "--epochs", str(epochs), "--batch-size", "8")
+    for epochs in (1, 2):  # of 3 steps: the training does not end with a multiple of 2 or 4
+        arguments = ["--epochs", str(epochs), "--batch-size", "8", "--save-steps", str(2 * epochs)]
+        example("lightning_finetune", data["shards"], model, *arguments)
+        assert [path.name for path in (tmp_path / "runs" / "lightning").glob("*.ckpt")] == ["last.ckpt"]
         state = torch.load(tmp_path / "runs" / "lightning" / "last.ckpt", weights_only=False)
         assert state["global_step"] == 3 * epochs
 
@@ -81,3 +97,26 @@ def test_huggingface_trains_and_resumes(data: dict[str, Any], model: str, exampl
         example("huggingface_trainer", data["shards"], model, "--epochs", str(epochs), "--batch-size", "8")
         assert (tmp_path / "runs" / "huggingface" / f"checkpoint-{3 * epochs}").is_dir()
     assert (tmp_path / "runs" / "huggingface" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None,
+    reason="accelerate is not installed: pip install 'mmdata[huggingface]'",
+)
+def test_huggingface_under_torchrun_is_one_training_of_two_ranks(data: dict[str, Any], model: str, tmp_path: Path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [str(EXAMPLES / "huggingface_trainer.py"), data["shards"], model, "--epochs", "1", "--batch-size", "8"]
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=quiet, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    folder = tmp_path / "runs" / "huggingface" / "checkpoint-3"
+    state = json.loads((folder / "trainer_state.json").read_text())
+    assert (state["global_step"], state["train_batch_size"]) == (3, 4)
+    assert {path.name for path in folder.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
+
+
+def test_plain_torch_is_one_process(example: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit):
+        example("plain_torch", "shards", "model")
+    assert "this loop is one process: start it with python, not with torchrun" in capsys.readouterr().err

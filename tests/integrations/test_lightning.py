@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmdata.errors import ConfigError
 from mmdata.loader import Loader
 
 lightning = pytest.importorskip(
@@ -18,7 +19,7 @@ lightning = pytest.importorskip(
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
 
 from mmdata.integrations.adapt import normalized, valid_inputs  # noqa: E402
-from mmdata.integrations.lightning import LoaderDataModule  # noqa: E402
+from mmdata.integrations.lightning import EpochLoader, LoaderDataModule  # noqa: E402
 
 ROWS, STEPS = 22, 3  # of the fixture `data`
 
@@ -121,3 +122,20 @@ def test_datamodule_validates_on_the_same_batches_each_time(data: dict[str, Any]
 def test_datamodule_without_trainer_says_what_to_do(data: dict[str, Any]):
     with pytest.raises(RuntimeError, match=r"needs its trainer: Trainer\.fit\(model, datamodule=…\) brings it"):
         LoaderDataModule(data).train_dataloader()
+
+
+def test_datamodule_alone_in_a_launchers_process_is_refused(
+    data: dict[str, Any], clip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    alone = trainer(tmp_path)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"rank 1 of 2 .*Lightning's Trainer has a world of 1: .*devices="):
+        alone.fit(Contrast(clip), datamodule=LoaderDataModule(data))
+
+
+def test_epoch_loader_of_other_ranks_than_the_trainers_is_refused(data: dict[str, Any], tmp_path: Path):
+    loader = Loader.from_config(data, rank=1, world_size=2)
+    message = r"the loader gives the share of rank 1 of 2, and this process trains as rank 0 of 1: .*; give the"
+    with pytest.raises(ConfigError, match=message):
+        EpochLoader(loader, trainer(tmp_path))

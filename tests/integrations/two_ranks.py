@@ -10,15 +10,21 @@ from typing import Any
 
 import lightning.pytorch as lightning
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from transformers import CLIPModel, TrainingArguments
 
+from mmdata.errors import DataError
 from mmdata.integrations.adapt import normalized, valid_inputs
 from mmdata.integrations.huggingface import LoaderTrainer
-from mmdata.integrations.lightning import LoaderDataModule
+from mmdata.integrations.lightning import LoaderDataModule, StreamDataModule
 from mmdata.train import distributed
 
 RANK = int(os.environ["RANK"])
+
+
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+STEPS = 2  # of an epoch of the stream
 
 
 class Contrast(lightning.LightningModule):
@@ -39,37 +45,80 @@ class Contrast(lightning.LightningModule):
 
 
 class Watched(LoaderTrainer):
-    """Keeps a fingerprint of each row it saw: the sum of its pixels."""
+    """Keeps a fingerprint of each row it saw: the sum of its pixels; and the norm of each update's gradient."""
 
     seen: list[list[float]]
+    norms: list[float]
+
+    def log(self, logs: dict[str, float], *positional: Any, **others: Any) -> None:
+        self.norms += [float(logs["grad_norm"])] if "grad_norm" in logs else []
+        super().log(logs, *positional, **others)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *positional: Any, **others: Any) -> Any:
         self.seen.append(inputs["pixel_values"].double().sum(dim=(1, 2, 3)).tolist())
         return super().compute_loss(model, inputs, *positional, **others)
 
 
-def main(data: dict[str, Any], model: str, out: Path) -> None:
-    """Two epochs in each, and a file with what this rank saw."""
+def streamed(data: dict[str, Any], model: str, out: Path) -> list[list[int]]:
+    """Three epochs of a stream, stopped and resumed at the end of the first and in the second."""
+    seen: list[list[int]] = []
+    for step, checkpoint in ((STEPS, None), (STEPS + 1, "step=2.ckpt"), (3 * STEPS, "step=3.ckpt")):
+        save = ModelCheckpoint(out, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+        module = Contrast(CLIPModel.from_pretrained(model))
+        streams = StreamDataModule(None, data, steps_per_epoch=STEPS)
+        trainer = lightning.Trainer(
+            accelerator="cpu", strategy="ddp", devices=2, max_steps=step, callbacks=[save], **QUIET
+        )
+        trainer.fit(module, datamodule=streams, ckpt_path=checkpoint and str(out / checkpoint))
+        seen += module.seen
+    return seen
+
+
+def in_lightning(data: dict[str, Any], model: str, **settings: Any) -> list[list[int]]:
+    """The rows of two epochs."""
     module = Contrast(CLIPModel.from_pretrained(model))
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
-    lightning.Trainer(accelerator="cpu", strategy="ddp", devices=2, max_epochs=2, **quiet).fit(
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    devices = {"accelerator": "cpu", "strategy": "ddp", "devices": 2, "max_epochs": 2, "num_sanity_val_steps": 0}
+    lightning.Trainer(**devices, **quiet, **settings, enable_checkpointing=False).fit(
         module, datamodule=LoaderDataModule(data)
     )
-    arguments = TrainingArguments(
-        str(out), num_train_epochs=2, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no"
-    )
+    return module.seen
+
+
+def in_huggingface(data: dict[str, Any], model: str, out: Path, **settings: Any) -> Watched:
+    """The trainer, after two epochs."""
+    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
+    arguments = TrainingArguments(str(out), **quiet, **{"num_train_epochs": 2, "max_grad_norm": 1e9, **settings})
     trainer = Watched(data, model=CLIPModel.from_pretrained(model), args=arguments)
-    trainer.seen = []
+    trainer.seen, trainer.norms = [], []
     trainer.train()
-    seen = {"lightning": module.seen, "huggingface": trainer.seen}
+    return trainer
+
+
+def refused(train: Any, *positional: Any) -> str:
+    """What ends a training on rows of which too many are damaged."""
+    try:
+        train(*positional)
+    except DataError as error:
+        return str(error)
+    return "nothing"
+
+
+def main(spec: dict[str, Any], out: Path) -> None:
+    """Two epochs in each, and a file with what this rank saw."""
+    data, model = spec["data"], spec["model"]
+    seen = {"lightning": in_lightning(data, model), "huggingface": in_huggingface(data, model, out).seen}
+    seen["stream"] = streamed(data, model, out)
+    labelled = spec["labelled"] | {"val_shards": spec["labelled"]["shards"]}
+    steady = {"gradient_accumulation_steps": 3, "learning_rate": 0.0, "num_train_epochs": 1, "eval_strategy": "epoch"}
+    trainer = in_huggingface(labelled, model, out, **steady)
+    seen["norm"] = trainer.norms
+    seen["eval_loss"] = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]
+    seen["bad lightning"] = refused(in_lightning, spec["bad"], model)
+    seen["bad huggingface"] = refused(in_huggingface, spec["bad"], model, out)
     (out / f"rank{RANK}.json").write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))
     distributed.finish()

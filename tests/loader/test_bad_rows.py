@@ -14,11 +14,14 @@ import webdataset
 
 from mmdata import Batch, Index
 from mmdata.errors import DataError
+from mmdata.inspect.corpus import _card
 from mmdata.loader.ledger import Ledger, LedgerEntry
-from mmdata.shards import verify
+from mmdata.loader.replay import find_task, replay
+from mmdata.shards import ShardStore, verify
 from mmdata.transform.image import orient
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import train_tokenizer
+from tests.shards.earlier import version_2
 from tests.transform.placed import pixels, png
 
 from .conftest import Corpus
@@ -36,7 +39,7 @@ def first_row(corpus: Corpus, choose: Callable[[int], bool]) -> int:
     return next(row for row in range(50) if choose(row))
 
 
-def compare(damaged: Corpus, corpus: Corpus, bad: set[int], **settings: int) -> list[LedgerEntry]:
+def compare(damaged: Corpus, corpus: Corpus, bad: set[int], **settings: object) -> list[LedgerEntry]:
     """Load both; all rows but the bad ones must be equal bit for bit. The ledger of the damaged one."""
     loader = damaged.loader(max_bad_share=0.5, **settings)
     for batch, clean in zip(loader, corpus.loader(**settings), strict=True):
@@ -58,7 +61,7 @@ def compare(damaged: Corpus, corpus: Corpus, bad: set[int], **settings: int) -> 
 def test_loader_masks_an_image_that_does_not_decode(corpus: Corpus, damaged: Corpus, data: bytes, num_workers: int):
     for row in (3, 22):
         damaged.overwrite(row, "image", data)
-    entries = compare(damaged, corpus, {3, 22}, num_workers=num_workers)
+    entries = compare(damaged, corpus, {3, 22}, num_workers=num_workers, check_images="never")
     assert sorted((entry.row, entry.key, entry.shard) for entry in entries) == [
         (3, "00003", "000000.tar"),
         (22, "00022", "000001.tar"),
@@ -143,7 +146,7 @@ def test_loader_logs_each_reason_once(damaged: Corpus, caplog: pytest.LogCapture
     list(damaged.loader(max_bad_share=0.5))
     (message,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
     assert message.startswith("shard '00000")
-    assert "corrupt_image (" in message
+    assert "file_changed (" in message
     assert message.endswith("; left out, as all like it will be: `.ledger` lists them")
 
 
@@ -152,7 +155,7 @@ def test_loader_ends_when_too_many_rows_are_bad(damaged: Corpus):
         damaged.overwrite(row, "image", ZEROS)
     with pytest.raises(
         DataError,
-        match=r"^3 of 50 rows could not be used \(corrupt_image 3\), more than max_bad_share 5\.0%; the first: "
+        match=r"^3 of 50 rows could not be used \(file_changed 3\), more than max_bad_share 5\.0%; the first: "
         r"shard '00000\d\.tar', sample '000\d\d': .*`mmdata verify` checks the shards; data\.max_bad_share sets",
     ):
         list(damaged.loader(max_bad_share=0.05))
@@ -225,18 +228,52 @@ def test_loader_names_a_shard_that_was_replaced(damaged: Corpus, num_workers: in
 
 def test_loader_names_an_index_file_that_was_changed(damaged: Corpus):
     folder = damaged.folder / "shards"
-    path = folder / damaged.index.manifest.entry(1).index
+    path = folder / "__mmdata__" / damaged.index.manifest.entry(1).index
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(DataError, match=str(path.name)):
         list(damaged.loader())
 
 
-def test_verify_finds_what_the_loader_cannot_see(damaged: Corpus):
-    # Loading checks sizes and captions; the hash of a whole shard is the business of verify.
-    row = 4
+def flip(damaged: Corpus, row: int, bit: int) -> None:
+    """Change one bit of an image that still decodes: one of JPEG's is other pixels, and no decoder notices."""
     image = damaged.samples[row].image
-    damaged.overwrite(row, "image", image[:-3] + bytes([image[-3] ^ 1]))
+    damaged.overwrite(row, "image", image[:-3] + bytes([image[-3] ^ bit]))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loader_masks_an_image_of_which_one_bit_changed(corpus: Corpus, damaged: Corpus, num_workers: int):
+    flip(damaged, 4, 1)
+    (entry,) = compare(damaged, corpus, {4}, num_workers=num_workers)
+    assert (entry.row, entry.stage, entry.reason) == (4, "read", "file_changed")
+    assert entry.detail == "image is not the one indexed; `mmdata verify` tells what changed"
     assert len(verify(damaged.folder / "shards")) > 0
+    list(unaware := damaged.loader(check_images="never", num_workers=num_workers))
+    assert list(unaware.ledger) == []
+
+
+def test_loader_compares_sha256_where_an_index_has_no_fast_hash(
+    damaged: Corpus, corpus: Corpus, caplog: pytest.LogCaptureFixture
+):
+    version_2(damaged.folder / "shards")
+    flip(damaged, 4, 1)
+    (entry,) = compare(damaged, corpus, {4}, check_images="always")
+    assert (entry.row, entry.stage, entry.reason) == (4, "read", "file_changed")
+    assert not [record for record in caplog.records if "no fast hashes" in record.message]
+    for _ in range(2):
+        list(loader := damaged.loader())
+        assert list(loader.ledger) == []
+    (record,) = [record for record in caplog.records if "no fast hashes" in record.message]
+    assert f"'{damaged.folder / 'shards'}': its index was made by an earlier mmdata and has no fast" in record.message
+    assert "data.check_images=always compares the SHA-256, which takes about 5 % of a photo's time" in record.message
+
+
+def test_replay_and_report_see_an_image_that_changed(damaged: Corpus):
+    flip(damaged, 4, 1)
+    loader = damaged.loader(shuffle=False)
+    made = replay(loader.worker, find_task(loader.plan, 4, 0))
+    assert made.decoded is None
+    assert [(entry.row, entry.reason) for entry in made.made.masked] == [(4, "file_changed")]
+    assert _card(damaged.index, ShardStore(damaged.index), 4).problem.startswith("file_changed: image is not the one")
 
 
 # The shards are anyone's

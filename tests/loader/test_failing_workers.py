@@ -124,7 +124,7 @@ def test_sigint_in_mid_epoch_leaves_no_thread(corpus: Corpus, tmp_path: Path, ca
             assert process.stdout is not None
             assert process.stdout.readline() == "batch\n"
             process.send_signal(signal.SIGINT)
-            said, error = process.communicate(timeout=60)
+            said, error = process.communicate(timeout=300)
         finally:
             process.kill()
     if caught == "caught":

@@ -116,7 +116,7 @@ def test_loader_resumed_writes_each_masked_row_once_and_goes_on_counting(corpus:
     list(resumed)
     assert sorted(row for _, _, row in places(path)) == list(range(0, 50, 5))
     end = resumed.state_dict()
-    assert (end["rows_seen"], end["rows_masked"]) == (50, {"corrupt_image": 10})
+    assert (end["rows_seen"], end["rows_masked"]) == (50, {"file_changed": 10})
     assert resumed.masked.total() == len(resumed.ledger) < 10
 
 
@@ -130,8 +130,8 @@ def test_loader_states_of_two_ranks_merge_into_one_for_any_number(corpus: Corpus
         list(loader)
     states = [json.loads(json.dumps(loader.state_dict())) for loader in ranks]
     merged = ranks[1].merge_states(states)
-    assert (merged["rows_seen"], merged["rows_masked"]) == (50, {"corrupt_image": 10})
-    with pytest.raises(DataError, match=r"^10 of 50 rows could not be used \(corrupt_image 10\), more than max_bad"):
+    assert (merged["rows_seen"], merged["rows_masked"]) == (50, {"file_changed": 10})
+    with pytest.raises(DataError, match=r"^10 of 50 rows could not be used \(file_changed 10\), more than max_bad"):
         ranks[0].check_rows(merged)
     damaged.loader(max_bad_share=0.2).check_rows(merged)
     resumed = [damaged.loader(rank=rank, world_size=4, max_bad_share=0.5) for rank in range(4)]
@@ -158,7 +158,7 @@ def test_ledger_says_where_a_row_lies_and_at_which_stage_it_failed(corpus: Corpu
     columns = corpus.index.take(np.array([3, 22]), ["image_offset", "caption_offset"])
     image, caption = int(columns["image_offset"][0]), int(columns["caption_offset"][1])
     assert found == {
-        (3, "000000.tar", "00003", image, "decode", "corrupt_image"),
+        (3, "000000.tar", "00003", image, "read", "file_changed"),
         (22, "000001.tar", "00022", caption, "caption", "bad_caption"),
     }
     assert (damaged.folder / "shards" / "000000.tar").read_bytes()[image : image + 400] == bytes(400)

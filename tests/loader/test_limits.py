@@ -44,7 +44,7 @@ def limited(folder: Path, more: str, settings: dict[str, Any], num_shards: int) 
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 
@@ -143,7 +143,7 @@ def test_side_process_needs_no_room_in_dev_shm(corpus: Corpus, tmp_path: Path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.stdout == "Read-only file system\n50\n", done.stderr
     assert sides() == []

@@ -330,7 +330,8 @@ def test_loader_refuses_what_is_no_state_of_its_own(corpus: Corpus):
         ({"step": -1}, r"'step' must be a whole number from 0 on, at most 7: got -1"),
         ({"step": None}, r"'step' must be .*: got None"),
         ({"step": True}, r"'step' must be .*: got True"),
-        ({"epoch": "1"}, r"'epoch' must be a whole number from 0 on: got '1'; give"),
+        ({"epoch": "1"}, r"'epoch' must be a whole number from 0 on, at most 1048575: got '1'; give"),
+        ({"epoch": 2**70}, r"'epoch' must be .*, at most 1048575: got 1180591620717411303424; give"),
         ({"rows_seen": 2.0}, r"'rows_seen' must be a whole number from 0 on, and .*: got 2\.0 and \{\}; give the dict"),
         ({"rows_seen": 3, "rows_masked": {"filtered": 4}}, r".* no more in sum: got 3 and \{'filtered': 4\}; give"),
         ({"rows_masked": 4}, r".* numbers by reason that are no more in sum: got 0 and 4; give"),
@@ -354,7 +355,7 @@ def test_loader_iterated_twice_at_once_stops_the_older_iteration(corpus: Corpus,
     next(older)
     newer = iter(loader)
     assert same(next(newer), whole[0])
-    with pytest.raises(RuntimeError, match=r"^a newer iteration over this loader has begun and moved its position; go"):
+    with pytest.raises(RuntimeError, match=r"^this iteration .* loader has ended early: a newer iteration has moved"):
         next(older)
     assert loader.state_dict()["step"] == 1
     assert all(same(a, b) for a, b in zip(newer, whole[1:], strict=True))

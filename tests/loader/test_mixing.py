@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -36,7 +37,9 @@ def test_groups_are_read_from_arrow_and_from_npy(corpus, tmp_path: Path):
     arrow = write_arrow(tmp_path / "g.arrow", expected, index=corpus.index.fingerprint)
     npy = write_npy(tmp_path / "g.npy", expected)
     for path in (arrow, npy):
-        assert np.array_equal(read_groups(path, corpus.index), expected)
+        of_rows = read_groups(path, corpus.index)
+        os.truncate(path, 10)  # a mapped file would end the process now
+        assert np.array_equal(of_rows, expected)
 
 
 @pytest.mark.parametrize("name", ["none.arrow", "none.npy"])
@@ -92,7 +95,7 @@ def test_groups_that_are_pickled_are_not_unpickled(corpus, tmp_path: Path):
     values[:] = [Unpickled() for _ in range(50)]
     path = write_npy(tmp_path / "g.npy", values, allow_pickle=True)
     with pytest.raises(
-        DataError, match=rf"file of groups '{path}': cannot be read: .*Python objects.*; {REMEDIES['.npy']}"
+        DataError, match=rf"file of groups '{path}': cannot be read: Object arrays.*; {REMEDIES['.npy']}"
     ):
         read_groups(path, corpus.index)
 

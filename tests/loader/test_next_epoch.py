@@ -139,5 +139,5 @@ list(loader)
 def run(program: str, corpus: Corpus) -> tuple[int, str]:
     """Exit code and what it wrote to stderr, of a program that is given the settings."""
     command = [sys.executable, "-W", "ignore", "-c", program, json.dumps(corpus.settings)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stderr

@@ -218,5 +218,5 @@ def test_relay_in_a_program_that_ends_while_the_process_starts(corpus: Corpus):
         "print(len(next(iter(loader))['rows']), type(loader._source).__name__)\n"
     )
     settings = json.dumps({**corpus.settings, **SIDE})
-    done = subprocess.run([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.stderr, done.returncode) == (f"8 {Relay.__name__}\n", "", 0)

@@ -120,7 +120,7 @@ def test_four_processes_share_a_cache_and_one_is_killed_in_mid_download(config, 
         killed.wait()
         held.release.set()
         processes.append(start(config, held))
-        assert [process.communicate(timeout=240)[0] for process in processes] == [f"{here}\n"] * 4
+        assert [process.communicate(timeout=300)[0] for process in processes] == [f"{here}\n"] * 4
     check_clean(Path(config["cache_dir"]), room_of(config))
 
 

@@ -130,7 +130,7 @@ def test_replay_program_says_why_a_row_of_the_ledger_is_masked(
     shown = capsys.readouterr().out
     assert "row                   3, key '00003', shard '000000.tar'\n" in shown
     assert f"epoch 1, step {loader.ledger[0].step}: " in shown
-    assert f"at decode: corrupt_image: {loader.ledger[0].detail}\n" in shown
+    assert f"at read: file_changed: {loader.ledger[0].detail}\n" in shown
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_side_goes_on_into_the_next_epoch_while_nobody_asks(corpus: Corpus, same
 def test_side_works_in_a_program_without_a_guard_and_ends_with_it(corpus: Corpus, tmp_path: Path):
     with program(corpus, tmp_path, "print(1 + len(list(batches)))\nsys.stdin.read()") as started:
         pids = sides(started.pid)
-        out, err = started.communicate(timeout=60)
+        out, err = started.communicate(timeout=300)
     assert (out, err, started.returncode) == ("7\n", "", 0)
     assert len(pids) == 1
     assert gone(pids[0], within_s=0.1)
@@ -151,7 +151,7 @@ def test_side_ends_when_its_parent_is_killed(corpus: Corpus, tmp_path: Path):
         started.kill()
         assert len(pids) == 2
         assert all(gone(pid) for pid in pids)
-        assert started.communicate(timeout=10) == ("", "")  # nobody holds its output open
+        assert started.communicate(timeout=300) == ("", "")  # nobody holds its output open
 
 
 def test_side_ends_when_its_parent_is_killed_and_a_fork_of_it_lives(corpus: Corpus, tmp_path: Path):
@@ -175,7 +175,7 @@ def test_side_says_nothing_at_an_interrupt(corpus: Corpus, tmp_path: Path):
     with program(corpus, tmp_path, "while True:\n    list(loader)") as started:
         pids = sides(started.pid)
         os.killpg(started.pid, signal.SIGINT)
-        out, err = started.communicate(timeout=60)
+        out, err = started.communicate(timeout=300)
     assert out == ""
     assert err.count("Traceback (most recent call last)") == 1
     assert err.rstrip().endswith("KeyboardInterrupt")
@@ -198,7 +198,7 @@ def test_side_says_nothing_when_a_program_ends_in_mid_epoch(
     corpus: Corpus, tmp_path: Path, end: str, code: int, last: str
 ):
     with program(corpus, tmp_path, end) as started:
-        _, err = started.communicate(timeout=60)
+        _, err = started.communicate(timeout=300)
     assert (err.count("Traceback"), (err.splitlines() or [""])[-1], started.returncode) == (bool(last), last, code)
 
 
@@ -242,7 +242,7 @@ def test_side_interrupted_loader_goes_on(corpus: Corpus, tmp_path: Path):
     print(len(list(loader)))
     """
     with program(corpus, tmp_path, more) as started:
-        assert started.communicate(timeout=120) == ("7\n", "")
+        assert started.communicate(timeout=300) == ("7\n", "")
 
 
 def test_side_works_from_a_thread(corpus: Corpus, same: Same):

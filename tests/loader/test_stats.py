@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from mmdata.loader import Stats
+from mmdata.loader import Stats, choice
 from mmdata.loader.stats import Bottleneck, StageClock
 
 from .conftest import Corpus
@@ -82,3 +84,15 @@ def test_loader_adds_up_the_clocks_of_its_workers(corpus: Corpus, workers: str):
         assert seconds == pytest.approx(sum(worker[stage] for worker in stats.workers.values()))
         assert 0 < stats.cpu_s[stage] <= seconds
     assert sum(worker["rows"] for worker in stats.workers.values()) == 50
+
+
+def test_loader_keeps_the_clocks_of_side_processes_apart(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(choice, "may_bridge", lambda data: False)  # no batch is made by a thread of this process
+    loader = corpus.loader(workers="process", num_workers=4, num_processes=2)
+    rows = [int(batch["valid"].sum()) for batch in loader]
+    found = {0: 0.0, 1: 0.0}
+    for name, worker in loader.stats.workers.items():
+        parts = re.fullmatch(r"mmdata-process_([01])-worker_[01]", name)
+        assert parts, name
+        found[int(parts[1])] += worker["rows"]
+    assert found == {0: sum(rows[0::2]), 1: sum(rows[1::2])}  # process p makes every second batch from the p-th on

@@ -126,7 +126,8 @@ def resumed(out: Path) -> list[list[int]]:
 def accelerated(*, epochs: int = 2) -> list[list[list[int]]]:
     """One sampler of global batches, cut by accelerate."""
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True))
-    loader = accelerator.prepare(DataLoader(Rows(), batch_sampler=bucket(batch_size=4 * WORLD_SIZE)))
+    whole = bucket(batch_size=4 * WORLD_SIZE, rank=0, world_size=1)  # or it would give a rank's share, cut once more
+    loader = accelerator.prepare(DataLoader(Rows(), batch_sampler=whole))
     return [[batch.tolist() for batch in loader] for _ in range(epochs)]
 
 

@@ -147,7 +147,7 @@ def test_state_of_other_batches_is_refused_with_what_changed(saved: Any, loaded:
 
 @pytest.mark.parametrize(("name", "value"), [("step", 4), ("step", None), ("epoch", -1), ("epoch", True)])
 def test_state_with_a_wrong_number_is_refused(name: str, value: Any):
-    message = rf"'{name}' must be a whole number from 0 to \d+: got {value}; give the dictionary that state_dict\(\)"
+    message = rf"'{name}' must be a whole number from 0 on, at most \d+: got {value}; give the dictionary that"
     with pytest.raises(ConfigError, match=message):
         bucket().load_state_dict(bucket().state_dict() | {name: value})
 
@@ -219,8 +219,9 @@ def test_dataloader_gives_the_batches_epoch_after_epoch(num_workers: int):
 def test_copies_have_places_of_their_own(make: Any):
     sampler = make()
     next(iter(sampler))
-    for other in (copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
+    for other in (copy.copy(sampler), copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
         assert other.state_dict() == sampler.state_dict()
+        assert other.sampler is other
         other.set_epoch(5)
         assert sampler.state_dict()["epoch"] == 0
 

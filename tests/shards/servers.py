@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,7 +28,8 @@ class Answer(NamedTuple):
 
 class Server(ThreadingHTTPServer):
     """Every `fault_every`-th request meets the next of FAULTS: the connection is reset, status 500, half of the body,
-    or a late start. `answers` overrides a path with a status or with other bytes; `requests` lists (path, range)."""
+    or a late start. `answers` overrides a path with a status, with other bytes, or with a function that answers;
+    `requests` lists (path, range)."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -36,7 +37,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, *, folder: Path | None = None, behind: str = "", fault_every: int = 0, ranges: bool = True):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder, self.behind, self.fault_every, self.ranges = folder, behind, fault_every, ranges
-        self.answers: dict[str, int | bytes] = {}
+        self.answers: dict[str, int | bytes | Callable[[BaseHTTPRequestHandler], None]] = {}
         self.requests: list[tuple[str, str | None]] = []
         self.faults: list[str] = []
         self.held = ""  # path whose requests wait until `release` is set
@@ -57,6 +58,7 @@ class Server(ThreadingHTTPServer):
         if isinstance(found, int):
             return Answer(found, {}, b"no")
         assert self.folder is not None
+        assert not callable(found)
         file = self.folder / path.lstrip("/")
         if found is None and not file.is_file():
             return Answer(404, {}, b"none")
@@ -90,6 +92,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.shutdown(socket.SHUT_RD)
             self.close_connection = True
+            return
+        found = self.server.answers.get(path)
+        if callable(found):
+            self.close_connection = True
+            found(self)
             return
         answer = self._forward(content) if self.server.behind else self.server.of_folder(path, range_)
         if fault == "error":

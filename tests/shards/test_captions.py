@@ -60,6 +60,9 @@ def test_captions_that_cannot_be_cleaned_have_a_reason(text, reason, detail):
         ({"caption": "a", "other": 1}, ["a"]),
         ({"caption": ["a", "b"]}, ["a", "b"]),
         ({"captions": ["a"], "caption": "b"}, ["a"]),
+        ({"captions": ["a", "", None]}, ["a"]),
+        ({"captions": None, "caption": "b"}, ["b"]),
+        ({"captions": [7], "caption": "b"}, ["b"]),
     ],
 )
 def test_captions_of_json(content, captions):
@@ -80,7 +83,7 @@ def test_captions_of_text():
         (b"[" * 100_000, JSON, Reason.BAD_CAPTION, "JSON member does not parse"),
         (b'["a"]', JSON, Reason.BAD_CAPTION, "JSON member holds list, not an object"),
         (b"{}", JSON, Reason.MISSING_CAPTION, 'neither "captions" nor "caption"'),
-        (b'{"captions": []}', JSON, Reason.MISSING_CAPTION, 'empty list of "captions"'),
+        (b'{"captions": []}', JSON, Reason.MISSING_CAPTION, "an empty list of captions"),
         (b'{"captions": ["a", 7]}', JSON, Reason.BAD_CAPTION, "caption is int"),
         (b'{"captions": ["a", "\\ud800"]}', JSON, Reason.BAD_CAPTION, "lone surrogate"),
     ],

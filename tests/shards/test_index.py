@@ -103,7 +103,7 @@ def test_unknown_columns_are_refused(index):
 
 
 def test_opening_reads_no_columns(shards):
-    for path in shards.glob("*.index.arrow"):
+    for path in shards.glob("__mmdata__/*.index.arrow"):
         path.unlink()
     index = Index.open(shards)
     assert len(index) == 10
@@ -111,10 +111,12 @@ def test_opening_reads_no_columns(shards):
         index.take(np.array([5]), ["height"])
 
 
-def test_mapped_shards_are_bounded_and_views_outlive_them(index, monkeypatch):
-    monkeypatch.setattr(index_module, "MAX_OPEN", 1)
+def test_columns_in_memory_are_bounded_and_views_outlive_them(index):
     fresh = Index.open(index.sources[0].folder)
+    fresh.held_rows = 1
     first = fresh.shard(0).fixed("height")
+    assert fresh.shard(1) is fresh.shard(1)
+    assert fresh.shard(0).fixed("height") is not first
     assert fresh.take(np.array([9, 0, 5]), ["height"])["height"].tolist() == [29, 20, 25]
     assert first.tolist() == [20, 21, 22, 23]
 
@@ -137,7 +139,7 @@ def test_threads_share_an_index_and_a_store(index, samples):
 
 
 def test_a_changed_index_file_is_refused(shards):
-    path = shards / "000001.index.arrow"
+    path = shards / "__mmdata__/000001.index.arrow"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)

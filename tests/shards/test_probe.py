@@ -80,7 +80,7 @@ def test_trailing_bytes_are_accepted():
         (b"SIMPLE  =     T", Reason.UNSUPPORTED_FORMAT, "starts with"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", Reason.UNSUPPORTED_FORMAT, "starts with"),
         (b"\xff\xd8\xff\xe0", Reason.CORRUPT_IMAGE, "JPEG header does not parse"),
-        (encoded("PNG")[:20], Reason.CORRUPT_IMAGE, "PNG header"),
+        (encoded("PNG")[:20], Reason.CORRUPT_IMAGE, "PNG does not decode: ends after 20 bytes, within a chunk b'IHDR'"),
         (encoded("WEBP")[:24], Reason.CORRUPT_IMAGE, "WEBP header"),
         (encoded("AVIF")[:40], Reason.CORRUPT_IMAGE, "AVIF header"),
         (encoded("PNG", size=(1, 1)), Reason.IMAGE_TOO_SMALL, "1×1 pixels: shorter side under 2"),
@@ -118,3 +118,75 @@ def test_damaged_headers_give_a_reason_and_nothing_else(format):
             assert probe(data).format in FORMATS
 
     damaged()
+
+
+# EXIF and checksums of PNG
+
+
+def exif(orientation: int) -> bytes:
+    """EXIF data as a chunk eXIf has it."""
+    found = Image.Exif()
+    found[0x0112] = orientation
+    return found.tobytes().removeprefix(b"Exif\0\0")
+
+
+def raw_profile(orientation: int, name: bytes = b"exif") -> bytes:
+    """The text that ImageMagick writes: name, length, and lines of 72 hexadecimal digits."""
+    data = b"Exif\0\0" + exif(orientation)
+    digits = data.hex().encode()
+    rows = b"\n".join(digits[i : i + 72] for i in range(0, len(digits), 72))
+    return b"\n%s\n%8d\n%s\n" % (name, len(data), rows)
+
+
+EXIF_CHUNKS = {
+    "eXIf": png_chunk(b"eXIf", exif(6)),
+    "zTXt": png_chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(raw_profile(6))),
+    "zTXt, of exiftool": png_chunk(b"zTXt", b"Raw profile type APP1\0\0" + zlib.compress(raw_profile(6, b"generic"))),
+    "tEXt": png_chunk(b"tEXt", b"Raw profile type exif\0" + raw_profile(6)),
+    "iTXt": png_chunk(b"iTXt", b"Raw profile type exif\0\1\0\0\0" + zlib.compress(raw_profile(6))),
+    "eXIf before text": png_chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(raw_profile(3)))
+    + png_chunk(b"eXIf", exif(6)),
+}
+
+
+@pytest.mark.parametrize("name", EXIF_CHUNKS)
+@pytest.mark.parametrize("place", ["before the pixels", "after the pixels"])
+def test_orientation_of_a_png_is_found_wherever_it_stands(name, place):
+    chunks = EXIF_CHUNKS[name]
+    whole = encoded("PNG")
+    at = 33 if place == "before the pixels" else len(whole) - 12
+    data = whole[:at] + chunks + whole[at:]
+    assert probe(data) == ImageInfo("PNG", 20, 30, 6)
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        if "exiftool" not in name:  # which Pillow does not know
+            assert image.getexif()[0x0112] == 6
+
+
+@pytest.mark.parametrize("text", [b"", b"\nexif\n", b"\nexif\n 4\nxyz!\n", b"\nexif\n 4\n4578\n", b"\0" * 40])
+def test_broken_raw_profile_is_no_reason_to_lose_a_picture(text):
+    whole = encoded("PNG")
+    for chunk in (
+        png_chunk(b"tEXt", b"Raw profile type exif\0" + text),
+        png_chunk(b"zTXt", b"Raw profile type exif\0\0" + text),
+    ):
+        assert probe(whole[:33] + chunk + whole[33:]) == ImageInfo("PNG", 20, 30, 1)
+
+
+def test_every_flipped_bit_of_a_png_is_refused():
+    whole = encoded("PNG", size=(5, 4), orientation=6)
+    for bit in range(8 * len(whole)):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(BadSample) as caught:
+            probe(bytes(data))
+        assert caught.value.reason is (Reason.NOT_AN_IMAGE if bit < 64 else Reason.CORRUPT_IMAGE)
+
+
+def test_wrong_checksum_of_a_png_is_told():
+    data = bytearray(encoded("PNG"))
+    data[data.index(b"IDAT") + 8] ^= 1
+    with pytest.raises(
+        BadSample, match=r"^corrupt_image: PNG does not decode: the checksum of a chunk b'IDAT' does not"
+    ):
+        probe(bytes(data))

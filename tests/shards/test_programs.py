@@ -25,7 +25,7 @@ def test_index_and_verify_end_with_their_accounts(shards, tmp_path):
     assert (run.returncode, run.stderr) == (0, "")
     closing = f"10 samples in = 10 indexed + 0 quarantined; 3 shards, 0 members ignored; index in {out}"
     assert run.stdout.splitlines()[-1] == closing
-    manifest = json.loads((out / "manifest.json").read_text())
+    manifest = json.loads((out / "__mmdata__/manifest.json").read_text())
     assert manifest["tokenizer"] == Tokenizer.load(tmp_path / "tokenizer").fingerprint
     assert (manifest["rows"], manifest["captions"]) == (10, 19)
 
@@ -35,7 +35,9 @@ def test_index_and_verify_end_with_their_accounts(shards, tmp_path):
 
 
 def test_index_counts_quarantined_samples_by_reason(tmp_path, tar, photo):
-    (tmp_path / "x.tar").write_bytes(tar([("a.jpg", photo(20, 30)), ("a.txt", b"t"), ("b.txt", b"t")]))
+    (tmp_path / "x.tar").write_bytes(
+        tar([("a.jpg", photo(20, 30)), ("a.txt", b"t"), ("a.json", b"{}x"), ("b.txt", b"t")])
+    )
     run = program("index", tmp_path / "x.tar")
     assert run.returncode == 2
     assert re.fullmatch(r"error: 1 of 2 samples cannot be used \(1 missing_image\), more than 5%.*\n", run.stderr)
@@ -44,6 +46,8 @@ def test_index_counts_quarantined_samples_by_reason(tmp_path, tar, photo):
         0,
         [
             "quarantined: 1 missing_image",
+            "lost: 1 json_unreadable; the first: shard 'x.tar', sample 'a': "
+            "JSON member does not parse: Extra data: line 1 column 3 (char 2)",
             f"2 samples in = 1 indexed + 1 quarantined; 1 shards, 0 members ignored; index in {tmp_path}",
         ],
     )

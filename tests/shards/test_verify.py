@@ -23,20 +23,20 @@ def rewrite_index(folder: Path, number: int, change) -> None:
     manifest = Manifest.read(folder)
     entries = list(manifest)
     entry = entries[number]
-    table = pa.ipc.open_file((folder / entry.index).read_bytes()).read_all()
+    table = pa.ipc.open_file((folder / "__mmdata__" / entry.index).read_bytes()).read_all()
     batch = pa.RecordBatch.from_arrays(change({n: table[n].chunk(0) for n in table.column_names}), schema=table.schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_batch(batch)
     data = sink.getvalue().to_pybytes()
-    (folder / entry.index).write_bytes(data)
+    (folder / "__mmdata__" / entry.index).write_bytes(data)
     entries[number] = replace(entry, rows=batch.num_rows, index_sha256=hashlib.sha256(data).hexdigest())
     rewrite_manifest(folder, entries)
 
 
 def rewrite_manifest(folder: Path, entries: list[ShardEntry]) -> None:
     tokenizer = Manifest.read(folder).tokenizer
-    (folder / "manifest.json").unlink()
+    (folder / "__mmdata__/manifest.json").unlink()
     write_manifest(folder, entries, tokenizer=tokenizer)
 
 
@@ -55,6 +55,7 @@ def test_a_flipped_bit_in_a_payload_is_found_and_its_sample_named(shards):
     assert problems(shards) == [
         "shard '000001.tar': its SHA-256 is not the manifest's: the content changed",
         "shard '000001.tar': index column 'image_hash' differs from the tar in 1 rows; the first is sample '0005'",
+        "shard '000001.tar': index column 'image_xxh3' differs from the tar in 1 rows; the first is sample '0005'",
     ]
 
 
@@ -81,7 +82,7 @@ def test_a_cut_shard_is_found(shards):
 
 def test_missing_files_are_found(shards):
     (shards / "000000.tar").unlink()
-    (shards / "000002.index.arrow").unlink()
+    (shards / "__mmdata__/000002.index.arrow").unlink()
     found = problems(shards)
     assert found[0] == f"shard '000000.tar': no such file: '{shards / '000000.tar'}'"
     assert "000002.index.arrow': no such file, and the manifest names it" in found[1]
@@ -134,7 +135,7 @@ def test_a_manifest_that_miscounts_a_shard_is_found(shards):
 def test_a_top_that_miscounts_its_pages_is_found(shards):
     manifest = Manifest.read(shards)
     wrong = replace(manifest, bytes=manifest.bytes + 1, captions=99, lengths=[(3, 19)], has_labels=False)
-    (shards / "manifest.json").write_bytes(wrong.to_json())
+    (shards / "__mmdata__/manifest.json").write_bytes(wrong.to_json())
     assert problems(shards) == [
         "'manifest.json': its lengths of captions are not those of its shards",
         f"'manifest.json': {manifest.bytes + 1} bytes, and its shards have {manifest.bytes}",
@@ -144,7 +145,7 @@ def test_a_top_that_miscounts_its_pages_is_found(shards):
 
 
 def test_a_damaged_page_is_an_error(shards):
-    path = shards / "manifest-00000.arrow"
+    path = shards / "__mmdata__/manifest-00000.arrow"
     path.write_bytes(path.read_bytes().replace(b"000001.tar", b"000002.tar"))
     with pytest.raises(DataError, match=r"manifest-00000\.arrow': SHA-256 differs from manifest\.json's"):
         verify(shards)
@@ -179,10 +180,12 @@ def test_quarantined_samples_are_no_problem_and_unlisted_ones_are(tmp_path, tar,
     (tmp_path / "x.tar").write_bytes(tar(members))
     assert build_index(tmp_path, max_bad_share=1.0).accounts["quarantined"] == 2
     assert problems(tmp_path) == []
-    lines = (tmp_path / "quarantine.jsonl").read_text().splitlines()
-    (tmp_path / "quarantine.jsonl").write_text(json.dumps(["not ours"]) + "\nbroken {\n" + lines[0] + "\n")
+    lines = (tmp_path / "__mmdata__/quarantine.jsonl").read_text().splitlines()
+    (tmp_path / "__mmdata__/quarantine.jsonl").write_text(json.dumps(["not ours"]) + "\nbroken {\n" + lines[0] + "\n")
     assert problems(tmp_path) == [
-        "shard 'x.tar': 1 samples are neither in the index nor in quarantine.jsonl; the first is 'c'"
+        f"'manifest.json': its ledger '{tmp_path / '__mmdata__/quarantine.jsonl'}' has 3 lines, and its accounts say "
+        "that 2 rows were left out",
+        "shard 'x.tar': 1 samples are neither in the index nor in quarantine.jsonl; the first is 'c'",
     ]
 
 

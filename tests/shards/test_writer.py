@@ -22,7 +22,11 @@ from mmdata.shards.histogram import aspect_bin
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != ".mmdata.lock"}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file() and p.name != ".mmdata.lock"
+    }
 
 
 def write(folder: Path, samples: Iterable[Sample], **settings) -> Path:
@@ -57,9 +61,10 @@ def test_same_samples_give_same_bytes(shards, samples, count, tmp_path):
     again = write(tmp_path / "again", samples, shard_rows=4, count_tokens=count, tokenizer="characters")
     assert content(again) == content(shards)
     assert sorted(content(shards)) == [
-        *(f"{i:06d}{end}" for i in range(3) for end in (".index.arrow", ".tar")),
-        "manifest-00000.arrow",
-        "manifest.json",
+        *(f"{i:06d}.tar" for i in range(3)),
+        *(f"__mmdata__/{i:06d}.index.arrow" for i in range(3)),
+        "__mmdata__/manifest-00000.arrow",
+        "__mmdata__/manifest.json",
     ]
 
 
@@ -67,7 +72,7 @@ def test_indexing_written_shards_anew_gives_the_same_index(shards, count, tmp_pa
     report = build_index(shards, out=tmp_path / "out", count_tokens=count, tokenizer="characters")
     assert report.manifest.root == Index.open(shards).fingerprint
     for i in range(3):
-        name = f"{i:06d}.index.arrow"
+        name = f"__mmdata__/{i:06d}.index.arrow"
         assert (tmp_path / "out" / name).read_bytes() == (shards / name).read_bytes()
 
 

@@ -173,6 +173,20 @@ def test_stream_counts_bad_samples_and_keeps_the_others(tmp_path, tar, members, 
     assert (stream.stats.rows, stream.stats.masked) == (3, 5)
 
 
+def test_stream_counts_what_its_samples_have_lost(tmp_path, tar, members, config, caplog):
+    odd = [("a/0.json", b"["), ("a/1.json", b'["x"]'), ("a/2.cls", b"cat")]
+    path = write(tmp_path / "x.tar", tar(sorted([*members, *odd])))
+    stream = mmdata.stream(path, config())
+    (batch,) = stream
+    assert (sorted(filter(None, batch["keys"])), stream.masked.total()) == (["a/0", "a/1", "a/2"], 0)
+    assert stream.lost == {"json_unreadable": 2, "label_name": 1}
+    (told,) = [line for line in caplog.messages if "label_name" in line]
+    assert told == (
+        f"shard '{path}', sample 'a/2': label 'cat' is a name; `mmdata index` numbers names (label_name); "
+        "the sample is used without it, as all like it will be"
+    )
+
+
 def test_stream_ends_when_too_many_samples_are_bad(tmp_path, tar, members, config):
     path = write(tmp_path / "x.tar", tar([*members, ("b.txt", b"no image")]))
     with pytest.raises(

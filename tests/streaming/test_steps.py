@@ -14,6 +14,7 @@ import pytest
 import mmdata
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError, DataError
+from mmdata.loader.state import SINCE
 from mmdata.streaming import Stream
 
 
@@ -119,7 +120,7 @@ def test_older_iteration_ends_with_an_error(uneven, config):
     older = iter(stream)
     next(older)
     assert len([*stream]) == 4
-    with pytest.raises(RuntimeError, match="a newer iteration over this stream has begun"):
+    with pytest.raises(RuntimeError, match=r"this iteration .* stream has ended early: a newer iteration has moved"):
         next(older)
 
 
@@ -152,11 +153,15 @@ def test_state_at_the_end_of_an_epoch_leaves_nothing_of_it(uneven, config):
     folder = uneven(9, 14)
     (stream,) = open_ranks(folder, config(), 1, 5)
     list(islice(stream, 5))
+    (other,) = open_ranks(folder, config(), 1, 10)
+    second = content([*other])[5:]
     (resumed,) = open_ranks(folder, config(), 1, 5)
     resumed.load_state_dict(stream.state_dict())
+    assert content([*resumed]) == second
+    resumed.load_state_dict(stream.state_dict())
+    resumed.set_epoch(0)
     assert [*resumed] == []
-    (other,) = open_ranks(folder, config(), 1, 10)
-    assert content([*resumed]) == content([*other])[5:]
+    assert content([*resumed]) == second
 
 
 def test_state_without_a_place_for_the_rank_begins_a_new_pass_and_says_so(uneven, config, caplog):
@@ -268,3 +273,27 @@ def test_stream_of_native_resolution_has_the_rows_of_the_indexed_loader(shards, 
     common = streamed.keys() & loaded.keys()
     assert len(common) > 20
     assert {key: streamed[key] for key in common} == {key: loaded[key] for key in common}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"transform": "train"}, r"transform was 'eval' and is 'train', crop_scale was None and is \[0\.9, 1\.0\]"),
+        ({"decode": "exact"}, r"decode was 'fast' and is 'exact'"),
+    ],
+)
+def test_state_of_a_stream_of_other_pixels_is_refused(uneven, config, changes, message):
+    folder = uneven(9, 14)
+    (stream,) = open_ranks(folder, config(), 1, 4)
+    (other,) = open_ranks(folder, config(**changes), 1, 4)
+    with pytest.raises(ConfigError, match=rf"belongs to another stream: {message}; resume"):
+        other.load_state_dict(stream.state_dict())
+
+
+def test_state_of_a_stream_of_an_earlier_version_is_taken_and_said(uneven, config, caplog):
+    (stream,) = open_ranks(uneven(9, 14), config(), 1, 4)
+    state = stream.state_dict()
+    state["stream"] = {name: value for name, value in state["stream"].items() if name not in SINCE}
+    caplog.clear()
+    stream.load_state_dict(state)
+    assert "this stream state was written by an earlier version, which did not say transform, " in caplog.text

@@ -34,7 +34,7 @@ def run(spec: dict[str, Any]) -> list[tuple[int, str]]:
         for rank in range(2)
     ]
     try:
-        errors = [process.communicate(timeout=180)[1] for process in processes]
+        errors = [process.communicate(timeout=300)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -1,7 +1,7 @@
 """A run of the loop on made-up batches, as a program that tests start, signal and kill.
 
 python small_run.py '{"output": "…", "train": {…}, "signal": "SIGKILL", "at": 7, "times": 1, "seconds_a_batch": 0,
-                      "dropout": 0.3, "largest_file": 5000, "steps_of_last": 2, "sleep_s": 0}'
+                      "dropout": 0.3, "double": false, "largest_file": 5000, "steps_of_last": 2, "sleep_s": 0}'
 
 Writes one line of rows a batch to OUTPUT/rows.jsonl. Sends itself `signal` while batch number `at` is being made,
 counted from 0 over the whole run; there the last rank also sleeps for `sleep_s`.
@@ -139,6 +139,8 @@ def main() -> int:
 
     config = train_config(**spec.get("train", {}))
     model = small_model(spec.get("dropout", 0.3))
+    if spec.get("double"):
+        model = model.double()
     batches = SmallBatches(before)
     if distributed.rank() == distributed.world_size() - 1:
         batches.steps = spec.get("steps_of_last", STEPS)

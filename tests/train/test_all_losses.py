@@ -104,3 +104,21 @@ def test_autocast_changes_nothing_and_half_features_give_float32(name: str, monk
     assert all(torch.equal(got, wanted) for got, wanted in zip(gradients(True), gradients(False), strict=True))
     images, texts = (x.detach().bfloat16() for x in features(10))
     assert LOSSES[name](images, texts, torch.tensor(20.0), torch.tensor(-3.0), labels=LABELS).dtype == torch.float32
+
+
+def test_a_second_derivative_is_refused(name: str):
+    """It would be 0, or the part of a sum that does not go through the loss: both without a word."""
+    inputs = (*features(4, 3), scalar(5.0), scalar(-1.0))
+
+    def loss(images: Tensor) -> Tensor:
+        return LOSSES[name](images, *inputs[1:], labels=LABELS[:4])
+
+    refused = r"the losses of mmdata.train have no second derivative, and create_graph=True asks for one: call backward"
+    with pytest.raises(RuntimeError, match=refused):
+        torch.autograd.grad(loss(inputs[0]), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError, match=refused):
+        torch.autograd.grad(loss(inputs[0]) + inputs[0].pow(3).sum(), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError, match=refused):
+        torch.autograd.functional.hessian(loss, inputs[0].detach())
+    with pytest.raises(RuntimeError, match=refused):
+        torch.autograd.functional.hvp(loss, inputs[0].detach(), torch.ones(4, 3, dtype=torch.float64))

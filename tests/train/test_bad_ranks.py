@@ -76,7 +76,7 @@ def start(config: Path, *words: str, ranks: int = 2, of_rank: dict[int, str] | N
 def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str]]:
     """Exit code and stderr of each; none may hang."""
     try:
-        errors = [process.communicate(timeout=120)[1] for process in processes]
+        errors = [process.communicate(timeout=300)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()

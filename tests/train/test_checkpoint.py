@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DataError
+from mmdata.train import checkpoint
 from mmdata.train.checkpoint import (
     MAY_CHANGE,
     check_same_settings,
@@ -60,7 +63,7 @@ def test_checkpoint_killed_in_mid_write_leaves_the_one_before(tmp_path: Path):
         "torch.save = cut\n"
         "checkpoint.save_checkpoint(Path(sys.argv[1]), {'step': 2, 'model': {}}, keep=1)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=300)
     assert done.returncode == -signal.SIGKILL
     path = latest_checkpoint(tmp_path)
     assert path is not None
@@ -73,8 +76,76 @@ def test_checkpoint_killed_in_mid_write_leaves_the_one_before(tmp_path: Path):
 def test_checkpoint_cut_short_is_an_error_with_a_remedy(share: float, tmp_path: Path):
     path = save(tmp_path, 3)
     os.truncate(path, int(path.stat().st_size * share))
-    with pytest.raises(DataError, match=r"step-0000000003.pt': cannot be read \(.*to use an older one, write its name"):
+    said = r"step-0000000003.pt': cannot be read \(.*; no whole one before it lies in '.*': put back a copy, or give an"
+    with pytest.raises(DataError, match=said):
         load_checkpoint(path)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two states are equal, tensors included."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    return one == other
+
+
+def load_or_error(path: Path) -> dict[str, Any] | DataError:
+    try:
+        return load_checkpoint(path)
+    except DataError as error:
+        return error
+
+
+def test_checkpoint_with_a_flipped_bit_is_an_error_or_equal(tmp_path: Path):
+    model = torch.nn.Linear(20, 20)
+    model(torch.ones(2, 20)).sum().backward()
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.step()
+    state = {"step": 7, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "settings": {"a": [1, "x"]}}
+    path = save_checkpoint(tmp_path, state, keep=2)
+    sound, expected = path.read_bytes(), load_checkpoint(path)
+    draw, refused = random.Random(0), 0
+    # The last bytes are the table of the zip, where a flip leads to other places of the file.
+    places = [*(draw.randrange(len(sound)) for _ in range(400)), *range(len(sound) - 100, len(sound))]
+    for place in places:
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        found = load_or_error(path)
+        assert equal(found, expected) or str(found).startswith(f"checkpoint '{path}': cannot be read ("), place
+        refused += isinstance(found, DataError)
+    assert refused > len(places) / 2, "the others lie in the padding between records"
+
+
+def test_checkpoint_that_is_damaged_offers_the_newest_whole_one_before_it(tmp_path: Path):
+    for step in (1, 2, 3):
+        save(tmp_path, step, keep=3)
+    for step in (2, 3):
+        flip_a_weight(tmp_path / f"step-000000000{step}.pt", step)
+    said = (
+        r"step-0000000003.pt': cannot be read \(the content of '.*data/0' does not have its checksum\); to go on from "
+        r"the one before it, write 'step-0000000001.pt' into '.*latest'$"
+    )
+    with pytest.raises(DataError, match=said):
+        load_checkpoint(tmp_path / "step-0000000003.pt")
+
+
+def flip_a_weight(path: Path, value: float) -> None:
+    content = path.read_bytes()
+    weight = np.float32(value).tobytes()
+    assert content.count(3 * weight) == 1
+    path.write_bytes(content.replace(3 * weight, 2 * weight + bytes([weight[0] ^ 1]) + weight[1:]))
+
+
+def test_checkpoint_has_checksums_where_a_program_has_switched_them_off(tmp_path: Path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = save(tmp_path, 1)
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert load_checkpoint(path)["step"] == 1
 
 
 class Harmful:
@@ -93,9 +164,10 @@ def test_checkpoint_never_runs_code(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_checkpoint_of_others_and_of_the_future_are_refused(tmp_path: Path):
-    torch.save({"state_dict": {}}, tmp_path / "other.pt")
-    with pytest.raises(DataError, match="not written by mmdata train"):
-        load_checkpoint(tmp_path / "other.pt")
+    for number, content in enumerate(({"state_dict": {}}, [1], {"format": "pt", "model": {}})):
+        torch.save(content, tmp_path / f"{number}.pt")
+        with pytest.raises(DataError, match="not written by mmdata train"):
+            load_checkpoint(tmp_path / f"{number}.pt")
     torch.save({"format": 99, "model": {}}, tmp_path / "new.pt")
     with pytest.raises(DataError, match=r"format 99 is newer than 1; update mmdata"):
         load_checkpoint(tmp_path / "new.pt")
@@ -106,8 +178,52 @@ def test_checkpoint_of_others_and_of_the_future_are_refused(tmp_path: Path):
 def test_checkpoint_pointer_to_a_missing_file_names_the_others(tmp_path: Path):
     save(tmp_path, 1)
     save(tmp_path, 2).unlink()
-    with pytest.raises(DataError, match=r"'step-0000000002.pt', which is missing; .*into it: step-0000000001.pt$"):
+    said = (
+        r"'step-0000000002.pt', which is missing; write one of these into it to go on from there: step-0000000001.pt$"
+    )
+    with pytest.raises(DataError, match=said):
         latest_checkpoint(tmp_path)
+
+
+def test_checkpoint_pointer_that_is_gone_or_damaged_names_the_checkpoints(tmp_path: Path):
+    for step in (1, 2):
+        save(tmp_path, step)
+    pointer, names = tmp_path / "latest", "step-0000000001.pt, step-0000000002.pt"
+    for content in (b"", b"step-0000000002.p\xf4\n", b"../step-0000000002.pt\n"):
+        pointer.write_bytes(content)
+        said = f"latest: holds '.*', not the name of a checkpoint; write one of these into it .*: {names}$"
+        with pytest.raises(DataError, match=said):
+            latest_checkpoint(tmp_path)
+    pointer.unlink()
+    said = f"latest: no such file; write one of these into it .*: {names}; or give another train.output to start anew$"
+    with pytest.raises(DataError, match=said):
+        latest_checkpoint(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2, "nothing was deleted"
+
+
+def test_checkpoint_pointer_is_there_before_the_first_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A kill between the two leaves no run that cannot begin."""
+    monkeypatch.setattr(checkpoint, "write_whole", killed_after_the_first_checkpoint)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 1)
+    assert (tmp_path / "step-0000000001.pt").is_file()
+    assert latest_checkpoint(tmp_path) is None
+    monkeypatch.undo()
+    assert latest_checkpoint(save(tmp_path, 1).parent) == tmp_path / "step-0000000001.pt"
+
+
+def killed_after_the_first_checkpoint(path: Path, data: Any) -> None:
+    write_whole(path, data)
+    if path.suffix == ".pt":
+        raise KeyboardInterrupt
+
+
+def test_checkpoint_that_is_sound_outlives_newer_ones(tmp_path: Path):
+    for step in (1, 2, 3, 4, 5):
+        save_checkpoint(tmp_path, {"step": step, "model": {}}, keep=2, sound_step=min(step, 2))
+    assert sorted(p.stem[-1] for p in tmp_path.glob("*.pt")) == ["2", "4", "5"]
+    save_checkpoint(tmp_path, {"step": 6, "model": {}}, keep=2)
+    assert sorted(p.stem[-1] for p in tmp_path.glob("*.pt")) == ["5", "6"]
 
 
 def test_checkpoint_weights_that_do_not_fit_are_an_error():

@@ -19,9 +19,11 @@ from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder, compiling, train_step
 from mmdata.train.evaluate import embed
+from mmdata.train.loop import Trainer
 from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.step import split
-from tests.train.test_loop import last_state, make_trainer, read_metrics, small
+from tests.rounding import RUN_IN_DOUBLE
+from tests.train.test_loop import last_state, read_metrics, small
 
 CPU = torch.device("cpu")
 VOCABULARY = 30
@@ -124,18 +126,21 @@ def test_compiling_evaluation_takes_the_same_weights_without_a_graph():
 
 def test_compiling_a_run_writes_the_checkpoints_of_one_that_is_not(tmp_path: Path):
     for name, compile in (("plain", False), ("compiled", True)):
-        assert make_trainer(tmp_path / name, compile=compile, micro_batch_size=3, epochs=1).run() == 0
+        config = small.train_config(compile=compile, micro_batch_size=3, epochs=1)
+        model = small.small_model().double()
+        assert Trainer(model, small.SmallBatches(), config, output=tmp_path / name).run() == 0
     plain, other = last_state(tmp_path / "plain"), last_state(tmp_path / "compiled")
-    torch.testing.assert_close(other["model"], plain["model"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(other["model"], plain["model"], rtol=0, atol=RUN_IN_DOUBLE)
     losses = [line["loss"] for line in read_metrics(tmp_path / "plain")]
-    assert [line["loss"] for line in read_metrics(tmp_path / "compiled")] == pytest.approx(losses, rel=1e-5)
+    found = [line["loss"] for line in read_metrics(tmp_path / "compiled")]
+    assert found == pytest.approx(losses, rel=0, abs=RUN_IN_DOUBLE)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs g++ on a CPU")
 def test_compiling_with_inductor_draws_the_same_dropout_in_both_passes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compiling, "BACKEND", "inductor")
     batch = next(iter(small.SmallBatches()))
-    model = compiled(small.small_model(dropout=0.3))
+    model = compiled(small.small_model(dropout=0.3).double())
     found = step(model, batch, micro_batch_size=4)
     model.zero_grad()
     torch.manual_seed(1)
@@ -144,7 +149,7 @@ def test_compiling_with_inductor_draws_the_same_dropout_in_both_passes(monkeypat
     features = {name: torch.cat([getattr(output, name) for output in outputs]) for name in names}
     ContrastiveLoss()(outputs[0]._replace(**features), batch).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    torch.testing.assert_close(found, {"loss": found["loss"], **gradients}, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, {"loss": found["loss"], **gradients}, rtol=1e-10, atol=1e-10)
 
 
 def test_compiling_without_a_compiler_is_an_error_before_training():

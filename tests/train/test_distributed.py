@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mmdata.errors import ConfigError
@@ -62,7 +63,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
     processes = [subprocess.Popen([sys.executable, PROGRAM, folder, str(rank)], env=environment) for rank in range(3)]
     try:
-        assert [process.wait(timeout=240) for process in processes] == [0, 0, 0]
+        assert [process.wait(timeout=300) for process in processes] == [0, 0, 0]
         yield folder
     finally:
         for process in processes:
@@ -106,6 +107,18 @@ def test_every_parameters_gradient_under_ddp_is_that_of_one_process(results: Pat
         assert all((gradient == 0).all() for gradient in gradients.values())
     elif CASES[name]["loss"] != "triplet":
         assert gradients["logit_scale"].abs() > 1e-9
+
+
+@pytest.mark.parametrize("function", [distributed._Gather, distributed._LogSumExp])
+def test_collectives_refuse_a_second_derivative(function: type[torch.autograd.Function], tmp_path: Path):
+    """Refused before anything is sent, so on all ranks alike."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        rows = torch.rand(3, 2, requires_grad=True)
+        with pytest.raises(RuntimeError, match=r"the losses of mmdata\.train have no second derivative"):
+            torch.autograd.grad(function.apply(rows).sum(), rows, create_graph=True)
+    finally:
+        distributed.finish()
 
 
 def test_alone_there_is_one_rank_and_nothing_to_wrap():

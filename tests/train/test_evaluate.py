@@ -82,7 +82,9 @@ def test_retrieval_equal_captions_and_equal_images_are_no_mistakes():
 
 
 def test_retrieval_refuses_what_does_not_fit():
-    with pytest.raises(ValueError, match="2 images and 3 texts: say with image_ids and text_ids"):
+    with pytest.raises(
+        ValueError, match="2 images and 3 texts: say with image_of_text, or with image_ids and text_ids"
+    ):
         retrieval(random_features(2, 0), random_features(3, 0))
     with pytest.raises(ValueError, match="image_ids and text_ids belong together: got one of them"):
         retrieval(random_features(2, 0), random_features(2, 0), image_ids=torch.arange(2))
@@ -112,6 +114,11 @@ def test_zero_shot_ties_and_bad_labels():
         zero_shot(same, torch.full((8,), -1), same.unsqueeze(1))
     with pytest.raises(ValueError, match="label 7 has no class: 3 classes were given, 0 to 2"):
         zero_shot(same, torch.arange(8), same[:3].unsqueeze(1))
+    with pytest.raises(ValueError, match="labels has dtype float32, expected integers"):
+        zero_shot(same, torch.arange(8.0), same.unsqueeze(1))
+    for images, labels, prompts in ((8, 8, (0, 1, 4)), (8, 8, (8, 0, 4)), (8, 7, (8, 1, 4)), (8, 9, (8, 1, 4))):
+        with pytest.raises(ValueError, match="needs a label for each image, and a prompt for each class at least: got"):
+            zero_shot(same[:images], torch.zeros(labels, dtype=torch.long), torch.zeros(prompts))
 
 
 def features_with_scores(scores: list[list[float]]) -> tuple[Tensor, Tensor]:
@@ -146,6 +153,11 @@ def test_compositional_mean_weighs_types_alike():
     assert list(result) == ["colour", "size", "mean"]
     with pytest.raises(ValueError, match="2 pairs need 4 images and captions: got 6 and 6"):
         compositional(images, texts, ["size", "colour"])
+
+
+def test_compositional_of_no_pair_says_so():
+    with pytest.raises(ValueError, match="compositional scores of 0 pairs: give at least one pair"):
+        compositional(torch.zeros(0, 4), torch.zeros(0, 4), [])
 
 
 class FirstPixels(nn.Module):
@@ -189,3 +201,13 @@ def test_embed_leaves_masked_rows_out():
     assert (scores["rows"], scores["image_to_text_r1"]) == (4, 1.0), "rows 0 and 3 have the same caption"
     with pytest.raises(ValueError, match="no batches to evaluate on"):
         embed(FirstPixels(), [])
+    with pytest.raises(ValueError, match="retrieval over 0 rows: no row of the batches is valid"):
+        evaluate_retrieval(FirstPixels(), [make_batch([0, 1], [False, False])])
+
+
+@pytest.mark.parametrize("name", ["labels", "image_hash", "caption_hash"])
+def test_embed_refuses_keys_that_are_no_integers(name: str):
+    batch = make_batch([0, 1, 2], [True, True, True])
+    batch[name] = batch[name].float()
+    with pytest.raises(ValueError, match=f"{name} has dtype float32, expected integers: as float32, different hashes"):
+        embed(FirstPixels(), [batch])

@@ -60,14 +60,14 @@ def test_a_function_is_a_miner_and_cannot_admit_what_is_masked():
         return torch.ones_like(negatives)
 
     generator = torch.Generator().manual_seed(0)
-    images, texts = (F.normalize(torch.randn(5, 4, generator=generator), dim=-1) for _ in range(2))
+    images, texts = (F.normalize(torch.randn(5, 4, generator=generator, dtype=torch.float64), dim=-1) for _ in range(2))
     valid = torch.tensor([T, T, N, T, T])
     same = [torch.tensor([1, 2, 3, 1, 4])]
     scale = torch.tensor(5.0)
     mined = losses.clip_loss(images, texts, scale, valid=valid, same=same, miner=everything)
     assert mined == losses.clip_loss(images, texts, scale, valid=valid, same=same, miner=miners.TopK(5))
     unmined = losses.clip_loss(images, texts, scale, valid=valid, same=same)  # another way of computing
-    torch.testing.assert_close(mined, unmined, rtol=1e-6, atol=0)
+    torch.testing.assert_close(mined, unmined, rtol=0, atol=1e-12)
 
 
 def test_top_k_of_one_is_the_batch_hard_miner_of_pytorch_metric_learning():

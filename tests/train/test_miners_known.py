@@ -53,6 +53,19 @@ def test_teacher_judges_with_its_own_similarities_on_both_sides():
     assert teacher.block("image", slice(1, 3))(outside, masks, ~masks)[:, 3].tolist() == [T, T]
 
 
+def test_teacher_without_an_opinion_leaves_nothing_out():
+    images, texts = features(4)
+    images[1] = torch.nan
+    teacher, masks = miners.Teacher(images, texts, margin=0.1), torch.eye(4).bool()
+    for side in ("image", "text"):
+        kept = teacher.block(side, slice(0, 4))(torch.zeros(4, 4), masks, ~masks)
+        unknown = kept[1] if side == "image" else kept[:, 1]
+        assert unknown.sum() == 3
+    sound = miners.Teacher(*features(4), margin=0.1).block("image", slice(0, 4))(torch.zeros(4, 4), masks, ~masks)
+    known = torch.tensor([0, 2, 3])
+    assert torch.equal(teacher.block("image", slice(0, 4))(torch.zeros(4, 4), masks, ~masks)[known], sound[known])
+
+
 def test_teacher_that_is_the_model_masks_as_the_margin_does():
     images, texts = features(9)
     teacher = miners.Teacher.gather(images, texts, 0.1)

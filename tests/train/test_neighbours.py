@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mmdata.train.neighbours import embed_rows, group_neighbours, mean_similarity
+from tests.rounding import rounding
 
 
 def clustered(rows: int, clusters: int, *, spread: float, seed: int = 0, dim: int = 32) -> tuple[Tensor, Tensor]:
@@ -138,7 +139,8 @@ def test_mean_similarity_is_that_of_all_pairs():
     features, _ = clustered(60, 6, spread=0.5)
     groups = group_neighbours(features, 7)  # four rows are left over
     found, _ = mean_similarity(features, groups)
-    assert found == pytest.approx(similarity_of_pairs(features, members(groups, 7).tolist()), abs=1e-6)
+    expected = similarity_of_pairs(features, members(groups, 7).tolist())
+    assert found == pytest.approx(expected, rel=0, abs=rounding(1.0, sums=32))  # cosines over 32 columns
 
 
 @pytest.mark.parametrize(
@@ -190,3 +192,12 @@ def test_embed_rows_gives_the_features_of_valid_rows(of, expected: list[list[flo
     assert rows.tolist() == [5, 2]
     assert features.dtype == torch.float16
     assert features.tolist() == [pytest.approx(row, abs=1e-3) for row in expected]
+
+
+def test_mean_similarity_needs_groups():
+    for groups, message in (
+        (torch.full((3,), -1), "mean similarity of 0 groups: no row is in a group"),
+        (torch.zeros(3), "groups has dtype float32, expected integers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            mean_similarity(torch.eye(3), groups)

@@ -14,6 +14,7 @@ from mmdata.errors import ConfigError
 from mmdata.train.finite import TrainingError
 from mmdata.train.loop import Trainer
 from mmdata.train.overfit import FirstBatches
+from tests.rounding import RUN_IN_DOUBLE
 
 from .test_loop import last_state, make_trainer, read_metrics, read_rows, run_small, small
 
@@ -122,12 +123,13 @@ def test_overfit_of_batches_without_an_index_has_none(monkeypatch: pytest.Monkey
 def test_overfit_two_ranks_log_the_losses_of_one_and_evaluate_on_all(tmp_path: Path):
     config = small.train_config(overfit_batches=2)
     batches = small.SmallBatches()
-    Trainer(small.small_model(0.0), batches, config, output=tmp_path / "one", evaluate=small.evaluate).run()
-    done = run_small(tmp_path / "two", torchrun=2, dropout=0.0, train={"overfit_batches": 2})
+    Trainer(small.small_model(0.0).double(), batches, config, output=tmp_path / "one", evaluate=small.evaluate).run()
+    done = run_small(tmp_path / "two", torchrun=2, dropout=0.0, double=True, train={"overfit_batches": 2})
     assert done.returncode == 0, done.stderr
     expected = [line["loss"] for line in read_metrics(tmp_path / "one")]
     assert len(expected) == 6
-    assert [line["loss"] for line in read_metrics(tmp_path / "two")] == pytest.approx(expected, abs=1e-5)
+    found = [line["loss"] for line in read_metrics(tmp_path / "two")]
+    assert found == pytest.approx(expected, rel=0, abs=RUN_IN_DOUBLE)
     evaluations = read_metrics(tmp_path / "two", "evaluation")
     assert [(line["step"], line["rows"]) for line in evaluations] == [(2, 32), (4, 32), (6, 32)]
     assert [line["batch"] for line in read_rows(tmp_path / "two")] == [0, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,33 @@ def test_prefetcher_set_epoch_begins_where_the_loader_would(settings: dict[str, 
     prefetcher.set_epoch(7)
     loader.set_epoch(7)
     assert keys(prefetcher) == keys(loader)
+
+
+@pytest.mark.parametrize("device", ["cpu", AHEAD])
+def test_prefetcher_set_epoch_in_an_iteration_does_what_the_loaders_does(settings: dict[str, Any], device: str):
+    loader, prefetcher = Loader.from_config(settings), DevicePrefetcher(Loader.from_config(settings), device)
+    whole = [keys(loader) for _ in range(3)]
+    for epoch in range(2):
+        seen: list[list[str]] = []
+        for batch in prefetcher:
+            seen.append(batch["keys"])
+            prefetcher.set_epoch(epoch if len(seen) < 5 else epoch + 1)  # naming the current one changes nothing
+            assert prefetcher.state_dict()["epoch"] == epoch + (len(seen) == 5)
+        assert seen == whole[epoch]
+    prefetcher.set_epoch(1)
+    for taken in range(1, 5):  # an epoch that is left early begins anew
+        assert keys(islice(prefetcher, taken)) == whole[1][:taken]
+    assert keys(prefetcher) == whole[1]
+    for move in (lambda: prefetcher.set_epoch(0), lambda: prefetcher.load_state_dict(loader.state_dict())):
+        older = iter(prefetcher)
+        next(older)
+        move()
+        state = prefetcher.state_dict()
+        with pytest.raises(RuntimeError, match=r"has ended early: .* moved the \w+'s position.*; iterate"):
+            next(older)
+        assert prefetcher.state_dict() == state
+    assert state["epoch"] == 3
+    assert prefetcher.state_dict() == loader.state_dict()
 
 
 def test_prefetcher_error_comes_after_the_batches_before_it():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +87,48 @@ def library_output(model: Any, batch: Batch, encoder: DualEncoder) -> Any:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_features_scale_and_loss_are_those_of_transformers(tmp_path: Path, kind: str):
-    model = save(tmp_path, kind)
-    encoder, batch = build(clip=str(tmp_path)), make_batch()
+    model = save(tmp_path, kind).double()
+    encoder, batch = build(clip=str(tmp_path)).double(), make_batch()
     with torch.no_grad():
         expected, output = library_output(model, batch, encoder), encoder(batch)
-    torch.testing.assert_close(output.image_features, expected.image_embeds, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(output.text_features, expected.text_embeds, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output.image_features, expected.image_embeds, rtol=0, atol=1e-10)
+    torch.testing.assert_close(output.text_features, expected.text_embeds, rtol=0, atol=1e-10)
     assert output.logit_scale.item() == pytest.approx(model.logit_scale.exp().item())
     loss = ContrastiveLoss("clip" if kind == "clip" else "siglip")(output, batch)
-    torch.testing.assert_close(loss, expected.loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loss, expected.loss, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["siglip", "siglip2"])
+def test_scale_of_a_siglip_is_not_bounded(tmp_path: Path, kind: str):
+    """That of SigLIP base is 117.33: CLIP's bound made 100 of it, and another loss of every batch."""
+    model = save(tmp_path, kind)
+    with torch.no_grad():
+        model.logit_scale.fill_(math.log(117.33))
+        model.logit_bias.fill_(-12.93)
+    model.save_pretrained(tmp_path)
+    encoder, batch = build(clip=str(tmp_path)).double(), make_batch()
+    expected = library_output(model.double(), batch, encoder)
+    loss_function = ContrastiveLoss("siglip")
+    torch.testing.assert_close(loss_function(encoder(batch), batch), expected.loss, rtol=0, atol=1e-9)
+    step = train_step(encoder, batch, loss_function)
+    torch.testing.assert_close(step.loss, expected.loss.detach(), rtol=0, atol=1e-9)
+    assert encoder.logit_scale.item() == model.logit_scale.item()
+    assert encoder.logit_scale.grad is not None
+    expected.loss.backward()
+    torch.testing.assert_close(encoder.logit_scale.grad, model.logit_scale.grad.reshape(()), rtol=0, atol=1e-9)
+
+
+def test_scale_of_a_clip_above_its_bound_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    model = save(tmp_path, "clip")
+    for scale, told in ((100.0, 0), (117.33, 1)):
+        with torch.no_grad():
+            model.logit_scale.fill_(math.log(scale))
+        model.save_pretrained(tmp_path)
+        caplog.clear()
+        encoder = build(clip=str(tmp_path))
+        assert encoder(make_batch()).logit_scale.item() == pytest.approx(100.0, rel=1e-4)
+        assert len([line for line in caplog.messages if "a model without bias has CLIP's bound of 100" in line]) == told
+        assert build(clip=str(tmp_path), logit_bias_init=-10.0)(make_batch()).logit_scale.item() == pytest.approx(scale)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -116,12 +150,12 @@ def test_model_from_a_config_trains_on_every_bucket_shape(kind: str):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_text_features_do_not_depend_on_the_bucket(kind: str):
-    encoder = build(clip=config_of(kind))
+    encoder = build(clip=config_of(kind)).double()
     batch = make_batch(7)
     ids = torch.nn.functional.pad(batch["input_ids"], (0, 3), value=30)  # whatever a tokenizer pads with
     mask = torch.nn.functional.pad(batch["attention_mask"], (0, 3))
     short = encoder.encode_text(batch["input_ids"], batch["attention_mask"])
-    torch.testing.assert_close(encoder.encode_text(ids, mask), short, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(encoder.encode_text(ids, mask), short, rtol=0, atol=1e-10)
 
 
 def test_clip_reads_the_last_token_of_any_tokenizer():

@@ -21,7 +21,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
     processes = [subprocess.Popen([sys.executable, PROGRAM, folder, str(rank)], env=environment) for rank in range(2)]
     try:
-        assert [process.wait(timeout=240) for process in processes] == [0, 0]
+        assert [process.wait(timeout=300) for process in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()

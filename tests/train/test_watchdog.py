@@ -46,7 +46,7 @@ def launched() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
-    error = process.communicate(timeout=120)[1]
+    error = process.communicate(timeout=300)[1]
     return process.returncode, error
 
 

@@ -18,6 +18,8 @@ from torchvision.transforms.v2.functional import center_crop, resize
 
 from mmdata.seeding import Purpose, uniforms
 from mmdata.transform.image import Box, eval_crop, resize_crop, train_crop
+from mmdata.transform.pixels import PixelTransform
+from tests.transform.placed import png
 
 sides = st.integers(1, 4000)
 sizes = st.tuples(sides, sides)
@@ -69,7 +71,7 @@ def test_eval_crop_examples(size: tuple[int, int], shape: tuple[int, int], box: 
 @given(
     sizes,
     shapes,
-    st.lists(st.floats(0, 1, exclude_max=True), min_size=40, max_size=40),
+    st.lists(st.floats(0, 1, exclude_max=True), min_size=4, max_size=4),
     st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).map(sorted),
 )
 def test_train_crop_lies_within_the_image(
@@ -80,7 +82,7 @@ def test_train_crop_lies_within_the_image(
 
 def crops(size: tuple[int, int], shape: tuple[int, int], scale: tuple[float, float], count: int) -> NDArray[np.float64]:
     """(count, 4) boxes of the rows 0 … count-1, as a loader draws them."""
-    drawn = [uniforms(40, seed=1, epoch=0, purpose=Purpose.ROW_TRANSFORM, position=row) for row in range(count)]
+    drawn = [uniforms(4, seed=1, epoch=0, purpose=Purpose.ROW_TRANSFORM, position=row) for row in range(count)]
     return np.array([train_crop(size, shape, numbers, scale=scale) for numbers in drawn], np.float64)
 
 
@@ -91,7 +93,8 @@ def largest_gap(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
     return float(np.abs(shares[0] - shares[1]).max())
 
 
-@pytest.mark.parametrize(("size", "scale"), [((300, 400), (0.08, 1.0)), ((500, 333), (0.5, 0.8))])
+# So small that every box of torchvision's fits at its first try: a ratio of 4/3 or 3/4 is the hardest.
+@pytest.mark.parametrize(("size", "scale"), [((300, 400), (0.08, 0.55)), ((500, 333), (0.2, 0.48))])
 def test_train_crop_is_distributed_as_torchvisions(size: tuple[int, int], scale: tuple[float, float]):
     count = 3000
     ours = crops(size, (224, 224), scale, count)
@@ -125,25 +128,76 @@ def test_train_crop_varies_around_the_aspect_ratio_of_the_bucket():
     assert ((counts - 200) ** 2 / 200).sum() < 27.9  # chi-square, 9 degrees of freedom, 0.999
 
 
+UNIFORM = {
+    "default": ((2400, 3200), (224, 224), (0.9, 1.0)),
+    "3:2": ((1200, 1800), (224, 224), (0.3, 1.0)),
+    "portrait of 1:3 in a wide bucket": ((3000, 1000), (192, 256), (0.05, 0.9)),
+}
+
+
+@pytest.mark.parametrize(("size", "shape", "scale"), UNIFORM.values(), ids=UNIFORM)
+def test_train_crop_area_and_ratio_are_uniform_where_they_fit(
+    size: tuple[int, int], shape: tuple[int, int], scale: tuple[float, float]
+):
+    count, (height, width) = 4000, size
+    boxes = crops(size, shape, scale, count)
+    aspect, own = shape[1] / shape[0], width / height
+    share = boxes[:, 2] * boxes[:, 3] / (height * width)
+    most = min(scale[1], aspect * 4 / 3 / own, own / (aspect * 3 / 4))  # of a box of an allowed ratio
+    ratio = np.log(boxes[:, 3] / boxes[:, 2])
+    # The ratios with which a box of its area lies in the image.
+    low = np.maximum(np.log(aspect * 3 / 4), np.log(own * share))
+    high = np.minimum(np.log(aspect * 4 / 3), np.log(own / share))
+    wide = high - low > 0.05  # others are decided by the rounding to whole pixels
+    places = [boxes[:, i] / np.maximum(1, size[i] - boxes[:, 2 + i]) for i in (0, 1)]
+    even = (np.arange(count) + 0.5) / count
+    found = {
+        "area": (share - scale[0]) / (most - scale[0]),
+        "ratio": (ratio - low)[wide] / (high - low)[wide],
+        "top": places[0][size[0] - boxes[:, 2] > 20],
+        "left": places[1][size[1] - boxes[:, 3] > 20],
+    }
+    for name, sample in found.items():
+        assert len(sample) > 500, name
+        assert largest_gap(sample, even) < 1.95 * math.sqrt(1 / len(sample)) + 0.02, name  # 0.001; whole pixels
+
+
 @pytest.mark.parametrize(
-    ("size", "box"),
+    ("size", "shape", "box"),
     [
-        ((200, 300), Box(0, 16, 200, 267)),  # 3:2, and 2:3
-        ((300, 200), Box(16, 0, 267, 200)),
-        ((100, 1000), Box(0, 433, 100, 133)),  # 10:1, and 1:10
-        ((1000, 100), Box(433, 0, 133, 100)),
+        ((200, 300), (224, 224), (200, 267)),  # 3:2, and 2:3
+        ((300, 200), (224, 224), (267, 200)),
+        ((100, 1000), (224, 224), (100, 133)),  # 10:1, and 1:10
+        ((1000, 100), (224, 224), (133, 100)),
+        ((100, 1000), (192, 256), (100, 178)),  # 16:9, 4/3 of the bucket's
     ],
 )
-def test_train_crop_that_no_try_fits_is_torchvisions(size: tuple[int, int], box: Box):
-    theirs = RandomResizedCrop.get_params(torch.empty(3, *size), [0.9, 1.0], [3 / 4, 4 / 3])
-    for row in range(20):
-        numbers = uniforms(40, seed=0, epoch=0, purpose=Purpose.ROW_TRANSFORM, position=row)
-        assert train_crop(size, (224, 224), numbers, scale=(0.9, 1.0)) == box == tuple(theirs)
+def test_train_crop_of_an_image_that_no_area_fits_is_the_largest_at_a_random_place(
+    size: tuple[int, int], shape: tuple[int, int], box: tuple[int, int]
+):
+    boxes = crops(size, shape, (0.9, 1.0), 2000)
+    assert {(height, width) for _, _, height, width in boxes.tolist()} == {box}
+    if shape == (224, 224):  # torchvision's, which is always in the middle
+        theirs = RandomResizedCrop.get_params(torch.empty(3, *size), [0.9, 1.0], [3 / 4, 4 / 3])
+        assert tuple(theirs[2:]) == box
+    free = (size[0] - box[0], size[1] - box[1])
+    along = 0 if free[0] else 1
+    counts = np.bincount(boxes[:, along].astype(int), minlength=free[along] + 1)
+    assert len(counts) == free[along] + 1
+    expected = 2000 / len(counts)
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    degrees = len(counts) - 1
+    assert chi_square < degrees + 3.09 * math.sqrt(2 * degrees) + 6.4  # 0.999
+    assert (boxes[:, 1 - along] == 0).all()
 
 
-def test_train_crop_that_no_try_fits_keeps_to_the_aspect_ratio_of_the_bucket():
-    numbers = uniforms(40, seed=0, epoch=0, purpose=Purpose.ROW_TRANSFORM)
-    assert train_crop((100, 1000), (192, 256), numbers, scale=(0.9, 1.0)) == Box(0, 411, 100, 178)  # 16:9
+@pytest.mark.parametrize("size", [(480, 720), (720, 480), (1080, 1920), (400, 1600)])
+def test_train_crop_of_a_wide_photo_differs_from_epoch_to_epoch(size: tuple[int, int]):
+    transform = PixelTransform("train", seed=3)  # the default scale
+    image = torch.arange(size[1]).remainder(251).to(torch.uint8).expand(3, *size)
+    image = image + torch.arange(size[0]).remainder(13).to(torch.uint8)[:, None]
+    boxes = [transform.decode(png(image), shape=(224, 224), patches=0, epoch=epoch).box for epoch in range(8)]
+    assert len(set(boxes)) >= 6
 
 
 # Resizing

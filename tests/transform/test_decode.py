@@ -296,13 +296,13 @@ def test_decode_of_something_else_is_refused(format: str, data: bytes):
 def test_decode_opens_no_other_format_than_the_one_named(picture: Image.Image, format: str):
     other = encode(picture, "PPM")
     assert Image.open(io.BytesIO(other)).format == "PPM"
-    with pytest.raises(BadSample, match=f"^corrupt_image: {format} does not decode: damaged header$"):
+    with pytest.raises(BadSample, match=f"^corrupt_image: {format} does not decode: "):
         decode(other, format=format)
 
 
 def test_decode_bomb_is_refused_before_its_pixels_are_made():
     png = png_of(struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0), b"")
-    with pytest.raises(BadSample, match=r"^image_too_large: Image size \(3600000000 pixels\) exceeds limit"):
+    with pytest.raises(BadSample, match=r"^image_too_large: 60000×60000 pixels: more than 178956970 in all"):
         decode(png, format="PNG")
     jpeg = bytearray(encode(Image.new("RGB", (8, 8)), "JPEG"))
     at = jpeg.index(b"\xff\xc0") + 5
@@ -329,5 +329,7 @@ def test_decode_of_damaged_bytes_is_a_picture_or_refused(picture: Image.Image, f
             assert image.dtype == torch.uint8
             assert image.ndim == 3
             assert math.prod(image.shape) > 0
+            assert format != "PNG" or bytes(damaged) == data  # it has checksums
             outcomes["picture"] += 1
-    assert min(outcomes.values()) > 0
+    assert outcomes["refused"] > 0
+    assert format == "PNG" or outcomes["picture"] > 0

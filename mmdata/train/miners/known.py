@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from mmdata.train import distributed
+from mmdata.train.keys import check_keys
 from mmdata.train.miners.protocol import (
     AnyMiner,
     Miner,
     Side,
+    are_flawed,
     check_at_least_one,
+    check_shape,
     for_block,
     highest,
     positive_scores,
@@ -49,7 +52,8 @@ class FalseNegativeMargin:
 class Teacher:
     """Leaves out what another model, such as a moving average of this one, takes for a false negative.
 
-    Negatives from outside the batch (`ExtraNegatives`) the teacher has not seen: they stay.
+    Negatives from outside the batch (`ExtraNegatives`) the teacher has not seen: they stay. So do those of which its
+    cosine is NaN, as where its own forward overflowed: a comparison with NaN would leave out all of a row.
 
     Args:
         images: (N, D), the teacher's features of the global batch, L2-normalised, of any precision.
@@ -80,7 +84,7 @@ class Teacher:
         def believed(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
             opinion = torch.full_like(scores, -torch.inf)  # (b, N + M)
             opinion[:, : len(columns)] = anchors[rows] @ columns.T
-            return FalseNegativeMargin(self.margin)(opinion, positives, negatives)
+            return FalseNegativeMargin(self.margin)(opinion, positives, negatives) | (negatives & opinion.isnan())
 
         return believed
 
@@ -102,6 +106,7 @@ class SameLabel:
 
     def __post_init__(self) -> None:
         check_at_least_one(self, self.k)
+        check_keys("labels", self.labels)
 
     @classmethod
     def gather(cls, labels: Tensor, k: int) -> SameLabel:
@@ -169,11 +174,21 @@ class Chain:
         parts = [for_block(miner, side, rows) for miner in self.miners]
 
         def one_after_another(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-            for part in parts[:-1]:
-                negatives = negatives & (part(scores, positives, negatives) > 0)
+            flawed: Tensor | None = None
+            for miner, part in zip(self.miners, parts[:-1], strict=False):
+                chosen = part(scores, positives, negatives)
+                check_shape(miner, chosen, negatives)
+                if chosen.dtype != torch.bool:
+                    new = negatives & are_flawed(chosen)
+                    flawed = new if flawed is None else flawed | new
+                negatives = negatives & (chosen > 0)
             chosen = parts[-1](scores, positives, negatives)
+            check_shape(self.miners[-1], chosen, negatives)
             # The last one may say anything of what was not its to choose.
-            return chosen & negatives if chosen.dtype == torch.bool else chosen.where(negatives, 0.0)
+            chosen = chosen & negatives if chosen.dtype == torch.bool else chosen.where(negatives, 0.0)
+            if flawed is None:
+                return chosen
+            return chosen.to(scores.dtype).masked_fill(flawed, torch.nan)  # the loss looks for it
 
         return one_after_another
 

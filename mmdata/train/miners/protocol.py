@@ -30,9 +30,10 @@ class Miner(Protocol):
             negatives: bool (b, N), the admissible negatives: valid rows that are not known to be false negatives.
 
         Returns:
-            (b, N): bool, True keeps a negative; or float weights >= 0, 0 drops it. Entries outside `negatives`
-            are ignored. A weight w counts as w equal negatives would. Weights may carry gradient, and one of 0 too: it
-            adds nothing to a loss, and gets the loss's derivative by it. Where the loss has a softmax that is
+            (b, N): bool, True keeps a negative; or finite float weights >= 0, 0 drops it.
+            A weight that is NaN, infinite or negative is an error, and the loss is NaN. Entries outside `negatives` are
+            ignored. A weight w counts as w equal negatives would. Weights may carry gradient to the scores, and one of
+            0 too: it adds nothing to a loss, and gets the loss's derivative by it. Where the loss has a softmax that is
             exp(logit) / the sum of the row's exp(logit), and e¹⁰ = 22,026 where it is more.
         """
         ...
@@ -53,6 +54,17 @@ AnyMiner = Miner | BlockMiner
 def for_block(miner: AnyMiner, side: Side, rows: slice) -> Miner:
     """What mines for these anchors: `miner` itself, unless it wants to know which they are."""
     return miner.block(side, rows) if isinstance(miner, BlockMiner) else miner
+
+
+def check_shape(miner: AnyMiner, chosen: Tensor, negatives: Tensor) -> None:
+    """Raises ValueError where what a miner returned is not (b, N)."""
+    if chosen.shape != negatives.shape:
+        raise ValueError(f"miner {miner!r} returned shape {tuple(chosen.shape)}, expected {tuple(negatives.shape)}")
+
+
+def are_flawed(weights: Tensor) -> Tensor:
+    """Which weights (b, N) of a miner are NaN, infinite or negative: bool (b, N)."""
+    return ~((weights >= 0) & (weights < torch.inf))  # a comparison with NaN is False
 
 
 def highest(values: Tensor, among: Tensor, k: int) -> Tensor:

@@ -1,0 +1,110 @@
+"""Parquet tables: paths and captions, or the images themselves in a binary column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mmdata.convert.tables import TableRow, refuse_twice
+from mmdata.errors import ConfigError, DataError, excerpt
+
+
+class ParquetTable:
+    """A Parquet file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._open() as file:
+            schema: pa.Schema = file.schema_arrow
+            self.num_rows: int = file.metadata.num_rows
+        self.columns = list(schema.names)
+        refuse_twice(path, self.columns)
+        self._types: dict[str, Any] = {field.name: field.type for field in schema}
+        self.types = {name: str(kind) for name, kind in self._types.items()}
+
+    def refuse_as_image(self, name: str) -> None:
+        """Raise ConfigError for a column that holds neither paths nor images."""
+        kind = _plain_type(self._types[name])
+        if not (_is_text(kind) or _is_binary(kind) or _is_image_struct(kind) or pa.types.is_null(kind)):
+            raise ConfigError(
+                f"table '{self.path}': column {excerpt(name)} is of type {str(kind)[:200]}; the image column "
+                "holds paths (string), images (binary), or structs of bytes and path; name it with --image-column"
+            )
+
+    def holds_images(self, name: str) -> bool:
+        """Whether the cells of a column may be whole images instead of paths."""
+        kind = _plain_type(self._types[name])
+        return _is_binary(kind) or _is_image_struct(kind)
+
+    def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
+        """All rows; only `columns` are read. See `Table.rows`."""
+        number = 0
+        size = 32 if any(self.holds_images(name) for name in columns) else 1024  # images are large
+        with self._open() as file:
+            try:
+                for batch in file.iter_batches(batch_size=size, columns=list(columns)):
+                    values = [_as_python(batch.column(name)) for name in columns]
+                    for cells in zip(*values, strict=True):
+                        number += 1
+                        yield TableRow(f"{self.path.name}, row {number}", dict(zip(columns, cells, strict=True)))
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"table '{self.path}', after row {number}: not readable as Parquet: {error}") from error
+
+    def _open(self) -> Any:
+        try:
+            return pq.ParquetFile(self.path)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"table '{self.path}': not a whole Parquet file: {error}") from error
+
+
+def _plain_type(kind: Any) -> Any:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _is_text(kind: Any) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _is_binary(kind: Any) -> bool:
+    sized = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return sized or pa.types.is_binary_view(kind)
+
+
+def _is_image_struct(kind: Any) -> bool:
+    """Whether a type is that of Hugging Face's images: a struct of bytes and path, one of them null."""
+    if not pa.types.is_struct(kind):
+        return False
+    names = {field.name: field.type for field in kind}
+    return "bytes" in names and _is_binary(names["bytes"]) and ("path" not in names or _is_text(names["path"]))
+
+
+def _as_python(column: Any) -> list[Any]:
+    """Values of an Arrow array. Strings are decoded here: one that is not UTF-8 would fail the whole array."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _as_python(column.dictionary_decode())
+    if _is_text(kind):
+        return [as_text(value) for value in column.cast(pa.large_binary()).to_pylist()]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = kind.value_type
+        if pa.types.is_string(inner) or pa.types.is_large_string(inner):
+            return [as_text(value) for value in column.cast(pa.large_list(pa.large_binary())).to_pylist()]
+    if _is_image_struct(kind):
+        fields = dict(zip((field.name for field in kind), column.flatten(), strict=True))
+        images = _as_python(fields["bytes"])
+        paths = _as_python(fields["path"]) if "path" in fields else [None] * len(images)
+        return [path if image is None else image for image, path in zip(images, paths, strict=True)]
+    return column.to_pylist()
+
+
+def as_text(value: Any) -> Any:
+    """Bytes, and those in a list, as text; bytes that are not UTF-8 become surrogates. Other values as they are."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    if isinstance(value, list):
+        return [as_text(item) for item in cast("list[Any]", value)]
+    return value

@@ -1,0 +1,100 @@
+"""Which of several processes this one is, as the program that started them says in the environment.
+
+The data half takes rank and world size as arguments, and never asks torch.distributed. Without them it asks here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from functools import cache
+
+from mmdata.errors import ConfigError
+
+logger = logging.getLogger("mmdata")
+
+UNTRUSTED = {
+    "srun": "SLURM_STEP_NUM_TASKS",
+    "mpirun (Open MPI)": "OMPI_COMM_WORLD_SIZE",
+    "mpirun (MPICH, Intel MPI)": "PMI_SIZE",
+    "Lightning or another launcher that sets no RANK": "WORLD_SIZE",
+}
+"""Launchers, and their variables for the number of processes. They also start processes that have nothing to do with
+each other, or one per machine that starts the others: no rank is taken from them, there is only a warning."""
+
+
+def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int] | None:
+    """The rank and world size that RANK and WORLD_SIZE say; None where they are not both set.
+
+    `torch.distributed.init_process_group` reads these two. torchrun, `accelerate launch`, DeepSpeed's launcher and Ray
+    Train set both in each process that they start.
+
+    Args:
+        environment: the variables; None: those of this process.
+
+    Raises:
+        ConfigError: they are no rank in a world.
+    """
+    variables = os.environ if environment is None else environment
+    if "RANK" not in variables or "WORLD_SIZE" not in variables:
+        return None
+    words = variables["RANK"], variables["WORLD_SIZE"]
+    rank, world_size = (int(word) if word.isascii() and word.isdecimal() else -1 for word in words)
+    if not 0 <= rank < world_size:
+        raise ConfigError(
+            f"the environment has RANK={words[0]!r} and WORLD_SIZE={words[1]!r}: expected whole numbers, "
+            "0 <= RANK < WORLD_SIZE, as torchrun sets them; unset both, or pass rank and world_size"
+        )
+    return rank, world_size
+
+
+def resolve_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and world size as given, or as the launcher says, or 0 of 1.
+
+    What is taken from the launcher is logged once per process. So is that several processes were started without RANK.
+
+    Raises:
+        ConfigError: see `launched`.
+        ValueError: one of the two is given without the other.
+    """
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if rank is not None or world_size is not None:
+        raise ValueError(f"rank and world_size go together: got rank={rank}, world_size={world_size}")
+    found = launched()
+    if found is None:
+        for launcher, variable in UNTRUSTED.items():
+            count = os.environ.get(variable, "")
+            if count.isdecimal() and int(count) > 1:
+                _warn_of_equal_rows(launcher, variable, int(count))
+                break
+        return 0, 1
+    if found[1] > 1:
+        _say_taken(*found)
+    return found
+
+
+@cache
+def _say_taken(rank: int, world_size: int) -> None:
+    level = logging.WARNING if rank == 0 else logging.INFO  # one line of all ranks is enough
+    logger.log(
+        level,
+        "the launcher started %d processes (RANK and WORLD_SIZE): loaders, streams and samplers without rank and "
+        "world_size take the share of rank %d. Pass rank=0, world_size=1 for all rows in each process, also where "
+        "accelerator.prepare shares out a sampler's batches",
+        world_size,
+        rank,
+    )
+
+
+@cache
+def _warn_of_equal_rows(launcher: str, variable: str, count: int) -> None:
+    logger.warning(
+        "%s=%d: several processes were started by %s. This one gives all rows, and the others give the same rows: pass "
+        "rank and world_size to share them out, or start the program with torchrun, which says them in RANK and "
+        "WORLD_SIZE. In a LoaderDataModule, and where Lightning replaces samplers, this is done later",
+        variable,
+        count,
+        launcher,
+    )

@@ -1,0 +1,274 @@
+"""Files over HTTP. An answer is checked before it is read, and no more of it is read than was asked for.
+
+Servers answer with login pages, compress what was to come as it lies, redirect in circles, go on without end, or come
+to a crawl. Each of these is an error that says so; none of them fills memory, and none is waited for without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import re
+from threading import Event
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import fsspec.asyn
+
+from mmdata.shards.cache import Interrupted
+
+if TYPE_CHECKING:  # programs that read local shards do without aiohttp
+    from aiohttp import ClientResponse
+
+logger = logging.getLogger("mmdata")
+
+CONNECT_S, SILENCE_S = 30, 60
+ANSWER_S = 120
+"""From a request to the end of the answer's headers, redirects included."""
+LEAST_BYTES_PER_S = 1000
+SLOW_S = 30.0
+"""Waiting this long at less than LEAST_BYTES_PER_S gives a warning; as long again, and the request has failed."""
+MAX_REDIRECTS = 10
+_PIECE = 2**20  # bytes
+
+_sync: Any = fsspec.asyn.sync  # it is annotated as if it returned nothing
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_PAGES = ("text/html", "application/xhtml+xml")
+_CHANGED = "the file changed since it was indexed; index it anew, or put back the file that was indexed"
+
+
+class WrongAnswer(Exception):
+    """What the server sent is not what was asked for, and asking again would not change it."""
+
+
+class Failed(Exception):
+    """A request that may succeed when it is made again.
+
+    Attributes:
+        status: of the answer; None where none came.
+    """
+
+    def __init__(self, words: str, status: int | None = None) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+class Span(NamedTuple):
+    """Bytes [start, end) of a file of `size` bytes."""
+
+    start: int
+    end: int
+    size: int
+
+
+def request_options() -> dict[str, Any]:
+    """Options of fsspec: a request may take as long as bytes arrive (the customary limit is 5 minutes in all), and
+    bytes come as they lie there, so that a range of them is one of the file."""
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
+    return {
+        "headers": {"Accept-Encoding": "identity"},
+        "client_kwargs": {"timeout": timeout, "auto_decompress": False},
+    }
+
+
+def read_http(file_system: Any, url: str, name: str, *, span: Span | None, most: int, stop: Event) -> bytes:
+    """A file, or a part of it, by one request.
+
+    Args:
+        file_system: fsspec's for HTTP, with `request_options`.
+        url: of the file.
+        name: for messages.
+        span: the part; None: the whole.
+        most: bytes of a whole file of unknown size.
+        stop: ends the reading.
+
+    Returns:
+        The bytes asked for. From a server that knows no ranges, all bytes from `span.start` on.
+
+    Raises:
+        FileNotFoundError, WrongAnswer, Failed: see there.
+        Interrupted: `stop` was set.
+    """
+    return _sync(file_system.loop, _read_once, file_system, url, name, span, most, stop)
+
+
+class HttpFile(io.RawIOBase):
+    """A file read from front to back by one request; it is of unknown size.
+
+    Args:
+        file_system: fsspec's for HTTP, with `request_options`.
+        url: of the file.
+        name: for messages.
+
+    Raises:
+        FileNotFoundError, WrongAnswer, Failed: also when it is read.
+    """
+
+    def __init__(self, file_system: Any, url: str, name: str) -> None:
+        super().__init__()
+        self._loop = file_system.loop
+        self._rate = _Rate(name)
+        self._response: ClientResponse = _sync(self._loop, _ask, file_system, url, None)
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a buffer; fewer bytes only at the end."""
+        data = _sync(self._loop, _read_body, self._response, len(buffer), self._rate, Event())
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """End the connection."""
+        if not self.closed and hasattr(self, "_response"):
+            self._loop.call_soon_threadsafe(self._response.close)
+        super().close()
+
+
+class _Rate:
+    """Watches how fast bytes come while they are waited for; what the caller does in between does not count."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waited_s, self._bytes = 0.0, 0
+        self._warned = False
+
+    def add(self, waited_s: float, count: int) -> None:
+        """So many bytes came.
+
+        Raises:
+            Failed: they have come too slowly for too long.
+        """
+        self._waited_s += waited_s
+        self._bytes += count
+        if self._waited_s < SLOW_S:
+            return
+        rate = self._bytes / self._waited_s
+        self._waited_s, self._bytes = 0.0, 0
+        if rate >= LEAST_BYTES_PER_S:
+            self._warned = False
+            return
+        words = f"{rate:,.0f} bytes a second came for {SLOW_S:g} s, fewer than {LEAST_BYTES_PER_S:,}"
+        if self._warned:
+            raise Failed(f"{words}, and for {SLOW_S:g} s before")
+        self._warned = True
+        logger.warning(
+            "'%s': %s; after another %g s like that the request is given up. Is the network or the server overloaded?",
+            self._name,
+            words,
+            SLOW_S,
+        )
+
+
+async def _read_once(file_system: Any, url: str, name: str, span: Span | None, most: int, stop: Event) -> bytes:
+    response = await _ask(file_system, url, span)
+    try:
+        whole = span is None or response.status == 200
+        limit = most if span is None else span.size if whole else span.end - span.start
+        data = await _read_body(response, limit + 1, _Rate(name), stop)  # one more shows that it goes on
+        if len(data) > limit:
+            why = _CHANGED if span else "is it what mmdata wrote?"
+            raise WrongAnswer(f"the answer goes on after the {limit:,} bytes that it may have; {why}")
+        if span and len(data) < limit:
+            raise Failed(f"the answer ended after {len(data):,} of {limit:,} bytes")
+        return data[span.start :] if span and whole else data
+    finally:
+        response.close()  # what has been read to its end has given its connection back already
+
+
+async def _ask(file_system: Any, url: str, span: Span | None) -> ClientResponse:
+    """The answer to a request, its headers checked, its body unread."""
+    from aiohttp import InvalidURL, NonHttpUrlClientError, TooManyRedirects
+
+    headers = {"Accept-Encoding": "identity"}
+    if span:
+        headers["Range"] = f"bytes={span.start}-{span.end - 1}"
+    session = await file_system.set_session()
+    request = session.get(file_system.encode_url(url), headers=headers, max_redirects=MAX_REDIRECTS)
+    try:
+        response = await asyncio.wait_for(request, ANSWER_S)
+    except TooManyRedirects as error:
+        raise WrongAnswer(f"the server redirects in a circle, or more than {MAX_REDIRECTS} times") from error
+    except (InvalidURL, NonHttpUrlClientError) as error:
+        raise WrongAnswer(f"{type(error).__name__}: the URL, or what it is redirected to, is not HTTP") from error
+    except asyncio.TimeoutError as error:
+        raise Failed(str(error) or f"no answer for {ANSWER_S} s") from error
+    try:
+        _check_answer(response, span)
+    except BaseException:
+        response.close()
+        raise
+    return response
+
+
+def _check_answer(response: ClientResponse, span: Span | None) -> None:
+    """Raise where status or headers say that the body is not what was asked for."""
+    status, headers = response.status, response.headers
+    if status == 404:
+        raise FileNotFoundError("no such file")
+    if status >= 400:
+        raise Failed(f"status {status} {response.reason or ''}".rstrip(), status)
+    if status not in ((200, 206) if span else (200,)):
+        raise WrongAnswer(f"the server answered with status {status}")
+    encoding = headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise WrongAnswer(
+            f"the server sends it with Content-Encoding '{encoding}', though identity was asked for; have the server "
+            "send the file as it lies there"
+        )
+    if response.content_type in _PAGES:
+        raise WrongAnswer(
+            f"the server answered with a page of HTML (status {status}), as for a login or an error; open the URL in a "
+            "browser, and see whether it needs credentials"
+        )
+    if span:
+        _check_size(response, span)
+
+
+def _check_size(response: ClientResponse, span: Span) -> None:
+    """Raise where the headers say that the file has another size, or that this is another part of it."""
+    length = response.content_length  # None: the server does not say
+    if response.status == 200:
+        if length not in (None, span.size):
+            raise WrongAnswer(
+                f"the server sends {length:,} bytes of type {response.content_type}, and {span.size:,} were indexed: "
+                f"another answer than the file, or {_CHANGED}"
+            )
+        return
+    given = response.headers.get("Content-Range", "")
+    match = _RANGE.fullmatch(given.strip())
+    if match and match[3] != "*" and (size := int(match[3])) != span.size:
+        if size < span.size:
+            raise WrongAnswer(f"ends before byte {size}: shorter than indexed; upload it again, or index it anew")
+        raise WrongAnswer(f"has {size:,} bytes, and {span.size:,} were indexed: {_CHANGED}")
+    asked = span.end - span.start
+    if not match or (int(match[1]), int(match[2])) != (span.start, span.end - 1) or length not in (None, asked):
+        raise WrongAnswer(
+            f"bytes {span.start} to {span.end - 1} were asked for, and the server answered with Content-Range "
+            f"'{given}' and {'an unknown number of' if length is None else format(length, ',')} bytes"
+        )
+
+
+async def _read_body(response: ClientResponse, size: int, rate: _Rate, stop: Event) -> bytes:
+    """The next `size` bytes of a body; fewer only at its end."""
+    parts: list[bytes] = []
+    left = size
+    while left:
+        started = monotonic()
+        try:
+            part = await response.content.read(min(left, _PIECE))
+        except asyncio.TimeoutError as error:
+            raise Failed(f"no byte came for {SILENCE_S} s") from error
+        if not part:
+            break
+        rate.add(monotonic() - started, len(part))
+        parts.append(part)
+        left -= len(part)
+        if stop.is_set():
+            raise Interrupted
+    return b"".join(parts)

@@ -1,0 +1,62 @@
+"""Labels as numbers. Equal labels in an equal order get equal numbers, in `mmdata index` and in `mmdata convert`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from mmdata.errors import BadSample, Reason, excerpt
+from mmdata.shards.columns import Row
+from mmdata.shards.texts import Loss
+
+
+class Labels:
+    """Class numbers. Names are numbered in the order in which they first come; numbers stay as they are.
+
+    The first label of a corpus decides which of the two its labels are.
+
+    Args:
+        names: those the corpus comes with, by class number.
+
+    Attributes:
+        names: by class number; empty where labels are numbers without names.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names = list(names)
+        self._numbers = {name: number for number, name in enumerate(self.names)}
+        self._are_names: bool | None = None
+
+    def number(self, label: int | str | None) -> int | None:
+        """The number of a label; BadSample where a corpus of numbers has a name."""
+        if label is None:
+            return None
+        if self._are_names is None:
+            self._are_names = isinstance(label, str)
+        if not self._are_names:
+            if isinstance(label, str):
+                detail = f"label {excerpt(label)} is not a number, as those before it are"
+                raise BadSample(Reason.BROKEN_ROW, detail)
+            return label
+        name = str(label)
+        if name not in self._numbers:
+            self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return self._numbers[name]
+
+
+def number_labels(
+    rows: list[Row], labels: Iterable[int | str | None], numbers: Labels
+) -> tuple[list[Row], list[tuple[str, dict[Loss, str]]]]:
+    """Rows with their labels as class numbers, and what was lost: names among numbers."""
+    numbered: list[Row] = []
+    losses: list[tuple[str, dict[Loss, str]]] = []
+    for row, label in zip(rows, labels, strict=True):
+        try:
+            number = numbers.number(label)
+        except BadSample as bad:
+            number = None
+            losses.append((row.key, {Loss.LABEL_NAME: bad.detail}))
+        number = -1 if number is None else number
+        numbered.append(row if number == row.label else replace(row, label=number))
+    return numbered, losses

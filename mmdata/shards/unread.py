@@ -1,0 +1,60 @@
+"""Image formats that are known and not read, told by their first bytes: one table for index, convert and loader."""
+
+from __future__ import annotations
+
+_STARTS: tuple[tuple[bytes, str], ...] = (
+    (b"\xff\x0a", "JPEG XL"),
+    (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"II\xbc\x01", "JPEG XR"),
+    (b"8BPS", "Photoshop"),
+    (b"%PDF", "PDF"),
+    (b"%!PS", "PostScript"),
+    (b"\xc5\xd0\xd3\xc6", "PostScript"),
+    (b"SIMPLE  =", "FITS"),
+    (b"\0\0\x01\0", "ICO"),
+    (b"\0\0\x02\0", "CUR"),
+    (b"icns", "ICNS"),
+    (b"\x76\x2f\x31\x01", "OpenEXR"),
+    (b"#?RADIANCE", "Radiance HDR"),
+    (b"#?RGBE", "Radiance HDR"),
+    (b"DDS ", "DDS"),
+    (b"qoif", "QOI"),
+    (b"gimp xcf", "XCF"),
+    (b"FLIF", "FLIF"),
+    (b"BPG\xfb", "BPG"),
+    (b"AT&TFORM", "DjVu"),
+    (b"\x8aMNG\r\n\x1a\n", "MNG"),
+    (b"\x8bJNG\r\n\x1a\n", "JNG"),
+    (b"\xd7\xcd\xc6\x9a", "WMF"),
+    (b"FUJIFILMCCD-RAW", "camera raw"),
+    (b"IIRO", "camera raw"),
+    (b"IIU\0", "camera raw"),
+)
+
+_BRANDS = {
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIF"),
+    b"crx ": "camera raw",
+}
+"""Of ISO media files (`ftyp`), those that hold images; AVIF is read."""
+
+
+def unread_format(data: bytes | memoryview) -> str | None:
+    """Name of the known format of a file that is not read, or None; 1,024 bytes are wanted.
+
+    Netpbm files are told by their first line, SVG by its tag, DICOM by its mark behind 128 bytes.
+    """
+    head = bytes(data[:1024])
+    for start, name in _STARTS:
+        if head.startswith(start):
+            return name
+    if head[4:8] == b"ftyp":
+        return _BRANDS.get(head[8:12])
+    if head[:1] == b"P" and head[1:2] in b"1234567fF" and head[2:3].isspace():
+        return "Netpbm"
+    if head[128:132] == b"DICM":
+        return "DICOM"
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    is_svg = text.startswith((b"<svg", b"<!doctype svg")) or (text.startswith(b"<?xml") and b"<svg" in text)
+    return "SVG" if is_svg else None

@@ -1,0 +1,80 @@
+"""The order in which DDP adds up gradients, kept over a resume.
+
+DDP reduces gradients in flat buffers ("buckets"). It lays them out by the order of the parameters until its first
+backward pass is over, and after that by the order in which the gradients came. The place of a number in its buffer
+decides in which order the ranks' values are added: from three ranks on another layout gives other rounding. A run that
+goes on from a checkpoint therefore takes over the layout that it had.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def reduction_order(model: nn.Module) -> list[int] | None:
+    """Numbers of the parameters that are trained, in the order in which DDP reduces their gradients. A collective.
+
+    Call it between two steps: DDP takes over the order of the first backward pass here, if it has not yet.
+
+    Args:
+        model: as `distributed.wrap` returns it.
+
+    Returns:
+        None where there is no DDP, or no backward pass was made.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return None
+    ddp = cast(Any, model)
+    ddp.reducer._rebuild_buckets()  # what the next forward would do first
+    layout = _layout(ddp)
+    if not layout:  # DDP notes it two forwards later
+        ddp.logger.set_runtime_stats_and_log()
+        layout = _layout(ddp)
+    return [int(number) for number in layout.replace(",", " ").split()] or None
+
+
+def restore_reduction_order(model: nn.Module, order: list[int] | None) -> None:
+    """Have DDP reduce gradients in an order from the first step on. A collective; before the first step.
+
+    It makes one backward pass of zeros in that order; gradients are None after it, and no code of the model is run.
+
+    Args:
+        model: as `distributed.wrap` returns it.
+        order: from `reduction_order` of an equal model; None: leave the choice to DDP.
+    """
+    if not isinstance(model, DistributedDataParallel) or order is None:
+        return
+    trained = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
+    if sorted(order) != list(range(len(trained))):
+        return  # of a model of which other parameters were trained
+    inner = model.module
+    try:
+        model.module = _Zeros(trained[number] for number in order)
+        cast(Tensor, model(torch.zeros((), device=trained[0].device))).backward()
+    finally:
+        model.module = inner
+    for parameter in trained:
+        parameter.grad = None
+
+
+def _layout(ddp: Any) -> str:
+    """Numbers of the parameters in each bucket, or "" where DDP has not noted them: "4 3 2, 1 0"."""
+    return str(ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", ""))
+
+
+class _Zeros(nn.Module):
+    """Parameters whose gradients, all 0, come in the order given."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__()
+        self._in_order = tuple(parameters)
+
+    def forward(self, total: Tensor) -> Tensor:
+        # Backward begins with what was added last.
+        for parameter in reversed(self._in_order):
+            total = total + 0.0 * parameter.sum()
+        return total

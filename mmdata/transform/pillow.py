@@ -1,0 +1,218 @@
+"""Images that Pillow decodes, of any of its modes, as 8-bit RGB on a background.
+
+Pillow's own conversions clip 16 and 32 bits, overlook some transparency, and take the values of a few kinds of file for
+what they are not. Those are converted here, by what their headers say; what has no one meaning is refused.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageCms, ImageFile, ImagePalette
+from PIL.TiffImagePlugin import TiffImageFile
+from torch import Tensor
+
+from mmdata.errors import BadSample, Reason
+from mmdata.shards.probe import DEFAULT_LIMITS, open_image
+from mmdata.transform.libtiff import raising_errors
+
+BACKGROUND = (255, 255, 255)
+"""Colour under transparent pixels."""
+
+_BITS, _PHOTOMETRIC, _COLOUR_MAP = 258, 262, 320  # tags of TIFF
+_WHITE_IS_ZERO = 0
+
+Pixels = NDArray[np.uint8]
+
+
+def decode_pillow(data: bytes | memoryview, format: str) -> Tensor:
+    """Decode an image; of an animation or of several pages, the first.
+
+    Args:
+        data: the whole file.
+        format: its format by magic bytes.
+
+    Returns:
+        uint8 (3, H, W), RGB, channels last in memory.
+
+    Raises:
+        BadSample: more pixels than the limit, or values that have no one meaning.
+        What Pillow raises, and ValueError: it does not decode.
+    """
+    try:
+        rgb = _decode(data, format)
+    except Image.DecompressionBombError as error:  # a frame that is larger than the whole
+        raise BadSample(Reason.IMAGE_TOO_LARGE, str(error)) from error
+    return torch.from_numpy(rgb).permute(2, 0, 1)
+
+
+def _decode(data: bytes | memoryview, format: str) -> Pixels:
+    # Only this format: Pillow would otherwise try all it knows, one of which hands the data to Ghostscript.
+    with open_image(data, format) as image:
+        width, height = image.size
+        if height * width > DEFAULT_LIMITS.max_pixels:
+            detail = f"{width}×{height} pixels: more than {DEFAULT_LIMITS.max_pixels} in all"
+            raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
+        if format == "BMP":
+            return _bmp(image, data)
+        if format == "GIF":
+            return _gif(image)
+        if format == "PNG":
+            return _png(image, data)
+        if format == "TIFF":
+            return _tiff(cast(TiffImageFile, image))
+        return _loaded(image)
+
+
+def _loaded(image: ImageFile.ImageFile) -> Pixels:
+    """All pixels of an image, (H, W, 3), by Pillow's conversions."""
+    image.load()
+    return _rgb(image)
+
+
+def _rgb(image: Image.Image) -> Pixels:
+    """A loaded image of 8 bits a sample as RGB on the background, (H, W, 3)."""
+    if image.mode == "CMYK":
+        image = _cmyk_to_rgb(image)
+    elif image.mode == "La":  # has no way to RGBA but this one
+        image = image.convert("LA")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        backdrop = Image.new("RGBA", rgba.size, (*BACKGROUND, 255))
+        image = Image.alpha_composite(backdrop, rgba)
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
+    profile = image.info.get("icc_profile")
+    if profile:
+        try:
+            source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+            converted = ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
+            if converted is not None:
+                return converted
+        except (ImageCms.PyCMSError, OSError):
+            pass  # a broken profile: the plain conversion is what viewers show then
+    return image.convert("RGB")
+
+
+def _grey(levels: Pixels) -> Pixels:
+    """(H, W) to (H, W, 3)."""
+    return np.repeat(levels[:, :, None], 3, axis=2)
+
+
+def _scaled(values: NDArray[Any], bits: int) -> Pixels:
+    """Values from 0 to 2^bits - 1 as 0 to 255, rounded."""
+    most = 2**bits - 1
+    wide = values.astype(np.uint32 if bits <= 16 else np.uint64)
+    return ((wide * 255 + most // 2) // most).astype(np.uint8)
+
+
+def _png(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pixels:
+    bits = data[24]  # of a sample, in the header, whose place is fixed
+    if bits == 16 and image.mode == "RGB" and "transparency" in image.info:
+        return _png_of_16_bits(image, data)
+    image.load()
+    key = image.info.get("transparency")
+    if image.mode == "I;16":
+        values = np.asarray(image)
+        levels = _scaled(values, 16)
+        if key is not None:
+            levels[values == key] = BACKGROUND[0]
+        return _grey(levels)
+    if image.mode == "L" and key is not None and bits < 8:  # Pillow spreads the samples over 0 to 255, and not the key
+        image.info["transparency"] = (key & (2**bits - 1)) * 255 // (2**bits - 1)
+    elif image.mode == "L" and key is not None:
+        image.info["transparency"] = key & 255
+    elif image.mode == "RGB" and key is not None:
+        image.info["transparency"] = tuple(value & 255 for value in key)
+    return _rgb(image)
+
+
+def _png_of_16_bits(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pixels:
+    """RGB of 16 bits with one colour that is transparent: Pillow keeps the high bytes, by which it cannot be told.
+
+    Where the file is taken for little-endian, they are the low bytes.
+    """
+    halves: list[Pixels] = []
+    key = np.array(image.info["transparency"], np.uint16)
+    for rawmode in ("RGB;16B", "RGB;16L"):
+        with open_image(data, "PNG") as half:
+            half.tile = [half.tile[0]._replace(args=rawmode)]
+            half.load()
+            halves.append(np.array(half))
+    values = halves[0].astype(np.uint16) << 8 | halves[1]  # (H, W, 3)
+    rgb = _scaled(values, 16)
+    rgb[(values == key).all(axis=2)] = BACKGROUND
+    return rgb
+
+
+def _tiff(image: TiffImageFile) -> Pixels:
+    tags = image.tag_v2
+    if image.mode in ("P", "PA") and max(tags[_COLOUR_MAP]) < 256:  # of 8 bits, where the standard wants 16
+        image.palette = ImagePalette.raw("RGB;L", bytes(tags[_COLOUR_MAP]))
+    with raising_errors():
+        image.load()
+    if image.mode == "F":
+        levels = _levels_of_floats(np.asarray(image))
+    elif image.mode.startswith("I"):
+        values = np.asarray(image)
+        values = values.view(np.uint32) if image.mode == "I" else values  # Pillow has no unsigned mode of 32 bits
+        levels = _scaled(values, int(tags[_BITS][0]))
+    else:
+        return _rgb(image)
+    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        levels = 255 - levels
+    return _grey(levels)
+
+
+def _levels_of_floats(values: NDArray[np.float32]) -> Pixels:
+    least, most = float(values.min()), float(values.max())
+    if not (least >= 0 and most <= 1):  # or NaN
+        detail = f"TIFF of floats from {least:g} to {most:g}: only from 0 (black) to 1 (white) are read"
+        raise BadSample(Reason.UNSUPPORTED_FORMAT, detail)
+    return np.rint(values * np.float32(255)).astype(np.uint8)
+
+
+def _gif(image: ImageFile.ImageFile) -> Pixels:
+    """The first frame; around one that is smaller than the whole there is background, as browsers have it."""
+    left, top, right, bottom = image.tile[0].extents or (0, 0, *image.size)
+    rgb = _loaded(image)
+    if (left, top, right, bottom) == (0, 0, rgb.shape[1], rgb.shape[0]):
+        return rgb
+    whole = np.empty_like(rgb)
+    whole[:] = BACKGROUND
+    whole[top:bottom, left:right] = rgb[top:bottom, left:right]
+    return whole
+
+
+def _bmp(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pixels:
+    tile = image.tile[0]
+    bits = int.from_bytes(data[28:30], "little") if data[14] >= 40 else int.from_bytes(data[24:26], "little")
+    rawmode, mode = cast("tuple[Any, ...]", tile.args)[0], image.mode
+    # A palette of black and white alone makes Pillow read one bit a pixel, whatever the file has.
+    is_misread = (mode == "1" and bits != 1) or (mode == "L" and bits != 8)
+    if not is_misread and rawmode != "BGRX":
+        return _loaded(image)
+    if tile.codec_name != "raw":
+        raise ValueError("a compressed palette of black and white is not supported")
+    _, stride, direction = cast("tuple[str, int, int]", tile.args)
+    width, height = image.size
+    if tile.offset + stride * height > len(data):
+        raise ValueError(f"ends after {len(data)} bytes, before its last pixel: cut short")
+    lines = np.frombuffer(data, np.uint8, stride * height, tile.offset).reshape(height, stride)
+    lines = lines[::direction]
+    if is_misread:
+        values = lines if bits == 8 else np.stack([lines >> 4, lines & 15], axis=2).reshape(height, -1)
+        return _grey((values[:, :width] * (255 if mode == "1" else 1)).astype(np.uint8))
+    # The fourth byte is alpha for most programs that write it, and 0 for those that do not.
+    bgra = lines[:, : 4 * width].reshape(height, width, 4)
+    alpha = bgra[:, :, 3:].astype(np.uint16)  # (H, W, 1)
+    rgb = np.ascontiguousarray(bgra[:, :, 2::-1])
+    if not alpha.any() or (alpha == 255).all():
+        return rgb
+    return ((rgb * alpha + BACKGROUND[0] * (255 - alpha) + 127) // 255).astype(np.uint8)

@@ -1,0 +1,200 @@
+"""Where tables are found, and what is no table, or not one table."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from mmdata.convert import ConvertConfig, convert
+from mmdata.convert.engines import threads
+from mmdata.errors import ConfigError, DataError
+from mmdata.shards import Index
+from tests.convert.conftest import left_out
+
+TABLE = "image,caption\na.jpg,photo a\n"
+
+
+def test_table_may_be_absolute_climb_or_be_a_link(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables/[1] t.csv").write_text(TABLE)
+    (corpus / "link.csv").symlink_to(tmp_path / "tables/[1] t.csv")
+    tables = tmp_path / "tables"
+    for number, table in enumerate((f"{tables}/[1] t.csv", f"{tables}/*.csv", "../tables/*.csv", "link.csv", "l*.csv")):
+        report = convert(corpus, tmp_path / f"out{number}", ConvertConfig(table=table), engine=threads(1))
+        assert report.accounts["written"] == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "message"),
+    [
+        ("none.csv", DataError, "no table 'none.csv' in it$"),
+        ("{here}/none*.csv", DataError, r"no table '.*/none\*.csv' in it$"),
+        ("corpus/t.csv", DataError, "relative to the source: 'corpus/t.csv' of the current folder needs an absolute"),
+        ("sub", DataError, "no table 'sub' in it; that is no regular file"),
+        ("", ConfigError, "table '': empty; name a table in the source, or leave --table out"),
+        ("a**b.csv", ConfigError, r"table 'a\*\*b.csv': not a path or a pattern of paths: "),
+    ],
+)
+def test_table_that_is_not_found_says_where_it_was_looked_for(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, error: type[Exception], message: str
+) -> None:
+    (corpus / "t.csv").write_text(TABLE)
+    (corpus / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        convert(corpus, tmp_path / "out", ConvertConfig(table=table.format(here=tmp_path)))
+
+
+def test_parquet_with_a_column_name_twice_is_an_error(corpus: Path, make: Any) -> None:
+    columns = [pa.array(["a.jpg"]), pa.array(["x"]), pa.array(["y"])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["image", "caption", "caption"]), corpus / "t.parquet")
+    with pytest.raises(DataError, match=r"t.parquet': column names that are there twice: caption; rename one of each"):
+        make(corpus / "t.parquet")
+
+
+def test_parquet_schemas_that_differ_say_which_column_and_types(corpus: Path, make: Any) -> None:
+    first = {"image": pa.array(["a.jpg"]), "caption": pa.array(["x"]), "url": pa.array(["u"])}
+    pq.write_table(pa.table(first), corpus / "p0.parquet")
+    pq.write_table(pa.table({"image": ["a.jpg"], "caption": [["x"]], "sha": [1]}), corpus / "p1.parquet")
+    with pytest.raises(DataError) as caught:
+        make(corpus, table="p*.parquet")
+    assert str(caught.value).removeprefix(f"tables '{corpus}/p0.parquet' and '{corpus}/p1.parquet' ") == (
+        "differ in their columns: 'caption' is string in the first and list<element: string> in the second; "
+        "'url' is only in the first; 'sha' is only in the second; make them alike, or convert them one by one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.jsonl", '[{"image": "a.jpg"}]', r"one JSON array, and JSON Lines have one object a line, .*jq -c '\.\[\]'"),
+        ("t.jsonl", '[\n  {"image": "a.jpg"},\n  {"image": "b.jpg"}\n]', "one JSON array"),
+        ("t.jsonl", '{\n"image":\n"a.jpg"}', r"no line of it is a JSON object \(t.jsonl, line 1: not JSON: "),
+        (
+            "t.json",
+            "{}",
+            r"one JSON document, which is not read; write its rows as JSON Lines, .*convert.md has a program",
+        ),
+        ("t.tgz", "x", r"a compressed tar, which is not read; unpack it to a plain .tar first \(gunzip 't.tgz'"),
+        ("t.tar.zst", "x", "a compressed tar, which is not read"),
+        ("t.csv.gz", "x", "a packed file, which is not read; unpack it, and give the table or folder that comes out"),
+        ("t.zip", "x", "a packed file"),
+        ("t.xlsx", "x", "unknown kind '.xlsx'; known: .csv .tsv .jsonl .parquet"),
+    ],
+)
+def test_what_is_no_table_is_told_for_what_it_is(
+    corpus: Path, make: Any, name: str, content: str, message: str
+) -> None:
+    (corpus / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        make(corpus / name)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tar"])
+def test_fifo_is_no_table_and_is_not_opened(tmp_path: Path, make: Any, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match="not a regular file; a table is read more than once, so write it to a file"):
+        make(tmp_path / name)
+
+
+def test_headers_of_a_wrong_file_are_not_printed_whole(corpus: Path, make: Any) -> None:
+    (corpus / "t.csv").write_text(",".join(f"c{i}" + "x" * 5000 for i in range(500)) + "\n" + "1," * 499 + "1\n")
+    with pytest.raises(ConfigError, match=r"no image column of a usual name .* and 480 more; name it with") as caught:
+        make(corpus / "t.csv")
+    assert len(str(caught.value)) < 4000
+
+
+def hugging_face(images: list[dict[str, Any] | None]) -> pa.Array:
+    """A column as `datasets` writes images into Parquet."""
+    return pa.array(images, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+
+
+def test_images_in_a_binary_column_are_read_as_images(corpus: Path, tmp_path: Path) -> None:
+    images = [(corpus / f"{name}.jpg").read_bytes() for name in "abc"]
+    captions = {"caption": ["x", "y", "z"]}
+    oracle = corpus / "t.csv"
+    oracle.write_text("image,caption\na.jpg,x\nb.jpg,y\nc.jpg,z\n")
+    columns = {
+        "binary": pa.array(images, pa.binary()),
+        "fixed": pa.array([data.ljust(4000, b"\0") for data in images], pa.binary(4000)),
+        "paths": pa.array([b"a.jpg", b"b.jpg", b"c.jpg"], pa.large_binary()),
+        "struct": hugging_face([{"bytes": data, "path": "p"} for data in images]),
+        "struct_paths": hugging_face([{"bytes": None, "path": f"{name}.jpg"} for name in "abc"]),
+    }
+    convert(oracle, tmp_path / "csv")
+    expected = Index.open(tmp_path / "csv").column("image_hash").tolist()
+    for name, column in columns.items():
+        pq.write_table(pa.table({"image": column, **captions}), corpus / f"{name}.parquet")
+        report = convert(corpus / f"{name}.parquet", tmp_path / name)
+        assert report.accounts["written"] == 3
+        if name != "fixed":
+            assert Index.open(tmp_path / name).column("image_hash").tolist() == expected
+
+
+def test_binary_that_is_no_image_is_quarantined_and_never_printed(corpus: Path, tmp_path: Path, make: Any) -> None:
+    secret = b"\x01\x02" + b"secret" * 9999
+    good = (corpus / "a.jpg").read_bytes()
+    column = hugging_face([{"bytes": good, "path": None}, {"bytes": secret, "path": "x"}, None])
+    pq.write_table(pa.table({"image": column, "caption": ["x", "y", "z"]}), corpus / "t.parquet")
+    make(corpus / "t.parquet")
+    assert [(line["path"], line["reason"]) for line in left_out(tmp_path / "out")] == [
+        ("a value of type bytes (59996 bytes)", "not_an_image"),
+        ("", "missing_image"),
+    ]
+    assert len((tmp_path / "out/__mmdata__/quarantine.jsonl").read_bytes()) < 500
+
+
+def test_image_larger_than_the_limit_in_a_binary_column_is_quarantined(corpus: Path, tmp_path: Path, make: Any) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(buffer, "BMP")
+    images = pa.array([(corpus / "a.jpg").read_bytes(), buffer.getvalue()], pa.binary())
+    pq.write_table(pa.table({"image": images, "caption": ["x", "y"]}), corpus / "t.parquet")
+    make(corpus / "t.parquet", max_image_bytes=5000)
+    (line,) = left_out(tmp_path / "out")
+    assert (line["reason"], line["detail"]) == ("image_too_large", "image of 12342 bytes; the limit is 5000")
+
+
+@pytest.mark.parametrize(
+    ("column", "settings", "message"),
+    [
+        (
+            pa.array([[b"x"]]),
+            {},
+            r"column 'image' is of type list<element: binary>; the image column holds paths \(string",
+        ),
+        (pa.array([7]), {}, "column 'image' is of type int64; the image column holds paths"),
+        (pa.array([b"x"]), {"keep": ["path"]}, r"column 'image' holds images \(type binary\), and no path to keep"),
+    ],
+)
+def test_image_column_of_another_type_is_an_error_that_names_it(
+    corpus: Path, make: Any, column: pa.Array, settings: dict[str, Any], message: str
+) -> None:
+    pq.write_table(pa.table({"image": column, "caption": ["x"]}), corpus / "t.parquet")
+    with pytest.raises(ConfigError, match=message):
+        make(corpus / "t.parquet", **settings)
+
+
+def test_jsonl_and_member_with_a_key_twice_are_refused_alike(corpus: Path, tmp_path: Path, make: Any) -> None:
+    twice = '{"image": "b.jpg", "caption": "x", "caption": "y"}'
+    (corpus / "t.jsonl").write_text(json.dumps({"image": "a.jpg", "caption": "x"}) + "\n" + twice + "\n")
+    make(corpus / "t.jsonl")
+    (line,) = left_out(tmp_path / "out")
+    assert (line["reason"], line["detail"]) == ("broken_row", "not JSON: key 'caption' is there twice")
+
+
+def test_path_that_is_no_path_is_not_repeated_whole(corpus: Path, tmp_path: Path, make: Any) -> None:
+    rows = [{"image": "a.jpg", "caption": "x"}, {"image": "data:" + "A" * 10**6, "caption": "y"}]
+    (corpus / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    make(corpus / "t.jsonl")
+    (line,) = left_out(tmp_path / "out")
+    assert (line["reason"], len(line["path"])) == ("missing_image", 4096)
+    assert line["detail"].startswith("the image's path has 1000005 characters: 'data:AAA")
+    assert len(line["detail"]) < 200

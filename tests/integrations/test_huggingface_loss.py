@@ -1,0 +1,151 @@
+"""The Hugging Face Trainer's losses on our batches: of accumulated batches, and of evaluations during training."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mmdata.data_config import DataConfig, evaluation_data
+from mmdata.errors import ConfigError, DataError
+from mmdata.integrations.adapt import normalized, valid_inputs
+from mmdata.loader import Loader
+
+pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'mmdata[huggingface]'")
+
+from transformers import TrainerCallback, TrainingArguments
+
+from mmdata.integrations.huggingface import LoaderTrainer
+
+
+class KeepGradients(TrainerCallback):
+    """The gradient of each update."""
+
+    def __init__(self) -> None:
+        self.kept: list[list[Tensor]] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        self.kept.append([p.grad.clone() for p in model.parameters()])
+
+
+def arguments(folder: Path, **settings: Any) -> TrainingArguments:
+    quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
+    return TrainingArguments(str(folder), **quiet | {"num_train_epochs": 1, "max_grad_norm": 0.0} | settings)
+
+
+def losses(clip: Any, loader: Loader) -> list[Tensor]:
+    """CLIP's loss of each batch, without the Trainer."""
+    found: list[Tensor] = []
+    for batch in loader:
+        inputs = valid_inputs(batch)
+        inputs["pixel_values"] = normalized(inputs["pixel_values"])
+        found.append(clip(**inputs, return_loss=True).loss)
+    return found
+
+
+@pytest.mark.parametrize("corpus", ["data", "labelled"])
+def test_accumulated_gradient_is_the_mean_of_the_batches(
+    request: pytest.FixtureRequest, clip: Any, tmp_path: Path, corpus: str
+):
+    data = request.getfixturevalue(corpus)
+    assert ("labels" in next(iter(Loader.from_config(data)))) == (corpus == "labelled")
+    of_batches = losses(clip, Loader.from_config(data))
+    for start, stop in ((0, 2), (2, 3)):  # an epoch of three batches is an update of two and one of the last
+        wanted = torch.stack(of_batches[start:stop]).mean()
+        gradient = torch.autograd.grad(wanted, list(clip.parameters()), retain_graph=True)
+        keep = KeepGradients()
+        settings = {"gradient_accumulation_steps": 2, "learning_rate": 0.0, "weight_decay": 0.0}
+        trainer = LoaderTrainer(data, model=clip, args=arguments(tmp_path, **settings), callbacks=[keep])
+        trainer.train()
+        found = keep.kept[start // 2]
+        torch.testing.assert_close(found, list(gradient), rtol=0, atol=1e-5)
+        assert max(float(g.abs().max()) for g in gradient) > 0.01  # a factor of two would be seen
+        logged = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+        assert logged[start // 2] == pytest.approx(wanted.item(), abs=1e-4)
+
+
+def test_evaluation_during_training_finds_the_best_model_and_loads_it(
+    labelled: dict[str, Any], clip: Any, tmp_path: Path
+):
+    data = labelled | {"val_shards": labelled["shards"]}
+    during = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    wanted = {"metric_for_best_model": "eval_loss", "greater_is_better": True, "learning_rate": 1e-3}
+    args = arguments(tmp_path, num_train_epochs=3, **during, **wanted)
+    trainer = LoaderTrainer(data, model=clip, args=args)
+    trainer.train()
+    evaluated = {line["step"]: line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line}
+    assert list(evaluated) == [3, 6, 9]
+    best = max(evaluated, key=evaluated.__getitem__)
+    saved = load_file(tmp_path / f"checkpoint-{best}" / "model.safetensors")
+    for name, value in clip.state_dict().items():
+        assert torch.equal(value, saved.get(name, value))
+    loader = Loader.from_config(evaluation_data(DataConfig(**data)))
+    with torch.no_grad():
+        mean = torch.stack(losses(clip.eval(), loader)).mean().item()
+    assert evaluated[best] == pytest.approx(mean, abs=1e-4)
+
+
+class PlainLoss(torch.nn.Module):
+    """Takes no `return_loss`, and `labels` that it does not need; gives its loss in any case."""
+
+    def __init__(self, clip: Any) -> None:
+        super().__init__()
+        self.clip = clip
+
+    def forward(self, pixel_values: Tensor, input_ids: Tensor, attention_mask: Tensor, labels: Any = None) -> Any:
+        inputs = {"pixel_values": pixel_values, "input_ids": input_ids, "attention_mask": attention_mask}
+        return {"loss": self.clip(**inputs, return_loss=True).loss}
+
+
+@pytest.mark.parametrize("corpus", ["data", "labelled"])
+def test_evaluation_has_a_loss_whatever_the_model_takes(
+    request: pytest.FixtureRequest, clip: Any, tmp_path: Path, corpus: str
+):
+    data = request.getfixturevalue(corpus)
+    args = arguments(tmp_path, prediction_loss_only=True)
+    trainer = LoaderTrainer(data | {"val_shards": data["shards"]}, model=PlainLoss(clip), args=args)
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+@pytest.mark.parametrize("asked", [{"eval_strategy": "epoch"}, {"eval_strategy": "steps"}, {"eval_on_start": True}])
+def test_evaluation_without_val_shards_is_refused_before_training(
+    data: dict[str, Any], clip: Any, tmp_path: Path, asked: dict[str, Any]
+):
+    with pytest.raises(ConfigError, match=r"data\.val_shards is not set: there is nothing to evaluate on"):
+        LoaderTrainer(data, model=clip, args=arguments(tmp_path, **asked))
+
+
+def test_evaluation_that_cannot_be_is_refused_before_training(data: dict[str, Any], clip: Any, tmp_path: Path):
+    with pytest.raises(ConfigError, match="need evaluations, and eval_strategy is 'no'"):
+        LoaderTrainer(data, model=clip, args=arguments(tmp_path, load_best_model_at_end=True))
+    gone = {"val_shards": str(tmp_path / "gone")}
+    with pytest.raises(DataError, match="gone"):
+        LoaderTrainer(data | gone, model=clip, args=arguments(tmp_path, eval_strategy="epoch"))
+
+
+@pytest.mark.parametrize("given", [{}, [1], {"a": [1]}])
+def test_other_data_sets_are_refused_not_ignored(data: dict[str, Any], clip: Any, tmp_path: Path, given: Any):
+    settings = {"model": clip, "args": arguments(tmp_path)}
+    with pytest.raises(ValueError, match=r"evaluates on data\.val_shards: eval_dataset is not used; set data\.val_sha"):
+        LoaderTrainer(data, **settings, eval_dataset=given)
+    with pytest.raises(ValueError, match=r"evaluates on data\.val_shards: eval_dataset is not used; set data\.val_sha"):
+        LoaderTrainer(data, **settings).evaluate(given)
+    with pytest.raises(ValueError, match=r"makes its batches from data\.shards: leave train_dataset and data_collator"):
+        LoaderTrainer(data, **settings, train_dataset=given, data_collator=len)
+
+
+def test_trainer_that_is_alone_in_a_launchers_process_is_refused(
+    data: dict[str, Any], clip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    args = arguments(tmp_path)
+    assert args.world_size == 1  # found out here, and kept
+    assert not {"RANK", "WORLD_SIZE"} & os.environ.keys()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"rank 1 of 2 .*the Hugging Face Trainer has a world of 1: .*use_cpu=True"):
+        LoaderTrainer(data, model=clip, args=args)

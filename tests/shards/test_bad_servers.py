@@ -1,0 +1,271 @@
+"""Servers that answer with something else, without end, or at a crawl: an error that says so, within bounds."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import fsspec
+import pytest
+
+import mmdata.shards.http as http_module
+import mmdata.shards.remote as remote_module
+from mmdata.errors import DataError
+from mmdata.shards import Index, ShardCache, ShardStore
+from mmdata.streaming.samples import read_shard
+from tests.shards.servers import Server, serve
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+SHARD = "/000000.tar"
+END = 2**26
+"""An endless body ends here all the same, so that a test fails and does not hang."""
+MOST = 2**24
+"""Bytes that may be on their way in sockets and buffers when a connection is closed."""
+
+
+@pytest.fixture(autouse=True)
+def small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of 1 KiB, and short waits."""
+    monkeypatch.setattr(remote_module, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(remote_module, "WAIT_S", 0.001)
+
+
+@pytest.fixture
+def server(shards: Path) -> Iterator[Server]:
+    with serve(shards) as server:
+        yield server
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ShardCache:
+    return ShardCache(tmp_path / "cache", max_bytes=10**6)
+
+
+def asked(server: Server) -> int:
+    """Requests for the shard."""
+    return [path for path, _ in server.requests].count(SHARD)
+
+
+def headers(handler: BaseHTTPRequestHandler, status: int, **values: str) -> None:
+    handler.send_response(status)
+    for name, value in values.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.send_header("Connection", "close")
+    handler.end_headers()
+
+
+def body(data: bytes, status: int = 200, **values: str) -> Answer:
+    """This body with these headers."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        headers(handler, status, **values)
+        handler.wfile.write(data)
+
+    return answer
+
+
+def endless(sent: list[int], status: int = 200, **values: str) -> Answer:
+    """A body that goes on; `sent` gets the bytes that could be sent of it."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        headers(handler, status, **values)
+        done = 0
+        try:
+            while done < END:
+                done += handler.connection.send(bytes(2**16))
+        except OSError:
+            pass
+        sent.append(done)
+
+    return answer
+
+
+def eventually(sent: list[int], count: int) -> list[int]:
+    """`sent` once so many answers have ended."""
+    until = time.monotonic() + 60
+    while len(sent) < count and time.monotonic() < until:
+        time.sleep(0.01)
+    return sent
+
+
+PAGE = b"<!doctype html><title>Log in</title>"
+WRONG: dict[str, tuple[Answer, str]] = {
+    "a page of HTML": (
+        body(PAGE, Content_Type="text/html; charset=utf-8", Content_Length=str(len(PAGE))),
+        r"the server answered with a page of HTML \(status 200\), as for a login or an error; open the URL in a",
+    ),
+    "a short 200": (
+        body(PAGE, Content_Length=str(len(PAGE))),
+        r"the server sends 36 bytes of type application/octet-stream, and 14,848 were indexed: another answer than",
+    ),
+    "compressed": (
+        body(gzip.compress(bytes(2**26)), Content_Encoding="gzip"),
+        "the server sends it with Content-Encoding 'gzip', though identity was asked for; have the server send the",
+    ),
+    "no Content-Range": (
+        body(bytes(1024), 206),
+        r"bytes 0 to 1023 were asked for, and the server answered with Content-Range '' and an unknown number of bytes",
+    ),
+    "another part": (
+        body(bytes(1024), 206, Content_Range="bytes 1-1024/14848", Content_Length="1024"),
+        "bytes 0 to 1023 were asked for, and the server answered with Content-Range 'bytes 1-1024/14848' and 1,024",
+    ),
+    "a smaller part": (
+        body(bytes(1), 206, Content_Range="bytes 0-0/14848", Content_Length="1"),
+        "bytes 0 to 1023 were asked for, and the server answered with Content-Range 'bytes 0-0/14848' and 1 bytes",
+    ),
+    "a larger file": (
+        body(bytes(1024), 206, Content_Range="bytes 0-1023/20000", Content_Length="1024"),
+        "has 20,000 bytes, and 14,848 were indexed: the file changed since it was indexed; index it anew, or put back",
+    ),
+    "no content": (body(b"", 204), "the server answered with status 204"),
+    "a circle": (
+        body(b"", 302, Location=f"{SHARD}?signature=secret", Content_Length="0"),
+        "the server redirects in a circle, or more than 10 times",
+    ),
+    "another protocol": (
+        body(b"", 302, Location="file:///etc/passwd", Content_Length="0"),
+        "the URL, or what it is redirected to, is not HTTP",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_answer_is_an_error_at_once(server: Server, cache: ShardCache, kind: str):
+    answer, message = WRONG[kind]
+    assert (server.folder / SHARD[1:]).stat().st_size == 14_848
+    store = ShardStore(Index.open(server.url, cache=cache))
+    server.answers[SHARD] = answer
+    with pytest.raises(DataError, match=re.escape(f"'{server.url}{SHARD}': ") + f".*{message}") as caught:
+        store.read(0, 0, 1)
+    assert "secret" not in str(caught.value)
+    assert asked(server) == (http_module.MAX_REDIRECTS if kind == "a circle" else 1)
+    assert list(cache.folder.glob("*.part")) == []
+
+
+@pytest.mark.parametrize("kind", ["a page of HTML", "compressed", "no content", "a circle", "another protocol"])
+def test_a_wrong_answer_to_a_stream_is_an_error_at_once(server: Server, kind: str):
+    answer, message = WRONG[kind]
+    server.answers[SHARD] = answer
+    with pytest.raises(DataError, match=re.escape(f"shard '{server.url}{SHARD}': ") + f".*{message}"):
+        list(read_shard(f"{server.url}{SHARD}"))
+    assert asked(server) == (http_module.MAX_REDIRECTS if kind == "a circle" else 1)
+
+
+@pytest.mark.parametrize("status", [200, 206])
+def test_an_endless_answer_is_not_read_beyond_what_the_manifest_says(server: Server, cache: ShardCache, status: int):
+    sent: list[int] = []
+    store = ShardStore(Index.open(server.url, cache=cache))
+    server.answers[SHARD] = endless(sent, status, Content_Range="bytes 0-1023/14848")
+    limit = {200: "14,848", 206: "1,024"}[status]
+    with pytest.raises(DataError, match=f"{SHARD}': the answer goes on after the {limit} bytes that it may have; the"):
+        store.read(0, 0, 1)
+    assert eventually(sent, 1)[0] < MOST
+    assert len(sent) == 1
+
+
+def test_an_endless_manifest_and_an_endless_index_are_not_read_to_the_end(
+    server: Server, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
+):
+    sent: list[int] = []
+    monkeypatch.setattr(remote_module, "MAX_MANIFEST_BYTES", 2**16)
+    monkeypatch.setattr(remote_module, "MAX_INDEX_BYTES", 2**17)
+    for path, limit in (("/__mmdata__/000000.index.arrow", "131,072"), ("/__mmdata__/manifest.json", "65,536")):
+        server.answers[path] = endless(sent)
+        with pytest.raises(DataError, match=rf"{path}': the answer goes on after the {limit} bytes that it may have"):
+            Index.open(server.url, cache=cache).shard(0)
+    assert max(eventually(sent, 2)) < MOST
+
+
+def test_a_large_manifest_behind_another_protocol_is_refused(shards, cache, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remote_module, "MAX_MANIFEST_BYTES", 100)
+    with pytest.raises(DataError, match=r"/manifest\.json': more than 100 bytes; is it what mmdata wrote\?"):
+        Index.open(f"file://{shards}", cache=cache)
+
+
+def test_an_answer_that_ends_early_is_asked_for_again_within_the_budget(server: Server, cache: ShardCache):
+    store = ShardStore(Index.open(server.url, cache=cache))
+    server.answers[SHARD] = body(PAGE)  # of no stated length or type
+    with pytest.raises(DataError, match=r"8 attempts from byte 0 on, the last one: .*ended after 36 of 14,848 bytes"):
+        store.read(0, 0, 1)
+    assert asked(server) == 8
+
+
+def trickle(handler: BaseHTTPRequestHandler) -> None:
+    """A byte now and then."""
+    headers(handler, 200, Content_Length="14848")
+    try:
+        for _ in range(600):
+            handler.wfile.write(b"x")
+            time.sleep(0.05)
+    except OSError:
+        pass
+
+
+def test_a_slow_answer_is_warned_of_and_given_up(
+    server: Server, cache: ShardCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(http_module, "SLOW_S", 0.2)
+    monkeypatch.setattr(remote_module, "ATTEMPTS", 2)
+    store = ShardStore(Index.open(server.url, cache=cache))
+    server.answers[SHARD] = trickle
+    with caplog.at_level(logging.WARNING, logger="mmdata"):
+        with pytest.raises(DataError, match=r"2 attempts .* \d+ bytes a second came for 0\.2 s, fewer than 1,000, and"):
+            store.read(0, 0, 1)
+        warned = rf"'{server.url}{SHARD}': \d+ bytes a second came for 0\.2 s, fewer than 1,000; after another 0\.2 s"
+        assert len([text for text in caplog.messages if re.match(warned, text)]) == 2
+        caplog.clear()
+        with pytest.raises(DataError, match=r"byte 0: cannot be read \(Failed: \d+ bytes a second came for 0\.2 s"):
+            list(read_shard(f"{server.url}{SHARD}"))
+        assert len(caplog.messages) == 1
+
+
+def test_a_consumer_that_takes_its_time_is_not_a_slow_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(http_module, "SLOW_S", 0.3)
+    whole = (server.folder / SHARD[1:]).read_bytes()
+    file_system = fsspec.filesystem("http", **http_module.request_options())
+    with http_module.HttpFile(file_system, f"{server.url}{SHARD}", "name") as file:
+        read = [file.read(10)]
+        for _ in range(8):
+            time.sleep(0.1)
+            read.append(file.read(10))
+        assert b"".join(read) + file.read() == whole
+    assert caplog.messages == []
+
+
+def test_statuses_that_pass_are_asked_again_and_hold_no_secrets(server: Server, cache: ShardCache):
+    store = ShardStore(Index.open(f"{server.url}?signature=secret", cache=cache))
+    server.answers[SHARD] = 429
+    with pytest.raises(DataError, match=r"8 attempts .*, the last one: Failed: status 429 Too Many Re") as caught:
+        store.read(0, 0, 1)
+    assert "secret" not in str(caught.value)
+    assert asked(server) == 8
+
+
+def test_zeros_without_end_behind_a_tar_are_an_error(server: Server, monkeypatch: pytest.MonkeyPatch):
+    sent: list[int] = []
+    whole = (server.folder / SHARD[1:]).read_bytes()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        headers(handler, 200)
+        handler.wfile.write(whole)
+        done = 0
+        try:
+            while done < END:
+                done += handler.connection.send(bytes(2**16))
+        except OSError:
+            pass
+        sent.append(done)
+
+    monkeypatch.setattr("mmdata.shards.tar.MAX_PADDING", 2**20)
+    server.answers[SHARD] = answer
+    with pytest.raises(DataError, match="more than 1,048,576 bytes of zeros behind the end blocks"):
+        list(read_shard(f"{server.url}{SHARD}"))
+    assert eventually(sent, 1)[0] < MOST

@@ -1,0 +1,105 @@
+"""Names of shards: file: URLs as webdataset reads them, and brace patterns whose size is known before they expand."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import webdataset
+from braceexpand import braceexpand
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mmdata
+from mmdata.convert import convert
+from mmdata.errors import ConfigError, DataError
+from mmdata.shards import Index, ShardCache, build_index, verify
+from mmdata.streaming.source import MAX_SHARDS, count_shards, find_shards
+
+
+@pytest.mark.parametrize("form", ["file:{path}", "file://{path}", "file://localhost{path}", "FILE:{path}"])
+def test_file_urls_are_read_as_webdataset_reads_them(tmp_path: Path, shards: Path, config, form: str):
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    shutil.copy(shards / "000000.tar", folder / "x.tar")
+    assert find_shards(form.format(path=f"{tmp_path}/a%20folder/x.tar")) == [f"{folder}/x.tar"]
+    url = form.format(path=f"{folder}/x.tar")
+    expected = sorted(sample["__key__"] for sample in webdataset.WebDataset(url, shardshuffle=False))
+    found = [key for batch in mmdata.stream(url, config()) for key in batch["keys"] if key]
+    assert sorted(found) == expected
+    assert find_shards(form.format(path=folder)) == [f"{folder}/x.tar"]
+    assert find_shards(form.format(path=f"{folder}/{{x,x}}.tar")) == 2 * [f"{folder}/x.tar"]
+
+
+def test_relative_file_urls_are_read_as_webdataset_reads_them(shards: Path, monkeypatch: pytest.MonkeyPatch, config):
+    monkeypatch.chdir(shards.parent)
+    url = "file:shards/000003.tar"
+    expected = sorted(sample["__key__"] for sample in webdataset.WebDataset(url, shardshuffle=False))
+    assert sorted(k for batch in mmdata.stream(url, config()) for k in batch["keys"] if k) == expected
+    with pytest.raises(DataError, match=r"shard 'shards/none\.tar': no such file or folder"):
+        find_shards("file:shards/none.tar")
+
+
+def test_file_urls_that_name_a_host_or_nothing_are_refused():
+    with pytest.raises(ConfigError, match=r"'file://shards/x\.tar': 'shards' is a host here, .*write file:///shards/x"):
+        find_shards("file://shards/x.tar")
+    with pytest.raises(ConfigError, match="'file:': a file: URL without a path; write file:/folder/name"):
+        find_shards("file:")
+
+
+@pytest.mark.parametrize("form", ["file:{}", "file://{}"])
+def test_index_loader_convert_and_verify_take_file_urls(
+    shards: Path, tmp_path: Path, config, monkeypatch: pytest.MonkeyPatch, form: str
+):
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    shutil.copy(shards / "000000.tar", tars / "x.tar")
+    assert build_index(form.format(tars)).accounts["indexed"] == 10
+    assert verify(form.format(tars)) == []
+    assert convert(form.format(tars / "x.tar"), tmp_path / "out").accounts["written"] == 10
+    cache = tmp_path / "cache"
+    assert len(Index.open(form.format(tars), cache=ShardCache(cache))) == 10
+    loader = mmdata.Loader.from_config(config(shards=form.format(tars), cache_dir=str(cache), num_workers=0))
+    assert sum(int(batch["valid"].sum()) for batch in loader) == 10
+    monkeypatch.chdir(tmp_path)
+    assert len(Index.open("file:tars", cache=ShardCache(cache))) == 10
+
+
+PARTS = ["{", "}", ",", "..", "1", "9", "a", "Z", "-", "0", "{1..3}", "{a,b}", "{09..1..3}", "{d..b}"]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=7).map("".join))
+def test_count_shards_is_the_number_that_braceexpand_gives(pattern: str):
+    try:
+        expected = len(list(braceexpand(pattern, escape=False)))
+    except ValueError:
+        with pytest.raises(ValueError, match="in '"):
+            count_shards(pattern)
+    else:
+        assert count_shards(pattern) == expected
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "x-{000000000..999999999}.tar",
+        "{0..99999}{0..9999}.tar",
+        "{a,{0..999999999}}.tar",
+        30 * "{a,b}",
+        "{0..99999999999999999999999999}",
+        f"{{1..{MAX_SHARDS + 1}}}",
+    ],
+)
+def test_patterns_of_too_many_shards_are_refused_before_they_expand(pattern: str):
+    with pytest.raises(ConfigError, match=rf"the pattern stands for more than {MAX_SHARDS:,} shards; correct the num"):
+        find_shards(pattern)
+    with pytest.raises(ConfigError, match="braces that do not close"):
+        find_shards(pattern + "{")
+
+
+def test_braces_inside_each_other_without_end_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"shards '\{{100}…': braces inside each other, hundreds deep; write them out"
+    ):
+        find_shards("{" * 5000 + "a,b" + "}" * 5000)
