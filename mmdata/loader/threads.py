@@ -160,7 +160,7 @@ class _Line(Generic[TaskT, T]):
         units: list[Callable[[], None]] = []
         try:
             if future.set_running_or_notify_cancel():
-                batch = _Batch(self._begin(next(self.tasks), self.stop), future, self.stop)
+                batch = _Batch(self._begin(self._next_task(), self.stop), future, self.stop)
                 units = [partial(batch.do, unit) for unit in batch.job.units]
         except BaseException as error:
             future.set_exception(error)
@@ -169,6 +169,14 @@ class _Line(Generic[TaskT, T]):
             self._beginning = False
             self._units += units
             self.changed.notify_all()
+
+    def _next_task(self) -> TaskT:
+        try:
+            return next(self.tasks)
+        except StopIteration:
+            if self.stop.is_set():  # they were closed: whoever waits must not take this for their end
+                raise CancelledError from None
+            raise
 
 
 class _Batch(Generic[T]):
@@ -210,13 +218,13 @@ def _close(line: _Line[TaskT, T], threads: list[threading.Thread], owner: int) -
     if os.getpid() != owner:
         return  # a forked child has none of the threads
     line.end()
-    line.tasks.close()
     if threading.current_thread() in threads:
         return  # the garbage collector may run in any; the others may wait for what this one holds
     until = monotonic() + END_S
     for thread in threads:
         with suppress(RuntimeError):  # interrupted while it was started: it finds nothing to do
             thread.join(max(0.0, until - monotonic()))
+    line.tasks.close()
 
 
 class ThreadedBatches:

@@ -114,9 +114,16 @@ def test_resize_to_more_threads_has_them_work_at_once():
 
 
 def test_whoever_waits_for_a_batch_that_was_not_begun_is_told_when_the_threads_end():
-    threads: WorkerThreads[int, int] = WorkerThreads(
-        counted(2), lambda task, stop: Job([partial(stop.wait, 20)], lambda: task), 1
-    )
+    begun = threading.Event()
+
+    def begin(task: int, stop: threading.Event) -> Job[int]:
+        def unit() -> None:
+            begun.set()
+            stop.wait(20)
+
+        return Job([unit], lambda: task)
+
+    threads: WorkerThreads[int, int] = WorkerThreads(counted(2), begin, 1)
     got: list[int | type[BaseException]] = []
 
     def take() -> None:
@@ -130,6 +137,7 @@ def test_whoever_waits_for_a_batch_that_was_not_begun_is_told_when_the_threads_e
     threads.ask()
     for taker in takers:
         taker.start()
+    assert begun.wait(20)
     while len(threads):  # both wait: one for the batch that the only worker is at, one for that after it
         time.sleep(0.01)
     threads.close()
