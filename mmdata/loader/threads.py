@@ -57,8 +57,9 @@ class WorkerThreads(Generic[TaskT, T]):
         self._ahead: deque[Future[T]] = deque()
         self._line = _Line(tasks, begin)
         self._threads: list[threading.Thread] = []
-        # Also called when this object goes, and at the end of the program.
-        self.close = weakref.finalize(self, _close, self._line, self._threads, os.getpid())
+        # Called by `close`, when this object goes, and at the end of the program.
+        self._owner = os.getpid()
+        self._finalize = weakref.finalize(self, _close, self._line, self._threads, self._owner)
         self.resize(count)
 
     def __len__(self) -> int:
@@ -84,6 +85,14 @@ class WorkerThreads(Generic[TaskT, T]):
         finally:
             # What a worker says holds for it alone, but new threads begin with the last word.
             torch.set_num_threads(callers)
+
+    def close(self) -> None:
+        """End the threads, and wait a while until they have."""
+        try:
+            if self._finalize.alive and self._owner == os.getpid():  # a forked child has none of the threads
+                self._line.end()
+        finally:  # an interrupt may come at any line, and a finalizer that it has reached does not run again
+            self._finalize()
 
     def ask(self) -> None:
         """Have the next task made."""

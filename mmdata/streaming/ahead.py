@@ -68,10 +68,13 @@ def make_ahead(
             yield made
             del made
     finally:
-        reader.end()
-        if threads is not None:
-            threads.close()
-        reader.join()
+        try:
+            reader.end()
+            if threads is not None:
+                threads.close()
+        finally:  # an interrupt may come at any line
+            reader.end()
+            reader.join()
 
 
 class _Reader(Generic[Task]):

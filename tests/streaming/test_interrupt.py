@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -14,29 +15,20 @@ from typing import Any
 import pytest
 
 import mmdata
-
-MOMENTS = 12
-"""Threads that are started between two batches or less, one after the other."""
+from tests.shards.servers import serve
 
 
-def interrupt_at_thread(number: int) -> Any:
-    """A trace function: a KeyboardInterrupt while this thread waits for the `number`-th thread that it starts, which
-    runs by then."""
-    starts = [0]
+def interrupt_at_thread(name: str, ready: threading.Event) -> Any:
+    """A trace function: a KeyboardInterrupt while this thread waits for one of this name to start, which runs by then,
+    and is inside its work if `ready` is set within a second."""
 
     def trace(frame: FrameType, event: str, arg: object) -> None:
         back = frame.f_back
-        if frame.f_code is threading.Event.wait.__code__ and back and back.f_code is threading.Thread.start.__code__:
-            thread = back.f_locals["self"]
-            if not thread.name.startswith("mmdata-"):
-                return
-            starts[0] += 1
-            if starts[0] == number:
-                until = time.monotonic() + 60
-                while not thread._started.is_set() and time.monotonic() < until:
-                    time.sleep(0.001)
-                time.sleep(0.02)  # it takes a task now
-                raise KeyboardInterrupt
+        if frame.f_code is not threading.Event.wait.__code__ or not back:
+            return
+        if back.f_code is threading.Thread.start.__code__ and back.f_locals["self"].name.startswith(name):
+            ready.wait(1)
+            raise KeyboardInterrupt
 
     return trace
 
@@ -57,27 +49,46 @@ def no_threads_left() -> Iterator[None]:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("kind", ["stream", "loader"])
+@pytest.mark.parametrize("name", ["mmdata-reader", "mmdata-worker_0", "mmdata-worker_2"])
 def test_an_interrupt_while_a_thread_starts_is_a_keyboard_interrupt(
-    shards: Path, config: Any, no_threads_left: None, kind: str
+    shards: Path, config: Any, no_threads_left: None, name: str
 ):
-    batches = source(kind, shards, config)
-    expected = [batch["keys"] for batch in batches]
-    interrupted = 0
-    for number in range(1, MOMENTS):
-        batches.set_epoch(0)
+    with serve(shards) as server:
+        server.held = "000000.tar"  # whoever takes a task waits for the server
+        stream = mmdata.stream(f"{server.url}/000000.tar", config(num_workers=3, prefetch=3))
         before = sys.gettrace()
-        sys.settrace(interrupt_at_thread(number))
+        sys.settrace(interrupt_at_thread(name, server.holding))
         try:
-            for _ in batches:
-                pass
-        except KeyboardInterrupt:
-            interrupted += 1
+            with pytest.raises(KeyboardInterrupt):
+                next(iter(stream))
         finally:
             sys.settrace(before)
-    assert interrupted >= 3
-    batches.set_epoch(0)
-    assert [batch["keys"] for batch in batches] == expected
+            server.release.set()
+        server.held = ""
+        assert sum(int(batch["valid"].sum()) for batch in stream) == 10
+
+
+def test_an_interrupt_does_not_wait_for_a_server(
+    shards: Path, config: Any, no_threads_left: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mmdata.streaming.ahead.END_S", 0.1)
+    monkeypatch.setattr("mmdata.loader.threads.END_S", 0.1)
+    with serve(shards) as server:
+        server.held = "000000.tar"
+        batches = iter(mmdata.stream(f"{server.url}/000000.tar", config(num_workers=2)))
+
+        def interrupt() -> None:
+            assert server.holding.wait(60)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        late = threading.Timer(20, server.release.set)
+        late.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        assert not server.release.is_set()
+        server.release.set()
+        late.cancel()
 
 
 # Python itself drops an interrupt that comes while it runs a finalizer, such as that of a batch's memory.
