@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from mmdata.train.host_copy import HostCopy
-from mmdata.train.miners import AnyMiner
+from mmdata.train.miners import AnyMiner, Chain
 from mmdata.train.miners.protocol import are_flawed
 
 
@@ -34,35 +35,35 @@ class MinerFlaws:
         self.count.add_((negatives & are_flawed(weights)).sum() * scores.detach().isfinite().all())
 
 
-@dataclass(frozen=True)
-class _Unread:
-    miner: str
-    count: HostCopy
+_unread: list[tuple[list[str], HostCopy]] = []
+"""Names of the miners of the newest loss on a GPU, and their counts on the way from there; read in the next loss."""
 
 
-_unread: list[_Unread] = []
-"""Counts on their way from a GPU; looked at when the next loss is computed."""
-
-
-def raise_if_flawed(miner: AnyMiner, count: Tensor) -> None:
+def raise_if_flawed(miners: Sequence[AnyMiner], counts: Tensor) -> None:
     """Raise where a miner gave weights that are none; on a GPU, when this is called for the next loss.
 
+    Call it once a loss, with all of its miners: a second call would wait for the counts of the first.
+
     Args:
-        miner: that gave them.
-        count: scalar, how many over all ranks.
+        miners: that gave them; one for each direction of the loss.
+        counts: (number of miners,), how many over all ranks.
 
     Raises:
         ValueError: names the miner, which gave some now or, on a GPU, for the loss before.
     """
-    now = _Unread(repr(miner), HostCopy(count))
-    earlier, _unread[:] = [*_unread], []
-    if count.device.type == "cuda":
-        _unread.append(now)
-    else:
-        earlier.append(now)
-    for each in earlier:
-        if number := int(each.count.read()[0]):
-            raise ValueError(
-                f"miner {each.miner} gave {number} negatives a weight that is NaN, infinite or below 0: a weight is a "
-                "finite number from 0 on, and 0 drops a negative; the loss of that batch is NaN"
-            )
+    to_read = [*_unread, ([_name(miner) for miner in miners], HostCopy(counts))]
+    _unread[:] = [to_read.pop()] if counts.device.type == "cuda" else []
+    for names, copy in to_read:
+        for name, number in zip(names, copy.read()[0].tolist(), strict=True):
+            if number > 0:
+                raise ValueError(
+                    f"miner {name} gave {int(number)} negatives a weight that is NaN, infinite or below 0: a weight is "
+                    "a finite number from 0 on, and 0 drops a negative; the loss of that batch is NaN"
+                )
+
+
+def _name(miner: AnyMiner) -> str:
+    """Not its repr: that prints a teacher's features, for which the device would be waited for at each loss."""
+    if isinstance(miner, Chain):
+        return f"Chain({', '.join(_name(part) for part in miner.miners)})"
+    return str(getattr(miner, "__qualname__", type(miner).__qualname__))

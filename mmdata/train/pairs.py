@@ -119,8 +119,8 @@ class Pairs:
             local = local * torch.ones_like(local.detach()).masked_fill(flawed, torch.nan)
         weighted = local * distributed.world_size()
         result = (everyones[0] if counts else everyones) + (weighted - weighted.detach())
-        for flaws, count in zip(self.flaws, everyones[1:] if counts else (), strict=True):
-            raise_if_flawed(flaws.miner, count)
+        if counts:
+            raise_if_flawed([flaws.miner for flaws in self.flaws], everyones[1:])
         return result
 
     def sum_over(

@@ -74,12 +74,50 @@ def test_features_that_are_not_finite_are_no_fault_of_the_miner():
     assert loss.isnan()
 
 
+class Silent:
+    """A miner with features, as a teacher: to print them is to wait for the device."""
+
+    def __call__(self, scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+        return negatives
+
+    def __repr__(self) -> str:
+        raise AssertionError("printed")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_directions_are_judged_in_one_call_without_printing_a_miner(kind: str, monkeypatch: pytest.MonkeyPatch):
+    """On a GPU a second call would wait for the counts of the first, which this step makes."""
+    calls: list[int] = []
+
+    def judge(given: list[miners.AnyMiner], counts: Tensor) -> None:
+        calls.append(len(given))
+        miner_weights.raise_if_flawed(given, counts)
+
+    monkeypatch.setattr("mmdata.train.pairs.raise_if_flawed", judge)
+    assert KINDS[kind](*features(6), miners.Chain([Silent(), miners.TopK(2)])).isfinite()
+    assert calls == [2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels of a GPU: torch sees none here")
+def test_a_loss_on_a_gpu_waits_for_none_of_its_own_kernels():
+    images, texts = (x.detach().float().cuda().requires_grad_() for x in features(6))
+    scale, done = scalar(9.0).float().cuda(), torch.cuda.Event()
+    for _ in range(2):  # the second one reads the counts of the first
+        torch.cuda.synchronize()
+        teacher = miners.Teacher.gather(images.detach(), texts.detach(), 0.1)
+        losses.clip_loss(images, texts, scale, miner=miners.Chain([teacher, lambda s, p, n: s.exp()]))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # cycles, about a second
+    losses.clip_loss(images, texts, scale, miner=miners.Chain([teacher, lambda s, p, n: s.exp()]))
+    done.record()
+    assert not done.query()
+
+
 def test_on_a_gpu_the_loss_is_nan_and_the_next_one_names_the_miner(monkeypatch: pytest.MonkeyPatch):
     """Nobody waits for the device: the count is read when the next loss is computed. Here a CPU plays the GPU."""
-    count = torch.tensor(3.0)
-    late = miner_weights._Unread("Mine()", HostCopy(count))
-    monkeypatch.setattr(miner_weights, "_unread", [late])
-    with pytest.raises(ValueError, match=r"miner Mine\(\) gave 3 negatives"):
+    late = HostCopy(torch.tensor([0.0, 3.0]))
+    monkeypatch.setattr(miner_weights, "_unread", [(["All", "Mine"], late)])
+    with pytest.raises(ValueError, match=r"miner Mine gave 3 negatives"):
         KINDS["clip"](*features(6), miners.TopK(1))
     assert KINDS["clip"](*features(6), miners.TopK(1)).isfinite(), "it is told once"
 
