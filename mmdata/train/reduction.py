@@ -4,15 +4,24 @@ DDP reduces gradients in flat buffers ("buckets"). It lays them out by the order
 backward pass is over, and after that by the order in which the gradients came. The place of a number in its buffer
 decides in which order the ranks' values are added: from three ranks on another layout gives other rounding. A run that
 goes on from a checkpoint therefore takes over the layout that it had.
+
+DDP tells its layout to nobody: it is read through private parts of torch (known: 2.15). Where they are others, a
+checkpoint holds no layout, and a resumed run of three or more ranks may differ in the last digits.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+logger = logging.getLogger("mmdata")
+
+LAYOUT = "rebuilt_per_bucket_param_indices"
+"""Key of DDP's log: numbers of the parameters in each bucket, "4 3 2, 1 0"."""
 
 
 def reduction_order(model: nn.Module) -> list[int] | None:
@@ -24,17 +33,27 @@ def reduction_order(model: nn.Module) -> list[int] | None:
         model: as `distributed.wrap` returns it.
 
     Returns:
-        None where there is no DDP, or no backward pass was made.
+        None where there is no DDP, or no backward pass was made, or this version of torch does not tell.
     """
     if not isinstance(model, DistributedDataParallel):
         return None
     ddp = cast(Any, model)
-    ddp.reducer._rebuild_buckets()  # what the next forward would do first
-    layout = _layout(ddp)
+    try:
+        rebuild, note = ddp.reducer._rebuild_buckets, ddp.logger.set_runtime_stats_and_log
+        read = ddp._get_ddp_logging_data
+    except AttributeError as error:  # of the same version of torch on all ranks
+        logger.debug("torch %s does not tell the layout of DDP's buckets (%s)", torch.__version__, error)
+        return None
+    rebuild()  # what the next forward would do first
+    layout = str(read().get(LAYOUT, ""))
     if not layout:  # DDP notes it two forwards later
-        ddp.logger.set_runtime_stats_and_log()
-        layout = _layout(ddp)
-    return [int(number) for number in layout.replace(",", " ").split()] or None
+        note()
+        layout = str(read().get(LAYOUT, ""))
+    numbers = layout.replace(",", " ").split()
+    if not all(number.isdecimal() for number in numbers):
+        logger.debug("torch %s tells the layout of DDP's buckets in another form: %r", torch.__version__, layout)
+        return None
+    return [int(number) for number in numbers] or None
 
 
 def restore_reduction_order(model: nn.Module, order: list[int] | None) -> None:
@@ -59,11 +78,6 @@ def restore_reduction_order(model: nn.Module, order: list[int] | None) -> None:
         model.module = inner
     for parameter in trained:
         parameter.grad = None
-
-
-def _layout(ddp: Any) -> str:
-    """Numbers of the parameters in each bucket, or "" where DDP has not noted them: "4 3 2, 1 0"."""
-    return str(ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", ""))
 
 
 class _Zeros(nn.Module):

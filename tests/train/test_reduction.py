@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+from mmdata.train import distributed, reduction
 from mmdata.train.reduction import reduction_order, restore_reduction_order
 from tests.train.resume_ranks import WAYS
 from tests.train.test_loop import last_state, read_metrics
@@ -49,3 +52,27 @@ def test_reduction_without_ddp_has_no_order():
     assert reduction_order(model) is None
     restore_reduction_order(model, [1, 0])
     assert model.weight.grad is None
+
+
+def test_reduction_order_is_left_out_where_torch_does_not_tell_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("DEBUG", logger="mmdata")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(torch.nn.Linear(2, 1))
+        assert reduction_order(model) is None, "no backward pass was made"
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+        order = reduction_order(model)
+        assert order is not None
+        assert sorted(order) == [0, 1]
+        told = {reduction.LAYOUT: "first bucket: 1, 0"}
+        monkeypatch.setattr(DistributedDataParallel, "_get_ddp_logging_data", lambda _: told)
+        assert reduction_order(model) is None
+        monkeypatch.delattr(DistributedDataParallel, "_get_ddp_logging_data")
+        assert reduction_order(model) is None
+    finally:
+        distributed.finish()
+    said = ["tells the layout of DDP's buckets in another form: 'first", "does not tell the layout of DDP's buckets ("]
+    assert all(words in line for words, line in zip(said, caplog.messages, strict=True))
