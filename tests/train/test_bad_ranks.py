@@ -101,7 +101,7 @@ def test_budget_counts_the_rows_of_all_ranks(config: Path, tmp_path: Path):
     assert [code for code, _ in results] == [0, 0], results
     assert ledger(tmp_path / "run") == sorted((0, row) for row in bad)
     assert not (tmp_path / "run" / "ledger-rank0.jsonl").exists()
-    assert counts(tmp_path / "run") == (24, {"corrupt_image": 2})
+    assert counts(tmp_path / "run") == (24, {"file_changed": 2})
 
 
 def test_budget_spent_stops_all_ranks_with_the_summary(config: Path, tmp_path: Path):
@@ -109,7 +109,7 @@ def test_budget_spent_stops_all_ranks_with_the_summary(config: Path, tmp_path: P
     results = finish(start(config, "data.max_bad_share=0.05"))
     for code, error in results:
         assert code == 2
-        assert "error: over 2 ranks, 2 of 24 rows could not be used (corrupt_image 2), more than max_bad_share" in error
+        assert "error: over 2 ranks, 2 of 24 rows could not be used (file_changed 2), more than max_bad_share" in error
     # Only rank 1 knows which rows they were.
     assert ["; the first: shard '000000.tar', sample '" in error for _, error in results] == [False, True]
 
@@ -142,9 +142,9 @@ def test_two_ranks_killed_and_resumed_by_one_list_and_count_each_masked_row_once
     seen, masked = counts(tmp_path / "run")
     step = load_checkpoint(find_checkpoint(tmp_path / "run"))["step"]
     assert seen == step * BATCH
-    assert masked == {"corrupt_image": step // 4 * len(bad)}
-    assert len(ledger(tmp_path / "run")) > masked["corrupt_image"]
+    assert masked == {"file_changed": step // 4 * len(bad)}
+    assert len(ledger(tmp_path / "run")) > masked["file_changed"]
     (result,) = finish(start(config, *words, ranks=1))
     assert result[0] == 0, result[1]
     assert ledger(tmp_path / "run") == [(epoch, row) for epoch in range(20) for row in bad]
-    assert counts(tmp_path / "run") == (20 * ROWS, {"corrupt_image": 20 * len(bad)})
+    assert counts(tmp_path / "run") == (20 * ROWS, {"file_changed": 20 * len(bad)})

@@ -168,7 +168,7 @@ def test_train_resumed_from_further_back_lists_each_masked_row_once(
     written = ledger.read_text()
     entries = [json.loads(line) for line in written.splitlines()]
     assert [(entry["epoch"], entry["row"], entry["reason"]) for entry in entries] == [
-        (epoch, 5, "corrupt_image") for epoch in range(3)
+        (epoch, 5, "file_changed") for epoch in range(3)
     ]
     (tmp_path / "run" / "checkpoints" / "latest").write_text("step-0000000002.pt\n")
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
