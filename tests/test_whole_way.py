@@ -78,10 +78,11 @@ def test_train_two_gloo_ranks_have_the_losses_of_one_process(config: Path, whole
     run(*TORCHRUN, "train", config, f"train.output={output}")
     assert [step for step, _ in whole] == list(range(1, 21))
     # The first losses come from equal weights: logits of 1 / 0.07, 12 of them in a sum. After that each update carries
-    # rounding on by a factor that arithmetic does not bound; the runs in float64 of tests/train hold those closely.
+    # rounding on by a factor that arithmetic does not bound: 1e-5 has been seen, and the losses of the second epoch lie
+    # 1e-2 apart. The runs in float64 of tests/train hold all of them closely.
     (_, first), (_, found) = whole[0], losses(output)[0]
     assert found == pytest.approx(first, rel=0, abs=rounding(1 / 0.07, sums=12))
-    assert losses(output) == [(step, pytest.approx(loss, rel=0, abs=1e-2)) for step, loss in whole]
+    assert losses(output) == [(step, pytest.approx(loss, rel=0, abs=1e-3)) for step, loss in whole]
 
 
 def test_train_killed_at_any_moment_resumes_with_the_batches_that_were_left(
