@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mmdata.batch import Batch, CaptionBatch, to_device
+from mmdata.errors import DataError
 from mmdata.train import distributed
 from mmdata.train.batches import Batches, CountsRows, HasCaptions
 from mmdata.train.keys import check_keys
@@ -77,7 +78,8 @@ def embed(
     Raises:
         ValueError: no batch; keys that are no integers; or rows with several captions, and a model that gives no
             features of extra captions.
-        DataError: more rows than `data.max_bad_share` could not be loaded; over all ranks, and on each.
+        DataError: more rows than `data.max_bad_share` could not be loaded, or a further caption of a row is not the one
+            that was indexed; over all ranks, and on each.
     """
     device = next(model.parameters()).device
     source = batches if source is None else source
@@ -93,7 +95,7 @@ def embed(
         for name, value in {"image": image.float(), "text": text.float(), **_known_of(batch)}.items():
             columns.setdefault(name, []).append(distributed.gather(value)[valid])
         if isinstance(source, HasCaptions):
-            of_rows = source.all_captions(on_cpu["rows"][on_cpu["valid"]].cpu().numpy())
+            of_rows = _captions_of(source, on_cpu)
             for name, value in _embed_captions(model, batch, of_rows, autocast_dtype).items():
                 texts.setdefault(name, []).append(value)
     if not columns:
@@ -122,6 +124,23 @@ def _known_of(batch: Batch) -> dict[str, Tensor]:
     if hashes[0] is not None and hashes[1] is not None:
         known["ids"] = torch.stack([hashes[0], hashes[1]], dim=1)
     return known
+
+
+def _captions_of(source: HasCaptions, batch: Batch) -> CaptionBatch:
+    """All captions of the batch's valid rows. A collective: where one rank cannot read its own, all raise."""
+    captions, failed = None, ""
+    try:
+        captions = source.all_captions(batch["rows"][batch["valid"]].cpu().numpy())
+    except (DataError, OSError) as error:
+        if distributed.world_size() == 1:
+            raise
+        failed = str(error)
+    if distributed.world_size() > 1:
+        failures = gather(failed, dist.group.WORLD)
+        if first := next(filter(None, failures), ""):
+            raise DataError(f"on rank {failures.index(first)}, {first}")
+    assert captions is not None
+    return captions
 
 
 def _embed_captions(

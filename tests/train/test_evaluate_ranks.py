@@ -108,7 +108,7 @@ def torchrun(ranks: int, *command: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_evaluate_alone_counts_each_row_image_and_caption_once(alone: dict[str, Any]):
-    assert alone["rows_masked"] == {"corrupt_image": 1}
+    assert alone["rows_masked"] == {"file_changed": 1}
     captions = sum(1 + i % 3 for i in range(ROWS) if i != 11) + 1
     assert (alone["rows"], alone["images"], alone["texts"]) == (ROWS, ROWS - 1, captions)
     assert alone["compositional"]["mean"]["pairs"] == 7
@@ -153,6 +153,7 @@ TOGETHER = """
 import sys
 import torch
 from mmdata import Config, Loader, load_config
+from mmdata.errors import DataError
 from mmdata.train import DualEncoder, distributed, losses
 from mmdata.train.evaluate import evaluate_retrieval
 
@@ -174,6 +175,13 @@ def said(do):
         return f"{type(error).__name__}: {error}"
 
 
+class OneRanksCaptions:
+    def all_captions(self, rows):
+        if rank == 1:
+            raise DataError("a caption has changed")
+        return loader.all_captions(rows)
+
+
 changes = {"max_bad_share": 0.03, "transform": "eval", "global_batch_size": 2}
 data = load_config(sys.argv[1]).data.model_copy(update=changes)
 loader = Loader.from_config(data, rank=rank, world_size=2)
@@ -182,6 +190,7 @@ lines = [
     said(lambda: losses.clip_loss(features, features, scale, miner=one_ranks_fault)),
     said(lambda: torch.autograd.grad(losses.clip_loss(features, features, scale), features, create_graph=True)),
     said(lambda: evaluate_retrieval(model, loader)),
+    said(lambda: evaluate_retrieval(model, iter(loader), source=OneRanksCaptions())),
     said(lambda: losses.clip_loss(features, features, scale).item() > 0),
 ]
 print("".join(f"rank {rank} {number} {line}\\n" for number, line in enumerate(lines)), end="", flush=True)
@@ -196,9 +205,10 @@ def test_what_is_wrong_on_one_rank_raises_on_all(folder: Path, tmp_path: Path):
     for rank in (0, 1):
         lines = [line for line in done.stdout.splitlines() if line.startswith(f"rank {rank} ")]
         expected = (
-            "ValueError: miner one_ranks_fault gave 12 negatives a weight",
+            "ValueError: miner one_ranks_fault gave 28 negatives a weight",
             "RuntimeError: the losses of mmdata.train have no second derivative",
-            "DataError: 1 of 26 rows could not be used (corrupt_image 1), more than max_bad_share 3.0%",
+            "DataError: 1 of 26 rows could not be used (file_changed 1), more than max_bad_share 3.0%",
+            "DataError: on rank 1, a caption has changed",
             "no error: True",
         )
         for number, (line, start) in enumerate(zip(lines, expected, strict=True)):
