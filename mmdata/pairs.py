@@ -117,7 +117,7 @@ def _batch(
             try:
                 encoded = read_inside(root, name, max_bytes=MAX_IMAGE_BYTES)
                 info = probe(encoded)
-                image = EncodedImage(encoded, info.format, info.orientation, row)
+                image = EncodedImage(encoded, info.format, info.orientation, row, checked=True)
                 pixels.write(pixels.decode(image, epoch=0), row, number=row, epoch=0)
                 captions.append(clean_caption(caption))
             except (BadSample, OSError) as error:

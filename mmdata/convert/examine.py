@@ -20,7 +20,7 @@ from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.files import read_inside
 from mmdata.shards import ImageInfo, Limits, Sample, probe
 from mmdata.shards.captions import MAX_CAPTION_BYTES, clean_captions
-from mmdata.shards.decoder_warnings import naming
+from mmdata.shards.decoder_warnings import name_warnings
 from mmdata.shards.probe import sniff
 from mmdata.shards.texts import Loss, TextKind, Texts, parse_label, read_texts
 
@@ -99,7 +99,7 @@ class Examiner:
                 raise BadSample(*row.fault)
             fields = read_fields(row, self.root)
             original = self._read_image(row)
-            with naming(lambda: row.place):
+            with name_warnings(lambda: row.place):
                 image, info, shrunk_from = self._prepare(original)
         except BadSample as bad:
             return Examined(row.number, row.place, path, fault=(bad.reason, bad.detail))

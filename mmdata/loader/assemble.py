@@ -26,7 +26,7 @@ from mmdata.loader.slots import SlotRing
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.plan import Bucket
 from mmdata.shards.cache import Interrupted
-from mmdata.shards.decoder_warnings import naming, sample_name
+from mmdata.shards.decoder_warnings import name_warnings, sample_name
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
 
@@ -159,7 +159,7 @@ class _BatchInProgress:
             return
         part = _Part(samples)
         try:
-            with naming(lambda: self._name(part)):
+            with name_warnings(lambda: self._name(part)):
                 work(part)
         except BaseException as error:
             self._failed = True

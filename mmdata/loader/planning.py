@@ -50,26 +50,26 @@ def open_index(data: DataConfig) -> Index:
     index = Index.open([source.shards for source in sources(data)], cache=cache)
     warn_of_small_cache(index, data.window_rows)
     index.held_rows = max(index.held_rows, 4 * data.window_rows)
-    _say_what_is_not_compared(data, index)
+    _warn_of_missing_hashes(data, index)
     ensure_files(files_needed(data, index.manifest.num_shards))
     return index
 
 
-def _say_what_is_not_compared(data: DataConfig, index: Index) -> None:
-    """Say once where images are loaded without being compared with their hashes."""
+def _warn_of_missing_hashes(data: DataConfig, index: Index) -> None:
+    """Warn once for each index where images are loaded without being compared with their hashes."""
     old = [str(part.folder) for part in index.manifest.parts if part.schema == OLDEST_VERSION]
-    if not old or data.check_images != "auto" or index.fingerprint in _SAID:
+    if not old or data.check_images != "auto" or index.fingerprint in _warned_of:
         return
-    _SAID.add(index.fingerprint)
+    _warned_of.add(index.fingerprint)
     logger.warning(
         "'%s': its index was made by an earlier mmdata and has no fast hashes: images are not compared with it when "
-        "they are loaded. `mmdata index` makes a new index of the tars (--out gives it a folder of its own); "
-        "data.check_images=always compares the SHA-256, which takes about 5 %% of a photo's time",
+        "they are loaded. `mmdata index SHARDS --out FOLDER` makes a new one; data.check_images=always "
+        "compares the SHA-256, which takes about 5 %% of a photo's time",
         old[0],
     )
 
 
-_SAID: set[str] = set()  # indexes that this process has spoken of
+_warned_of: set[str] = set()  # fingerprints of the indexes that this process has warned of
 
 
 def build_plan(data: DataConfig, index: Index, tokenizer: Tokenizer, *, count_lengths: bool = False) -> Plan:

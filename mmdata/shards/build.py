@@ -17,7 +17,7 @@ from mmdata.atomic import lock, write_whole
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.files import check_regular
 from mmdata.shards.columns import SCHEMA_VERSION, CountTokens, Row, encode
-from mmdata.shards.decoder_warnings import naming, sample_name
+from mmdata.shards.decoder_warnings import name_warnings, sample_name
 from mmdata.shards.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, local_folder, manifest_prefix
 from mmdata.shards.labels import Labels, number_labels
 from mmdata.shards.manifest import Manifest
@@ -143,7 +143,7 @@ def scan_shard(path: Path, *, limits: Limits, step: Callable[[int], None]) -> Sc
             samples += 1
             reason = None
             try:
-                with naming(partial(sample_name, path.name, group.key)):
+                with name_warnings(partial(sample_name, path.name, group.key)):
                     row, label, lost = describe(group, read, limits=limits)
                 rows.append(row)
                 labels.append(label)
@@ -223,7 +223,7 @@ class _Build:
         self._check_edge(path, scan)
         rows, names_lost = number_labels(scan.rows, scan.labels, self._labels)
         for key, lost in [*scan.losses, *names_lost]:
-            self.losses.add(f"shard '{path.name}', sample '{key}'", lost)
+            self.losses.add(sample_name(path.name, key), lost)
         encoded = encode(rows, self._count_tokens, version=self._version)
         entry = encoded.entry(path.name, f"{path.stem}.index.arrow", size=size, sha256=file_sha256(path))
         self._write(entry.index, encoded.data)
@@ -252,6 +252,7 @@ class _Build:
                 raise self._in_the_way()
             return there if there.location == location else there.moved(location)
         lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.quarantined)
+        self._made.append(self._inner / QUARANTINE_NAME)
         write_whole(self._inner / QUARANTINE_NAME, lines.encode())
         return write_manifest(
             self._folder, self.entries, tokenizer=self._tokenizer, location=location, accounts=self.accounts

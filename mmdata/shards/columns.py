@@ -18,8 +18,9 @@ import pyarrow as pa
 import xxhash
 
 from mmdata.errors import DataError
+from mmdata.files import read_regular
 from mmdata.shards.histogram import MAX_TOKENS, aspect_bin, count_cells, pack_cells
-from mmdata.shards.pages import ListedShard, ShardEntry, read_regular
+from mmdata.shards.pages import ListedShard, ShardEntry
 from mmdata.shards.probe import FORMATS, ImageInfo
 
 CountTokens = Callable[[list[str]], list[int]]
@@ -196,13 +197,14 @@ class Columns:
         Args:
             path: of the file.
             entry: what the manifest says of it.
-            checksum: of the file as this process read and checked it before; 0: it did not, and all is checked now.
+            checksum: of the file as this process read it before; 0: it did not, and the SHA-256 is compared now.
 
         Raises:
             FileNotFoundError: there is none.
-            DataError: not the file that the manifest names, or a value that no row can have.
+            DataError: not a regular file, or not the one that the manifest names. Values are checked later, by `fixed`
+                and `lists`.
         """
-        data = read_regular(path, kind="index")
+        data = read_regular(path, "index")
         found = fast_hash(data)
         if checksum and found != checksum:
             raise DataError(f"index '{path}': changed since it was opened; {_REMEDY}")

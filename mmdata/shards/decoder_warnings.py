@@ -1,7 +1,7 @@
 """Warnings of the library that decodes images: logged with the name of the sample, once for each kind in a process.
 
 Pillow warns through Python's `warnings`, and once through `logging`; neither says which image is meant. Both are taken
-over only in threads that are within `naming`, and only where Pillow is the one that warns.
+over only in threads that are within `name_warnings`, and only where Pillow is the one that warns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _show_before: Callable[..., Any] = warnings.showwarning
 
 
 @contextmanager
-def naming(name: Callable[[], str]) -> Generator[None, None, None]:
+def name_warnings(name: Callable[[], str]) -> Generator[None, None, None]:
     """Within it, this thread's warnings from Pillow are logged with the name of what is decoded.
 
     Args:
@@ -85,6 +85,5 @@ def _tell(message: str, place: tuple[str, int], name: Callable[[], str]) -> None
         if place in _told:
             return
         _told.add(place)
-    said = f"{name()}: Pillow warns: {' '.join(message.split())}"
-    said = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in said)  # names come from data
-    logger.warning("%s (said once, for the first image like it)", said)
+    said = " ".join(message.split())
+    logger.warning("%s: Pillow warns: %s (said once, for the first image like it)", name(), said)

@@ -14,7 +14,7 @@ from threading import Event
 from typing import TypeVar
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.files import check_regular, open_regular, path_of_url, read_regular
+from mmdata.files import open_regular, path_of_url, read_regular
 from mmdata.shards.cache import ShardCache
 from mmdata.shards.pages import REMAKE, ListedShard
 from mmdata.shards.remote import RemoteFolder
@@ -104,12 +104,11 @@ def with_file(folder: Folder, name: str, sha256: str, use: Callable[[Path], T], 
     """`use` of the path of a file of a folder; `kind` says what it is, for messages.
 
     Raises:
-        DataError: there is none, or it is not a regular file.
+        DataError: there is none; and what `use` raises.
     """
     if isinstance(folder, RemoteFolder):
         return folder.with_file(name, sha256, use)
     try:
-        check_regular(folder / name, kind)
         return use(folder / name)
     except FileNotFoundError:
         raise DataError(f"{kind} '{folder / name}': no such file, and the manifest names it; {REMAKE}") from None

@@ -24,6 +24,7 @@ from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
+from mmdata.shards.captions import unique_keys
 from mmdata.shards.columns import OLDEST_VERSION, SCHEMA_VERSION, Columns
 from mmdata.shards.folder import INNER, MANIFEST_NAME, open_shard, read_top, shard_path, shard_place, with_file
 from mmdata.shards.histogram import Histogram, unpack_cells
@@ -108,7 +109,7 @@ class Manifest(_Top):
         prefix, data = read_top(folder)
         path = f"{folder}/{prefix}{MANIFEST_NAME}"
         try:
-            content = json.loads(data, object_pairs_hook=_each_key_once)
+            content = json.loads(data, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:
             raise DataError(f"'{path}': not JSON: {error}; {REMAKE}") from error
         if not isinstance(content, dict):
@@ -332,15 +333,6 @@ def _checksum(content: dict[str, Any]) -> str:
     """
     as_read = json.loads(json.dumps(content))  # keys that are numbers become strings before they are sorted
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
-
-
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key '{twice}' stands there twice")
-    return content
 
 
 _ADAPTER = TypeAdapter(_Top)

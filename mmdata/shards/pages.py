@@ -6,9 +6,7 @@ A page is read whole, never mapped: a file that is cut short while it is mapped 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +19,7 @@ import xxhash
 from pydantic import ConfigDict, NonNegativeInt
 
 from mmdata.errors import DataError
+from mmdata.files import read_regular
 from mmdata.shards.ragged import offsets_of
 
 Ints = npt.NDArray[np.int64]
@@ -160,7 +159,7 @@ class PageColumns:
             FileNotFoundError: there is none.
             DataError: not the file that manifest.json names.
         """
-        data = read_regular(path, kind="manifest page")
+        data = read_regular(path, "manifest page")
         if hashlib.sha256(data).hexdigest() != page.sha256:
             raise DataError(f"manifest page '{path}': SHA-256 differs from manifest.json's; {REMAKE}")
         batch = _parse(data, path)
@@ -198,7 +197,7 @@ class PageColumns:
             FileNotFoundError: there is none.
             DataError: the file changed.
         """
-        data = read_regular(path, kind="manifest page")
+        data = read_regular(path, "manifest page")
         if xxhash.xxh3_64_intdigest(data) != self.checksum:
             raise DataError(f"manifest page '{path}': changed since it was opened; {REMAKE}")
         return _histograms(_parse(data, path))
@@ -224,21 +223,6 @@ class PageColumns:
         """The entry of shard i of this page, with its part of the page's histograms."""
         span = slice(int(histograms.offsets[i]), int(histograms.offsets[i + 1]))
         return ShardEntry(**vars(self.listed(i)), cells=histograms.cells[span], counts=histograms.counts[span])
-
-
-def read_regular(path: Path, *, kind: str) -> bytes:
-    """The content of a file, which must be a regular one; `kind` says what it is, for messages.
-
-    Raises:
-        FileNotFoundError: there is none.
-        DataError: a FIFO, a device or a folder.
-    """
-    # Without NONBLOCK, opening a FIFO would wait for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DataError(f"{kind} '{path}': not a regular file; {REMAKE}")
-        return file.readall()
 
 
 def _parse(data: bytes, path: Path) -> Any:

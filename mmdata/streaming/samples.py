@@ -15,7 +15,7 @@ from webdataset.tariterators import group_by_keys
 
 from mmdata.errors import BadSample, DataError, excerpt
 from mmdata.shards import ImageInfo, Limits, Member, read_members
-from mmdata.shards.decoder_warnings import naming, sample_name
+from mmdata.shards.decoder_warnings import name_warnings, sample_name
 from mmdata.shards.remote import display_name
 from mmdata.shards.samples import MAX_IMAGE_BYTES, Group, describe
 from mmdata.shards.tar import split_name
@@ -120,7 +120,7 @@ def _split_name(name: str) -> tuple[str, str]:
 
 def _sample(shard: str, group: Group, payloads: dict[int, bytes]) -> StreamSample | Dropped:
     try:
-        with naming(partial(sample_name, shard, group.key)):
+        with name_warnings(partial(sample_name, shard, group.key)):
             row, label, losses = describe(group, lambda member: payloads[member.offset], limits=LIMITS)
     except BadSample as error:
         return Dropped(shard, group.key, error)

@@ -11,6 +11,7 @@ from typing import Any
 
 from braceexpand import alphabet, braceexpand
 
+from mmdata.atomic import explain
 from mmdata.data_config import DataConfig, sources
 from mmdata.errors import ConfigError, DataError
 from mmdata.files import check_regular, path_of_url
@@ -48,8 +49,10 @@ def find_shards(shards: ShardNames) -> list[str]:
         if "://" not in name:
             try:
                 check_regular(name, "shard")
-            except OSError as error:
+            except FileNotFoundError as error:
                 raise DataError(f"shard '{name}': no such file or folder") from error
+            except OSError as error:  # no permission, a name that is too long
+                raise DataError(f"shard {explain(error)}") from error
     return found
 
 

@@ -19,6 +19,9 @@ from mmdata.transform.text import Tokenizer
 
 logger = logging.getLogger("mmdata")
 
+MAX_BATCHES = 2**40
+"""Of a pass; a billion samples in batches of 512 are two million. It keeps a forged state from overflowing."""
+
 
 class RankState(NamedTuple):
     """A rank's part of a stream's state.
@@ -47,8 +50,9 @@ class RankState(NamedTuple):
         numbers = [saved.get("pass"), saved.get("batches")]
         if (
             not all(isinstance(given, list) for given in lists)
-            or any(type(number) is not int or not 0 <= number <= MAX_EPOCH for number in chain(numbers, *lists))
+            or any(type(number) is not int or not 0 <= number <= MAX_BATCHES for number in chain(numbers, *lists))
             or len(lists[1]) not in (0, 2)
+            or any(number > MAX_EPOCH for number in (saved["pass"], *lists[1][:1]))
         ):
             raise ConfigError(
                 f"stream state: a rank's place must be whole numbers from 0 on: got {packed!r}; give the dictionary "

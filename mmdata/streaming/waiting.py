@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.shards.columns import hash64
+from mmdata.shards.decoder_warnings import sample_name
 from mmdata.shards.texts import Loss
 from mmdata.streaming.samples import StreamSample
 from mmdata.transform.pixels import EncodedImage
@@ -47,7 +48,8 @@ class WaitingSamples:
     def image(self, i: int) -> EncodedImage:
         """The image; its random numbers are those of its bytes, so they do not change with the order of a pass."""
         sample = self._waiting[i].sample
-        return EncodedImage(sample.image, sample.info.format, sample.info.orientation, sample.image_hash % 2**63)
+        number = sample.image_hash % 2**63
+        return EncodedImage(sample.image, sample.info.format, sample.info.orientation, number, checked=True)
 
     def caption(self, i: int) -> str:
         """The caption chosen for this epoch."""
@@ -60,7 +62,7 @@ class WaitingSamples:
     def losses(self) -> list[tuple[str, dict[Loss, str]]]:
         """(place, what was lost) of the samples that have lost something."""
         samples = [one.sample for one in self._waiting if one.sample.losses]
-        return [(f"shard '{sample.shard}', sample '{sample.key}'", sample.losses) for sample in samples]
+        return [(sample_name(sample.shard, sample.key), sample.losses) for sample in samples]
 
     def image_hashes(self) -> NDArray[np.int64]:
         """int64 (n,)."""

@@ -63,8 +63,11 @@ def _install() -> None:
 
 def _libraries() -> list[str]:
     """Files of libtiff that this process has loaded; Pillow's core, where it is linked into that."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        loaded = {line.rstrip("\n").partition("/")[2] for line in maps}
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            loaded = {line.rstrip("\n").partition("/")[2] for line in maps}
+    except OSError:  # a machine without /proc; the error must not be taken for one of the image
+        return [Image.core.__file__]
     names = sorted(f"/{path}" for path in loaded if "libtiff" in path.rpartition("/")[2])
     return names or [Image.core.__file__]
 

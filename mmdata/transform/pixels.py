@@ -24,12 +24,14 @@ class EncodedImage(NamedTuple):
         format: as `mmdata.shards.probe` names it.
         orientation: EXIF orientation, 1 to 8.
         number: which its random numbers are, 0 or more: equal numbers give equal crops in a pass.
+        checked: `probe` has read these very bytes, so that a PNG's checksums are not compared again.
     """
 
     data: bytes | memoryview
     format: str
     orientation: int
     number: int
+    checked: bool = False
 
 
 class Decoded(NamedTuple):
@@ -123,9 +125,9 @@ class PixelTransform:
         Raises:
             BadSample: it does not decode.
         """
-        data, format, orientation, number = encoded
+        data, format, orientation, number, checked = encoded
         if format != "JPEG" or self._exact or self._user is not None:
-            image = decode(data, format=format, orientation=orientation)
+            image = decode(data, format=format, orientation=orientation, checked=checked)
             return Decoded(image, *self._part(_size(image), shape, patches, number, epoch))
         height, width = jpeg_size(data, orientation)
         box, wanted = self._part((height, width), shape, patches, number, epoch)

@@ -15,6 +15,7 @@ import webdataset
 from mmdata import Batch, Index
 from mmdata.errors import DataError
 from mmdata.inspect.corpus import _card
+from mmdata.loader import planning
 from mmdata.loader.ledger import Ledger, LedgerEntry
 from mmdata.loader.replay import find_task, replay
 from mmdata.shards import ShardStore, verify
@@ -234,17 +235,21 @@ def test_loader_names_an_index_file_that_was_changed(damaged: Corpus):
         list(damaged.loader())
 
 
+JPEG_ROW = 3
+"""One of JPEG: its decoder does not notice the changed bit, as that of PNG would."""
+
+
 def flip(damaged: Corpus, row: int, bit: int) -> None:
-    """Change one bit of an image that still decodes: one of JPEG's is other pixels, and no decoder notices."""
+    """Change one bit of a JPEG, which still decodes, to other pixels."""
     image = damaged.samples[row].image
     damaged.overwrite(row, "image", image[:-3] + bytes([image[-3] ^ bit]))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_loader_masks_an_image_of_which_one_bit_changed(corpus: Corpus, damaged: Corpus, num_workers: int):
-    flip(damaged, 4, 1)
-    (entry,) = compare(damaged, corpus, {4}, num_workers=num_workers)
-    assert (entry.row, entry.stage, entry.reason) == (4, "read", "file_changed")
+    flip(damaged, JPEG_ROW, 1)
+    (entry,) = compare(damaged, corpus, {JPEG_ROW}, num_workers=num_workers)
+    assert (entry.row, entry.stage, entry.reason) == (JPEG_ROW, "read", "file_changed")
     assert entry.detail == "image is not the one indexed; `mmdata verify` tells what changed"
     assert len(verify(damaged.folder / "shards")) > 0
     list(unaware := damaged.loader(check_images="never", num_workers=num_workers))
@@ -252,12 +257,13 @@ def test_loader_masks_an_image_of_which_one_bit_changed(corpus: Corpus, damaged:
 
 
 def test_loader_compares_sha256_where_an_index_has_no_fast_hash(
-    damaged: Corpus, corpus: Corpus, caplog: pytest.LogCaptureFixture
+    damaged: Corpus, corpus: Corpus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(planning, "_warned_of", set())
     version_2(damaged.folder / "shards")
-    flip(damaged, 4, 1)
-    (entry,) = compare(damaged, corpus, {4}, check_images="always")
-    assert (entry.row, entry.stage, entry.reason) == (4, "read", "file_changed")
+    flip(damaged, JPEG_ROW, 1)
+    (entry,) = compare(damaged, corpus, {JPEG_ROW}, check_images="always")
+    assert (entry.row, entry.stage, entry.reason) == (JPEG_ROW, "read", "file_changed")
     assert not [record for record in caplog.records if "no fast hashes" in record.message]
     for _ in range(2):
         list(loader := damaged.loader())
@@ -268,12 +274,14 @@ def test_loader_compares_sha256_where_an_index_has_no_fast_hash(
 
 
 def test_replay_and_report_see_an_image_that_changed(damaged: Corpus):
-    flip(damaged, 4, 1)
+    flip(damaged, JPEG_ROW, 1)
     loader = damaged.loader(shuffle=False)
-    made = replay(loader.worker, find_task(loader.plan, 4, 0))
+    made = replay(loader.worker, find_task(loader.plan, JPEG_ROW, 0))
     assert made.decoded is None
-    assert [(entry.row, entry.reason) for entry in made.made.masked] == [(4, "file_changed")]
-    assert _card(damaged.index, ShardStore(damaged.index), 4).problem.startswith("file_changed: image is not the one")
+    assert [(entry.row, entry.reason) for entry in made.made.masked] == [(JPEG_ROW, "file_changed")]
+    assert _card(damaged.index, ShardStore(damaged.index), JPEG_ROW).problem.startswith(
+        "file_changed: image is not the one"
+    )
 
 
 # The shards are anyone's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import shutil
 import warnings
 import zlib
 from pathlib import Path
@@ -15,6 +16,7 @@ from PIL import Image
 
 from mmdata.shards import Sample, decoder_warnings, probe
 from tests.loader.conftest import Corpus
+from tests.shards.earlier import version_2
 from tests.transform.by_hand import png_chunk
 
 
@@ -35,8 +37,7 @@ def test_loader_turns_by_raw_profile_and_names_the_image_of_a_warning(
     odd[odd.index(b"\x03\x01\x03\x00") + 4] = 2  # the compression tag has two values
 
     copy = corpus.copy(tmp_path / "corpus")
-    for path in (copy.folder / "shards").iterdir():
-        path.unlink()
+    shutil.rmtree(copy.folder / "shards")
     samples = [Sample(f"{i}", data, probe(data), ["a dog"]) for i, data in enumerate([turned, bytes(odd)] * 4)]
     corpus.write_beside(copy.folder / "shards", samples)
     monkeypatch.setattr(decoder_warnings, "_told", set())
@@ -51,3 +52,17 @@ def test_loader_turns_by_raw_profile_and_names_the_image_of_a_warning(
     (message,) = [record.getMessage() for record in caplog.records if "Pillow" in record.getMessage()]
     assert message.startswith("shard '000000.tar', sample '")
     assert "Pillow warns: Metadata Warning, tag 259 had too many entries: 2" in message
+
+
+@pytest.mark.parametrize(
+    ("setting", "new", "old"), [("auto", True, False), ("always", True, False), ("never", False, False)]
+)
+def test_loader_compares_checksums_only_where_the_fast_hash_was_not(
+    corpus: Corpus, tmp_path: Path, setting: str, new: bool, old: bool
+):
+    earlier = corpus.copy(tmp_path / "corpus")
+    version_2(earlier.folder / "shards")
+    for one, expected in ((corpus, new), (earlier, old)):
+        worker = one.loader(check_images=setting, num_workers=0).worker
+        samples = worker.samples(np.array([1]), np.array([0]))
+        assert (samples.image(0).checked, samples.stored_image(0).checked) == (expected, False)

@@ -17,7 +17,7 @@ from mmdata.convert.convert import convert
 from mmdata.convert.engines import threads
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.shards import build_index, decoder_warnings, probe
-from mmdata.shards.decoder_warnings import naming
+from mmdata.shards.decoder_warnings import name_warnings
 from mmdata.transform.image import decode
 
 
@@ -72,7 +72,7 @@ def test_decoder_warnings_of_many_threads_are_told_once(anew: pytest.LogCaptureF
     warnings.simplefilter("always")
 
     def one(number: int) -> Any:
-        with naming(lambda: f"sample {number}"):
+        with name_warnings(lambda: f"sample {number}"):
             return decode(bytes(data), format="TIFF").shape
 
     with ThreadPoolExecutor(8) as pool:
@@ -82,8 +82,8 @@ def test_decoder_warnings_of_many_threads_are_told_once(anew: pytest.LogCaptureF
 
 
 def test_decoder_warnings_of_others_go_their_usual_way(anew: pytest.LogCaptureFixture, warned_of: bytes):
-    with naming(lambda: "mine"), pytest.warns(UserWarning, match="a user's"):
+    with name_warnings(lambda: "mine"), pytest.warns(UserWarning, match="a user's"):
         warnings.warn("a user's", UserWarning, stacklevel=1)
     with pytest.warns(UserWarning, match="Corrupt EXIF data"):
-        probe(warned_of)  # not within naming
+        probe(warned_of)  # not within name_warnings
     assert not anew.records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,9 +51,7 @@ def put(kind: str, path: Path) -> str:
 
 
 def test_index_and_convert_refuse_it(shards: Path, tmp_path: Path, kind: str):
-    for path in shards.iterdir():
-        if path.suffix != ".tar":
-            path.unlink()
+    shutil.rmtree(shards / "__mmdata__")
     message = "^shard " + put(kind, shards / "000001.tar")
     for source in [shards] if kind == "folder" else [shards, shards / "000001.tar"]:
         with pytest.raises(DataError, match=message):
@@ -86,7 +85,7 @@ def test_verify_and_the_store_refuse_it(shards: Path, tmp_path: Path, kind: str)
     [("manifest.json", "file"), ("manifest-00000.arrow", "manifest page"), ("000000.index.arrow", "")],
 )
 def test_opening_an_index_refuses_it(shards: Path, kind: str, name: str, what: str):
-    message = f"^{what}.* ?" + put(kind, shards / name)
+    message = f"^{what}.* ?" + put(kind, shards / "__mmdata__" / name)
     with pytest.raises(DataError, match=message):
         Index.open(shards).shard(0)
 

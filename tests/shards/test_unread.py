@@ -72,7 +72,7 @@ def test_unread_format_has_one_reason_in_index_convert_and_stream(tmp_path: Path
 
     def of_convert(source: Path, out: Path) -> dict[str, tuple[str, str]]:
         convert(source, out, config(), engine=threads(1))
-        lines = map(json.loads, (out / "quarantine.jsonl").read_text().splitlines())
+        lines = map(json.loads, (out / "__mmdata__/quarantine.jsonl").read_text().splitlines())
         return {Path(line["path"] or line["place"]).stem: (line["reason"], line["detail"]) for line in lines}
 
     indexed = build_index(shards, out=tmp_path / "index", max_bad_share=1.0).quarantined

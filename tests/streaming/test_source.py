@@ -41,6 +41,11 @@ def test_relative_file_urls_are_read_as_webdataset_reads_them(shards: Path, monk
         find_shards("file:shards/none.tar")
 
 
+def test_a_shard_that_the_system_refuses_is_told_with_its_reason():
+    with pytest.raises(DataError, match=r"shard 'x+\.tar': file name too long; choose a shorter path"):
+        find_shards(f"{'x' * 300}.tar")
+
+
 def test_file_urls_that_name_a_host_or_nothing_are_refused():
     with pytest.raises(ConfigError, match=r"'file://shards/x\.tar': 'shards' is a host here, .*write file:///shards/x"):
         find_shards("file://shards/x.tar")

@@ -48,6 +48,16 @@ def test_pixels_of_a_row_depend_on_nothing_else(image: Tensor):
         assert torch.equal(alone[row], threads[row])
 
 
+def test_pixels_of_a_png_are_refused_by_its_checksum_unless_it_is_compared_already(image: Tensor):
+    whole = png(image, number=0)
+    damaged = whole._replace(data=bytes(whole.data[:-1]) + bytes([whole.data[-1] ^ 1]))  # of its last chunk
+    transform = PixelTransform("eval")
+    with pytest.raises(BadSample, match="corrupt_image: PNG does not decode: the checksum of a chunk b'IEND'"):
+        pixels(transform, damaged, (32, 32))
+    found = pixels(transform, damaged._replace(checked=True), (32, 32))
+    assert torch.equal(found, pixels(transform, whole, (32, 32)))
+
+
 def test_pixels_draw_nothing_from_the_global_generators(image: Tensor):
     torch.manual_seed(0)
     before = torch.get_rng_state()
