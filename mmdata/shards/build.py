@@ -6,30 +6,24 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmdata.atomic import lock, write_whole
-from mmdata.errors import BadSample, DataError, Reason
+from mmdata.errors import DataError
 from mmdata.files import check_regular
-from mmdata.shards.columns import SCHEMA_VERSION, CountTokens, Row, encode
-from mmdata.shards.decoder_warnings import name_warnings, sample_name
+from mmdata.shards.columns import SCHEMA_VERSION, CountTokens, encode
+from mmdata.shards.decoder_warnings import sample_name
 from mmdata.shards.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, local_folder, manifest_prefix
 from mmdata.shards.labels import Labels, number_labels
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.manifest_writer import write_manifest
 from mmdata.shards.pages import ShardEntry, check_plain_name
 from mmdata.shards.probe import DEFAULT_LIMITS, Limits
-from mmdata.shards.samples import Group, SampleReader, describe
-from mmdata.shards.tar import Member
+from mmdata.shards.scan import Progress, Scan, scan_shard, steps
 from mmdata.shards.texts import Loss, Losses
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all)."""
 
 
 @dataclass(frozen=True)
@@ -99,73 +93,6 @@ def build_index(
             build.withdraw()
             raise
     return IndexReport(folder, manifest, build.accounts, build.losses.first, build.quarantined)
-
-
-@dataclass(frozen=True)
-class Scan:
-    """What one tar holds.
-
-    Attributes:
-        rows: samples that can be used; the label is -1 where it is a name.
-        labels: of each of these, class number, class name, or None.
-        losses: (key, what was lost) of those that have lost something.
-        quarantined: samples that cannot, as in `IndexReport`.
-        samples: how many the tar has, counted apart from the two lists.
-        ignored: members that belong to no sample.
-        edges: (key, complete) of the first and the last sample.
-    """
-
-    rows: list[Row]
-    labels: list[int | str | None]
-    losses: list[tuple[str, dict[Loss, str]]]
-    quarantined: list[dict[str, Any]]
-    samples: int
-    ignored: int
-    edges: list[tuple[str, bool]]
-
-
-def scan_shard(path: Path, *, limits: Limits, step: Callable[[int], None]) -> Scan:
-    """Read a tar strictly; `step` is called with the offset of each sample."""
-    rows: list[Row] = []
-    labels: list[int | str | None] = []
-    losses: list[tuple[str, dict[Loss, str]]] = []
-    quarantined: list[dict[str, Any]] = []
-    edges: list[tuple[str, bool]] = []
-    samples = 0
-    with path.open("rb") as file:
-
-        def read(member: Member) -> bytes:
-            file.seek(member.offset)
-            return file.read(member.size)
-
-        reader = SampleReader(file, name=path.name)
-        for group in reader:
-            samples += 1
-            reason = None
-            try:
-                with name_warnings(partial(sample_name, path.name, group.key)):
-                    row, label, lost = describe(group, read, limits=limits)
-                rows.append(row)
-                labels.append(label)
-                if lost:
-                    losses.append((group.key, lost))
-            except BadSample as bad:
-                reason = bad.reason
-                quarantined.append(_quarantine_line(path, group, bad))
-            edge = (group.key, reason not in (Reason.MISSING_IMAGE, Reason.MISSING_CAPTION))
-            edges = [edge, edge] if not edges else [edges[0], edge]
-            step(group.start)
-        return Scan(rows, labels, losses, quarantined, samples, reader.ignored, edges)
-
-
-def steps(progress: Progress | None, done: int, total: int) -> Callable[[int], None]:
-    """A function of the offset reached in the current shard, before which `done` bytes of `total` were read."""
-
-    def step(offset: int) -> None:
-        if progress:
-            progress(done + offset, total)
-
-    return step
 
 
 def file_sha256(path: Path) -> str:
@@ -252,7 +179,6 @@ class _Build:
                 raise self._in_the_way()
             return there if there.location == location else there.moved(location)
         lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.quarantined)
-        self._made.append(self._inner / QUARANTINE_NAME)
         write_whole(self._inner / QUARANTINE_NAME, lines.encode())
         return write_manifest(
             self._folder, self.entries, tokenizer=self._tokenizer, location=location, accounts=self.accounts
@@ -331,16 +257,6 @@ def _refuse_not_utf8(name: str) -> None:
         raise DataError(
             f"'{escaped}': the name is not UTF-8, and a manifest cannot hold it; rename the file or folder first"
         ) from None
-
-
-def _quarantine_line(path: Path, group: Group, bad: BadSample) -> dict[str, Any]:
-    return {
-        "shard": path.name,
-        "key": group.key,
-        "offset": group.start,
-        "reason": bad.reason.value,
-        "detail": bad.detail,
-    }
 
 
 def _counts(reasons: Counter[str]) -> str:

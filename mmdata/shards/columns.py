@@ -19,9 +19,10 @@ import xxhash
 
 from mmdata.errors import DataError
 from mmdata.files import read_regular
-from mmdata.shards.histogram import MAX_TOKENS, aspect_bin, count_cells, pack_cells
+from mmdata.shards.histogram import aspect_bin, count_cells, pack_cells
 from mmdata.shards.pages import ListedShard, ShardEntry
 from mmdata.shards.probe import FORMATS, ImageInfo
+from mmdata.shards.values import WrongValue, wrong_captions, wrong_number, wrong_tokens
 
 CountTokens = Callable[[list[str]], list[int]]
 """Captions to their lengths in tokens, specials included, untruncated."""
@@ -247,46 +248,26 @@ class Columns:
             self.lists(name)
 
     def _check_fixed(self, name: str, values: npt.NDArray[Any]) -> None:
-        """Raise DataError where a column holds what no row can have; looks at each column once, in few operations."""
-        size = self._shard_bytes
-        if size is None or not len(values) or name not in _BOUNDS:
-            return
-        low, high, expected = _BOUNDS[name]
-        if high is None:
-            high = size
-        if name.endswith("_bytes"):
-            offsets = self.fixed(name.replace("_bytes", "_offset"))  # 0 to size: the sum cannot overflow unseen
-            if values.min() >= 0 and (offsets + values).view(np.uint64).max() <= size:
-                return
-            wrong = (values < 0) | (values > size - offsets)
-        else:
-            if values.min() >= low and values.max() <= high:
-                return
-            wrong = (values < low) | (values > high)
-        self._refuse(name, int(wrong.argmax()), int(values[wrong.argmax()]), expected.format(size=size))
+        """Raise DataError where a column holds what no row can have."""
+        if self._shard_bytes is not None:
+            offsets = self.fixed(name.replace("_bytes", "_offset")) if name.endswith("_bytes") else None
+            self._refuse(name, wrong_number(name, values, size=self._shard_bytes, offsets=offsets))
 
     def _check_list(self, name: str, offsets: npt.NDArray[np.int32], values: npt.NDArray[Any]) -> None:
         """As `_check_fixed`, for a list column."""
-        if self._shard_bytes is None or not len(self):
+        if self._shard_bytes is None:
             return
         if name == "caption_hash":
-            if (lengths := np.diff(offsets)).min() < 1:
-                self._refuse(name, int(lengths.argmin()), int(lengths.min()), "1 caption or more")
-        elif len(values):
-            captions, _ = self.lists("caption_hash")
-            if not np.array_equal(offsets, captions):
-                row = int((np.diff(offsets) != np.diff(captions)).argmax())
-                self._refuse(name, row, int(np.diff(offsets)[row]), f"{np.diff(captions)[row]}, one for each caption")
-            if values.min() < 0 or values.max() > MAX_TOKENS:
-                place = int(((values < 0) | (values > MAX_TOKENS)).argmax())
-                row = int(np.searchsorted(offsets, place, side="right")) - 1
-                self._refuse(name, row, int(values[place]), f"0 to {MAX_TOKENS} tokens")
+            self._refuse(name, wrong_captions(offsets))
+        else:
+            self._refuse(name, wrong_tokens(offsets, values, captions=self.lists("caption_hash")[0]))
 
-    def _refuse(self, name: str, row: int, value: int, expected: str) -> None:
-        raise DataError(
-            f"index '{self._name}': column '{name}', row {row} (sample '{self.keys[row].as_py()}'): {value}, and "
-            f"expected {expected}; {_REMEDY}"
-        )
+    def _refuse(self, name: str, wrong: WrongValue | None) -> None:
+        if wrong is not None:
+            raise DataError(
+                f"index '{self._name}': column '{name}', row {wrong.row} (sample '{self.keys[wrong.row].as_py()}'): "
+                f"{wrong.value}, and expected {wrong.expected}; {_REMEDY}"
+            )
 
     @cached_property
     def keys(self) -> Any:
@@ -340,18 +321,4 @@ class Columns:
         return count_cells(pack_cells(tokens if len(tokens) else np.zeros(len(bins), np.int32), bins))
 
 
-_INSIDE = "0 to {size}, the shard's bytes"
-_BOUNDS: dict[str, tuple[int, int | None, str]] = {
-    "image_offset": (0, None, _INSIDE),
-    "caption_offset": (0, None, _INSIDE),
-    "image_bytes": (0, None, "bytes that lie in the shard"),
-    "caption_bytes": (0, None, "bytes that lie in the shard"),
-    "image_format": (0, len(FORMATS) - 1, f"0 to {len(FORMATS) - 1}, or a newer mmdata"),
-    "caption_format": (0, 1, "0 or 1, or a newer mmdata"),
-    "height": (1, 2**31 - 1, "1 or more pixels"),
-    "width": (1, 2**31 - 1, "1 or more pixels"),
-    "orientation": (1, 8, "1 to 8"),
-    "label": (-1, 2**63 - 1, "-1 or a class number"),
-}
-"""Least and greatest value of a column, and both in words; None: the shard's size in bytes."""
 _REMEDY = "remove manifest.json and run `mmdata index` again, or fetch the folder again"

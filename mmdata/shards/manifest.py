@@ -6,31 +6,30 @@ It has two levels. `manifest.json` is small and says what the corpus is as a who
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
 from mmdata.shards.captions import unique_keys
-from mmdata.shards.columns import OLDEST_VERSION, SCHEMA_VERSION, Columns
+from mmdata.shards.columns import OLDEST_VERSION, Columns
 from mmdata.shards.folder import INNER, MANIFEST_NAME, open_shard, read_top, shard_path, shard_place, with_file
 from mmdata.shards.histogram import Histogram, unpack_cells
-from mmdata.shards.pages import PAGE_SHARDS, REMAKE, Histograms, ListedShard, Page, PageColumns, ShardEntry, page_name
+from mmdata.shards.pages import PAGE_SHARDS, REMAKE, Histograms, ListedShard, PageColumns, ShardEntry
 from mmdata.shards.ragged import offsets_of, spans
 from mmdata.shards.remote import RemoteFolder
+from mmdata.shards.top import Top, checked, checksum_of
 
 HELD_PAGES = 16
 """A manifest of more pages keeps no histograms in memory, 3 MB a page: a plan reads them once, page by page."""
@@ -42,37 +41,7 @@ Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class _Top:
-    """What manifest.json holds, its root hash apart; the attributes are those of `Manifest`."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
-    rows: NonNegativeInt
-    bytes: NonNegativeInt
-    num_shards: NonNegativeInt
-    captions: NonNegativeInt
-    lengths: list[tuple[NonNegativeInt, NonNegativeInt]]
-    has_labels: bool
-    pages: list[Page]
-    tokenizer: str | None = None
-    location: str = "."
-    accounts: dict[str, Any] | None = None
-    schema: int = SCHEMA_VERSION
-
-    def content(self) -> dict[str, Any]:
-        """As JSON holds it."""
-        return {**{item.name: getattr(self, item.name) for item in fields(_Top)}, "pages": [*map(asdict, self.pages)]}
-
-    @cached_property
-    def root(self) -> str:
-        """Hash of what decides a plan: all but location and accounts. Moving the folder does not change it."""
-        content = self.content()
-        del content["location"], content["accounts"]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class Manifest(_Top):
+class Manifest(Top):
     """The list of shards, in row order: `for entry in manifest`. Safe to share between threads.
 
     Attributes:
@@ -114,8 +83,8 @@ class Manifest(_Top):
             raise DataError(f"'{path}': not JSON: {error}; {REMAKE}") from error
         if not isinstance(content, dict):
             raise DataError(f"'{path}': expected an object, got {type(content).__name__}; {REMAKE}")
-        top = _checked(content, path)
-        return cls(**{item.name: getattr(top, item.name) for item in fields(_Top)}, folder=folder, prefix=prefix)
+        top = checked(content, path)
+        return cls(**{item.name: getattr(top, item.name) for item in fields(Top)}, folder=folder, prefix=prefix)
 
     @property
     def parts(self) -> list[Manifest]:
@@ -253,7 +222,7 @@ class Manifest(_Top):
         """The content of manifest.json: the same manifest gives the same bytes."""
         content = {**self.content(), "root": self.root}
         if self.schema > OLDEST_VERSION:
-            content["checksum"] = _checksum(content)
+            content["checksum"] = checksum_of(content)
         pages = ",\n".join("  " + json.dumps(page, sort_keys=True) for page in content["pages"])
         lines = [f" {json.dumps(name)}: {json.dumps(value, sort_keys=True)}" for name, value in content.items()]
         lines[list(content).index("pages")] = f' "pages": [\n{pages}\n ]' if pages else ' "pages": []'
@@ -284,55 +253,3 @@ class Manifest(_Top):
             with ThreadPoolExecutor(OPENERS) as pool:
                 list(pool.map(self._page, range(len(self.pages))))
         return map(self._page, range(len(self.pages)))
-
-
-def _checked(content: dict[str, Any], path: str) -> _Top:
-    schema = content.get("schema")
-    if isinstance(schema, int) and schema > SCHEMA_VERSION:
-        raise DataError(
-            f"'{path}': schema {schema}, and this mmdata reads up to {SCHEMA_VERSION}; "
-            "upgrade with `pip install -U mmdata`"
-        )
-    if isinstance(schema, int) and schema < OLDEST_VERSION:
-        raise DataError(
-            f"'{path}': schema {schema}, of an earlier mmdata, and this one reads {OLDEST_VERSION} to "
-            f"{SCHEMA_VERSION}; "
-            f"remove it and run `mmdata index {os.path.dirname(path)}`"
-        )
-    checksum = content.pop("checksum", None)
-    expected = _checksum(content) if schema != OLDEST_VERSION else None
-    root = content.pop("root", None)
-    try:
-        top = _ADAPTER.validate_python(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"'{path}': '{place}': {first['msg']}; {REMAKE}") from error
-    if "://" in top.location or top.location.startswith("pipe:"):
-        raise DataError(f"'{path}': location '{top.location}' is not a folder; commands and URLs are never followed")
-    if root != top.root:
-        raise DataError(f"'{path}': content does not match its root hash: edited or damaged; {REMAKE}")
-    if checksum != expected:
-        raise DataError(f"'{path}': content does not match its checksum: edited or damaged; {REMAKE}")
-    for number, page in enumerate(top.pages):
-        if page.file != page_name(number):
-            raise DataError(f"'{path}': page {number} is '{page.file}', and must be '{page_name(number)}'; {REMAKE}")
-    full = [PAGE_SHARDS] * (top.num_shards // PAGE_SHARDS)
-    rest = top.num_shards % PAGE_SHARDS
-    if [page.shards for page in top.pages] != full + [rest] * bool(rest):
-        raise DataError(f"'{path}': its pages do not list {top.num_shards} shards, {PAGE_SHARDS} a page; {REMAKE}")
-    if sum(page.rows for page in top.pages) != top.rows:
-        raise DataError(f"'{path}': its pages do not list {top.rows} rows; {REMAKE}")
-    return top
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    """SHA-256 over all that manifest.json says, accounts and names of classes included.
-
-    The root hash leaves those out: it decides whether a run may go on, and two folders with equal rows are alike there.
-    """
-    as_read = json.loads(json.dumps(content))  # keys that are numbers become strings before they are sorted
-    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
-
-
-_ADAPTER = TypeAdapter(_Top)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmdata.errors import DataError, printable
-from mmdata.shards.build import Progress, Scan, file_sha256, scan_shard, steps
+from mmdata.shards.build import file_sha256
 from mmdata.shards.columns import FIXED, Columns, encode
 from mmdata.shards.folder import MANIFEST_NAME, QUARANTINE_NAME, find_ledger, local_folder
 from mmdata.shards.histogram import unpack_cells
@@ -23,6 +23,7 @@ from mmdata.shards.labels import Labels, number_labels
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.pages import ShardEntry
 from mmdata.shards.probe import NO_LIMITS
+from mmdata.shards.scan import Progress, Scan, scan_shard, steps
 
 
 @dataclass(frozen=True)

@@ -67,11 +67,3 @@ def test_only_tars_are_visible_to_those_who_skip_special_folders(shards):
     assert sorted(name for name in os.listdir(shards) if not name.startswith(("__", "."))) == [
         f"{i:06d}.tar" for i in range(3)
     ]
-
-
-def test_an_index_that_cannot_be_published_leaves_none_of_its_files(shards, tmp_path):
-    in_the_way = tmp_path / "index/__mmdata__/manifest.json"
-    in_the_way.mkdir(parents=True)
-    with pytest.raises(IsADirectoryError):
-        build_index(shards, out=tmp_path / "index")
-    assert os.listdir(in_the_way.parent) == ["manifest.json"]

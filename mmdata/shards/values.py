@@ -1,0 +1,93 @@
+"""Values of index columns that no row of a shard can have. A column is looked at once, in few operations."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mmdata.shards.histogram import MAX_TOKENS
+from mmdata.shards.probe import FORMATS
+
+_INSIDE = "0 to {size}, the shard's bytes"
+_BOUNDS: dict[str, tuple[int, int | None, str]] = {
+    "image_offset": (0, None, _INSIDE),
+    "caption_offset": (0, None, _INSIDE),
+    "image_bytes": (0, None, "bytes that lie in the shard"),
+    "caption_bytes": (0, None, "bytes that lie in the shard"),
+    "image_format": (0, len(FORMATS) - 1, f"0 to {len(FORMATS) - 1}, or a newer mmdata"),
+    "caption_format": (0, 1, "0 or 1, or a newer mmdata"),
+    "height": (1, 2**31 - 1, "1 or more pixels"),
+    "width": (1, 2**31 - 1, "1 or more pixels"),
+    "orientation": (1, 8, "1 to 8"),
+    "label": (-1, 2**63 - 1, "-1 or a class number"),
+}
+"""Least and greatest value of a column, and both in words; None: the shard's size in bytes."""
+
+
+class WrongValue(NamedTuple):
+    """The first value of a column that cannot be: its row, and what is expected instead."""
+
+    row: int
+    value: int
+    expected: str
+
+
+def wrong_number(
+    name: str, values: npt.NDArray[Any], *, size: int, offsets: npt.NDArray[Any] | None = None
+) -> WrongValue | None:
+    """The first wrong value of a column with one number a row, or None.
+
+    Args:
+        name: of the column.
+        values: (rows,).
+        size: of the shard in bytes.
+        offsets: (rows,), of a column of sizes in bytes: where each begins, 0 to `size`.
+    """
+    if not len(values) or name not in _BOUNDS:
+        return None
+    low, high, expected = _BOUNDS[name]
+    if high is None:
+        high = size
+    if offsets is not None:
+        # Offsets are at most `size`, so a sum that overflows is negative: as unsigned, above any size.
+        if values.min() >= 0 and (offsets + values).view(np.uint64).max() <= size:
+            return None
+        wrong = (values < 0) | (values > size - offsets)
+    else:
+        if values.min() >= low and values.max() <= high:
+            return None
+        wrong = (values < low) | (values > high)
+    row = int(wrong.argmax())
+    return WrongValue(row, int(values[row]), expected.format(size=size))
+
+
+def wrong_captions(offsets: npt.NDArray[np.int32]) -> WrongValue | None:
+    """The first row without a caption, or None; `offsets` (rows + 1,) as `Columns.lists` gives them."""
+    lengths = np.diff(offsets)
+    if not len(lengths) or lengths.min() >= 1:
+        return None
+    return WrongValue(int(lengths.argmin()), int(lengths.min()), "1 caption or more")
+
+
+def wrong_tokens(
+    offsets: npt.NDArray[np.int32], values: npt.NDArray[Any], *, captions: npt.NDArray[np.int32]
+) -> WrongValue | None:
+    """The first row with other numbers of tokens than one for each caption, or with one that cannot be; or None.
+
+    Args:
+        offsets: (rows + 1,), of the tokens.
+        values: tokens of each caption; empty where none counted them.
+        captions: (rows + 1,), offsets of the captions.
+    """
+    if len(offsets) < 2 or not len(values):
+        return None
+    if not np.array_equal(offsets, captions):
+        row = int((np.diff(offsets) != np.diff(captions)).argmax())
+        return WrongValue(row, int(np.diff(offsets)[row]), f"{np.diff(captions)[row]}, one for each caption")
+    if values.min() < 0 or values.max() > MAX_TOKENS:
+        place = int(((values < 0) | (values > MAX_TOKENS)).argmax())
+        row = int(np.searchsorted(offsets, place, side="right")) - 1
+        return WrongValue(row, int(values[place]), f"0 to {MAX_TOKENS} tokens")
+    return None
