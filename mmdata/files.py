@@ -74,8 +74,10 @@ def read_regular(path: str | os.PathLike[str], what: str = "file") -> bytes:
 
 def _check_mode(mode: int, path: str | os.PathLike[str], what: str) -> None:
     if not stat.S_ISREG(mode):
+        remedy = "; write what comes out of it to a file first" if stat.S_ISFIFO(mode) else ""
         raise DataError(
             f"{what} '{os.fspath(path)}': is a {_kind(mode)}, and only regular files are read; it was not opened"
+            f"{remedy}"
         )
 
 

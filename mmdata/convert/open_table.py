@@ -10,6 +10,7 @@ from pathlib import Path
 from mmdata.convert.parquet import ParquetTable
 from mmdata.convert.tables import DelimitedTable, JsonLinesTable, Table
 from mmdata.errors import ConfigError, DataError, excerpt
+from mmdata.files import check_regular
 
 COMPRESSED_TARS = (".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVES = (".gz", ".zst", ".bz2", ".xz", ".zip", ".rar", ".7z")
@@ -65,8 +66,7 @@ def open_table(path: Path, *, quotes: bool = True) -> Table:
             is cut short, JSON that is no JSON Lines.
     """
     kind = path.suffix.lower()
-    if not path.is_file():  # opening a FIFO would wait for a writer
-        raise DataError(f"table '{path}': not a regular file; a table is read more than once, so write it to a file")
+    check_regular(path, "table")
     if kind in (".csv", ".tsv"):
         return DelimitedTable(path, delimiter="," if kind == ".csv" else "\t", quotes=quotes)
     if kind in (".jsonl", ".ndjson"):

@@ -101,7 +101,10 @@ def test_what_is_no_table_is_told_for_what_it_is(
 @pytest.mark.parametrize("name", ["t.csv", "t.tar"])
 def test_fifo_is_no_table_and_is_not_opened(tmp_path: Path, make: Any, name: str) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(DataError, match="not a regular file; a table is read more than once, so write it to a file"):
+    with pytest.raises(
+        DataError,
+        match="is a FIFO, and only regular files are read; it was not opened; write what comes out of it to a file",
+    ):
         make(tmp_path / name)
 
 
