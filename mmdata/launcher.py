@@ -93,7 +93,7 @@ def _warn_of_equal_rows(launcher: str, variable: str, count: int) -> None:
     logger.warning(
         "%s=%d: several processes were started by %s. This one gives all rows, and the others give the same rows: pass "
         "rank and world_size to share them out, or start the program with torchrun, which says them in RANK and "
-        "WORLD_SIZE. In a LoaderDataModule, and where Lightning replaces samplers, this is done later",
+        "WORLD_SIZE. With a LoaderDataModule, and where Lightning replaces samplers, Lightning sets the ranks later",
         variable,
         count,
         launcher,
