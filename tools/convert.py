@@ -29,7 +29,7 @@ from mmdata.shards.folder import find_ledger
 
 SETTINGS = {
     "table": "table in SOURCE, or a pattern for several",
-    "images": "folder that the table's paths are relative to, relative to the table's",
+    "images": "folder that the table's paths are relative to, itself relative to SOURCE (or to the folder of a table)",
     "image-column": "column with the images' paths",
     "caption-column": "column with captions; may be given more than once",
     "label-column": 'column with class numbers or names; "" takes none',

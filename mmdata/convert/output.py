@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -48,18 +48,21 @@ class Output:
         """Whether the folder already holds this conversion, so that nothing is to be done.
 
         Raises:
-            DataError: it holds another conversion and not `overwrite`.
+            DataError: it holds another conversion, or a damaged one, and not `overwrite`.
         """
         there = _manifest(self.folder)
         if there is None or overwrite:
             return False
-        missing = sorted(_names(there) - _listing(self.folder))
-        changes = _differences(cast(Run, (there.accounts or {})["run"]), run)
-        changes += [f"'{name}' is missing" for name in missing]
-        if changes:
+        if changes := _differences(cast(Run, (there.accounts or {})["run"]), run):
             raise DataError(
                 f"output '{self.folder}': holds another conversion ({'; '.join(changes)}); "
                 "choose another folder, or replace it with --overwrite"
+            )
+        damages = [f"'{name}' is missing" for name in sorted(_names(there) - _listing(self.folder))]
+        if damages := damages or list(_wrong_sizes(there, self.folder)):
+            raise DataError(
+                f"output '{self.folder}': holds this conversion, damaged ({'; '.join(damages[:3])}); "
+                "make it anew with --overwrite"
             )
         return True
 
@@ -152,6 +155,13 @@ def open_output(folder: Path) -> Generator[Output]:
 def _manifest(folder: Path) -> Manifest | None:
     """The manifest of a folder, if it has one."""
     return None if manifest_prefix(folder) is None else Manifest.read(folder)
+
+
+def _wrong_sizes(manifest: Manifest, folder: Path) -> Iterator[str]:
+    """Shards whose size is not the manifest's; `mmdata verify` reads them whole."""
+    for entry in manifest:
+        if (size := (folder / entry.name).stat().st_size) != entry.bytes:
+            yield f"'{entry.name}' has {size} bytes of {entry.bytes}"
 
 
 def _listing(folder: Path) -> set[str]:

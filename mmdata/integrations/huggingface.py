@@ -14,6 +14,7 @@ from typing import Any, cast
 from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
+from transformers.trainer_utils import EvalLoopOutput
 
 from mmdata.data_config import DataConfig, evaluation_data
 from mmdata.errors import ConfigError
@@ -143,6 +144,11 @@ class LoaderTrainer(Trainer):
         if eval_dataset is not None:
             raise ValueError(f"a LoaderTrainer evaluates on data.val_shards: eval_dataset {SET}")
         return super().evaluate(None, *positional, **named)
+
+    def evaluation_loop(self, dataloader: DataLoader[Any], *positional: Any, **named: Any) -> EvalLoopOutput:
+        """See `transformers.Trainer.evaluation_loop`, which would take the batches for the samples."""
+        output = super().evaluation_loop(dataloader, *positional, **named)
+        return output._replace(num_samples=self.num_examples(dataloader))
 
     def num_examples(self, dataloader: Any) -> int:
         """Rows of an epoch."""

@@ -16,7 +16,7 @@ from mmdata.errors import DataError
 from mmdata.files import check_regular
 from mmdata.shards.columns import SCHEMA_VERSION, CountTokens, encode
 from mmdata.shards.decoder_warnings import sample_name
-from mmdata.shards.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, local_folder, manifest_prefix
+from mmdata.shards.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, find_ledger, local_folder, manifest_prefix
 from mmdata.shards.labels import Labels, number_labels
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.manifest_writer import write_manifest
@@ -83,6 +83,7 @@ def build_index(
             _refuse_not_utf8(name)
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
+        _refuse_a_conversions_ledger(folder)
         build = _Build(folder, shards, limits, count_tokens, tokenizer)
         try:
             for path in shards:
@@ -93,6 +94,20 @@ def build_index(
             build.withdraw()
             raise
     return IndexReport(folder, manifest, build.accounts, build.losses.first, build.quarantined)
+
+
+def _refuse_a_conversions_ledger(folder: Path) -> None:
+    """Raise DataError where a conversion's ledger has lost its manifest: an index would write over it."""
+    ledger = find_ledger(folder)
+    if manifest_prefix(folder) is not None or not ledger.is_file():
+        return
+    with ledger.open("rb") as lines:
+        first = lines.readline()
+    if b'"shard"' not in first and b'"row"' in first:
+        raise DataError(
+            f"'{ledger}': lists the rows that a conversion left out, and its {MANIFEST_NAME} is gone; an index would "
+            "write over the list. Convert again into an empty folder, or move the list away and index"
+        )
 
 
 def file_sha256(path: Path) -> str:

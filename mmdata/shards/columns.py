@@ -321,4 +321,7 @@ class Columns:
         return count_cells(pack_cells(tokens if len(tokens) else np.zeros(len(bins), np.int32), bins))
 
 
-_REMEDY = "remove manifest.json and run `mmdata index` again, or fetch the folder again"
+_REMEDY = (
+    "fetch the folder again, or make it anew: a conversion with `mmdata convert --overwrite`, an index by removing "
+    "manifest.json and running `mmdata index` with the same --tokenizer"
+)

@@ -14,7 +14,7 @@ import pytest
 from mmdata.atomic import lock
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
-from mmdata.shards import Manifest
+from mmdata.shards import Manifest, build_index
 from mmdata.shards.manifest_writer import write_manifest
 
 
@@ -81,8 +81,30 @@ def test_other_input_is_an_error_that_names_it(table: Path, tmp_path: Path) -> N
 def test_missing_shard_is_an_error_that_names_it(table: Path, tmp_path: Path) -> None:
     convert(table, tmp_path / "out")
     (tmp_path / "out/000000.tar").unlink()
-    with pytest.raises(DataError, match=r"another conversion \('000000.tar' is missing\); .* --overwrite"):
+    with pytest.raises(DataError, match=r"this conversion, damaged \('000000.tar' is missing\); .* --overwrite"):
         convert(table, tmp_path / "out")
+
+
+def test_shard_that_was_cut_is_an_error_that_names_it(table: Path, tmp_path: Path) -> None:
+    convert(table, tmp_path / "out")
+    before = content(tmp_path / "out")
+    os.truncate(tmp_path / "out/000000.tar", 512)
+    with pytest.raises(DataError, match=r"conversion, damaged \('000000.tar' has 512 bytes of \d+\); .*--overwrite"):
+        convert(table, tmp_path / "out")
+    convert(table, tmp_path / "out", overwrite=True)
+    assert content(tmp_path / "out") == before
+
+
+def test_index_does_not_write_over_the_ledger_of_a_conversion(table: Path, tmp_path: Path) -> None:
+    table.write_text(table.read_text() + "gone.jpg,no photo\n")
+    convert(table, tmp_path / "out", ConvertConfig(max_bad_share=0.5))
+    ledger = tmp_path / "out/__mmdata__/quarantine.jsonl"
+    assert ledger.read_bytes().count(b"\n") > 0
+    (tmp_path / "out/__mmdata__/manifest.json").unlink()
+    with pytest.raises(DataError, match=r"quarantine.jsonl': lists the rows that a conversion left out, .* list away"):
+        build_index(tmp_path / "out")
+    ledger.unlink()
+    build_index(tmp_path / "out")
 
 
 def test_overwrite_replaces_every_file(table: Path, tmp_path: Path) -> None:

@@ -109,7 +109,12 @@ def test_evaluation_has_a_loss_whatever_the_model_takes(
     data = request.getfixturevalue(corpus)
     args = arguments(tmp_path, prediction_loss_only=True)
     trainer = LoaderTrainer(data | {"val_shards": data["shards"]}, model=PlainLoss(clip), args=args)
-    assert trainer.evaluate()["eval_loss"] > 0
+    found = trainer.evaluate()
+    assert found["eval_loss"] > 0
+    # Both figures are rounded: the seconds to 1e-4, the samples a second to 1e-3.
+    seconds, speed = found["eval_runtime"], found["eval_samples_per_second"]
+    rows = trainer.num_examples(trainer.get_eval_dataloader())
+    assert speed * seconds == pytest.approx(rows, rel=0, abs=1e-4 * speed + 1e-3 * seconds)
 
 
 @pytest.mark.parametrize("asked", [{"eval_strategy": "epoch"}, {"eval_strategy": "steps"}, {"eval_on_start": True}])

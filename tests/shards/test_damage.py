@@ -86,7 +86,7 @@ def test_files_cut_while_they_are_open_are_an_error_and_not_the_end_of_the_proce
     done = subprocess.run([sys.executable, "-c", CUT, str(shards)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     index, page, again = done.stdout.splitlines()
-    assert re.search(r"00000\d\.index\.arrow': changed since it was opened; remove manifest\.json and run", index)
+    assert re.search(r"00000\d\.index\.arrow': changed since it was opened; fetch the folder again", index)
     assert page == again
     assert "manifest-00000.arrow': changed since it was opened; remove manifest.json" in page
 
@@ -156,7 +156,9 @@ def test_a_forged_value_names_file_column_and_row(shards, name, value, expected)
     index = Index.open(shards)
     assert index.take(np.array([0]), ["height"])["height"].tolist() == [20]
     message = rf"000001.index.arrow': column '{name}', row 2 \(sample '0006'\): {value}, and expected "
-    with pytest.raises(DataError, match=message + re.escape(expected.replace("SIZE", str(size))) + "; remove"):
+    with pytest.raises(
+        DataError, match=message + re.escape(expected.replace("SIZE", str(size))) + "; fetch the folder"
+    ):
         index.take(np.array([5]), [name]) if name in FIXED else index.take_lists(np.array([5]), name)
     assert any(f"column '{name}', row 2" in str(problem) for problem in verify(shards))
 

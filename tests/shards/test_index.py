@@ -145,7 +145,9 @@ def test_a_changed_index_file_is_refused(shards):
     path.write_bytes(data)
     index = Index.open(shards)
     assert index.take(np.array([0]), ["height"])["height"].tolist() == [20]
-    with pytest.raises(DataError, match=r"000001\.index\.arrow': SHA-256 differs from the manifest's; remove manifest"):
+    with pytest.raises(
+        DataError, match=r"000001\.index\.arrow': SHA-256 differs from the manifest's; fetch the folder"
+    ):
         index.column("height")
 
 
