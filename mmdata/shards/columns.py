@@ -19,6 +19,7 @@ import xxhash
 
 from mmdata.errors import DataError
 from mmdata.files import read_regular
+from mmdata.shards.arrow_view import view
 from mmdata.shards.histogram import aspect_bin, count_cells, pack_cells
 from mmdata.shards.pages import ListedShard, ShardEntry
 from mmdata.shards.probe import FORMATS, ImageInfo
@@ -182,7 +183,7 @@ class Columns:
         self, record_batch: Any, name: str, *, checksum: int = 0, shard_bytes: int | None = None
     ) -> None:
         self.checksum = checksum
-        self._name = name
+        self._of = f"index '{name}'"
         self._shard_bytes = shard_bytes
         self._arrow = record_batch
         self._fixed: dict[str, npt.NDArray[Any]] = {}
@@ -265,7 +266,7 @@ class Columns:
     def _refuse(self, name: str, wrong: WrongValue | None) -> None:
         if wrong is not None:
             raise DataError(
-                f"index '{self._name}': column '{name}', row {wrong.row} (sample '{self.keys[wrong.row].as_py()}'): "
+                f"{self._of}: column '{name}', row {wrong.row} (sample '{self.keys[wrong.row].as_py()}'): "
                 f"{wrong.value}, and expected {wrong.expected}; {_REMEDY}"
             )
 
@@ -277,9 +278,10 @@ class Columns:
     def fixed(self, name: str) -> npt.NDArray[Any]:
         """A column of `FIXED`: (rows,); zeros where the index is of a version that has no such column."""
         if name not in self._fixed:
-            known = name in self._arrow.schema.names
-            rows = self._arrow.num_rows
-            values = self._arrow.column(name).to_numpy() if known else np.zeros(rows, FIXED[name])
+            if name in self._arrow.schema.names:
+                values = view(self._arrow.column(name), FIXED[name], of=self._of)
+            else:
+                values = np.zeros(len(self), FIXED[name])
             self._check_fixed(name, values)
             self._fixed[name] = values
         return self._fixed[name]
@@ -288,7 +290,8 @@ class Columns:
         """A column of `LISTS`: offsets (rows + 1,) and values; row r has values[offsets[r]:offsets[r + 1]]."""
         if name not in self._lists:
             column = self._arrow.column(name)
-            offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
+            offsets = view(column.offsets, np.int32, of=self._of)
+            values = view(column.values, LISTS[name], of=self._of)
             self._check_list(name, offsets, values)
             self._lists[name] = offsets, values
         return self._lists[name]

@@ -26,8 +26,8 @@ from mmdata.shards.union import UnionManifest
 
 OPENERS = 8
 """Threads that fetch the columns of remote shards."""
-HELD_ROWS = 2**22
-"""Rows whose columns stay in memory, 100 to 120 bytes each: those of four windows of the usual size.
+HELD_ROWS = 2**21
+"""Rows whose columns stay in memory, 100 to 120 bytes each: those of two windows of the usual size.
 
 A plan reads the shards of a window twice, and batches come from all of them, so each file is read once for all that.
 """

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, NonNegativeInt
 
 from mmdata.errors import DataError
 from mmdata.files import read_regular
+from mmdata.shards.arrow_view import view
 from mmdata.shards.ragged import offsets_of
 
 Ints = npt.NDArray[np.int64]
@@ -163,9 +164,10 @@ class PageColumns:
         if hashlib.sha256(data).hexdigest() != page.sha256:
             raise DataError(f"manifest page '{path}': SHA-256 differs from manifest.json's; {REMAKE}")
         batch = _parse(data, path)
-        offsets, cells, counts = histograms = _histograms(batch)
+        of = f"manifest page '{path}'"
+        offsets, cells, counts = histograms = _histograms(batch, of=of)
         columns = cls(
-            numbers={name: batch.column(name).to_numpy() for name in _NUMBERS},
+            numbers={name: view(batch.column(name), np.int64, of=of) for name in _NUMBERS},
             histograms=histograms,
             path=path,
             checksum=xxhash.xxh3_64_intdigest(data),
@@ -176,7 +178,7 @@ class PageColumns:
             (batch.num_rows, int(numbers["rows"].sum())) == (page.shards, page.rows)
             and all((values >= 0).all() for values in (*numbers.values(), cells))
             and (counts > 0).all()
-            and np.array_equal(offsets, batch.column("counts").offsets.to_numpy())
+            and np.array_equal(offsets, view(batch.column("counts").offsets, np.int32, of=of))
             and np.array_equal(_sums(counts, offsets), numbers["captions"])
         )
         if not whole:
@@ -200,7 +202,7 @@ class PageColumns:
         data = read_regular(path, "manifest page")
         if xxhash.xxh3_64_intdigest(data) != self.checksum:
             raise DataError(f"manifest page '{path}': changed since it was opened; {REMAKE}")
-        return _histograms(_parse(data, path))
+        return _histograms(_parse(data, path), of=f"manifest page '{path}'")
 
     @property
     def tar_hashes(self) -> Any:
@@ -239,9 +241,9 @@ def _parse(data: bytes, path: Path) -> Any:
     return batch
 
 
-def _histograms(batch: Any) -> Histograms:
+def _histograms(batch: Any, *, of: str) -> Histograms:
     cells, counts = (batch.column(name) for name in _CELLS)
-    return Histograms(cells.offsets.to_numpy(), cells.values.to_numpy(), counts.values.to_numpy())
+    return Histograms(*(view(numbers, np.int32, of=of) for numbers in (cells.offsets, cells.values, counts.values)))
 
 
 def _sums(values: Int32s, offsets: Int32s) -> Ints:
