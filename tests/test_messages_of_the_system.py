@@ -42,9 +42,9 @@ def test_file_that_may_not_grow_is_named_with_a_remedy(raw_corpus: Path, tmp_pat
     private = out / ".mmdata-convert"
     assert limited(20_000, "convert", table, out) == f"'{private}/.mmdata-staging/000000.tar': {TOO_LARGE}\n"
     told = limited(2_000, "convert", table, out, "--train-tokenizer", 300)
-    assert told == f"'{private}/tokenizer': {TOO_LARGE}\n"
+    assert told == f"'{private}/__mmdata__/tokenizer': {TOO_LARGE}\n"
     table.write_text("".join(f'{{"image": "gone-{i}.jpg", "caption": "x"}}\n' for i in range(200)))
-    assert limited(2_000, "convert", table, out) == f"'{private}/quarantine.jsonl': {TOO_LARGE}\n"
+    assert limited(2_000, "convert", table, out) == f"'{private}/__mmdata__/quarantine.jsonl': {TOO_LARGE}\n"
 
 
 def test_index_that_may_not_grow_is_named_with_a_remedy(tmp_path: Path, photo) -> None:
@@ -53,7 +53,7 @@ def test_index_that_may_not_grow_is_named_with_a_remedy(tmp_path: Path, photo) -
     samples = {f"{i}{end}": data for i in range(50) for end, data in ((".jpg", photo(9, 9, seed=i)), (".txt", b"x"))}
     pack(tmp_path / "in/a.tar", samples)
     told = limited(1_000, "index", tmp_path / "in", "--out", tmp_path / "index")
-    assert told == f"'{tmp_path}/index/a.index.arrow': {TOO_LARGE}\n"
+    assert told == f"'{tmp_path}/index/__mmdata__/a.index.arrow': {TOO_LARGE}\n"
     assert {path.name for path in (tmp_path / "index").iterdir()} == {".mmdata.lock"}
 
 

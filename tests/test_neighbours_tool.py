@@ -184,7 +184,7 @@ def test_row_that_cannot_be_decoded_has_no_group(
     assert groups[7] == -1
     assert (groups < 0).sum() == 2  # 41 rows by twos leave one over
     said = capsys.readouterr().out
-    assert "rows that could not be loaded (corrupt_image) and have no group: 1\n" in said
+    assert "rows that could not be loaded (file_changed) and have no group: 1\n" in said
     assert not np.load(tmp_path / "g.features.npy")[7].any()
 
 
@@ -223,7 +223,7 @@ def test_file_made_for_other_shards_is_refused(folder: Path, made: Path):
         (("--run", "run", "--size", 1), "--size 1: must be 2 to 42, the rows of data.shards"),
         (("--run", "run", "--size", 43), "--size 43: must be 2 to 42, the rows of data.shards"),
         (("--run", "raw", "--size", 4), "'raw': neither a checkpoint nor the folder of a run; mmdata train makes one"),
-        (("--features", "none.npy", "--size", 4), "[Errno 2] No such file or directory: 'none.npy'"),
+        (("--features", "none.npy", "--size", 4), "'none.npy': no such file or directory; check the path"),
         (
             ("--features", "short.npy", "--size", 4),
             "features 'short.npy': 41 rows, and data.shards has 42; "

@@ -55,7 +55,7 @@ def find_tables(folder: Path, pattern: str) -> list[Path]:
         advice = "; that is no regular file"
     elif Path(pattern).is_file():
         advice = f"; it is relative to the source: '{pattern}' of the current folder needs an absolute path"
-    raise DataError(f"source '{folder}': no table {excerpt(pattern)} in it{advice}")
+    raise DataError(f"source '{folder}': no table '{pattern}' in it{advice}")
 
 
 def open_table(path: Path, *, quotes: bool = True) -> Table:

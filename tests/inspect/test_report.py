@@ -112,16 +112,12 @@ def test_report_and_plan_name_the_patches_of_native_resolution(data: dict[str, A
     assert "16 patches" in out
 
 
-def test_report_shows_an_image_that_does_not_decode_as_such(data: dict[str, Any], tmp_path: Path):
-    folder = tmp_path / "shards"
-    shutil.copytree(data["shards"], folder)
-    index = Index.open(folder)
-    place = index.take([3], ["image_offset", "image_bytes"])
-    with index.shard_path(0).open("r+b") as tar:
-        tar.seek(int(place["image_offset"][0]) + 20)
-        tar.write(b"\0" * (int(place["image_bytes"][0]) - 20))
-    card = samples(Index.open(folder)).cards[3]
-    assert (card.key, card.picture) == ("0003", "")
+def test_report_shows_an_image_that_does_not_decode_as_such(photo: Any, tmp_path: Path):
+    whole = photo(40, 60)
+    with ShardWriter(tmp_path / "shards") as writer:
+        writer.write(Sample("0000", whole[:20] + bytes(len(whole) - 20), probe(whole), ["a dog"]))
+    (card,) = samples(Index.open(tmp_path / "shards")).cards
+    assert (card.key, card.picture) == ("0000", "")
     assert card.problem.startswith("corrupt_image: JPEG does not decode")
 
 

@@ -58,7 +58,7 @@ def test_loader_of_a_list_of_one_dataset_is_that_of_its_folder(corpus, same):
 
 def test_loader_names_the_dataset_that_is_empty(corpus, photo: Callable[..., bytes], tmp_path: Path):
     empty = write(tmp_path / "empty", corpus, photo, rows=0)
-    with pytest.raises(DataError, match=rf"^shards '{empty}': no rows in the index; see quarantine\.jsonl there"):
+    with pytest.raises(DataError, match=rf"^shards '{empty}': no rows in the index; see __mmdata__/quarantine\.jsonl"):
         corpus.loader(shards=mixed(corpus, empty))
 
 

@@ -485,5 +485,5 @@ def test_loader_refuses_settings(corpus: Corpus, changes: dict[str, Any], error:
 def test_loader_of_an_empty_index_is_refused(corpus: Corpus, tmp_path: Path):
     with ShardWriter(tmp_path / "s"):
         pass
-    with pytest.raises(DataError, match=r"shards '.*/s': no rows in the index; see quarantine\.jsonl there"):
+    with pytest.raises(DataError, match=r"shards '.*/s': no rows in the index; see __mmdata__/quarantine\.jsonl there"):
         corpus.loader(shards=str(tmp_path / "s"))
