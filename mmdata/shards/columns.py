@@ -18,11 +18,11 @@ import pyarrow as pa
 import xxhash
 
 from mmdata.errors import DataError
-from mmdata.files import read_regular
 from mmdata.shards.arrow_view import view
 from mmdata.shards.histogram import aspect_bin, count_cells, pack_cells
 from mmdata.shards.pages import ListedShard, ShardEntry
 from mmdata.shards.probe import FORMATS, ImageInfo
+from mmdata.shards.read_together import read_together
 from mmdata.shards.values import WrongValue, wrong_captions, wrong_number, wrong_tokens
 
 CountTokens = Callable[[list[str]], list[int]]
@@ -175,14 +175,14 @@ class Columns:
     Args:
         record_batch: the Arrow record batch of the file.
         name: of the file, for messages.
-        checksum: `fast_hash` of the file; 0: not known.
+        data: the file's bytes.
         shard_bytes: size of the tar; None: values are not checked.
     """
 
     def __init__(  # pyarrow has no types
-        self, record_batch: Any, name: str, *, checksum: int = 0, shard_bytes: int | None = None
+        self, record_batch: Any, name: str, data: bytes | memoryview, *, shard_bytes: int | None = None
     ) -> None:
-        self.checksum = checksum
+        self._data = data
         self._of = f"index '{name}'"
         self._shard_bytes = shard_bytes
         self._arrow = record_batch
@@ -206,18 +206,15 @@ class Columns:
             DataError: not a regular file, or not the one that the manifest names. Values are checked later, by `fixed`
                 and `lists`.
         """
-        data = read_regular(path, "index")
-        found = fast_hash(data)
-        if checksum and found != checksum:
+        data = read_together(path, "index")
+        if checksum and fast_hash(data) != checksum:
             raise DataError(f"index '{path}': changed since it was opened; {_REMEDY}")
         if not checksum and hashlib.sha256(data).hexdigest() != entry.index_sha256:
             raise DataError(f"index '{path}': SHA-256 differs from the manifest's; {_REMEDY}")
-        return cls.parse(data, entry.rows, str(path), checksum=found, shard_bytes=entry.bytes)
+        return cls.parse(data, entry.rows, str(path), shard_bytes=entry.bytes)
 
     @classmethod
-    def parse(
-        cls, data: bytes | memoryview, rows: int, name: str, *, checksum: int = 0, shard_bytes: int | None = None
-    ) -> Columns:
+    def parse(cls, data: bytes | memoryview, rows: int, name: str, *, shard_bytes: int | None = None) -> Columns:
         """Views of an index file's bytes; `rows` is how many it must have, `name` stands in messages.
 
         Values of a column are checked when it is first asked for, if the size of the shard is given.
@@ -235,7 +232,12 @@ class Columns:
                 f"index '{name}': expected {rows} rows of {_SCHEMAS[SCHEMA_VERSION].names}, "
                 f"got {batch.num_rows} of {batch.schema.names}; {_REMEDY}"
             )
-        return cls(batch, name, checksum=checksum, shard_bytes=shard_bytes)
+        return cls(batch, name, data, shard_bytes=shard_bytes)
+
+    @property
+    def checksum(self) -> int:
+        """`fast_hash` of the file as it was read."""
+        return fast_hash(self._data)
 
     def check(self) -> None:
         """Look at all columns for values that no row of the shard can have.

@@ -92,7 +92,7 @@ class Index:
         self.held_rows = HELD_ROWS
         self._open: OrderedDict[int, Columns] = OrderedDict()
         self._rows_open = 0
-        self._checksums: dict[int, int] = {}  # of the files that were checked, by shard
+        self._checksums: dict[int, int] = {}  # of the files that were opened; 0 as long as they are
         self._lock = Lock()
 
     @classmethod
@@ -170,12 +170,14 @@ class Index:
         part, local = self.manifest.part(shard)
         columns = part.columns(local, checksum=self._checksums.get(shard, 0))
         with self._lock:
-            self._checksums[shard] = columns.checksum
+            self._checksums.setdefault(shard, 0)
             if shard not in self._open:  # another thread may have opened it meanwhile
                 self._open[shard] = columns
                 self._rows_open += len(columns)
             while self._rows_open > self.held_rows and len(self._open) > 1:
-                self._rows_open -= len(self._open.popitem(last=False)[1])
+                dropped, columns_dropped = self._open.popitem(last=False)
+                self._checksums[dropped] = columns_dropped.checksum
+                self._rows_open -= len(columns_dropped)
         return columns
 
     def locate(self, rows: Rows) -> tuple[Rows, Rows]:
