@@ -49,9 +49,9 @@ def read_together(path: str | os.PathLike[str], what: str) -> memoryview:
 
 def _room(size: int) -> memoryview:
     if size > PIECE_BYTES // 8:
-        return memoryview(np.empty(size, np.uint8))
+        return np.empty(size, np.uint8).data
     if _piece.used + size > len(_piece.memory):
-        _piece.memory, _piece.used = memoryview(np.empty(PIECE_BYTES, np.uint8)), 0
+        _piece.memory, _piece.used = np.empty(PIECE_BYTES, np.uint8).data, 0
     begin = _piece.used
     _piece.used = begin + -(-size // ALIGNMENT) * ALIGNMENT
     return _piece.memory[begin : begin + size]
