@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Iterator
 from queue import SimpleQueue
 
 import numpy as np
 
 from mmdata.loader.assemble import Task
+from mmdata.loader.promise import Stop
 from mmdata.shards import Index, ShardStore
 from mmdata.shards.cache import GB
 
@@ -56,11 +56,11 @@ class FetchAhead:
         self._index = index
         self._store = store
         self._room = min(cache.max_bytes for cache in index.caches) // 2  # bytes
-        self._changed = threading.Condition()
-        self._stop = threading.Event()
-        self._ended = False
+        self._lock = threading.RLock()  # entered itself, not through `_changed`: see `promise`
+        self._changed = threading.Condition(self._lock)  # waited for by the threads alone
+        self._stop = Stop()
         self._error: Exception | None = None  # what the plan raised
-        self._ready: deque[Task] = deque()
+        self._ready: SimpleQueue[Task | None] = SimpleQueue()  # None: there are no more
         self._rows = 0  # of what is ready
         self._taken = 0  # tasks
         self._unused: dict[int, int] = {}  # shard -> bytes, asked for, and no task that needs it was taken yet
@@ -78,25 +78,21 @@ class FetchAhead:
 
     def __iter__(self) -> Iterator[Task]:
         """The tasks; what the plan raises is raised in its place."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ready or self._ended)
-                if not self._ready:
-                    if self._error:
-                        raise self._error
-                    return
-                task = self._ready.popleft()
+        while (task := self._ready.get()) is not None:
+            with self._lock:
                 self._taken += 1
                 self._rows -= len(task.rows)
                 for shard in self._shards(task):
                     self._unused.pop(shard, None)
                 self._changed.notify_all()
             yield task
+        if self._error:
+            raise self._error
 
     def close(self) -> None:
         """Ask for nothing more, and leave what is being fetched."""
         self._stop.set()
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def _shards(self, task: Task) -> list[int]:
@@ -105,11 +101,10 @@ class FetchAhead:
     def _look_ahead(self) -> None:
         try:
             for number, task in enumerate(self._tasks):
-                with self._changed:
+                with self._lock:
                     self._changed.wait_for(lambda: self._stop.is_set() or self._rows < MAX_ROWS)
-                    self._ready.append(task)
                     self._rows += len(task.rows)
-                    self._changed.notify_all()
+                self._ready.put(task)
                 for shard in self._shards(task):
                     self._ask_for(shard, number)
                 if self._stop.is_set():
@@ -117,9 +112,7 @@ class FetchAhead:
         except Exception as error:
             self._error = error
         finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
+            self._ready.put(None)
             for _ in range(FETCHERS):
                 self._wanted.put(None)
 
@@ -131,7 +124,7 @@ class FetchAhead:
         if self._store.is_here(shard):
             return
         size = self._index.manifest.listed(shard).bytes
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(
                 lambda: (
                     self._stop.is_set()

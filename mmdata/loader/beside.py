@@ -75,7 +75,7 @@ class SideProcesses:
         self._run += 1
         self._taken, self._onward = 0, onward
         if self._pid == os.getpid():
-            with suppress(LoadError):  # one is gone: `take` says so, or starts another
+            with self._ended_by_errors(), suppress(LoadError):  # one is gone: `take` says so, or starts another
                 self._direct(epoch, start)
 
     def take(self, epoch: int, step: int) -> Made:
@@ -110,7 +110,7 @@ class SideProcesses:
         """Make no more."""
         for process in self._processes.values():
             if process.run == self._run and self._pid == os.getpid():
-                with suppress(LoadError):  # one that is gone has stopped
+                with self._ended_by_errors(), suppress(LoadError):  # one that is gone has stopped
                     process.tell("stop", self._run)
 
     def close(self) -> None:

@@ -136,13 +136,11 @@ class EndingTasks(Tasks):
             Epoch and step of the first that was not handed out; None: there is none, or one is just being taken from
             the plan, and the tasks have not been ended.
         """
-        if not self._turn.acquire(blocking=False):
+        if self._turn.locked():
             return None
-        try:
+        with self._turn:  # not tried: an interrupt may come between its success and the line that notes it
             self._ended = self._next is not None
             return self._next
-        finally:
-            self._turn.release()
 
     def _until_ended(self, tasks: Generator[Task, None, None], onward: bool) -> Generator[Task, None, None]:
         with closing(tasks):

@@ -11,9 +11,10 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from time import monotonic, perf_counter
 from typing import Generic, TypeVar
 
@@ -22,6 +23,7 @@ import torch
 from mmdata.cores import NumWorkers, usable_cores
 from mmdata.loader.assemble import Made, Task
 from mmdata.loader.job import Job
+from mmdata.loader.promise import Promise, Stop
 from mmdata.loader.tasks import Tasks
 from mmdata.loader.tune import START, Tuner
 from mmdata.loader.turns import Turns
@@ -54,7 +56,7 @@ class WorkerThreads(Generic[TaskT, T]):
         name: str = "mmdata-worker",
     ) -> None:
         self._name = name
-        self._ahead: deque[Future[T]] = deque()
+        self._ahead: deque[Promise[T]] = deque()
         self._line = _Line(tasks, begin)
         self._threads: list[threading.Thread] = []
         # Called by `close`, when this object goes, and at the end of the program.
@@ -72,7 +74,7 @@ class WorkerThreads(Generic[TaskT, T]):
         if not new:
             return
         callers = torch.get_num_threads()
-        limited = threading.Semaphore(0)
+        limited: SimpleQueue[int] = SimpleQueue()
         self._threads[:] = [one for one in self._threads if one.ident is None or one.is_alive()]
         try:
             for name in new:
@@ -81,7 +83,7 @@ class WorkerThreads(Generic[TaskT, T]):
                 self._threads.append(thread)  # before it starts: an interrupt may come while it does
                 thread.start()
             for _ in new:
-                limited.acquire()
+                limited.get()
         finally:
             # What a worker says holds for it alone, but new threads begin with the last word.
             torch.set_num_threads(callers)
@@ -96,9 +98,9 @@ class WorkerThreads(Generic[TaskT, T]):
 
     def ask(self) -> None:
         """Have the next task made."""
-        future: Future[T] = Future()
-        self._ahead.append(future)
-        self._line.ask(future)
+        promise: Promise[T] = Promise()
+        self._ahead.append(promise)
+        self._line.ask(promise)
 
     def take(self) -> T:
         """The next result, as soon as it is there.
@@ -108,7 +110,7 @@ class WorkerThreads(Generic[TaskT, T]):
             CancelledError: the threads have been ended.
             Exception: what `tasks`, `begin` or its job raised.
         """
-        return self._ahead.popleft().result()
+        return self._ahead.popleft().take()
 
 
 class _Line(Generic[TaskT, T]):
@@ -116,43 +118,45 @@ class _Line(Generic[TaskT, T]):
 
     def __init__(self, tasks: Generator[TaskT, None, None], begin: Callable[[TaskT, threading.Event], Job[T]]) -> None:
         self.tasks = Turns(tasks)
-        self.stop = threading.Event()
-        self.changed = threading.Condition()  # of a lock that its holder may take again: see `_close`
+        self.stop = Stop()
+        # Its holder may take it again: see `_close`. It is entered itself, not through `_changed`: see `promise`.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # waited for by the threads alone
         self._begin = begin
         self._beginning = False  # tasks are begun one at a time, so that the n-th result is that of the n-th task
-        self._asked: deque[Future[T]] = deque()  # for tasks to begin
+        self._asked: deque[Promise[T]] = deque()  # for tasks to begin
         self._units: deque[Callable[[], None]] = deque()  # of batches in progress, the oldest first
         self._count = 0
         self._working: set[int] = set()  # the threads
 
     def resize(self, count: int) -> list[int]:
         """Have so many threads; returns those that are to be started."""
-        with self.changed:
+        with self._lock:
             self._count = count
             new = [name for name in range(count) if name not in self._working]
             self._working.update(new)
-            self.changed.notify_all()
+            self._changed.notify_all()
         return new
 
-    def ask(self, future: Future[T]) -> None:
-        """Have the next task made for this future."""
-        with self.changed:
-            self._asked.append(future)
+    def ask(self, promise: Promise[T]) -> None:
+        """Have the next task made, to keep this promise."""
+        with self._lock:
+            self._asked.append(promise)
             if self.stop.is_set():
-                future.cancel()
-            self.changed.notify()
+                promise.cancel()
+            self._changed.notify()
 
     def end(self) -> None:
         """Do no more, and tell whoever waits for what has not been begun."""
         self.stop.set()
-        with self.changed:
-            for future in self._asked:
-                future.cancel()
-            self.changed.notify_all()
+        with self._lock:
+            for promise in self._asked:
+                promise.cancel()
+            self._changed.notify_all()
 
     def next_work(self, thread: int) -> Callable[[], None] | None:
         """Wait for something to do: a unit, or else to begin a batch. None: there is no more for this thread."""
-        with self.changed:
+        with self._lock:
             while thread < self._count:
                 if self._units:
                     return self._units.popleft()
@@ -161,23 +165,22 @@ class _Line(Generic[TaskT, T]):
                 if self._asked and not self._beginning:
                     self._beginning = True
                     return partial(self._begin_next, self._asked.popleft())
-                self.changed.wait()
+                self._changed.wait()
             self._working.remove(thread)
             return None
 
-    def _begin_next(self, future: Future[T]) -> None:
+    def _begin_next(self, promise: Promise[T]) -> None:
         units: list[Callable[[], None]] = []
         try:
-            if future.set_running_or_notify_cancel():
-                batch = _Batch(self._begin(self._next_task(), self.stop), future, self.stop)
-                units = [partial(batch.do, unit) for unit in batch.job.units]
+            batch = _Batch(self._begin(self._next_task(), self.stop), promise, self.stop)
+            units = [partial(batch.do, unit) for unit in batch.job.units]
         except BaseException as error:
-            future.set_exception(error)
-            del future  # or it, the error and its traceback, which has this frame, would keep each other
-        with self.changed:
+            promise.fail(error)
+            del promise  # or it, the error and its traceback, which has this frame, would keep each other
+        with self._lock:
             self._beginning = False
             self._units += units
-            self.changed.notify_all()
+            self._changed.notify_all()
 
     def _next_task(self) -> TaskT:
         try:
@@ -191,10 +194,11 @@ class _Line(Generic[TaskT, T]):
 class _Batch(Generic[T]):
     """A batch in progress: whoever does its last unit finishes it; its first error is its end."""
 
-    def __init__(self, job: Job[T], future: Future[T], stop: threading.Event) -> None:
+    def __init__(self, job: Job[T], promise: Promise[T], stop: threading.Event) -> None:
         self.job = job
-        self._future, self._stop = future, stop
+        self._promise, self._stop = promise, stop
         self._left = len(job.units)
+        self._failed = False
         self._lock = threading.Lock()
 
     def do(self, unit: Callable[[], None]) -> None:
@@ -206,18 +210,19 @@ class _Batch(Generic[T]):
                 self._left -= 1
                 last = self._left == 0
             if last:
-                self._future.set_result(self.job.finish())
+                self._promise.keep(self.job.finish())
         except BaseException as error:
             with self._lock:
-                if not self._future.done():
-                    self._future.set_exception(error)
+                first, self._failed = not self._failed, True
+            if first:
+                self._promise.fail(error)
             del self  # or the batch's memory would be kept by its own error, whose traceback has this frame
 
 
-def _work(line: _Line[TaskT, T], thread: int, limited: threading.Semaphore) -> None:
+def _work(line: _Line[TaskT, T], thread: int, limited: SimpleQueue[int]) -> None:
     torch.get_num_threads()  # a thread's first use of torch's threads would set its number anew
     torch.set_num_threads(1)
-    limited.release()
+    limited.put(thread)
     while work := line.next_work(thread):
         work()
         del work  # or a batch that was dropped would live until there is more to do

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Generic, TypeVar
 
 from mmdata.loader.job import Job
+from mmdata.loader.promise import Promise
 from mmdata.loader.stats import Stats
 from mmdata.loader.threads import END_S, WorkerThreads
 
@@ -85,8 +85,8 @@ class _Reader(Generic[Task]):
 
     def __init__(self, tasks: Iterator[Task]) -> None:
         self._tasks = tasks
-        self._asked: SimpleQueue[Future[Task | None] | None] = SimpleQueue()
-        self._read: deque[Future[Task | None]] = deque()
+        self._asked: SimpleQueue[Promise[Task | None] | None] = SimpleQueue()
+        self._read: deque[Promise[Task | None]] = deque()
         self._ended = False
         # A daemon: no program waits for a server that does not answer.
         self._thread = threading.Thread(target=self._take_tasks, name="mmdata-reader", daemon=True)
@@ -97,13 +97,13 @@ class _Reader(Generic[Task]):
 
     def ask(self) -> None:
         """Have the next task taken."""
-        future: Future[Task | None] = Future()
-        self._read.append(future)
-        self._asked.put(future)
+        promise: Promise[Task | None] = Promise()
+        self._read.append(promise)
+        self._asked.put(promise)
 
     def take(self) -> Task | None:
         """The next task that was asked for, as soon as it is there; None: there are no more. Raises what they raise."""
-        return self._read.popleft().result()
+        return self._read.popleft().take()
 
     def end(self) -> None:
         """Take no more, and tell whoever waits for one; waits for nothing."""
@@ -116,16 +116,15 @@ class _Reader(Generic[Task]):
             self._thread.join(END_S)
 
     def _take_tasks(self) -> None:
-        while (future := self._asked.get()) is not None:
+        while (promise := self._asked.get()) is not None:
             if self._ended:
-                future.cancel()  # a worker may be waiting for it
-            if not future.set_running_or_notify_cancel():
+                promise.cancel()  # a worker may be waiting for it
                 continue
             try:
-                future.set_result(next(self._tasks, None))
+                promise.keep(next(self._tasks, None))
             except BaseException as error:
-                future.set_exception(error)
-                del future  # or it, the error and its traceback, which has this frame, would keep each other
+                promise.fail(error)
+                del promise  # or it, the error and its traceback, which has this frame, would keep each other
 
 
 class _Waits:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import closing
 from itertools import count, islice
-from threading import Event
 
 from mmdata.loader.ledger import LedgerEntry
 from mmdata.loader.turns import Turns
@@ -42,12 +41,12 @@ class Passes:
         self._composer = composer
         self._start = start
         self._endless = endless
-        self._stopped = Event()
+        self._stopped = False
         self.tasks = Turns(self._make())
 
     def stop(self) -> None:
         """Read no further; also while another thread waits for a task."""
-        self._stopped.set()
+        self._stopped = True
 
     def close(self) -> None:
         """Close the shard that is open; where a thread waits for a task, it does so itself."""
@@ -67,7 +66,7 @@ class Passes:
             self.seen += passing.seen
             self.dropped = passing.dropped
             # So many passes of a rank read all shards.
-            if not self._endless or barren == self._composer.world_size or self._stopped.is_set():
+            if not self._endless or barren == self._composer.world_size or self._stopped:
                 break
         self.ended = True
 
@@ -86,6 +85,6 @@ class Passes:
         # The ranks' parts of a limit sum up to it.
         limit = None if data.limit is None else (data.limit + world_size - 1 - rank) // world_size
         for sample in islice(samples, limit):
-            if self._stopped.is_set():  # nobody waits for the rest
+            if self._stopped:  # nobody waits for the rest
                 return
             yield sample

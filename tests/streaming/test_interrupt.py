@@ -93,8 +93,10 @@ def test_an_interrupt_does_not_wait_for_a_server(
         late.cancel()
 
 
-# Python itself drops an interrupt that comes while it runs a finalizer, such as that of a batch's memory.
-@pytest.mark.filterwarnings("ignore:Exception ignored in. <finalize:pytest.PytestUnraisableExceptionWarning")
+# Python itself drops an interrupt that comes while it runs a finalizer: that of a batch's memory, or of a thread.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <(finalize|function WeakSet):pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("kind", ["stream", "loader"])
 def test_interrupts_at_any_moment_are_keyboard_interrupts(shards: Path, config: Any, no_threads_left: None, kind: str):
     batches = source(kind, shards, config)

@@ -1,0 +1,98 @@
+"""What threads wait for: one result, and the sign that nobody wants it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from mmdata.loader.promise import Promise, Stop
+
+
+def test_promise_is_taken_by_whoever_waits():
+    promise: Promise[int] = Promise()
+    threading.Timer(0.05, promise.keep, [3]).start()
+    assert promise.take() == 3
+
+
+def test_promise_that_is_not_kept_is_the_first_error_that_was_given():
+    promise: Promise[int] = Promise()
+    promise.fail(ValueError("first"))
+    promise.cancel()
+    with pytest.raises(ValueError, match="first"):
+        promise.take()
+
+
+def test_promise_that_nobody_keeps_is_a_cancelled_error():
+    promise: Promise[int] = Promise()
+    promise.cancel()
+    with pytest.raises(CancelledError):
+        promise.take()
+
+
+def test_promise_goes_with_the_error_that_was_taken_from_it():
+    promise: Promise[int] = Promise()
+    gone = weakref.ref(promise)
+    gc.disable()
+    try:
+        promise.fail(ValueError())
+        with suppress(ValueError):
+            promise.take()
+        del promise
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_stop_wakes_all_who_wait_and_stays():
+    stop = Stop()
+    assert not stop.is_set()
+    assert not stop.wait(0.01)
+    found: list[bool] = []
+    threads = [threading.Thread(target=lambda: found.append(stop.wait())) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    stop.set()
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert found == [True] * 5
+    assert stop.is_set()
+    assert stop.wait()
+    with pytest.raises(TypeError, match="for good"):
+        stop.clear()
+
+
+@pytest.mark.parametrize("which", range(1, 40))
+def test_interrupt_at_any_line_of_set_and_keep_leaves_no_lock_held(which: int):
+    """The line is the n-th that runs in them, and in what they call."""
+    stop, promise, lines = Stop(), Promise[int](), 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        if lines == which:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    with suppress(KeyboardInterrupt):
+        sys.settrace(trace)
+        try:
+            stop.set()
+            promise.keep(1)
+        finally:
+            sys.settrace(None)
+    stop.set()
+    promise.keep(1)
+    done = threading.Thread(target=lambda: (stop.wait(), stop.set(), promise.take(), promise.keep(1)), daemon=True)
+    done.start()
+    done.join(60)
+    assert not done.is_alive()
