@@ -45,7 +45,7 @@ IMPORTS = {
 
 
 def make() -> None:
-    """Hard links to tars and index files, and a manifest that names them all."""
+    """Hard links to tars, copies of their index files, which are all read, and a manifest that names them."""
     from mmdata.shards import Manifest
     from mmdata.shards.manifest_writer import write_manifest
 
@@ -66,7 +66,7 @@ def make() -> None:
     for shard, entry in zip(range(SHARDS), cycle(manifest), strict=False):
         entries.append(replace(entry, name=f"{shard:05d}.tar", index=f"{shard:05d}.index.arrow"))
         os.link(source / entry.name, FOLDER / entries[-1].name)
-        os.link(source / manifest.prefix / entry.index, FOLDER / manifest.prefix / entries[-1].index)
+        shutil.copyfile(source / manifest.prefix / entry.index, FOLDER / manifest.prefix / entries[-1].index)
     write_manifest(FOLDER, entries, tokenizer=manifest.tokenizer)
 
 

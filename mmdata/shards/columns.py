@@ -69,7 +69,7 @@ def _schema(fixed: Sequence[str]) -> Any:
     )
 
 
-_SCHEMAS = {2: _schema([name for name in FIXED if name != "image_xxh3"]), 3: _schema([*FIXED])}
+_SCHEMAS = {3: _schema([*FIXED]), 2: _schema([name for name in FIXED if name != "image_xxh3"])}
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,7 @@ class Encoded:
             rows=len(self.columns.keys),
             index=index,
             index_sha256=hashlib.sha256(self.data).hexdigest(),
+            index_xxh3=fast_hash(self.data),
             captions=self.columns.num_captions,
             labels=self.columns.num_labels,
             cells=cells,
@@ -196,10 +197,13 @@ class Columns:
     def open(cls, path: Path, entry: ListedShard, *, checksum: int = 0) -> Columns:
         """Read the index file of a shard.
 
+        Its XXH3 is compared with the manifest's, and the SHA-256 where the manifest has no other: that takes ten times
+        as long. Of a file that is fetched, and by `verify`, the SHA-256 is compared too.
+
         Args:
             path: of the file.
             entry: what the manifest says of it.
-            checksum: of the file as this process read it before; 0: it did not, and the SHA-256 is compared now.
+            checksum: of the file as this process read it before, for one without XXH3; 0: it did not.
 
         Raises:
             FileNotFoundError: there is none.
@@ -207,9 +211,11 @@ class Columns:
                 and `lists`.
         """
         data = read_together(path, "index")
-        if checksum and fast_hash(data) != checksum:
-            raise DataError(f"index '{path}': changed since it was opened; {_REMEDY}")
-        if not checksum and hashlib.sha256(data).hexdigest() != entry.index_sha256:
+        if known := checksum or entry.index_xxh3:
+            if fast_hash(data) != known:
+                how = "changed since it was opened" if checksum else "XXH3 differs from the manifest's"
+                raise DataError(f"index '{path}': {how}; {_REMEDY}")
+        elif hashlib.sha256(data).hexdigest() != entry.index_sha256:
             raise DataError(f"index '{path}': SHA-256 differs from the manifest's; {_REMEDY}")
         return cls.parse(data, entry.rows, str(path), shard_bytes=entry.bytes)
 
@@ -238,6 +244,11 @@ class Columns:
     def checksum(self) -> int:
         """`fast_hash` of the file as it was read."""
         return fast_hash(self._data)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the file as it was read."""
+        return hashlib.sha256(self._data).hexdigest()
 
     def check(self) -> None:
         """Look at all columns for values that no row of the shard can have.
@@ -277,13 +288,19 @@ class Columns:
         """Arrow strings (rows,)."""
         return self._arrow.column("key")
 
+    def keys_of(self, rows: npt.NDArray[np.int64] | slice) -> list[str]:
+        """Keys of some rows: (n,), or a slice."""
+        keys = self.keys
+        numbers = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
+        return [keys[row].as_py() for row in numbers]
+
     def fixed(self, name: str) -> npt.NDArray[Any]:
         """A column of `FIXED`: (rows,); zeros where the index is of a version that has no such column."""
         if name not in self._fixed:
-            if name in self._arrow.schema.names:
-                values = view(self._arrow.column(name), FIXED[name], of=self._of)
-            else:
+            if name == "image_xxh3" and not self.has_fast_hash:
                 values = np.zeros(len(self), FIXED[name])
+            else:
+                values = view(self._arrow.column(name), FIXED[name], of=self._of)
             self._check_fixed(name, values)
             self._fixed[name] = values
         return self._fixed[name]

@@ -60,13 +60,12 @@ class _ByShard(NamedTuple):
 
     Attributes:
         order: puts the rows that were asked for together, (n,); None: they stand so, in long runs.
-        local: their rows within their shards, (n,), in that order.
-        parts: shards, each with its part of `local`; in long runs a shard may have several.
+        parts: shards; each with its part of the rows in that order, and with their numbers within the shard, (k,) or a
+            slice. In long runs a shard may have several parts.
     """
 
     order: Rows | None
-    local: Rows
-    parts: list[tuple[int, slice]]
+    parts: list[tuple[int, slice, Rows | slice]]
 
     def as_asked(self, values: Array) -> Array:
         """Values (n,) in that order, brought back into the order in which the rows were asked for."""
@@ -196,24 +195,27 @@ class Index:
         """Values of some rows, in the order asked: name -> (n,); names are those of `columns.FIXED`."""
         _check_names(names, FIXED)
         wanted = self._by_shard(rows)
-        result: dict[str, Array] = {name: np.empty(len(wanted.local), FIXED[name]) for name in names}
-        for shard, part in wanted.parts:
-            columns, rows_here = self.shard(shard), wanted.local[part]
+        result: dict[str, Array] = {name: np.empty(len(rows), FIXED[name]) for name in names}
+        for shard, part, local in wanted.parts:
+            columns = self.shard(shard)
             for name, values in result.items():
-                values[part] = columns.fixed(name)[rows_here]
+                values[part] = columns.fixed(name)[local]
         return {name: wanted.as_asked(values) for name, values in result.items()}
 
     def take_lists(self, rows: Rows, name: str) -> tuple[Rows, Array]:
         """Lists of some rows, in the order asked: offsets (n + 1,) and values; names are those of `columns.LISTS`."""
         _check_names([name], LISTS)
         wanted = self._by_shard(rows)
-        lengths = np.empty(len(wanted.local), np.int64)
+        lengths = np.empty(len(rows), np.int64)
         found: list[Array] = [np.empty(0, LISTS[name])]
-        for shard, part in wanted.parts:
+        for shard, part, local in wanted.parts:
             offsets, values = self.shard(shard).lists(name)
-            begins = offsets[wanted.local[part]]
-            lengths[part] = offsets[wanted.local[part] + 1] - begins
-            found.append(values[spans(begins, lengths[part])])
+            begins, ends = offsets[:-1][local], offsets[1:][local]
+            np.subtract(ends, begins, out=lengths[part])
+            if isinstance(local, slice):
+                found.append(values[begins[0] : ends[-1]])
+            else:
+                found.append(values[spans(begins, lengths[part])])
         values, result_offsets = np.concatenate(found), offsets_of(wanted.as_asked(lengths))
         if wanted.order is None:
             return result_offsets, values
@@ -225,9 +227,8 @@ class Index:
         """Keys of some rows, in the order asked."""
         wanted = self._by_shard(rows)
         found: list[str] = []
-        for shard, part in wanted.parts:
-            keys = self.shard(shard).keys
-            found += [keys[row].as_py() for row in wanted.local[part].tolist()]
+        for shard, _, local in wanted.parts:
+            found += self.shard(shard).keys_of(local)
         return wanted.as_asked(np.array(found, object)).tolist()
 
     def column(self, name: str) -> Array:
@@ -255,8 +256,13 @@ class Index:
             order = np.argsort(shards, kind="stable")
             shards, local = shards[order], local[order]
             cuts = np.flatnonzero(np.diff(shards)) + 1
-        bounds = np.unique([0, *cuts.tolist(), len(shards)]).tolist()
-        return _ByShard(order, local, [(int(shards[a]), slice(a, b)) for a, b in pairwise(bounds)])
+        bounds = np.unique([0, *cuts.tolist(), len(shards)])
+        breaks = np.searchsorted(np.flatnonzero(np.diff(local) != 1), [bounds[:-1], bounds[1:] - 1])
+        parts: list[tuple[int, slice, Rows | slice]] = []
+        for (a, b), one_run in zip(pairwise(bounds.tolist()), (breaks[0] == breaks[1]).tolist(), strict=True):
+            within = slice(int(local[a]), int(local[a]) + b - a) if one_run else local[a:b]
+            parts.append((int(shards[a]), slice(a, b), within))
+        return _ByShard(order, parts)
 
     def _fetch_columns(self, shards: Rows) -> None:
         """Open columns that lie behind URLs, many at once: one after the other, most of the time would be waiting."""

@@ -31,16 +31,25 @@ PAGE_PATTERN = re.compile(r"manifest-\d{5,}\.arrow")
 REMAKE = "remove manifest.json and run `mmdata index`, or fetch the folder again"
 _PLAIN_NAME = re.compile(r"[^/\\\0:]+")
 
-_NUMBERS = ("bytes", "rows", "captions", "labels")
+_NUMBERS = ("bytes", "rows", "captions", "labels", "index_xxh3")
 _TEXTS = ("name", "sha256", "index", "index_sha256")
 _CELLS = ("cells", "counts")
-_SCHEMA = pa.schema(
-    [
-        *(pa.field(name, pa.string(), nullable=False) for name in _TEXTS),
-        *(pa.field(name, pa.int64(), nullable=False) for name in _NUMBERS),
-        *(pa.field(name, pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False) for name in _CELLS),
-    ]
-)
+
+
+def _schema(numbers: Sequence[str]) -> Any:
+    item = pa.field("item", pa.int32(), nullable=False)
+    return pa.schema(
+        [
+            *(pa.field(name, pa.string(), nullable=False) for name in _TEXTS),
+            *(pa.field(name, pa.int64(), nullable=False) for name in numbers),
+            *(pa.field(name, pa.list_(item), nullable=False) for name in _CELLS),
+        ]
+    )
+
+
+_SCHEMA = _schema(_NUMBERS)
+_SCHEMA_2 = _schema([name for name in _NUMBERS if name != "index_xxh3"])
+"""Of version 2 of the manifest."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,7 @@ class ListedShard:
         bytes, sha256: of the tar.
         rows: samples in the index.
         index, index_sha256: file name (beside manifest.json) and hash of the shard's columns.
+        index_xxh3: a fast hash of them, `columns.fast_hash`; 0 in a manifest of version 2, which has none.
         captions: of all rows; a row has one or more.
         labels: rows that have a label.
     """
@@ -64,6 +74,7 @@ class ListedShard:
     index_sha256: str
     captions: int
     labels: int
+    index_xxh3: int = field(default=0, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,7 @@ class ShardEntry(ListedShard):
         cells: int32 (n,), the cells (`mmdata.shards.histogram`) that captions of this shard lie in, ascending.
         counts: int32 (n,), captions in each; they add up to `captions`.
 
-    Two entries are equal when all but the histogram is: the index's hash decides it.
+    Two entries are equal when all but the histogram and the fast hash is: the index's hash decides both.
     """
 
     cells: npt.NDArray[np.int32] = field(compare=False, repr=False)
@@ -137,7 +148,7 @@ class PageColumns:
     """The entries of n shards.
 
     Attributes:
-        numbers: name -> int64 (n,): bytes, rows, captions, labels.
+        numbers: name -> int64 (n,): bytes, rows, captions, labels, index_xxh3.
         histograms: None where they are to be read again when they are asked for.
         path: of the page, for messages.
         checksum: XXH3 of the file.
@@ -167,7 +178,7 @@ class PageColumns:
         of = f"manifest page '{path}'"
         offsets, cells, counts = histograms = _histograms(batch, of=of)
         columns = cls(
-            numbers={name: view(batch.column(name), np.int64, of=of) for name in _NUMBERS},
+            numbers={name: _numbers(batch, name, of=of) for name in _NUMBERS},
             histograms=histograms,
             path=path,
             checksum=xxhash.xxh3_64_intdigest(data),
@@ -176,7 +187,8 @@ class PageColumns:
         numbers = columns.numbers
         whole = (
             (batch.num_rows, int(numbers["rows"].sum())) == (page.shards, page.rows)
-            and all((values >= 0).all() for values in (*numbers.values(), cells))
+            and all((values >= 0).all() for name, values in numbers.items() if name != "index_xxh3")
+            and (cells >= 0).all()
             and (counts > 0).all()
             and np.array_equal(offsets, view(batch.column("counts").offsets, np.int32, of=of))
             and np.array_equal(_sums(counts, offsets), numbers["captions"])
@@ -234,11 +246,17 @@ def _parse(data: bytes, path: Path) -> Any:
         batch.validate(full=True)
     except (pa.ArrowException, ValueError) as error:
         raise DataError(f"manifest page '{path}': not a page: {error}; {REMAKE}") from error
-    if batch.schema != _SCHEMA:
+    if batch.schema not in (_SCHEMA, _SCHEMA_2):
         raise DataError(
             f"manifest page '{path}': expected {_SCHEMA.names}, got {batch.schema.names}, or of other types; {REMAKE}"
         )
     return batch
+
+
+def _numbers(batch: Any, name: str, *, of: str) -> Ints:
+    if name == "index_xxh3" and batch.schema == _SCHEMA_2:
+        return np.zeros(batch.num_rows, np.int64)
+    return view(batch.column(name), np.int64, of=of)
 
 
 def _histograms(batch: Any, *, of: str) -> Histograms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,12 @@ class WrongValue(NamedTuple):
     expected: str
 
 
+@cache
+def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """The least and the greatest value of a type of integers."""
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+
+
 def wrong_number(
     name: str, values: npt.NDArray[Any], *, size: int, offsets: npt.NDArray[Any] | None = None
 ) -> WrongValue | None:
@@ -56,7 +63,8 @@ def wrong_number(
             return None
         wrong = (values < 0) | (values > size - offsets)
     else:
-        if values.min() >= low and values.max() <= high:
+        least, greatest = _limits(values.dtype)
+        if (low <= least or values.min() >= low) and (high >= greatest or values.max() <= high):
             return None
         wrong = (values < low) | (values > high)
     row = int(wrong.argmax())
@@ -65,9 +73,9 @@ def wrong_number(
 
 def wrong_captions(offsets: npt.NDArray[np.int32]) -> WrongValue | None:
     """The first row without a caption, or None; `offsets` (rows + 1,) as `Columns.lists` gives them."""
-    lengths = np.diff(offsets)
-    if not len(lengths) or lengths.min() >= 1:
+    if (offsets[1:] > offsets[:-1]).all():
         return None
+    lengths = np.diff(offsets)
     return WrongValue(int(lengths.argmin()), int(lengths.min()), "1 caption or more")
 
 
@@ -83,10 +91,10 @@ def wrong_tokens(
     """
     if len(offsets) < 2 or not len(values):
         return None
-    if not np.array_equal(offsets, captions):
+    if offsets.tobytes() != captions.tobytes():  # both (rows + 1,)
         row = int((np.diff(offsets) != np.diff(captions)).argmax())
         return WrongValue(row, int(np.diff(offsets)[row]), f"{np.diff(captions)[row]}, one for each caption")
-    if values.min() < 0 or values.max() > MAX_TOKENS:
+    if values.view(np.uint32).max() > MAX_TOKENS:  # a negative one is greater than any
         place = int(((values < 0) | (values > MAX_TOKENS)).argmax())
         row = int(np.searchsorted(offsets, place, side="right")) - 1
         return WrongValue(row, int(values[place]), f"0 to {MAX_TOKENS} tokens")

@@ -17,7 +17,7 @@ import pytest
 from mmdata.errors import DataError
 from mmdata.shards import Index, Manifest, build_index, verify
 from mmdata.shards import manifest as manifest_module
-from mmdata.shards.columns import FIXED, LISTS
+from mmdata.shards.columns import FIXED, LISTS, fast_hash
 from mmdata.shards.manifest_writer import write_manifest
 from tests.shards.earlier import version_2
 
@@ -125,7 +125,8 @@ def forge(folder: Path, name: str, row: int, value: int) -> int:
         writer.write_batch(pa.record_batch(list(arrays.values()), schema=batch.schema))
     data = sink.getvalue().to_pybytes()
     path.write_bytes(data)
-    entries[1] = replace(entries[1], index_sha256=hashlib.sha256(data).hexdigest())
+    digest = hashlib.sha256(data).hexdigest()
+    entries[1] = replace(entries[1], index_sha256=digest, index_xxh3=fast_hash(data))
     (folder / "__mmdata__/manifest.json").unlink()
     write_manifest(folder, entries, tokenizer="characters")
     return entries[1].bytes
@@ -183,10 +184,31 @@ def test_an_index_of_the_version_before_is_read_and_left_alone(shards, tmp_path,
     build_index(shards, **settings)
     assert told(old) == was
     assert Manifest.read(old).schema == 2
+    assert [entry.index_xxh3 for entry in Manifest.read(old)] == [0] * 4
     assert b"checksum" not in (old / "__mmdata__/manifest.json").read_bytes()
 
 
+def test_a_changed_index_file_of_the_version_before_is_refused(shards):
+    path = version_2(shards) / "__mmdata__/000001.index.arrow"
+    path.write_bytes(path.read_bytes().replace(b"0005", b"0009"))
+    with pytest.raises(
+        DataError, match=r"000001\.index\.arrow': SHA-256 differs from the manifest's; fetch the folder"
+    ):
+        Index.open(shards).column("height")
+
+
 # What verify finds
+
+
+def test_an_index_of_which_only_the_fast_hash_is_right_is_found(shards):
+    entries = list(Manifest.read(shards))
+    (shards / "__mmdata__/manifest.json").unlink()
+    write_manifest(
+        shards, [entries[0], replace(entries[1], index_sha256="0" * 64), *entries[2:]], tokenizer="characters"
+    )
+    assert [str(problem) for problem in verify(shards)] == [
+        "shard '000001.tar': the SHA-256 of its index '000001.index.arrow' is not the manifest's: the content changed"
+    ]
 
 
 def test_accounts_that_do_not_balance_are_found(shards):

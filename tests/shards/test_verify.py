@@ -11,6 +11,7 @@ import pytest
 
 from mmdata.errors import DataError
 from mmdata.shards import Index, Manifest, ShardEntry, build_index, verify
+from mmdata.shards.columns import fast_hash
 from mmdata.shards.manifest_writer import write_manifest
 
 
@@ -30,7 +31,8 @@ def rewrite_index(folder: Path, number: int, change) -> None:
         writer.write_batch(batch)
     data = sink.getvalue().to_pybytes()
     (folder / "__mmdata__" / entry.index).write_bytes(data)
-    entries[number] = replace(entry, rows=batch.num_rows, index_sha256=hashlib.sha256(data).hexdigest())
+    hashes = {"index_sha256": hashlib.sha256(data).hexdigest(), "index_xxh3": fast_hash(data)}
+    entries[number] = replace(entry, rows=batch.num_rows, **hashes)
     rewrite_manifest(folder, entries)
 
 
