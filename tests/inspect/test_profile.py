@@ -44,9 +44,25 @@ def test_profile_counts_valid_rows_and_padding_over_epochs():
     assert found.in_words().endswith("this loader keeps no clock of its stages.")
 
 
-def test_profile_waits_for_the_loader_only():
-    assert profile(Slow(), 3).wait_share > 0.9
-    assert profile(Slow(), 3, step_s=0.08).wait_share < 0.5
+def test_profile_waits_for_the_loader_only(monkeypatch: pytest.MonkeyPatch):
+    clock = Clock()
+    monkeypatch.setattr("mmdata.inspect.profile.time", clock)
+    monkeypatch.setattr(f"{__name__}.time", clock)
+    assert profile(Slow(), 3).wait_share == 1
+    assert profile(Slow(), 3, step_s=0.08).wait_share == pytest.approx(0.02 / (0.02 + 0.08))
+
+
+class Clock:
+    """Time that passes in sleep alone, whatever else the machine does."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def perf_counter(self) -> float:
+        return self.now
 
 
 def test_profile_reads_the_loaders_clock(data: dict[str, Any]):
