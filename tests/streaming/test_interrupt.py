@@ -42,9 +42,10 @@ def source(kind: str, shards: Path, config: Any) -> mmdata.Loader | Any:
 
 @pytest.fixture
 def no_threads_left() -> Iterator[None]:
+    before = threading.enumerate()  # a loader of another test may wait for the garbage collector
     yield
     # Python lists a thread forever whose start was interrupted before the system began it: such a one does not live.
-    ours = [thread for thread in threading.enumerate() if thread.name.startswith("mmdata-")]
+    ours = [thread for thread in {*threading.enumerate()} - {*before} if thread.name.startswith("mmdata-")]
     until = time.monotonic() + 60
     while left := [thread.name for thread in ours if thread.is_alive()]:
         assert time.monotonic() < until, left
