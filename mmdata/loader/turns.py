@@ -8,6 +8,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+EXECUTING = "generator already executing"
+"""What Python says where another thread is inside a generator, or closes it."""
+
 
 class Turns(Generic[T], Iterator[T]):
     """What a generator gives, to one thread at a time.
@@ -32,6 +35,10 @@ class Turns(Generic[T], Iterator[T]):
                 if self._closed:
                     raise StopIteration
                 return next(self._source)
+        except ValueError as error:
+            if str(error) != EXECUTING:
+                raise
+            raise StopIteration from None  # it is being closed, since the line that looked whether it is
         finally:
             if self._closed:
                 self.close()
@@ -43,5 +50,5 @@ class Turns(Generic[T], Iterator[T]):
             self._source.close()
         except ValueError as error:
             # A lock that is tried would not do: an interrupt may come between its success and the line that notes it.
-            if str(error) != "generator already executing":
+            if str(error) != EXECUTING:
                 raise

@@ -42,6 +42,29 @@ def test_closing_while_a_thread_is_inside_leaves_it_to_that_thread():
     assert list(turns) == []
 
 
+def test_asking_while_another_thread_closes_it_is_its_end():
+    closing, go = threading.Event(), threading.Event()
+
+    def numbers() -> Generator[int, None, None]:
+        try:
+            yield 0
+        finally:
+            closing.set()
+            assert go.wait(60)
+
+    turns = Turns(numbers())
+    assert next(turns) == 0
+    thread = threading.Thread(target=turns.close)
+    thread.start()
+    assert closing.wait(60)
+    turns._closed = False  # as whoever asked saw it, just before
+    try:
+        assert list(turns) == []
+    finally:
+        go.set()
+        thread.join()
+
+
 def test_closing_an_idle_generator_closes_it_here():
     watched = Watched()
     watched.go.set()
