@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmdata.batch import Batch, model_inputs
-    from mmdata.config import Config, load_config
-    from mmdata.data_config import DataConfig
+    from mmdata.config import Config, DataConfig, load_config
     from mmdata.loader import Loader
     from mmdata.samplers import BucketBatchSampler, TwoStreamBatchSampler
     from mmdata.shards import Index
@@ -22,7 +21,7 @@ _HOME = {
     "Batch": "mmdata.batch",
     "BucketBatchSampler": "mmdata.samplers",
     "Config": "mmdata.config",
-    "DataConfig": "mmdata.data_config",
+    "DataConfig": "mmdata.config.data",
     "Index": "mmdata.shards",
     "Loader": "mmdata.loader",
     "TwoStreamBatchSampler": "mmdata.samplers",

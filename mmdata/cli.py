@@ -14,19 +14,9 @@ from typing import NoReturn
 
 from mmdata.atomic import explain
 from mmdata.errors import ConfigError, printable
+from mmdata.shipped import shipped
 
-SHIPPED = Path(__file__).parent / "_shipped"
 LINE_END = "\n"
-
-
-def shipped(*parts: str) -> Path:
-    """A file or folder of tools/, configs/ or datasets/: from the installed package, or from the checkout around it.
-
-    Example:
-        shipped("configs", "scenes.yaml")
-    """
-    root = SHIPPED if SHIPPED.is_dir() else Path(__file__).parents[1]
-    return root.joinpath(*parts)
 
 
 def commands() -> list[str]:

@@ -123,3 +123,11 @@ def _escape_arguments(record: logging.LogRecord) -> bool:
 
 
 logging.getLogger("mmdata").addFilter(_escape_arguments)
+
+
+class Interrupted(Exception):
+    """Whoever waited for the file does not any more."""
+
+
+class TrainingError(ValueError):
+    """The run cannot go on: the message names the step, the rows and the remedy."""

@@ -18,7 +18,7 @@ import yaml
 
 from mmdata import Index, cli
 from mmdata.convert import ConvertConfig, convert
-from mmdata.train.checkpoint import find_checkpoint, load_checkpoint
+from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint
 
 TOOL = Path(__file__).parents[1] / "tools" / "compare.py"
 COLOURS = ("red", "blue", "green")

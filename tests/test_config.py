@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from mmdata.config import Config, load_config
-from mmdata.data_config import DataConfig, SourceConfig, evaluation_data, sources
+from mmdata.config import Config, DataConfig, load_config
+from mmdata.config.data import SourceConfig, evaluation_data, sources
+from mmdata.config.strict_yaml import parse, read_yaml
 from mmdata.errors import ConfigError
-from mmdata.settings import parse, read_yaml
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted((ROOT / "configs").rglob("*.y*ml"))

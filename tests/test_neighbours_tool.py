@@ -17,13 +17,13 @@ import torch
 import yaml
 
 from mmdata import Config, Index, Loader, cli
+from mmdata.config.data import evaluation_data
+from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
-from mmdata.data_config import evaluation_data
 from mmdata.errors import ConfigError
-from mmdata.settings import parse
 from mmdata.train import DualEncoder
-from mmdata.train.checkpoint import find_checkpoint, load_checkpoint
-from mmdata.train.evaluate import embed
+from mmdata.train.evaluation.evaluate import embed
+from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint
 
 TOOLS = Path(__file__).parents[1] / "tools"
 

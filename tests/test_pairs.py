@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer
 
-from mmdata.data_config import DataConfig
+from mmdata.compositional import load_pairs, read_pairs
+from mmdata.config import DataConfig
 from mmdata.errors import DataError
-from mmdata.pairs import load_pairs, read_pairs
 from mmdata.transform.image import Box, decode, resize_crop
 from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import train_tokenizer

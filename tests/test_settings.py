@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mmdata.config.strict_yaml import MAX_VALUES, read_yaml
 from mmdata.convert import load_recipe
 from mmdata.errors import ConfigError
-from mmdata.settings import MAX_VALUES, read_yaml
 
 LEVELS = 9
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mmdata.cli import run
-from mmdata.config import load_config
+from mmdata.config import DataConfig, load_config
 from mmdata.cores import most_workers
-from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.inspect.against import PEERS, WHAT, compare, fit_workers, peers_of
 from mmdata.inspect.profile import Profile, profile

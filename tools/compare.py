@@ -28,16 +28,14 @@ from mmdata import Batch
 from mmdata.atomic import naming
 from mmdata.cli import main as mmdata
 from mmdata.cli import run
-from mmdata.compare_config import CompareConfig
-from mmdata.config import Config, load_config
-from mmdata.data_config import DataConfig
+from mmdata.compositional import load_pairs, read_pairs
+from mmdata.config import CompareConfig, Config, DataConfig, load_config
 from mmdata.errors import ConfigError
 from mmdata.inspect.paired import markdown
-from mmdata.pairs import load_pairs, read_pairs
 from mmdata.train import DualEncoder
-from mmdata.train.checkpoint import find_checkpoint, load_checkpoint, load_weights
-from mmdata.train.evaluate import compositional, embed
-from mmdata.train.loop import EVALUATION
+from mmdata.train.evaluation.evaluate import compositional, embed
+from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint, load_weights
+from mmdata.train.run.trainer import EVALUATION
 from mmdata.transform.text import Tokenizer
 
 RESULTS = "results.jsonl"

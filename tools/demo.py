@@ -24,9 +24,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmdata.cli import run, shipped
+from mmdata.cli import run
 from mmdata.config import load_config
 from mmdata.errors import ConfigError
+from mmdata.shipped import shipped
 
 CORPUS = ["--seed", "0", "--train", "16000", "--val", "500", "--pairs", "200-per-type"]
 MARK = ".mmdata-demo"

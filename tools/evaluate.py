@@ -31,15 +31,16 @@ from torch import Tensor
 from mmdata import Batch, Config, DataConfig, Loader
 from mmdata.atomic import write_whole
 from mmdata.cli import run
-from mmdata.data_config import evaluation_data
+from mmdata.compositional import load_pairs
+from mmdata.config.data import evaluation_data
+from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, DataError, printable
-from mmdata.pairs import load_pairs
-from mmdata.settings import parse
-from mmdata.train import DualEncoder, distributed
-from mmdata.train.checkpoint import find_checkpoint, load_checkpoint, load_weights
-from mmdata.train.evaluate import compositional, embed, score_retrieval, zero_shot
-from mmdata.train.loop import AUTOCAST, EVALUATION
-from mmdata.train.together import gather
+from mmdata.train import DualEncoder
+from mmdata.train.evaluation.evaluate import compositional, embed, score_retrieval, zero_shot
+from mmdata.train.ranks import collectives
+from mmdata.train.ranks.lockstep import gather
+from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint, load_weights
+from mmdata.train.run.trainer import AUTOCAST, EVALUATION
 from mmdata.transform.text import Tokenizer
 
 PROMPTS_AT_ONCE = 256
@@ -59,7 +60,7 @@ class Classes(BaseModel):
 def main() -> int:
     """Evaluate, write the JSON file, print the table."""
     options = parse_arguments()
-    device = distributed.init(options.device)
+    device = collectives.init(options.device)
     path = find_checkpoint(options.run)
     state = load_checkpoint(path)
     config = parse(Config, state["settings"], origin=f"settings in '{path}'")
@@ -82,7 +83,7 @@ def main() -> int:
     if options.pairs is not None:
         scores["pairs"] = str(options.pairs)
         scores["compositional"] = evaluate_pairs(model, config.data, options.pairs, dtype)
-    if distributed.rank() > 0:
+    if collectives.rank() > 0:
         return 0
     out = options.out or (options.run / EVALUATION if options.run.is_dir() else path.with_suffix(".evaluation.json"))
     write_whole(out, (json.dumps(scores, indent=2) + "\n").encode())
@@ -97,7 +98,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint file")
     parser.add_argument("--shards", help="retrieval over these; default: data.val_shards of the run")
-    parser.add_argument("--pairs", type=Path, help="JSONL of a compositional test (see mmdata.pairs)")
+    parser.add_argument("--pairs", type=Path, help="JSONL of a compositional test (see mmdata.compositional)")
     parser.add_argument("--classes", type=Path, help="JSON with class names and templates, for zero-shot accuracy")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -125,7 +126,7 @@ def evaluate_shards(
 ) -> dict[str, Any]:
     """Retrieval both ways, and zero-shot accuracy where classes are given."""
     classes, tokenizer = task
-    rank, ranks = distributed.rank(), distributed.world_size()
+    rank, ranks = collectives.rank(), collectives.world_size()
     data = evaluation_data(data.model_copy(update={"val_shards": shards}), hashes=True)
     # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
     data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
@@ -149,12 +150,12 @@ def evaluate_shards(
 def progress(batches: Iterable[T], name: str, total: int | None = None) -> Iterable[T]:
     """The same, with a bar on the first rank."""
     console = Console(stderr=True)
-    return track(batches, name, total=total, console=console, disable=distributed.rank() > 0)
+    return track(batches, name, total=total, console=console, disable=collectives.rank() > 0)
 
 
 def states_of_ranks(loader: Loader) -> list[dict[str, Any]]:
     """The loader's state on each rank. A collective."""
-    return gather(loader.state_dict(), dist.group.WORLD if distributed.world_size() > 1 else None)
+    return gather(loader.state_dict(), dist.group.WORLD if collectives.world_size() > 1 else None)
 
 
 @torch.no_grad()
@@ -177,7 +178,7 @@ def evaluate_pairs(
     types: list[str] = []
 
     def batches() -> Iterator[Batch]:
-        rank, ranks = distributed.rank(), distributed.world_size()
+        rank, ranks = collectives.rank(), collectives.world_size()
         for batch, names in progress(load_pairs(path, data, rank=rank, world_size=ranks), "pairs"):
             types.extend(names)
             yield batch

@@ -27,14 +27,15 @@ from torch import Tensor
 from mmdata import Batch, Config, DataConfig, Loader, load_config
 from mmdata.atomic import write_whole
 from mmdata.cli import run
-from mmdata.data_config import once_in_order
+from mmdata.config.data import once_in_order
+from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, DataError, printable
-from mmdata.loader.planning import open_index
-from mmdata.settings import parse
-from mmdata.train import DualEncoder, distributed
-from mmdata.train.checkpoint import find_checkpoint, load_checkpoint, load_weights
-from mmdata.train.loop import AUTOCAST
-from mmdata.train.neighbours import embed_rows, group_neighbours, mean_similarity
+from mmdata.loader.corpus import open_index
+from mmdata.train import DualEncoder
+from mmdata.train.memory.neighbours import embed_rows, group_neighbours, mean_similarity
+from mmdata.train.ranks import collectives
+from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint, load_weights
+from mmdata.train.run.trainer import AUTOCAST
 from mmdata.transform.text import Tokenizer
 
 WHICH_ROWS = (
@@ -50,7 +51,7 @@ def main() -> int:
     data = load_config(options.config, options.overrides).data
     index = open_index(data)
     check(options, len(index))
-    device = distributed.init(options.device)
+    device = collectives.init(options.device)
     made_of = {"size": options.size, "seed": options.seed}
     features = options.features
     if features is None:

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from mmdata import cli
-from mmdata.config import load_config
-from mmdata.data_config import DataConfig
-from mmdata.loader.planning import build_plan, open_index
+from mmdata.config import DataConfig, load_config
+from mmdata.loader.corpus import open_index
 from mmdata.plan import Groups, IndexRows, summarize
+from mmdata.plan.from_config import build_plan
 from mmdata.transform.text import Tokenizer
 
 

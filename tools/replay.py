@@ -16,8 +16,8 @@ from PIL import Image
 from mmdata.cli import run
 from mmdata.config import load_config
 from mmdata.errors import ConfigError, printable
+from mmdata.inspect.replay import Replay, find_task, place_in_ledger, replay, row_of_key
 from mmdata.loader import Loader
-from mmdata.loader.replay import Replay, find_task, place_in_ledger, replay, row_of_key
 
 
 def main() -> int:

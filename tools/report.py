@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmdata.cli import run
 from mmdata.config import load_config
-from mmdata.data_config import sources
+from mmdata.config.data import sources
 from mmdata.errors import ConfigError, printable
 from mmdata.inspect.report import write_report
 from mmdata.shards.folder import local_folder

@@ -22,13 +22,14 @@ from torch import nn
 from mmdata import Loader
 from mmdata.atomic import write_whole
 from mmdata.cli import run
-from mmdata.config import Config, load_config
-from mmdata.data_config import DataConfig, evaluation_data
+from mmdata.config import Config, DataConfig, load_config
+from mmdata.config.data import evaluation_data
 from mmdata.loader.ledger import cut_ledger
-from mmdata.train import DualEncoder, distributed
-from mmdata.train.evaluate import evaluate_retrieval
-from mmdata.train.loop import AUTOCAST, Trainer
+from mmdata.train import DualEncoder
+from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.objective import check_objective
+from mmdata.train.ranks import collectives
+from mmdata.train.run.trainer import AUTOCAST, Trainer
 from mmdata.transform.text import Tokenizer
 
 
@@ -42,12 +43,12 @@ def main() -> int:
     options = parser.parse_args()
     config = load_config(options.config, options.overrides)
     output = Path(config.train.output or Path("runs") / options.config.stem)
-    return train(config, output, distributed.init(config.train.device))
+    return train(config, output, collectives.init(config.train.device))
 
 
 def train(config: Config, output: Path, device: torch.device) -> int:
     """Put loader, model and loop together, and run them."""
-    rank, world_size = distributed.rank(), distributed.world_size()
+    rank, world_size = collectives.rank(), collectives.world_size()
     data = config.data.model_copy(update={"hashes": config.data.hashes or config.train.needs_hashes})
     loader = Loader.from_config(data, rank=rank, world_size=world_size)
     tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
@@ -75,7 +76,7 @@ def cut_ledgers_of_former_ranks(output: Path, state: dict[str, Any], world_size:
 def evaluate_on(data: DataConfig, autocast_dtype: torch.dtype | None) -> Callable[[nn.Module], Mapping[str, float]]:
     """Retrieval over `data.val_shards`, as the loop calls it; equal images or captions are no mistakes."""
     data = evaluation_data(data, hashes=True)
-    loader = Loader.from_config(data, rank=distributed.rank(), world_size=distributed.world_size())
+    loader = Loader.from_config(data, rank=collectives.rank(), world_size=collectives.world_size())
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         loader.set_epoch(0)

@@ -17,10 +17,10 @@ from statistics import median
 import torch
 
 from mmdata.config import load_config
-from mmdata.loader import Worker, assemble
-from mmdata.loader.assemble import Task
-from mmdata.loader.planning import build_plan
+from mmdata.loader import BatchMaker, batch_builder
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
+from mmdata.loader.work import Task
+from mmdata.plan.from_config import build_plan
 
 
 class NoClock:
@@ -47,7 +47,7 @@ def main() -> None:
     given = parser.parse_intermixed_args()
     torch.set_num_threads(1)
     data = load_config(given.config, given.overrides).data
-    worker = Worker.from_config(data)
+    worker = BatchMaker.from_config(data)
     plan = build_plan(data, worker.index, worker.tokenizer)
     steps = islice(plan.steps(0, start=0, rank=0, world_size=1), given.rounds)
     tasks = [Task(0, step.number, step.bucket, step.rows, step.passes) for step in steps]
@@ -57,7 +57,7 @@ def main() -> None:
     for task in [tasks[0], *tasks]:
         names = [*names[1:], names[0]]  # who is first changes
         for name in names:
-            assemble.StageClock = clocks[name]  # type: ignore[assignment,misc]
+            batch_builder.StageClock = clocks[name]  # type: ignore[assignment,misc]
             started = time.thread_time()
             worker.make(task)
             spent[name].append(time.thread_time() - started)

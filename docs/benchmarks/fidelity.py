@@ -26,15 +26,14 @@ import numpy as np
 import torch
 
 from mmdata import Loader
-from mmdata.cli import shipped
-from mmdata.config import ModelConfig
-from mmdata.data_config import DataConfig, evaluation_data
+from mmdata.config import DataConfig, ModelConfig, TrainConfig
+from mmdata.config.data import evaluation_data
 from mmdata.shards import Sample, ShardWriter, clean_caption, probe
 from mmdata.shards.folder import manifest_prefix
+from mmdata.shipped import shipped
 from mmdata.train import DualEncoder
-from mmdata.train.evaluate import evaluate_retrieval
-from mmdata.train.loop import Trainer
-from mmdata.train_config import TrainConfig
+from mmdata.train.evaluation.evaluate import evaluate_retrieval
+from mmdata.train.run.trainer import Trainer
 from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import Tokenizer, train_tokenizer
 

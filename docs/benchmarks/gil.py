@@ -45,9 +45,9 @@ def make_batches(workload: str, transform: str, *, augment: bool) -> None:
     import torch
 
     from mmdata.config import DataConfig
-    from mmdata.loader.assemble import Task
-    from mmdata.loader.planning import build_plan
-    from mmdata.loader.worker import Worker
+    from mmdata.loader.batch_maker import BatchMaker
+    from mmdata.loader.work import Task
+    from mmdata.plan.from_config import build_plan
 
     torch.set_num_threads(1)
     data = DataConfig(
@@ -58,7 +58,7 @@ def make_batches(workload: str, transform: str, *, augment: bool) -> None:
         transform=transform,
         augment=AUGMENT if augment else None,
     )
-    worker = Worker.from_config(data)
+    worker = BatchMaker.from_config(data)
     plan = build_plan(data, worker.index, worker.tokenizer)
     steps = plan.steps(0, start=0, rank=0, world_size=1)
     tasks = cycle([Task(0, step.number, step.bucket, step.rows, step.passes) for step in islice(steps, 10)])

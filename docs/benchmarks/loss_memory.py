@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdata.train.losses import clip_loss
+from mmdata.train.losses.contrastive import clip_loss
 
 PAGE_BYTES = 4096
 

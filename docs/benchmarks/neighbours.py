@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdata.train.neighbours import group_neighbours, mean_similarity
+from mmdata.train.memory.neighbours import group_neighbours, mean_similarity
 
 ROWS, DIM, CLUSTERS = 20_000, 64, 500
 

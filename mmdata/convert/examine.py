@@ -17,7 +17,7 @@ from typing import Any, cast
 from mmdata.convert.recipe import RESERVED, ConvertConfig
 from mmdata.convert.rows import Row
 from mmdata.errors import BadSample, Reason, excerpt
-from mmdata.files import read_inside
+from mmdata.safe_read import read_inside
 from mmdata.shards import ImageInfo, Limits, Sample, probe
 from mmdata.shards.captions import MAX_CAPTION_BYTES, clean_captions
 from mmdata.shards.decoder_warnings import name_warnings

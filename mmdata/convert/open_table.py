@@ -10,7 +10,7 @@ from pathlib import Path
 from mmdata.convert.parquet import ParquetTable
 from mmdata.convert.tables import DelimitedTable, JsonLinesTable, Table
 from mmdata.errors import ConfigError, DataError, excerpt
-from mmdata.files import check_regular
+from mmdata.safe_read import check_regular
 
 COMPRESSED_TARS = (".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVES = (".gz", ".zst", ".bz2", ".xz", ".zip", ".rar", ".7z")

@@ -19,9 +19,9 @@ from mmdata.convert.folder import IMAGE_SUFFIXES
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import PackedFiles, Row
 from mmdata.errors import DataError, Reason
+from mmdata.hashing import hash64
 from mmdata.shards import Manifest
 from mmdata.shards.build import find_shards
-from mmdata.shards.columns import hash64
 from mmdata.shards.folder import manifest_prefix
 from mmdata.shards.samples import TEXT_MEMBERS, Group, SampleReader
 from mmdata.shards.tar import header

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from mmdata.cli import shipped
+from mmdata.config.strict_yaml import Location, Positive, Settings, Share, parse, read_yaml
 from mmdata.errors import ConfigError
-from mmdata.settings import Location, Positive, Settings, Share, parse, read_yaml
+from mmdata.shipped import shipped
 
 RESERVED = frozenset({"captions", "caption", "label"})
 """Names that a sample's JSON already uses."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mmdata.errors import BadSample, DataError, Reason
-from mmdata.shards.columns import hash64
+from mmdata.hashing import hash64
 from mmdata.shards.samples import Group, image_member, texts_of
 from mmdata.shards.tar import Member
 from mmdata.shards.texts import Texts

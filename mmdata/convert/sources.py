@@ -19,7 +19,7 @@ from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Row, Source
 from mmdata.convert.tables import Table, differences, shown
 from mmdata.errors import ConfigError, DataError, Reason, excerpt
-from mmdata.files import check_regular
+from mmdata.safe_read import check_regular
 
 IMAGE_COLUMNS = ("filepath", "file_path", "image", "image_path", "path", "file_name", "filename")
 CAPTION_COLUMNS = ("caption", "captions", "text", "title")

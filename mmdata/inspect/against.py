@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable
 from statistics import median
 
+from mmdata.config import DataConfig
 from mmdata.cores import most_workers
-from mmdata.data_config import DataConfig
 from mmdata.errors import ConfigError
-from mmdata.loader.planning import open_index
+from mmdata.loader.corpus import open_index
 from mmdata.shards import Index
 
 PEERS = ("webdataset", "torch")

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mmdata.errors import BadSample, DataError, Reason
+from mmdata.hashing import hash64
 from mmdata.inspect.charts import Mark, histogram, share_bars
 from mmdata.inspect.page import Card, Chart, Section, Table
 from mmdata.plan import Plan, PlanSummary
 from mmdata.shards import FORMATS, Index, ShardStore, captions_of
-from mmdata.shards.columns import hash64
 from mmdata.shards.folder import QUARANTINE_NAME, find_ledger
 from mmdata.transform.image import decode
 

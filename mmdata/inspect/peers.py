@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import InterpolationMode, v2
 
+from mmdata.config import DataConfig
 from mmdata.cores import most_workers
-from mmdata.data_config import DataConfig
 from mmdata.loader import Loader
-from mmdata.loader.planning import open_index
-from mmdata.loader.worker import IndexSamples
+from mmdata.loader.corpus import open_index
+from mmdata.loader.samples import IndexSamples
 from mmdata.shards import Index, ShardStore
 
 WARM_UP = 3

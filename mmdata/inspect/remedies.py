@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import torch
 
+from mmdata.config import DataConfig
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.resize import Resize
 from mmdata.cores import most_workers, num_cores
-from mmdata.data_config import DataConfig
 from mmdata.errors import BadSample
 from mmdata.inspect.profile import CORE, Profile, profile
 from mmdata.loader import Loader
-from mmdata.loader.pixels import batch_pixels
-from mmdata.loader.slots import SlotRing
+from mmdata.loader.buffer_pool import BufferPool
+from mmdata.loader.image_buffers import batch_pixels
+from mmdata.loader.samples import IndexSamples
 from mmdata.loader.stats import NOTICEABLE
-from mmdata.loader.worker import IndexSamples
 from mmdata.plan import Bucket
 from mmdata.transform.image import decode
 from mmdata.transform.pixels import EncodedImage, PixelTransform
@@ -134,7 +134,7 @@ class _Sample:
 
     def pixels(self, images: list[EncodedImage], transform: PixelTransform) -> Callable[[], None]:
         """Decode, crop and resize images, as a worker does."""
-        pixels = batch_pixels(self.bucket, len(images), SlotRing(), transform)
+        pixels = batch_pixels(self.bucket, len(images), BufferPool(), transform)
 
         def make() -> None:
             for place, image in enumerate(images):

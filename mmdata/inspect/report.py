@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from mmdata.atomic import write_whole
-from mmdata.data_config import DataConfig, SourceConfig, sources
+from mmdata.config import DataConfig
+from mmdata.config.data import SourceConfig, sources
 from mmdata.inspect import corpus, runs
 from mmdata.inspect.page import Fact, Page, Section, render
-from mmdata.loader.planning import build_plan
 from mmdata.plan import Plan, PlanSummary, summarize
+from mmdata.plan.from_config import build_plan
 from mmdata.shards import Index
 from mmdata.shards.folder import local_folder
 from mmdata.transform.text import Tokenizer

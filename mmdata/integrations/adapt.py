@@ -14,8 +14,8 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.launcher import launched
 from mmdata.loader import Loader
 from mmdata.streaming import Stream
-from mmdata.train import distributed
-from mmdata.train.together import gather
+from mmdata.train.ranks import collectives
+from mmdata.train.ranks.lockstep import gather
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -58,7 +58,7 @@ def judged_together(loader: Loader | Stream) -> Iterator[Batch]:
     Raises:
         DataError: too many rows could not be used, over all ranks; on every rank, at the same batch.
     """
-    if loader.world_size == 1 or loader.world_size != distributed.world_size():
+    if loader.world_size == 1 or loader.world_size != collectives.world_size():
         yield from loader
         return
     loader.judge_together()

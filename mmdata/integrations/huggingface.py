@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
-from mmdata.data_config import DataConfig, evaluation_data
+from mmdata.config import DataConfig
+from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.integrations.adapt import (
     CLIP_MEAN,

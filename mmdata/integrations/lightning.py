@@ -16,14 +16,15 @@ import torch.distributed as dist
 from lightning.pytorch import LightningDataModule, Trainer
 
 from mmdata.batch import Batch
-from mmdata.data_config import DataConfig, evaluation_data
+from mmdata.config import DataConfig
+from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.integrations.adapt import SameEpoch, check_launched, judged_together
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
 from mmdata.streaming import Stream, stream
-from mmdata.streaming.source import ShardNames, with_shards
-from mmdata.train import distributed
+from mmdata.streaming.shard_names import ShardNames, with_shards
+from mmdata.train.ranks import collectives
 
 
 class EpochLoader:
@@ -40,7 +41,7 @@ class EpochLoader:
     """
 
     def __init__(self, loader: Loader | Stream, trainer: Trainer) -> None:
-        distributed.check_ranks(loader, (trainer.global_rank, trainer.world_size))
+        collectives.check_ranks(loader, (trainer.global_rank, trainer.world_size))
         try:
             len(loader)
         except TypeError as error:

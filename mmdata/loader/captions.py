@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 
 from mmdata.batch import CaptionBatch
 from mmdata.errors import BadSample, DataError
-from mmdata.loader.worker import IndexSamples, Worker
+from mmdata.loader.batch_maker import BatchMaker
+from mmdata.loader.samples import IndexSamples
 
 
-def all_captions(worker: Worker, rows: NDArray[np.int64]) -> CaptionBatch:
+def all_captions(worker: BatchMaker, rows: NDArray[np.int64]) -> CaptionBatch:
     """The captions of those of the rows that have several; none of a row that has one.
 
     Args:

@@ -17,25 +17,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.batch import Batch, CaptionBatch
-from mmdata.config import Config, load_config
+from mmdata.config import Config, DataConfig, load_config
+from mmdata.config.strict_yaml import parse
 from mmdata.cores import NumWorkers
-from mmdata.data_config import DataConfig
 from mmdata.launcher import resolve_ranks
-from mmdata.loader.beside import SideProcesses
+from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.captions import all_captions
-from mmdata.loader.choice import source_of
-from mmdata.loader.foreign import Interoperable, Iteration
+from mmdata.loader.frameworks import Interoperable, Iteration
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
-from mmdata.loader.planning import build_plan
-from mmdata.loader.relay import Relay
 from mmdata.loader.state import Identity, identity_of, position_of
 from mmdata.loader.stats import Stats
-from mmdata.loader.tasks import Tasks
-from mmdata.loader.threads import ThreadedBatches
-from mmdata.loader.worker import Worker
+from mmdata.loader.workers.choose import make_source
+from mmdata.loader.workers.handover import StartupHandover
+from mmdata.loader.workers.parent import WorkerProcesses
+from mmdata.loader.workers.steps import RankSteps
+from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import Plan
+from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
-from mmdata.settings import parse
 
 
 class Loader(Interoperable):
@@ -75,7 +74,7 @@ class Loader(Interoperable):
     def __init__(
         self,
         plan: Plan,
-        worker: Worker,
+        worker: BatchMaker,
         *,
         rank: int | None = None,
         world_size: int | None = None,
@@ -90,8 +89,8 @@ class Loader(Interoperable):
         self.stats = Stats()
         self._ledger = Ledger(max_bad_share, rank=rank, world_size=world_size)
         self.worker = worker
-        tasks = Tasks(plan, worker, rank=rank, world_size=world_size)
-        self._source: ThreadedBatches | SideProcesses | Relay = ThreadedBatches(
+        tasks = RankSteps(plan, worker, rank=rank, world_size=world_size)
+        self._source: ThreadedBatches | WorkerProcesses | StartupHandover = ThreadedBatches(
             tasks, worker, count=num_workers, room=prefetch
         )
         # Process, epoch and step of the batch that the source gives next.
@@ -122,7 +121,7 @@ class Loader(Interoperable):
         """
         rank, world_size = resolve_ranks(rank, world_size)
         data = data_config(config)
-        worker = Worker.from_config(data)
+        worker = BatchMaker.from_config(data)
         loader = cls(
             build_plan(data, worker.index, worker.tokenizer),
             worker,
@@ -132,7 +131,7 @@ class Loader(Interoperable):
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,
         )
-        beside = source_of(data, loader.plan, worker, rank=rank, world_size=world_size)
+        beside = make_source(data, loader.plan, worker, rank=rank, world_size=world_size)
         loader._source = beside or loader._source
         return loader
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Event
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.errors import BadSample, Interrupted, Reason
+from mmdata.hashing import hash64
+from mmdata.plan import choose_captions
+from mmdata.shards import FORMATS, Index, ShardStore, captions_of
+from mmdata.shards.columns import fast_hash
 from mmdata.transform.pixels import EncodedImage
 
 
@@ -46,3 +52,111 @@ class Samples(Protocol):
     def caption_hashes(self) -> NDArray[np.int64]:
         """Of the chosen captions, int64 (n,)."""
         ...
+
+
+COLUMNS = [
+    "image_offset",
+    "image_bytes",
+    "image_format",
+    "orientation",
+    "caption_offset",
+    "caption_bytes",
+    "caption_format",
+    "label",
+    "image_hash",
+    "image_xxh3",
+]
+
+
+CheckImages = Literal["auto", "always", "never"]
+"""See `DataConfig.check_images`."""
+
+
+class IndexSamples:
+    """The samples of n rows of an index, read when they are asked for.
+
+    Args:
+        index: of the shards.
+        store: reads its members.
+        rows: int64 (n,).
+        passes: int64 (n,), decide which of its captions each row has.
+        check_images: see `DataConfig.check_images`.
+        stop: once it is set, nothing more is read.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        store: ShardStore,
+        rows: NDArray[np.int64],
+        passes: NDArray[np.int64],
+        *,
+        check_images: CheckImages = "auto",
+        stop: Event | None = None,
+    ) -> None:
+        self._index = index
+        self._check_images = check_images
+        self._store = store
+        self._stop = stop or Event()
+        self._rows = rows
+        self._shards, _ = index.locate(rows)
+        self._columns = index.take(rows, COLUMNS)
+        self._hash_offsets, self._hashes = index.take_lists(rows, "caption_hash")
+        self._chosen = choose_captions(rows, np.diff(self._hash_offsets), passes)  # (n,) positions among the captions
+        self.keys = index.keys(rows)
+
+    def shard(self, i: int) -> str:
+        """Name of the shard, for messages."""
+        return self._index.shard_name(int(self._shards[i]))
+
+    def offset(self, i: int, kind: Literal["image", "caption"]) -> int:
+        """Of a member in its shard, in bytes."""
+        return int(self._columns[f"{kind}_offset"][i])
+
+    def image(self, i: int) -> EncodedImage:
+        """The image; its random numbers are the row's. Raises BadSample where it is not the one indexed."""
+        image = self.stored_image(i)
+        if self._check_images == "never":
+            return image
+        if fast := int(self._columns["image_xxh3"][i]):
+            changed = fast_hash(image.data) != fast
+        else:
+            changed = self._check_images == "always" and hash64(image.data) != self._columns["image_hash"][i]
+        if changed:
+            raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")
+        # Whoever makes an index with fast hashes probes its images; earlier versions compared no checksums in that.
+        return image._replace(checked=fast != 0)
+
+    def stored_image(self, i: int) -> EncodedImage:
+        """The image as it lies in the shard, compared with nothing."""
+        image_format = FORMATS[self._columns["image_format"][i]]
+        orientation = int(self._columns["orientation"][i])
+        return EncodedImage(self._read(i, "image"), image_format, orientation, int(self._rows[i]))
+
+    def caption(self, i: int) -> str:
+        """The caption chosen for this pass; raises BadSample."""
+        captions = captions_of(self._read(i, "caption"), int(self._columns["caption_format"][i]))
+        indexed = self._hashes[self._hash_offsets[i] : self._hash_offsets[i + 1]]
+        chosen = int(self._chosen[i])
+        # Its length decided the row's bucket: another caption may not fit.
+        if len(captions) != len(indexed) or hash64(captions[chosen].encode()) != indexed[chosen]:
+            raise BadSample(Reason.FILE_CHANGED, "caption is not the one indexed; `mmdata verify` tells what changed")
+        return captions[chosen]
+
+    def labels(self) -> NDArray[np.int64]:
+        """int64 (n,), -1 where a row has none."""
+        return self._columns["label"]
+
+    def image_hashes(self) -> NDArray[np.int64]:
+        """int64 (n,)."""
+        return self._columns["image_hash"]
+
+    def caption_hashes(self) -> NDArray[np.int64]:
+        """Of the chosen captions, int64 (n,)."""
+        return self._hashes[self._hash_offsets[:-1] + self._chosen]
+
+    def _read(self, i: int, kind: Literal["image", "caption"]) -> bytes:
+        size = int(self._columns[f"{kind}_bytes"][i])
+        if self._stop.is_set():
+            raise Interrupted(self.shard(i))
+        return self._store.read(int(self._shards[i]), self.offset(i, kind), size, self._stop)

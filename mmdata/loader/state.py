@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmdata.errors import ConfigError
-from mmdata.loader.worker import Worker
+from mmdata.loader.batch_maker import BatchMaker
 from mmdata.plan import Plan
 from mmdata.plan.position import check_count, check_epoch, check_state
 
@@ -29,7 +29,7 @@ SINCE = {
 """What earlier versions did not write into their states: taken to be as it was, with a warning."""
 
 
-def identity_of(plan: Plan, worker: Worker) -> Identity:
+def identity_of(plan: Plan, worker: BatchMaker) -> Identity:
     """What the batches of a plan depend on: which rows are in them, and what pixels and tokens those have.
 
     Not in it is what may change when a run is resumed: workers and where they run, prefetch, caches, the number of

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from mmdata.plan.deduplicate import HashesOf
 from mmdata.plan.groups import Groups
-from mmdata.plan.unique import HashesOf
 
 
-class Source(NamedTuple):
+class ShardSpan(NamedTuple):
     """A dataset: consecutive shards of the corpus.
 
     Attributes:
@@ -25,7 +25,7 @@ class Source(NamedTuple):
     repeat: float = 1.0
 
 
-class Stream(NamedTuple):
+class BatchShare(NamedTuple):
     """What fills a fixed part of every batch.
 
     Attributes:
@@ -33,7 +33,7 @@ class Stream(NamedTuple):
         weight: the stream's part of a batch is weight / sum of all weights, exact to the row.
     """
 
-    sources: tuple[Source, ...]
+    sources: tuple[ShardSpan, ...]
     weight: int = 1
 
 
@@ -57,7 +57,7 @@ class Mixture:
         Mixture((Stream((Source(0, 100),), 192), Stream((Source(100, 107),), 64)))
     """
 
-    streams: tuple[Stream, ...]
+    streams: tuple[BatchShare, ...]
     groups: Groups | None = None
     unique: HashesOf | None = None
 
@@ -76,7 +76,7 @@ class Mixture:
                 raise ValueError(f"datasets overlap: {before} and {source}; no shard may be in two of them")
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[ShardSpan]:
         """The datasets of all streams."""
         return [source for stream in self.streams for source in stream.sources]
 

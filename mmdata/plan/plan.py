@@ -12,15 +12,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.plan.bucket_queues import LaneQueues
 from mmdata.plan.buckets import Bucket, BucketPolicy
-from mmdata.plan.feed import Feed
-from mmdata.plan.lanes import Window, passes_of, rows_of
-from mmdata.plan.mixture import Mixture, Source, Stream
+from mmdata.plan.deduplicate import HashesOf, exchange
+from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
+from mmdata.plan.row_ranges import Window, passes_of, rows_of
 from mmdata.plan.rows import Rows, fingerprint_policy
 from mmdata.plan.schedule import Schedule
-from mmdata.plan.supply import Order, Supply
-from mmdata.plan.unique import HashesOf, exchange
-from mmdata.plan.units import Units
+from mmdata.plan.window_rows import WindowRows
+from mmdata.plan.windows import EpochWindows, KeyedPermutation
 from mmdata.seeding import Purpose, random_raw
 
 WINDOW_ROWS = 2**20
@@ -91,7 +91,7 @@ class Plan:
         self.shuffle = shuffle
         self.window_rows = window_rows
         self.num_lanes = num_lanes
-        self.mixture = mixture or Mixture((Stream((Source(0, num_shards),)),))
+        self.mixture = mixture or Mixture((BatchShare((ShardSpan(0, num_shards),)),))
         self.num_rows = int(rows.starts[-1])
         if self.num_rows == 0:
             raise ValueError("the corpus has no rows: nothing to plan")
@@ -103,9 +103,9 @@ class Plan:
                 f"groups: of_rows has {len(groups.of_rows)} entries for {self.num_rows} rows; give one a row"
             )
         self.batch_sizes = _batch_sizes(policy, global_batch_size)
-        self._order = Order(seed, shuffle)
-        self._units = Units(rows, policy, self.mixture, self._order)
-        self._supply = Supply(
+        self._order = KeyedPermutation(seed, shuffle)
+        self._units = WindowRows(rows, policy, self.mixture, self._order)
+        self._supply = EpochWindows(
             rows.starts,
             self.mixture,
             batch_sizes=self.batch_sizes,
@@ -153,7 +153,7 @@ class Plan:
         windows, schedule = self._schedule(epoch)
         begin = schedule.round_of(start)
         numbers = range(first * streams, last * streams)
-        feeds = [Feed(self._units, epoch, windows[number], schedule, number).at(begin) for number in numbers]
+        feeds = [LaneQueues(self._units, epoch, windows[number], schedule, number).at(begin) for number in numbers]
         for round_ in range(begin, len(schedule.merged)):
             buckets = schedule.buckets_of(round_)
             parts = [feed.round(round_) for feed in feeds]

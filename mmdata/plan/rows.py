@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import BucketPolicy, Shapes
-from mmdata.plan.unique import Hashes
+from mmdata.plan.deduplicate import Hashes
 from mmdata.seeding import mix
+from mmdata.shards.caption_lengths import CaptionTokens
 from mmdata.shards.histogram import ASPECT_BINS, aspect_ratio, unpack_cells
 from mmdata.shards.index import Index
 from mmdata.shards.manifest import Manifest
@@ -47,10 +48,6 @@ class Rows(Protocol):
         Must agree with `policy.assign` of the shapes of those rows; `count_buckets` does it the long way.
         """
         ...
-
-
-CaptionTokens = tuple[NDArray[np.int64], NDArray[np.int32]]
-"""Tokens of every caption of an index: offsets (rows + 1,) and counts, special ones included, untruncated."""
 
 
 class IndexRows:

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import Bucket
-from mmdata.plan.lanes import uses_of
+from mmdata.plan.deduplicate import HashesOf, count_duplicates
 from mmdata.plan.plan import Plan, rank_slice
-from mmdata.plan.unique import HashesOf, count_duplicates
-from mmdata.plan.units import shapes_of
+from mmdata.plan.row_ranges import occurrences_of
+from mmdata.plan.window_rows import shapes_of
 
 
 @dataclass
@@ -104,7 +104,7 @@ def summarize(plan: Plan, epoch: int = 0, *, world_size: int = 1, hashes: Hashes
             mine = rank_slice(len(step.rows), rank, world_size)
             touched[rank, shards[mine][step.rows[mine] >= 0]] = True
         filled = step.rows >= 0
-        uses = uses_of(step.rows[filled], step.passes[filled])
+        uses = occurrences_of(step.rows[filled], step.passes[filled])
         lift.add(shards[filled])
         shard_uses += np.bincount(shards[filled], minlength=len(shard_uses))
         shapes = shapes_of(plan.rows, uses)

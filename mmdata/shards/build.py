@@ -13,7 +13,7 @@ from typing import Any
 
 from mmdata.atomic import lock, write_whole
 from mmdata.errors import DataError
-from mmdata.files import check_regular
+from mmdata.safe_read import check_regular
 from mmdata.shards.columns import SCHEMA_VERSION, CountTokens, encode
 from mmdata.shards.decoder_warnings import sample_name
 from mmdata.shards.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, find_ledger, local_folder, manifest_prefix

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Event
 from typing import NamedTuple
 
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError, DataError, Interrupted
 
 GB = 10**9
 LOCK_NAME = ".lock"
@@ -43,10 +43,6 @@ class Remote(NamedTuple):
     sha256: str
     bytes: int
     chunks: Callable[[int], Iterator[bytes]]
-
-
-class Interrupted(Exception):
-    """Whoever waited for the file does not any more."""
 
 
 class ShardCache:

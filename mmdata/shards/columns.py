@@ -18,6 +18,7 @@ import pyarrow as pa
 import xxhash
 
 from mmdata.errors import DataError
+from mmdata.hashing import hash64
 from mmdata.shards.arrow_view import view
 from mmdata.shards.histogram import aspect_bin, count_cells, pack_cells
 from mmdata.shards.pages import ListedShard, ShardEntry
@@ -93,11 +94,6 @@ class Row:
     image_hash: int
     image_xxh3: int
     captions: list[str]
-
-
-def hash64(data: bytes | memoryview) -> int:
-    """First 8 bytes of the SHA-256 as a signed little-endian integer."""
-    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little", signed=True)
 
 
 def fast_hash(data: bytes | memoryview) -> int:

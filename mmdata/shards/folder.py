@@ -14,7 +14,7 @@ from threading import Event
 from typing import TypeVar
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.files import open_regular, path_of_url, read_regular
+from mmdata.safe_read import open_regular, path_of_url, read_regular
 from mmdata.shards.cache import ShardCache
 from mmdata.shards.pages import REMAKE, ListedShard
 from mmdata.shards.remote import RemoteFolder

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fsspec.asyn
 
-from mmdata.shards.cache import Interrupted
+from mmdata.errors import Interrupted
 
 if TYPE_CHECKING:  # programs that read local shards do without aiohttp
     from aiohttp import ClientResponse

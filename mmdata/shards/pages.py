@@ -19,7 +19,7 @@ import xxhash
 from pydantic import ConfigDict, NonNegativeInt
 
 from mmdata.errors import DataError
-from mmdata.files import read_regular
+from mmdata.safe_read import read_regular
 from mmdata.shards.arrow_view import view
 from mmdata.shards.ragged import offsets_of
 

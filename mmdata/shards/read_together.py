@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from mmdata.files import open_regular
+from mmdata.safe_read import open_regular
 
 PIECE_BYTES = 2**22
 """From this size on numpy asks the system for huge pages; with small ones most of the time would be page faults."""

@@ -22,10 +22,10 @@ import fsspec
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_when_event_set, wait_random_exponential
 from tenacity.nap import sleep_using_event
 
-from mmdata.errors import ConfigError, DataError
-from mmdata.files import open_regular
+from mmdata.errors import ConfigError, DataError, Interrupted
+from mmdata.safe_read import open_regular
 from mmdata.shards import http
-from mmdata.shards.cache import Interrupted, Remote, ShardCache
+from mmdata.shards.cache import Remote, ShardCache
 from mmdata.shards.http import Span, WrongAnswer
 
 ATTEMPTS = 8

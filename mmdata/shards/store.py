@@ -7,8 +7,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from threading import Event, Lock
 
-from mmdata.errors import DataError
-from mmdata.shards.cache import Interrupted
+from mmdata.errors import DataError, Interrupted
 from mmdata.shards.index import Index
 from mmdata.shards.remote import RemoteFolder
 

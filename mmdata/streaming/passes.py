@@ -8,12 +8,12 @@ from contextlib import closing
 from itertools import count, islice
 
 from mmdata.loader.ledger import LedgerEntry
-from mmdata.loader.turns import Turns
+from mmdata.loader.workers.turns import Turns
 from mmdata.seeding import Purpose, permutation
-from mmdata.streaming.compose import Composer, Pass, StreamTask
+from mmdata.streaming.composer import Composer, Pass, StreamTask
 from mmdata.streaming.position import Place
 from mmdata.streaming.samples import Dropped, StreamSample, read_shard
-from mmdata.streaming.source import deal
+from mmdata.streaming.shard_names import deal
 
 
 class Passes:

@@ -15,25 +15,24 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from mmdata.batch import Batch
+from mmdata.config import DataConfig
 from mmdata.cores import most_workers
-from mmdata.data_config import DataConfig
 from mmdata.errors import DataError
 from mmdata.launcher import resolve_ranks
-from mmdata.loader.assemble import Assembler, Made
-from mmdata.loader.foreign import Interoperable, Iteration
-from mmdata.loader.job import Job
+from mmdata.loader.batch_builder import BatchBuilder
+from mmdata.loader.frameworks import Interoperable, Iteration
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.loader import data_config
 from mmdata.loader.stats import Stats
+from mmdata.loader.work import LoadedBatch, Work
 from mmdata.plan import rank_slice
 from mmdata.plan.position import check_count, check_epoch, check_state
 from mmdata.shards.texts import Loss, Losses
-from mmdata.streaming.ahead import make_ahead
-from mmdata.streaming.compose import Composer, StreamTask
+from mmdata.streaming.composer import Composer, StreamTask
 from mmdata.streaming.passes import Passes
-from mmdata.streaming.position import Place, RankPosition, check_steps
-from mmdata.streaming.source import ShardNames, deal, find_shards, single_dataset, with_shards
-from mmdata.streaming.state import RankState, check_identity, identity, rank_state
+from mmdata.streaming.position import Place, RankPosition, RankState, check_identity, check_steps, identity, rank_state
+from mmdata.streaming.prefetch import make_ahead
+from mmdata.streaming.shard_names import ShardNames, deal, find_shards, single_dataset, with_shards
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
 
@@ -79,7 +78,7 @@ def stream(
 class _Outcome(NamedTuple):
     """A batch, the samples that were dropped before it, the place after it, and what its samples have lost."""
 
-    made: Made
+    made: LoadedBatch
     dropped: list[LedgerEntry]
     place: Place
     lost: list[tuple[str, dict[Loss, str]]]
@@ -125,7 +124,7 @@ class Stream(Interoperable):
         self._ledger = Ledger(data.max_bad_share, rank=rank, world_size=world_size)
         self._losses = Losses()
         self._composer = Composer(data, tokenizer, rank=rank, world_size=world_size)
-        self._assembler = Assembler(tokenizer, transform, hashes=data.hashes)
+        self._assembler = BatchBuilder(tokenizer, transform, hashes=data.hashes)
         self._identity = identity(shards, data, steps_per_epoch, transform=transform, tokenizer=tokenizer)
         self._position = RankPosition(steps_per_epoch)
         self._kept: tuple[Place, Passes] | None = None  # where an epoch ended; no thread is at them
@@ -304,7 +303,7 @@ class Stream(Interoperable):
                 "`.ledger`, or data.limit leaves it none"
             )
 
-    def _account(self, dropped: list[LedgerEntry], made: Made | None) -> None:
+    def _account(self, dropped: list[LedgerEntry], made: LoadedBatch | None) -> None:
         self.stats.masked += len(dropped)
         bad = [*dropped, *(made.masked if made else [])]
         self._ledger.add(bad, len(bad) + (made.stats.rows if made else 0))
@@ -333,6 +332,6 @@ class Stream(Interoperable):
             yield replace(task, task=replace(task.task, epoch=epoch, step=step), dropped=dropped)
             step += 1
 
-    def _begin(self, task: StreamTask) -> Job[_Outcome]:
+    def _begin(self, task: StreamTask) -> Work[_Outcome]:
         job = self._assembler.begin(task.task, task.samples, labels=task.labels)
         return job.then(lambda made: _Outcome(made, task.dropped, task.place, task.samples.losses()))

@@ -1,8 +1,16 @@
-"""The GPU half: towers, miners, losses and the training step. Its input is any iterable of batches."""
+"""The GPU half: towers, miners, losses and the training step. Its input is any iterable of batches.
 
-from mmdata.train import distributed, losses, miners
-from mmdata.train.model import DualEncoder, DualEncoderOutput
+- `step`: one update of the features: embed → mine → loss, each replaceable; `objective` makes the loss of settings.
+- `models/`, `losses/`, `miners/`: the parts of that step. `memory/`: what outlives a batch.
+- `run/`: the loop around the step, its checkpoints, log and watchdog. `ranks/`: several processes.
+- `evaluation/`: retrieval, zero-shot and compositional scores.
+- Nothing here reads a shard: `batches` says what the loop needs of a loader, and any iterable of batches will do.
+"""
+
+from mmdata.train import losses, miners
+from mmdata.train.models.dual_encoder import DualEncoder, DualEncoderOutput
 from mmdata.train.prefetch import DevicePrefetcher
+from mmdata.train.ranks import collectives as distributed
 from mmdata.train.step import StepOutput, train_step
 
 __all__ = [

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from mmdata.batch import Batch, CaptionBatch
+from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
-from mmdata.train_config import TrainConfig
 
 
 class Batches(Protocol):

@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from mmdata.batch import Batch
+from mmdata.config import TrainConfig
+from mmdata.config.train import LossName, PositivesBy
 from mmdata.errors import ConfigError
 from mmdata.train import losses
-from mmdata.train.extra import ExtraNegatives
-from mmdata.train.keys import check_keys
+from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.keys import check_keys
+from mmdata.train.losses.telemetry import mining_telemetry
+from mmdata.train.memory.queue import FeatureQueue, keys_of
 from mmdata.train.miners import AnyMiner, Chain
 from mmdata.train.miners.configured import configured
-from mmdata.train.model import DualEncoder, DualEncoderOutput
-from mmdata.train.queue import CrossBatchMemory, keys_of
-from mmdata.train.telemetry import mining_telemetry
-from mmdata.train_config import LossName, PositivesBy, TrainConfig
+from mmdata.train.models.dual_encoder import DualEncoder, DualEncoderOutput
 
 NO_IMAGE = -(2**63)
 """Stands for the image hash of a text without an image; that a real one equals it has a chance of 1 in 2^64."""
@@ -49,7 +50,7 @@ class ContrastiveLoss:
     margin: float = 0.2
     beta: float = 1.0
     positive_share: float = 0.0
-    queue: CrossBatchMemory | None = None
+    queue: FeatureQueue | None = None
 
     def __post_init__(self) -> None:
         if self.queue is not None and (self.kind != "clip" or not self.mask_same):
@@ -150,7 +151,7 @@ class ContrastiveLoss:
 
 
 def loss_at(
-    step: int, config: TrainConfig, opinion: AnyMiner | None = None, queue: CrossBatchMemory | None = None
+    step: int, config: TrainConfig, opinion: AnyMiner | None = None, queue: FeatureQueue | None = None
 ) -> ContrastiveLoss:
     """The loss and miner that a configuration names, for the update after `step` updates.
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.batch import Batch
-from mmdata.train import compiling, distributed, parallel
-from mmdata.train.model import DualEncoder, DualEncoderOutput
+from mmdata.train.models.dual_encoder import DualEncoder, DualEncoderOutput
+from mmdata.train.ranks import collectives, parallel
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Type of the towers' autocast, by `train.precision`."""
@@ -64,7 +64,7 @@ def train_step(
     """
     if micro_batch_size is not None and micro_batch_size < 1:
         raise ValueError(f"micro_batch_size must be at least 1: got {micro_batch_size}")
-    encoder = distributed.unwrap(model)
+    encoder = collectives.unwrap(model)
     if isinstance(encoder, DualEncoder):
         encoder.clamp_logit_scale_()
     scale = scaler.scale if scaler is not None else _identity
@@ -99,7 +99,7 @@ def _cached_step(
     # First pass on the bare model: DDP has nothing to do where there is no graph.
     bare = model.module if isinstance(model, DistributedDataParallel) else model
     # A compiled tower draws other dropout without a graph than with one: it makes one, which is dropped at once.
-    first_pass = torch.enable_grad if compiling.is_compiled(bare) else torch.no_grad
+    first_pass = torch.enable_grad if parallel.is_compiled(bare) else torch.no_grad
     outputs: list[DualEncoderOutput] = []
     states: list[list[Tensor]] = []
     for part in parts:

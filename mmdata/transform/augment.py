@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmdata.data_config import AugmentConfig
+from mmdata.config.data import AugmentConfig
 
 NUM_DRAWS = 8
 """Random numbers for an image."""

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mmdata.data_config import AugmentConfig, DataConfig
+from mmdata.config import DataConfig
+from mmdata.config.data import AugmentConfig
 from mmdata.seeding import Purpose, random_raw, uniforms
 from mmdata.transform.augment import NUM_DRAWS, apply_changes, draw_changes
 from mmdata.transform.image import Box, decode, eval_crop, jpeg_size, resize_crop, train_crop

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mmdata import files
+from mmdata import safe_read
 from mmdata.shards import Index
 
 
@@ -100,7 +100,7 @@ def test_file_that_vanishes_is_a_missing_image(
     outcome: Any, corpus: Path, photo: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (corpus / "d.jpg").write_bytes(photo(20, 30, seed=50))
-    locate = files.locate
+    locate = safe_read.locate
 
     def vanishing(root: str, path: str) -> str:
         real = locate(root, path)
@@ -108,7 +108,7 @@ def test_file_that_vanishes_is_a_missing_image(
             os.unlink(real)
         return real
 
-    monkeypatch.setattr(files, "locate", vanishing)
+    monkeypatch.setattr(safe_read, "locate", vanishing)
     assert outcome({"image": "d.jpg", "caption": "x"}) == ("missing_image", "'d.jpg': No such file or directory")
 
 
@@ -116,12 +116,12 @@ def _change_while_reading(path: Path, photo: Any, monkeypatch: pytest.MonkeyPatc
     """The file at `path` is replaced between being looked at and being read, `times` times."""
     path.write_bytes(photo(20, 30, seed=50))
     changes = [photo(20, 30, seed=51 + i) + bytes(i) for i in range(times)]
-    read = files._read
+    read = safe_read._read
 
     def changing(real: str, *rest: Any) -> Any:
         if real == str(path) and changes:
             path.write_bytes(changes.pop() + b"tail")
         return read(real, *rest)
 
-    monkeypatch.setattr(files, "_read", changing)
+    monkeypatch.setattr(safe_read, "_read", changing)
     return changes

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from mmdata.cli import shipped
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
 from mmdata.shards import Index
+from mmdata.shipped import shipped
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 

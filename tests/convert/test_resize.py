@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageOps
 
+from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.resize import Resize
 from mmdata.errors import ConfigError, DataError
-from mmdata.settings import parse
+from mmdata.hashing import hash64
 from mmdata.shards import ImageInfo, Index
-from mmdata.shards.columns import hash64
 from tests.convert.conftest import good_rows, jsonl, tolerant
 
 Outcome = Callable[..., tuple[str, str]]

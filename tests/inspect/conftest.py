@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmdata.cli import shipped
 from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.shipped import shipped
 from mmdata.transform.text import Tokenizer, train_tokenizer
 
 ROWS = 22

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mmdata.data_config import DataConfig
+from mmdata.config import DataConfig
 from mmdata.errors import DataError
 from mmdata.inspect.corpus import samples
 from mmdata.inspect.report import write_report

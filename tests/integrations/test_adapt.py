@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from mmdata.batch import Batch
-from mmdata.data_config import DataConfig, evaluation_data
+from mmdata.config import DataConfig
+from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.integrations.adapt import SameEpoch, normalized, valid_inputs
 from mmdata.loader import Loader

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mmdata.data_config import DataConfig, evaluation_data
+from mmdata.config import DataConfig
+from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.integrations.adapt import normalized, valid_inputs
 from mmdata.loader import Loader

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 import mmdata
-from mmdata.data_config import DataConfig, evaluation_data
+from mmdata.config import DataConfig
+from mmdata.config.data import evaluation_data
 from mmdata.integrations.adapt import normalized, valid_inputs
 from mmdata.loader import Loader
 from mmdata.shards import Index

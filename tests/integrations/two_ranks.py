@@ -18,7 +18,7 @@ from mmdata.errors import DataError
 from mmdata.integrations.adapt import normalized, valid_inputs
 from mmdata.integrations.huggingface import LoaderTrainer
 from mmdata.integrations.lightning import LoaderDataModule, StreamDataModule
-from mmdata.train import distributed
+from mmdata.train.ranks import collectives
 
 RANK = int(os.environ["RANK"])
 
@@ -121,4 +121,4 @@ def main(spec: dict[str, Any], out: Path) -> None:
 
 if __name__ == "__main__":
     main(json.loads(sys.argv[1]), Path(sys.argv[2]))
-    distributed.finish()
+    collectives.finish()

@@ -21,7 +21,7 @@ import mmdata
 from mmdata.errors import DataError
 from mmdata.integrations.adapt import judged_together
 from mmdata.samplers import BucketBatchSampler
-from mmdata.train import distributed
+from mmdata.train.ranks import collectives
 
 SEEN = 1000
 """Rows that the run has seen before: from then on a loader judges at every batch."""
@@ -99,6 +99,6 @@ def ended_by(loader: Any) -> str:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    distributed.init("cpu")
+    collectives.init("cpu")
     seen = main(given)
-    (Path(given["out"]) / f"rank{distributed.rank()}.json").write_text(json.dumps(seen))
+    (Path(given["out"]) / f"rank{collectives.rank()}.json").write_text(json.dumps(seen))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mmdata import Loader
-from mmdata.loader import choice
+from mmdata.loader.workers import resolve_workers
 
 from .conftest import Corpus
 
@@ -32,7 +32,10 @@ def sides(parent: int | None = None) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             ppid = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(ppid) == (parent or os.getpid()) and b"mmdata.loader.side" in (folder / "cmdline").read_bytes():
+            if (
+                int(ppid) == (parent or os.getpid())
+                and b"mmdata.loader.workers.child" in (folder / "cmdline").read_bytes()
+            ):
                 found.append(int(folder.name))
     return found
 
@@ -64,7 +67,7 @@ def wait_until_ready(loader: Loader) -> None:
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Side processes make all batches, and end with their loaders."""
-    monkeypatch.setattr(choice, "may_bridge", lambda data: False)
+    monkeypatch.setattr(resolve_workers, "threads_may_start", lambda data: False)
     yield
     gc.collect()
     assert sides() == []

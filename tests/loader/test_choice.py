@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from mmdata import Batch, Loader
-from mmdata.data_config import DataConfig, evaluation_data
-from mmdata.loader import choice
-from mmdata.loader.beside import SideProcesses
-from mmdata.loader.relay import Relay
-from mmdata.loader.threads import ThreadedBatches
+from mmdata.config import DataConfig
+from mmdata.config.data import evaluation_data
+from mmdata.loader.workers import resolve_workers
+from mmdata.loader.workers.handover import StartupHandover
+from mmdata.loader.workers.parent import WorkerProcesses
+from mmdata.loader.workers.threads import ThreadedBatches
 
 from .conftest import Corpus
 from .sides import SIDE, transforms
@@ -43,7 +44,7 @@ TRANSFORMS = """
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Without a GPU, with a file of transforms."""
     caplog.set_level(logging.INFO, "mmdata")
-    monkeypatch.setattr(choice, "has_gpu", lambda: False)
+    monkeypatch.setattr(resolve_workers, "has_gpu", lambda: False)
     transforms(tmp_path, monkeypatch, TRANSFORMS)
 
 
@@ -51,7 +52,7 @@ def chosen(loader: Loader) -> tuple[str, int]:
     source: Any = loader._source
     if isinstance(source, ThreadedBatches):
         return "thread", 0
-    return type(source).__name__, (source if isinstance(source, SideProcesses) else source._beside)._num_processes
+    return type(source).__name__, (source if isinstance(source, WorkerProcesses) else source._beside)._num_processes
 
 
 def test_auto_is_the_default_and_threads_on_a_machine_without_a_gpu(corpus: Corpus, caplog: pytest.LogCaptureFixture):
@@ -63,9 +64,9 @@ def test_auto_is_the_default_and_threads_on_a_machine_without_a_gpu(corpus: Corp
 def test_auto_is_a_side_process_where_there_is_a_gpu(
     corpus: Corpus, same: Same, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(choice, "has_gpu", lambda: True)
+    monkeypatch.setattr(resolve_workers, "has_gpu", lambda: True)
     loader = corpus.loader()
-    assert chosen(loader) == (Relay.__name__, 1)
+    assert chosen(loader) == (StartupHandover.__name__, 1)
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
         "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL): batches "
@@ -92,7 +93,7 @@ def test_auto_moves_a_transform_that_holds_the_lock_to_processes(
 ):
     loader = corpus.loader(transform="my_transforms:python", num_workers=3)
     source, processes = chosen(loader)
-    assert source == Relay.__name__
+    assert source == StartupHandover.__name__
     assert processes in (2, 3)  # a share that is measured beside a load is smaller
     (record,) = caplog.records
     said = record.getMessage()
@@ -109,7 +110,7 @@ def test_auto_moves_a_transform_that_holds_the_lock_to_processes(
 def test_auto_leaves_a_transform_that_lets_go_of_the_lock_to_threads(corpus: Corpus, caplog: pytest.LogCaptureFixture):
     loader = corpus.loader(transform="my_transforms:resize", num_workers=2)
     assert chosen(loader) == ("thread", 0)
-    assert choice.held_share(loader.plan, loader.worker, rank=0, world_size=1) < 0.35
+    assert resolve_workers.held_share(loader.plan, loader.worker, rank=0, world_size=1) < 0.35
     assert caplog.records == []
 
 
@@ -117,7 +118,7 @@ def test_auto_leaves_the_number_of_torchs_threads_as_it_was(corpus: Corpus):
     loader, before = corpus.loader(transform="my_transforms:resize", workers="thread"), torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        choice.held_share(loader.plan, loader.worker, rank=0, world_size=1)
+        resolve_workers.held_share(loader.plan, loader.worker, rank=0, world_size=1)
         with ThreadPoolExecutor(1) as born_later:
             assert born_later.submit(torch.get_num_threads).result() == torch.get_num_threads() == 3
     finally:
@@ -125,7 +126,7 @@ def test_auto_leaves_the_number_of_torchs_threads_as_it_was(corpus: Corpus):
 
 
 def test_auto_measures_nothing_for_one_worker_or_a_transform_of_ours(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(choice, "held_share", lambda *args, **kwargs: pytest.fail("measured"))
+    monkeypatch.setattr(resolve_workers, "held_share", lambda *args, **kwargs: pytest.fail("measured"))
     corpus.loader(transform="my_transforms:python", num_workers=1)
     corpus.loader(transform="my_transforms:python", workers="thread")
     corpus.loader(num_workers=8)
@@ -146,16 +147,16 @@ def test_auto_measures_nothing_for_one_worker_or_a_transform_of_ours(corpus: Cor
 def test_auto_takes_as_many_processes_as_the_lock_needs(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch, held: float, gpu: bool, expected: int
 ):
-    monkeypatch.setattr(choice, "has_gpu", lambda: gpu)
-    monkeypatch.setattr(choice, "held_share", lambda *args, **kwargs: held)
+    monkeypatch.setattr(resolve_workers, "has_gpu", lambda: gpu)
+    monkeypatch.setattr(resolve_workers, "held_share", lambda *args, **kwargs: held)
     loader = corpus.loader(transform="my_transforms:python", num_workers=4)
-    assert chosen(loader) == ((Relay.__name__, expected) if expected else ("thread", 0))
+    assert chosen(loader) == ((StartupHandover.__name__, expected) if expected else ("thread", 0))
 
 
 def test_auto_leaves_a_transform_of_the_program_itself_to_threads(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(choice, "has_gpu", lambda: True)
+    monkeypatch.setattr(resolve_workers, "has_gpu", lambda: True)
     monkeypatch.setattr(sys.modules["__main__"], "mine", lambda image, size, generator: image, raising=False)
     loader = corpus.loader(transform="__main__:mine", num_workers=1)
     assert chosen(loader) == ("thread", 0)
@@ -174,5 +175,5 @@ def test_auto_leaves_a_transform_that_fails_to_the_loop(corpus: Corpus):
 
 
 def test_process_with_a_transform_of_a_user_is_not_bridged(corpus: Corpus):
-    assert chosen(corpus.loader(transform="my_transforms:resize", **SIDE)) == (SideProcesses.__name__, 1)
-    assert chosen(corpus.loader(**SIDE)) == (Relay.__name__, 1)
+    assert chosen(corpus.loader(transform="my_transforms:resize", **SIDE)) == (WorkerProcesses.__name__, 1)
+    assert chosen(corpus.loader(**SIDE)) == (StartupHandover.__name__, 1)

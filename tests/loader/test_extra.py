@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mmdata.data_config import once_in_order
+from mmdata.config.data import once_in_order
 from mmdata.errors import ConfigError, DataError
+from mmdata.hashing import hash64
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
 from mmdata.plan import choose_captions
-from mmdata.shards.columns import hash64
 from mmdata.transform.text import Tokenizer
 
 REMEDY = "expected Parquet with the columns key (string) and captions (list of strings, null where one is missing)"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from mmdata.loader.gil import Held, time_with_gil
+from mmdata.loader.workers.gil_share import Held, time_with_gil
 
 
 def squares(count: int) -> int:

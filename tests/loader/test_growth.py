@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mmdata.loader import slots
+from mmdata.loader import buffer_pool
 from mmdata.shards import ShardWriter, store
 from mmdata.transform.text import Tokenizer
 
@@ -70,8 +70,8 @@ def test_loader_makes_no_slot_after_the_first_epochs(corpus: Corpus, monkeypatch
         made.append(size)
         return np.empty(size, np.uint8)
 
-    ring = slots.SlotRing.__init__
-    monkeypatch.setattr(slots.SlotRing, "__init__", lambda self, _=None: ring(self, allocate))
+    ring = buffer_pool.BufferPool.__init__
+    monkeypatch.setattr(buffer_pool.BufferPool, "__init__", lambda self, _=None: ring(self, allocate))
     loader: Any = corpus.loader(image_buckets=[[32, 32]], global_batch_size=8, num_workers=5)
     for _ in range(20):
         for _batch in loader:

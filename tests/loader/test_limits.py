@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from mmdata.data_config import DataConfig
-from mmdata.loader.limits import files_needed
-from mmdata.settings import parse
+from mmdata.config import DataConfig
+from mmdata.config.strict_yaml import parse
+from mmdata.loader.workers.open_files import files_needed
 from mmdata.shards import ShardWriter
 from mmdata.transform.text import Tokenizer
 

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoTokenizer
 
 from mmdata import Batch, Loader
-from mmdata.data_config import DataConfig
+from mmdata.config import DataConfig
 from mmdata.errors import ConfigError, DataError
 from mmdata.plan import Bucket, choose_captions
 from mmdata.shards import ShardWriter

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from mmdata import Batch, Loader
-from mmdata.loader.assemble import Made, Task
-from mmdata.loader.job import Job
+from mmdata.loader.work import LoadedBatch, Task, Work
 
 from .conftest import Corpus
 
@@ -32,7 +31,7 @@ class Watched:
         self.begun: list[tuple[int, int]] = []
         begun, begin = self.begun, self.loader.worker.begin  # the threads must not hold the loader
 
-        def watched(task: Task, stop: threading.Event | None = None) -> Job[Made]:
+        def watched(task: Task, stop: threading.Event | None = None) -> Work[LoadedBatch]:
             begun.append((task.epoch, task.step))
             return begin(task, stop)
 

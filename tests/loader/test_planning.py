@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmdata.data_config import DataConfig
-from mmdata.loader.planning import bucket_policy, build_plan, caption_histogram, caption_lengths, text_lengths
+from mmdata.config import DataConfig
 from mmdata.plan import (
     Bucket,
     IndexRows,
@@ -19,6 +18,8 @@ from mmdata.plan import (
     choose_lengths_by_shape,
 )
 from mmdata.plan.buckets import nearest_shapes
+from mmdata.plan.from_config import bucket_policy, build_plan, caption_histogram, text_lengths
+from mmdata.shards.caption_lengths import caption_lengths
 from mmdata.shards.histogram import ASPECT_BINS, aspect_bin
 from mmdata.transform.text import Tokenizer
 
@@ -77,7 +78,7 @@ def test_caption_histogram_counts_every_caption_by_length_and_displayed_aspect(c
 
 
 def test_caption_histogram_of_lengths_counted_anew_is_the_same(corpus, monkeypatch):
-    monkeypatch.setattr("mmdata.loader.planning.CHUNK_ROWS", 7)  # chunks that end within shards
+    monkeypatch.setattr("mmdata.shards.caption_lengths.CHUNK_ROWS", 7)  # chunks that end within shards
     counted = corpus.index.lists("caption_tokens")
     assert np.array_equal(caption_histogram(corpus.index, counted, max_length=30), histogram_of(corpus, 30))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mmdata.loader.promise import Promise, Stop
+from mmdata.loader.workers.promise import Promise, Stop
 
 
 def test_promise_is_taken_by_whoever_waits():

@@ -18,8 +18,8 @@ import pytest
 
 from mmdata import Batch
 from mmdata.errors import ConfigError, DataError
-from mmdata.loader import choice
-from mmdata.loader.relay import EndingTasks, Relay
+from mmdata.loader.workers import resolve_workers
+from mmdata.loader.workers.handover import StoppableSteps
 
 from .conftest import Corpus
 from .sides import SIDE, gone, sides, wait_until_ready
@@ -173,7 +173,7 @@ def test_relay_error_of_a_process_that_starts_ends_the_epoch(corpus: Corpus, tmp
 def test_relay_that_was_chosen_stays_with_threads_where_no_process_starts(
     corpus: Corpus, same: Same, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(choice, "has_gpu", lambda: True)
+    monkeypatch.setattr(resolve_workers, "has_gpu", lambda: True)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     loader, threads = corpus.loader(), corpus.loader(workers="thread")
     for _ in range(2):
@@ -197,7 +197,7 @@ def test_relay_error_of_a_worker_is_the_threads(corpus: Corpus, tmp_path: Any):
 
 def test_relay_tasks_end_where_somebody_else_goes_on(corpus: Corpus):
     loader = corpus.loader(workers="thread")
-    tasks = EndingTasks(loader.plan, loader.worker, rank=0, world_size=1)
+    tasks = StoppableSteps(loader.plan, loader.worker, rank=0, world_size=1)
 
     def position(taken: int, *, onward: bool = True, start: int = 5) -> tuple[int, int] | None:
         rest = tasks.begin(3, start, onward=onward)
@@ -219,4 +219,4 @@ def test_relay_in_a_program_that_ends_while_the_process_starts(corpus: Corpus):
     )
     settings = json.dumps({**corpus.settings, **SIDE})
     done = subprocess.run([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=300)
-    assert (done.stdout, done.stderr, done.returncode) == (f"8 {Relay.__name__}\n", "", 0)
+    assert (done.stdout, done.stderr, done.returncode) == ("8 StartupHandover\n", "", 0)

@@ -18,9 +18,9 @@ import torch
 
 from mmdata import Index, Loader
 from mmdata.errors import DataError
-from mmdata.loader.ahead import FetchAhead
+from mmdata.loader.corpus import open_index
 from mmdata.loader.loader import data_config
-from mmdata.loader.planning import open_index
+from mmdata.loader.shard_prefetch import ShardPrefetcher
 from mmdata.shards import ShardWriter
 from mmdata.transform.text import Tokenizer
 from tests.shards.servers import Server, running, serve, serve_s3
@@ -175,7 +175,7 @@ def test_what_the_plan_raises_ends_the_loop(config, far: Path):
         yield from ()
         raise DataError("the plan broke")
 
-    ahead = FetchAhead(tasks(), loader.index, loader.worker.store)
+    ahead = ShardPrefetcher(tasks(), loader.index, loader.worker.store)
     with pytest.raises(DataError, match="the plan broke"):
         list(ahead)
     ahead.close()

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mmdata import cli
 from mmdata.errors import DataError
-from mmdata.loader.replay import find_task, place_in_ledger, replay, row_of_key
+from mmdata.inspect.replay import find_task, place_in_ledger, replay, row_of_key
 
 from .conftest import Corpus
 

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from mmdata.loader.slots import SlotRing
+from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.stats import Stats
 
 SHAPE = (2, 3, 4, 5)
 
 
 def test_ring_lends_what_was_asked_for():
-    tensor = SlotRing().lend(SHAPE)
+    tensor = BufferPool().lend(SHAPE)
     assert (tensor.dtype, tuple(tensor.shape), tensor.is_contiguous()) == (torch.uint8, SHAPE, True)
 
 
 def test_ring_lends_memory_again_when_it_was_dropped():
-    ring = SlotRing()
+    ring = BufferPool()
     tensor = ring.lend(SHAPE)
     place = tensor.data_ptr()
     del tensor
@@ -44,7 +44,7 @@ def test_ring_lends_memory_again_when_it_was_dropped():
     ],
 )
 def test_ring_keeps_memory_that_something_still_looks_at(view):
-    ring = SlotRing()
+    ring = BufferPool()
     tensor = ring.lend(SHAPE).fill_(7)
     kept = view(tensor)
     del tensor
@@ -54,14 +54,14 @@ def test_ring_keeps_memory_that_something_still_looks_at(view):
 
 
 def test_ring_replaces_memory_that_is_too_small():
-    ring = SlotRing()
+    ring = BufferPool()
     for side in range(1, 50):
         ring.lend((1, 3, side, side))
     assert len(ring._free) == 1
 
 
 def test_ring_serves_many_threads():
-    ring = SlotRing()
+    ring = BufferPool()
     wrong: list[int] = []
 
     def work(value: int) -> None:
@@ -82,7 +82,7 @@ def test_ring_serves_many_threads():
 
 def test_ring_does_not_wait_for_itself_when_garbage_is_collected():
     # A tensor in a reference cycle ends when the collector runs, and that may be in the midst of lend().
-    ring = SlotRing()
+    ring = BufferPool()
 
     def work() -> None:
         kept = []

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mmdata.loader import tune
-from mmdata.loader.tune import AGAIN, LONG, Tuner
+from mmdata.loader.workers import autotune
+from mmdata.loader.workers.autotune import AGAIN, LONG, Tuner
 
 from .conftest import Corpus
 
@@ -104,9 +104,9 @@ class Slow:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "INTERVAL_S", 0.1)
-    monkeypatch.setattr(tune, "INTERVAL_BATCHES", 4)
-    monkeypatch.setattr("mmdata.loader.threads.usable_cores", lambda: 6)
+    monkeypatch.setattr(autotune, "INTERVAL_S", 0.1)
+    monkeypatch.setattr(autotune, "INTERVAL_BATCHES", 4)
+    monkeypatch.setattr("mmdata.loader.workers.threads.usable_cores", lambda: 6)
 
 
 def workers_after(corpus: Corpus, *, row_s: float, step_s: float, epochs: int, **changes: Any) -> int:

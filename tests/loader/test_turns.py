@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from mmdata.loader.turns import Turns
+from mmdata.loader.workers.turns import Turns
 
 
 class Watched:

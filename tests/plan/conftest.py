@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from mmdata.plan import BucketPolicy, Shapes
+from mmdata.plan.deduplicate import Hashes
 from mmdata.plan.rows import count_buckets
-from mmdata.plan.unique import Hashes
 
 
 class FakeRows:

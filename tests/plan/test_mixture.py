@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdata.plan import LengthAspectPolicy, Mixture, Plan, Source, Step, Stream, summarize
-from mmdata.plan.unique import Hashes
+from mmdata.plan import BatchShare, LengthAspectPolicy, Mixture, Plan, ShardSpan, Step, summarize
+from mmdata.plan.deduplicate import Hashes
 
 POLICY = LengthAspectPolicy([8, 16, 77], [(64, 64)])
 
 
 def streams(*weights: int, shards: int) -> Mixture:
     """Datasets of `shards` shards each, with fixed shares of every batch."""
-    return Mixture(tuple(Stream((Source(i * shards, (i + 1) * shards),), w) for i, w in enumerate(weights)))
+    return Mixture(tuple(BatchShare((ShardSpan(i * shards, (i + 1) * shards),), w) for i, w in enumerate(weights)))
 
 
 def uses(steps: list[Step]) -> Counter[int]:
@@ -42,7 +42,10 @@ def test_two_streams_primary_once_secondary_cycled_shares_fixed(
     lengths = np.concatenate([rng.integers(1, 40, sum(first)), rng.integers(10, 90, sum(second))])
     rows = fake_rows([*first, *second], lengths)
     mixture = Mixture(
-        (Stream((Source(0, len(first)),), weights[0]), Stream((Source(len(first), len(rows.starts) - 1),), weights[1]))
+        (
+            BatchShare((ShardSpan(0, len(first)),), weights[0]),
+            BatchShare((ShardSpan(len(first), len(rows.starts) - 1),), weights[1]),
+        )
     )
     settings: Any = {"global_batch_size": 24, "seed": seed, "window_rows": 40, "num_lanes": num_lanes}
     plan = Plan(rows, POLICY, mixture=mixture, **settings)
@@ -97,7 +100,7 @@ def test_streams_passes_count_how_often_a_dataset_was_gone_through(fake_rows):
 @given(st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.3]), st.sampled_from([1.0, 2.0]), st.sampled_from([1, 3]))
 def test_repeats_are_exact_over_an_epoch_and_over_time(fake_rows, one: float, other: float, num_lanes: int):
     rows = fake_rows([10, 0, 7, 3, 1, 9, 5, 5], np.arange(40) % 30 + 1)
-    mixture = Mixture((Stream((Source(0, 4, one), Source(4, 8, other))),))
+    mixture = Mixture((BatchShare((ShardSpan(0, 4, one), ShardSpan(4, 8, other))),))
     plan = Plan(rows, POLICY, global_batch_size=6, window_rows=8, num_lanes=num_lanes, mixture=mixture)
     total: Counter[int] = Counter()
     for epoch in range(4):
@@ -117,7 +120,7 @@ def test_repeats_are_exact_over_an_epoch_and_over_time(fake_rows, one: float, ot
 
 def test_repeats_are_spread_over_the_epoch(fake_rows):
     rows = fake_rows([20] * 10 + [5] * 8)
-    mixture = Mixture((Stream((Source(0, 10), Source(10, 18, 5.0))),))
+    mixture = Mixture((BatchShare((ShardSpan(0, 10), ShardSpan(10, 18, 5.0))),))
     plan = Plan(rows, POLICY, global_batch_size=20, window_rows=40, mixture=mixture)
     shares = [(step.rows >= 200).mean() for step in plan.steps(0)]
     halves = [np.mean(shares[: len(shares) // 2]), np.mean(shares[len(shares) // 2 :])]
@@ -166,38 +169,38 @@ def test_mixtures_that_do_not_fit_are_refused(fake_rows, mixture: Mixture, setti
 @pytest.mark.parametrize(
     ("streams", "message"),
     [
-        ((Stream((Source(0, 2),), 0),), "a weight must be 1 or more and a repeat above 0: got Stream.*weight=0"),
-        ((Stream((Source(0, 2, 0.0),)),), "a repeat above 0: got Stream.*repeat=0.0"),
+        ((BatchShare((ShardSpan(0, 2),), 0),), "a weight must be 1 or more and a repeat above 0: got Stream.*weight=0"),
+        ((BatchShare((ShardSpan(0, 2, 0.0),)),), "a repeat above 0: got Stream.*repeat=0.0"),
         (
-            (Stream((Source(0, 1), Source(0, 2))),),
+            (BatchShare((ShardSpan(0, 1), ShardSpan(0, 2))),),
             r"datasets overlap: Source\(first_shard=0, last_shard=1.* no shard may",
         ),
-        ((Stream((Source(1, 3),)), Stream((Source(0, 2),))), "datasets overlap"),
+        ((BatchShare((ShardSpan(1, 3),)), BatchShare((ShardSpan(0, 2),))), "datasets overlap"),
         (
-            (Stream((Source(0, 1),)), Stream((Source(1, 2), Source(2, 3)))),
+            (BatchShare((ShardSpan(0, 1),)), BatchShare((ShardSpan(1, 2), ShardSpan(2, 3)))),
             "a stream after the first is cycled, as one dataset with repeat 1: .* a stream of its own",
         ),
-        ((Stream((Source(0, 1),)), Stream((Source(1, 2, 2.0),))), "cycled, as one dataset with repeat 1"),
+        ((BatchShare((ShardSpan(0, 1),)), BatchShare((ShardSpan(1, 2, 2.0),))), "cycled, as one dataset with repeat 1"),
     ],
 )
-def test_mixture_that_says_nothing_clear_is_refused(streams: tuple[Stream, ...], message: str):
+def test_mixture_that_says_nothing_clear_is_refused(streams: tuple[BatchShare, ...], message: str):
     with pytest.raises(ValueError, match=message):
         Mixture(streams)
 
 
 def test_repeat_that_leaves_an_epoch_empty_is_refused(fake_rows):
     """Half a row an epoch: the first epoch would have none."""
-    mixture = Mixture((Stream((Source(0, 2, 0.05),)),))
+    mixture = Mixture((BatchShare((ShardSpan(0, 2, 0.05),)),))
     with pytest.raises(ValueError, match="so few rows are taken that an epoch may have none; set repeat higher"):
         Plan(fake_rows([5, 5]), POLICY, global_batch_size=2, mixture=mixture)
-    rare = Mixture((Stream((Source(0, 1, 0.05), Source(1, 2))),))
+    rare = Mixture((BatchShare((ShardSpan(0, 1, 0.05), ShardSpan(1, 2))),))
     epochs = [uses(list(Plan(fake_rows([5, 5]), POLICY, global_batch_size=2, mixture=rare).steps(e))) for e in range(4)]
     assert [sum(count for row, count in used.items() if row < 5) for used in epochs] == [0, 0, 0, 1]
 
 
 def test_repeat_is_taken_as_it_is_written(fake_rows):
     """As floats, 0.29 · 100 is 28.999…, of which the first epoch would take 28 rows."""
-    mixture = Mixture((Stream((Source(0, 1, 0.29),)),))
+    mixture = Mixture((BatchShare((ShardSpan(0, 1, 0.29),)),))
     plan = Plan(fake_rows([100]), POLICY, global_batch_size=1, mixture=mixture)
     assert [plan.num_steps(epoch) for epoch in range(100)] == [29] * 100
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdata.plan import Groups, LengthAspectPolicy, Mixture, Plan, Source, Stream, summarize
-from mmdata.plan.unique import Hashes, count_duplicates, separate
+from mmdata.plan import BatchShare, Groups, LengthAspectPolicy, Mixture, Plan, ShardSpan, summarize
+from mmdata.plan.deduplicate import Hashes, count_duplicates, separate
 
 POLICY = LengthAspectPolicy([8, 77], [(64, 64)])
 DRAWS = np.arange(4096, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
 def unique(rows: Any) -> Mixture:
-    return Mixture((Stream((Source(0, len(rows.starts) - 1),)),), unique=rows.hashes)
+    return Mixture((BatchShare((ShardSpan(0, len(rows.starts) - 1),)),), unique=rows.hashes)
 
 
 def test_separate_moves_a_duplicate_to_another_batch():

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from mmdata.samplers import BucketBatchSampler, TwoStreamBatchSampler
-from mmdata.train import distributed
+from mmdata.train.ranks import collectives
 
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 LENGTHS = [(7 * i) % 13 for i in range(51)]  # 51: neither 2 ranks nor batches of 4 divide it
@@ -152,4 +152,4 @@ def main(out: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    distributed.finish()
+    collectives.finish()

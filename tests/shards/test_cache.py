@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmdata.errors import ConfigError, DataError
-from mmdata.shards.cache import Interrupted, Remote, ShardCache, default_folder
+from mmdata.errors import ConfigError, DataError, Interrupted
+from mmdata.shards.cache import Remote, ShardCache, default_folder
 
 
 class File:

@@ -15,7 +15,7 @@ from mmdata.convert import convert
 from mmdata.errors import DataError
 from mmdata.shards import Index, ShardCache, ShardStore, build_index, verify
 from mmdata.streaming.samples import read_shard
-from mmdata.streaming.source import find_shards
+from mmdata.streaming.shard_names import find_shards
 
 PLACES: dict[str, Callable[[Path], object]] = {
     "FIFO": os.mkfifo,

@@ -17,21 +17,20 @@ from pathlib import Path
 import torch
 
 from mmdata.batch import Batch
-from mmdata.config import ModelConfig
-from mmdata.data_config import DataConfig
-from mmdata.settings import parse
+from mmdata.config import DataConfig, ModelConfig, TrainConfig
+from mmdata.config.strict_yaml import parse
 from mmdata.streaming import Stream
-from mmdata.streaming.source import find_shards
-from mmdata.train import DualEncoder, distributed
-from mmdata.train.loop import Trainer
-from mmdata.train_config import TrainConfig
+from mmdata.streaming.shard_names import find_shards
+from mmdata.train import DualEncoder
+from mmdata.train.ranks import collectives
+from mmdata.train.run.trainer import Trainer
 
 
 class Watched(Stream):
     """Keeps a file of the keys of each batch."""
 
     def __iter__(self) -> Iterator[Batch]:
-        rank = distributed.rank()
+        rank = collectives.rank()
         for number, batch in enumerate(super().__iter__()):
             with (output / f"keys-rank{rank}.jsonl").open("a") as file:
                 file.write(json.dumps(batch["keys"]) + "\n")
@@ -43,9 +42,9 @@ class Watched(Stream):
 def main() -> int:
     """Two epochs; returns the trainer's exit code."""
     torch.set_num_threads(1)
-    distributed.init("cpu")
+    collectives.init("cpu")
     data = parse(DataConfig, {**spec["data"], "shards": spec["shards"]}, origin="test")
-    ranks = {"rank": distributed.rank(), "world_size": distributed.world_size()}
+    ranks = {"rank": collectives.rank(), "world_size": collectives.world_size()}
     stream = Watched(find_shards(spec["shards"]), data, **ranks, steps_per_epoch=spec["steps_per_epoch"])
     torch.manual_seed(0)
     model = DualEncoder.from_config(ModelConfig(), vocab_size=300)

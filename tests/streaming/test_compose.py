@@ -9,11 +9,11 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from mmdata.data_config import DataConfig
+from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.shards import ImageInfo
-from mmdata.streaming import compose
-from mmdata.streaming.compose import Composer, Pass, StreamTask
+from mmdata.streaming import composer
+from mmdata.streaming.composer import Composer, Pass, StreamTask
 from mmdata.streaming.samples import StreamSample
 from mmdata.transform.text import Tokenizer
 
@@ -36,8 +36,8 @@ def make_samples(count: int, seed: int = 0) -> list[StreamSample]:
 @pytest.fixture
 def make_composer(tokenizer, monkeypatch):
     """`make_composer(**changes)`: a composer whose buffer is as small as the buckets allow."""
-    monkeypatch.setattr(compose, "BUFFER_ROWS", 1)
-    monkeypatch.setattr(compose, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(composer, "BUFFER_ROWS", 1)
+    monkeypatch.setattr(composer, "CHUNK_ROWS", 16)
     loaded = Tokenizer.load(tokenizer, max_length=48)
 
     def make(**changes: object) -> Composer:
@@ -62,9 +62,9 @@ def keys(tasks: list[StreamTask]) -> list[list[str]]:
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("text_buckets", ["auto", [12, 24, 48]])
 def test_pass_has_every_sample_once_and_one_batch_that_is_not_full(make_composer, count, shuffle, text_buckets):
-    composer = make_composer(shuffle=shuffle, text_buckets=text_buckets)
+    made = make_composer(shuffle=shuffle, text_buckets=text_buckets)
     samples = make_samples(count)
-    tasks = list(Pass(composer, epoch=0).tasks(samples))
+    tasks = list(Pass(made, epoch=0).tasks(samples))
     assert sorted(chain(*keys(tasks))) == sorted(sample.key for sample in samples)
     assert [task.task.step for task in tasks] == list(range(math.ceil(count / BATCH)))
     assert all((task.task.rows >= 0).all() for task in tasks[:-1])
@@ -74,11 +74,11 @@ def test_pass_has_every_sample_once_and_one_batch_that_is_not_full(make_composer
 
 @pytest.mark.parametrize("text_buckets", ["auto", [12, 24, 48]])
 def test_pass_gives_each_caption_a_bucket_that_holds_it(make_composer, text_buckets):
-    composer = make_composer(text_buckets=text_buckets)
-    tasks = list(Pass(composer, epoch=0).tasks(make_samples(500)))
+    made = make_composer(text_buckets=text_buckets)
+    tasks = list(Pass(made, epoch=0).tasks(make_samples(500)))
     for task in tasks:
         captions = [task.samples.caption(i) for i in range(len(task.samples.keys))]
-        assert max(min(n, 48) for n in composer.tokenizer.count(captions)) <= task.task.bucket.length
+        assert max(min(n, 48) for n in made.tokenizer.count(captions)) <= task.task.bucket.length
     assert len({task.task.bucket for task in tasks}) == 6
 
 
@@ -92,7 +92,7 @@ def test_pass_depends_on_samples_settings_and_epoch_alone(make_composer):
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_pass_never_holds_more_than_its_buffer(make_composer, shuffle):
-    composer = make_composer(shuffle=shuffle)
+    made = make_composer(shuffle=shuffle)
     came = 0
 
     def counted() -> Iterator[StreamSample]:
@@ -102,15 +102,15 @@ def test_pass_never_holds_more_than_its_buffer(make_composer, shuffle):
             yield sample
 
     handed_out, held = 0, []
-    for task in Pass(composer, epoch=0).tasks(counted()):
+    for task in Pass(made, epoch=0).tasks(counted()):
         held.append(came - handed_out)
         handed_out += len(task.samples.keys)
-    assert composer.buffer_rows == 2 * 6 * BATCH
-    assert max(held) <= composer.buffer_rows + compose.CHUNK_ROWS
+    assert made.buffer_rows == 2 * 6 * BATCH
+    assert max(held) <= made.buffer_rows + composer.CHUNK_ROWS
 
 
 def test_pass_begins_when_the_buffer_is_full_of_bytes(make_composer, monkeypatch):
-    monkeypatch.setattr(compose, "BUFFER_BYTES", 10 * 40)  # 40 samples
+    monkeypatch.setattr(composer, "BUFFER_BYTES", 10 * 40)  # 40 samples
     came = 0
 
     def counted() -> Iterator[StreamSample]:
@@ -119,21 +119,21 @@ def test_pass_begins_when_the_buffer_is_full_of_bytes(make_composer, monkeypatch
             came += 1
             yield sample
 
-    composer = make_composer()
-    composer.buffer_rows = 1000
-    first = next(Pass(composer, epoch=0).tasks(counted()))
+    made = make_composer()
+    made.buffer_rows = 1000
+    first = next(Pass(made, epoch=0).tasks(counted()))
     assert len(first.samples.keys) == BATCH
-    assert 40 <= came <= 40 + compose.CHUNK_ROWS
+    assert 40 <= came <= 40 + composer.CHUNK_ROWS
 
 
 def test_composer_keeps_its_text_lengths_for_later_passes_and_longer_captions(make_composer):
-    composer = make_composer()
+    made = make_composer()
     short = [s for s in make_samples(200) if len(s.captions[0]) < 80]
-    list(Pass(composer, epoch=0).tasks(short))
-    assert composer.policy is not None
-    buckets = composer.policy.buckets
+    list(Pass(made, epoch=0).tasks(short))
+    assert made.policy is not None
+    buckets = made.policy.buckets
     assert max(bucket.length for bucket in buckets) == 48
-    tasks = list(Pass(composer, epoch=1).tasks(make_samples(200, seed=1)))
+    tasks = list(Pass(made, epoch=1).tasks(make_samples(200, seed=1)))
     assert {task.task.bucket for task in tasks} <= set(buckets)
 
 
@@ -150,8 +150,8 @@ def test_composer_refuses_what_only_an_index_can_plan(make_composer):
 def test_pass_adds_labels_from_the_first_sample_on_that_has_one(make_composer):
     samples = make_samples(24)
     labelled = [StreamSample(**{**vars(s), "label": 5 if i == 12 else -1}) for i, s in enumerate(samples)]
-    composer = make_composer(shuffle=False, text_buckets=[48], image_buckets=None)
-    assert [task.labels for task in Pass(composer, epoch=0).tasks(labelled)] == [False, True, True]
+    made = make_composer(shuffle=False, text_buckets=[48], image_buckets=None)
+    assert [task.labels for task in Pass(made, epoch=0).tasks(labelled)] == [False, True, True]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

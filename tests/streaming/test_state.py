@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mmdata.errors import ConfigError
-from mmdata.streaming.position import Place
-from mmdata.streaming.state import RankState
+from mmdata.streaming.position import Place, RankState
 
 
 @pytest.mark.parametrize("place", [Place(0, 3_000_000), Place(2**20 - 1, 0)])

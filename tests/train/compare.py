@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmdata.train import losses, miners
-from mmdata.train.extra import ExtraNegatives
+from mmdata.train.losses.extra_negatives import ExtraNegatives
 
 
 def features(rows: int, width: int = 6, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:

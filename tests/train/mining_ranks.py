@@ -14,8 +14,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdata.train import distributed, losses, miners
-from mmdata.train.telemetry import mining_telemetry
+from mmdata.train import losses, miners
+from mmdata.train.losses.telemetry import mining_telemetry
+from mmdata.train.ranks import collectives
 
 ROWS, RANKS = 6, 2
 VALID = torch.tensor([1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 0]).bool()
@@ -53,7 +54,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     torch.save(results(slice(rank * ROWS, (rank + 1) * ROWS)), folder / f"{rank}.pt")
-    distributed.finish()
+    collectives.finish()
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from mmdata.batch import Batch
-from mmdata.train import distributed, miners, train_step
+from mmdata.train import miners, train_step
+from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.objective import ContrastiveLoss
-from mmdata.train.queue import CrossBatchMemory
+from mmdata.train.ranks import collectives
 from tests.train import ranks
 
 ALL, SOME, FEW, NONE = [1, 1, 1, 1], [1, 0, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]
@@ -39,8 +40,8 @@ def batch_of(step: int, rank: int, case: dict[str, Any]) -> Batch:
 def run(case: dict[str, Any], batches: list[Batch]) -> dict[str, Any]:
     """Loss and gradients of the last step, and what the queue holds after it."""
     model = ranks.make_model(0.0)
-    wrapped = distributed.wrap(model, torch.device("cpu"))
-    queue = CrossBatchMemory(QUEUE_ROWS)
+    wrapped = collectives.wrap(model, torch.device("cpu"))
+    queue = FeatureQueue(QUEUE_ROWS)
     for number, batch in enumerate(batches):
         model.zero_grad()
         loss = ContrastiveLoss(miner=case.get("miner"), queue=queue)
@@ -57,7 +58,7 @@ def main() -> None:
     for name, case in CASES.items():
         result = run(case, [batch_of(step, rank, case) for step in range(STEPS)])
         torch.save(result, folder / f"{name}.{rank}.pt")
-    distributed.finish()
+    collectives.finish()
 
 
 if __name__ == "__main__":

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
-from mmdata.train import DualEncoder, compiling, distributed, losses, miners, train_step
-from mmdata.train.extra import ExtraNegatives
-from mmdata.train.model import DualEncoderOutput
+from mmdata.train import DualEncoder, losses, miners, train_step
+from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss
+from mmdata.train.ranks import collectives, parallel
 from mmdata.train.step import LossFunction
 
 ROWS, LENGTH, VOCABULARY = 4, 5, 30
@@ -74,8 +75,8 @@ def loss_function(case: dict) -> LossFunction:
 def with_own_extra_texts(output: DualEncoderOutput, batch: Batch, settings: dict) -> Tensor:
     """Extra texts that stay on their rank, rank + 1 of them. In one process that holds all rows: written out."""
     images, texts, scale = output[:3]
-    if distributed.world_size() > 1:
-        extra = ExtraNegatives(texts[: distributed.rank() + 1].flip(1))
+    if collectives.world_size() > 1:
+        extra = ExtraNegatives(texts[: collectives.rank() + 1].flip(1))
         return losses.clip_loss(images, texts, scale, extra_texts=extra, **settings)
     valid, rank_of = batch["valid"], torch.arange(len(images)) // ROWS
     extra_rows = torch.arange(len(images)) % ROWS <= rank_of
@@ -96,9 +97,9 @@ DIRECT: dict[str, Callable[[DualEncoderOutput, Batch, dict], Tensor]] = {
 def run_case(case: dict, rank: int, out: Path) -> None:
     model = make_model(case.get("dropout", 0.0))
     if case.get("compile"):
-        compiling.BACKEND = "aot_eager"
-        compiling.compile_towers(model, torch.device("cpu"))
-    wrapped = distributed.wrap(model, torch.device("cpu"))
+        parallel.BACKEND = "aot_eager"
+        parallel.compile_towers(model, torch.device("cpu"))
+    wrapped = collectives.wrap(model, torch.device("cpu"))
     torch.manual_seed(50 + rank)
     step = train_step(
         wrapped,
@@ -121,7 +122,7 @@ def main() -> None:
         for name, case in cases.items():
             if len(case["valid"]) == world_size:
                 run_case(case, rank, folder / f"{name}.{rank}.pt")
-        distributed.finish()
+        collectives.finish()
 
 
 if __name__ == "__main__":

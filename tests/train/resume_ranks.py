@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mmdata.train import distributed
-from mmdata.train.loop import Trainer
+from mmdata.train.ranks import collectives
+from mmdata.train.run.trainer import Trainer
 from tests.train.small_run import SmallBatches, small_model, train_config
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -28,7 +28,7 @@ STOPS = {"ddp": [1, 5, 7], "ddp_micro": [2], "fsdp": [5]}
 
 def run(output: Path, settings: dict[str, Any], stop: int | None) -> None:
     def before(number: int, rows: list[int]) -> None:
-        if stop is not None and number == stop - 1 and distributed.rank() == 0:
+        if stop is not None and number == stop - 1 and collectives.rank() == 0:
             signal.raise_signal(signal.SIGTERM)
 
     batches = SmallBatches(before)
@@ -45,7 +45,7 @@ def main() -> None:
         run(folder / way / "whole", settings, None)
         for stop in (*STOPS[way], None):
             run(folder / way / "cut", settings, stop)
-    distributed.finish()
+    collectives.finish()
 
 
 if __name__ == "__main__":

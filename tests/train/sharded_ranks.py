@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mmdata.train import distributed, sharding, train_step
-from mmdata.train.evaluate import retrieval
+from mmdata.train import train_step
+from mmdata.train.evaluation.evaluate import retrieval
+from mmdata.train.ranks import collectives, sharding
 from tests.train import ranks
 
 CPU = torch.device("cpu")
@@ -66,7 +67,7 @@ def main() -> None:
             if len(case["valid"]) == world_size:
                 run_case(case, rank, folder / f"{name}.{rank}.pt")
         torch.save(shared_retrieval(share=True), folder / f"retrieval{world_size}.{rank}.pt")
-        distributed.finish()
+        collectives.finish()
 
 
 if __name__ == "__main__":

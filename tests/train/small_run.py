@@ -23,11 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from mmdata.batch import Batch
-from mmdata.settings import parse
-from mmdata.train import DualEncoder, distributed
-from mmdata.train.evaluate import evaluate_retrieval
-from mmdata.train.loop import Trainer
-from mmdata.train_config import TrainConfig
+from mmdata.config import TrainConfig
+from mmdata.config.strict_yaml import parse
+from mmdata.train import DualEncoder
+from mmdata.train.evaluation.evaluate import evaluate_retrieval
+from mmdata.train.ranks import collectives
+from mmdata.train.run.trainer import Trainer
 
 BATCH_SIZE, STEPS = 8, 4
 
@@ -57,7 +58,7 @@ class SmallBatches:
         self.epoch, self.step = state["epoch"], state["step"]
 
     def __iter__(self) -> Iterator[Batch]:
-        rank, size = distributed.rank(), BATCH_SIZE // distributed.world_size()
+        rank, size = collectives.rank(), BATCH_SIZE // collectives.world_size()
         mine = slice(rank * size, (rank + 1) * size)
         while self.step < self.steps:
             number = self.epoch * STEPS + self.step
@@ -123,16 +124,16 @@ def main() -> int:
     output = Path(spec["output"])
     output.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    distributed.init("cpu")
-    if "largest_file" in spec and distributed.rank() == 0:
+    collectives.init("cpu")
+    if "largest_file" in spec and collectives.rank() == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (spec["largest_file"], spec["largest_file"]))
 
     def before(number: int, rows: list[int]) -> None:
-        if distributed.rank() == 0:
+        if collectives.rank() == 0:
             with (output / "rows.jsonl").open("a") as file:
                 file.write(json.dumps({"batch": number, "rows": rows}) + "\n")
         time.sleep(spec.get("seconds_a_batch", 0))
-        if number == spec.get("at") and distributed.rank() == distributed.world_size() - 1:
+        if number == spec.get("at") and collectives.rank() == collectives.world_size() - 1:
             time.sleep(spec.get("sleep_s", 0))
             for _ in range(spec.get("times", 1) if "signal" in spec else 0):
                 os.kill(os.getpid(), getattr(signal, spec["signal"]))
@@ -142,7 +143,7 @@ def main() -> int:
     if spec.get("double"):
         model = model.double()
     batches = SmallBatches(before)
-    if distributed.rank() == distributed.world_size() - 1:
+    if collectives.rank() == collectives.world_size() - 1:
         batches.steps = spec.get("steps_of_last", STEPS)
     return Trainer(model, batches, config, output=output, evaluate=evaluate).run()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from mmdata.train import tiles
+from mmdata.train.losses import tiles
 from tests.train.compare import LOSSES, assert_equal, features, scalar, value_and_gradients
 
 pytestmark = pytest.mark.parametrize("name", LOSSES)

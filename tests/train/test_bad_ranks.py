@@ -20,7 +20,7 @@ import yaml
 
 from mmdata import Index, Loader
 from mmdata.convert import ConvertConfig, convert
-from mmdata.train.checkpoint import find_checkpoint, load_checkpoint
+from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint
 
 TRAIN = Path(__file__).parents[2] / "tools" / "train.py"
 ROWS, BATCH = 24, 6

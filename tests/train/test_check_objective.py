@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from mmdata.config import ModelConfig
+from mmdata.config import ModelConfig, TrainConfig
+from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
-from mmdata.settings import parse
 from mmdata.train import DualEncoder
 from mmdata.train.objective import check_objective
-from mmdata.train_config import TrainConfig
 
 
 def model(bias: float | None = None) -> DualEncoder:

@@ -15,16 +15,18 @@ import torch
 
 from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DataError
-from mmdata.train import checkpoint
-from mmdata.train.checkpoint import (
+from mmdata.train.run import checkpoint
+from mmdata.train.run.checkpoint import (
     MAY_CHANGE,
     check_same_settings,
     latest_checkpoint,
     load_checkpoint,
     load_weights,
+    rng_state,
     save_checkpoint,
+    seed_rank,
+    set_rng_state,
 )
-from mmdata.train.randomness import rng_state, seed_rank, set_rng_state
 
 
 def save(folder: Path, step: int, keep: int = 2) -> Path:
@@ -262,8 +264,7 @@ def test_settings_of_a_mixture_may_change_in_their_folders_only():
 
 
 def test_settings_that_may_change_exist():
-    from mmdata.config import ModelConfig, TrainConfig
-    from mmdata.data_config import DataConfig
+    from mmdata.config import DataConfig, ModelConfig, TrainConfig
 
     sections = {k: s.model_fields for k, s in (("data", DataConfig), ("model", ModelConfig), ("train", TrainConfig))}
     assert all(key.split(".")[1] in sections[key.split(".")[0]] for key in MAY_CHANGE)

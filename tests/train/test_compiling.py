@@ -17,10 +17,11 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
-from mmdata.train import DualEncoder, compiling, train_step
-from mmdata.train.evaluate import embed
-from mmdata.train.loop import Trainer
+from mmdata.train import DualEncoder, train_step
+from mmdata.train.evaluation.evaluate import embed
 from mmdata.train.objective import ContrastiveLoss
+from mmdata.train.ranks import parallel
+from mmdata.train.run.trainer import Trainer
 from mmdata.train.step import split
 from tests.rounding import RUN_IN_DOUBLE
 from tests.train.test_loop import last_state, read_metrics, small
@@ -32,7 +33,7 @@ VOCABULARY = 30
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A backend that needs no compiler, torch's own limits, and no graphs but a test's own."""
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    monkeypatch.setattr(parallel, "BACKEND", "aot_eager")
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=10_000):
         yield
@@ -47,7 +48,7 @@ def make_model(**settings: Any) -> DualEncoder:
 
 def compiled(model: DualEncoder) -> DualEncoder:
     """The same model, compiled; graphs are counted from here on."""
-    compiling.compile_towers(model, CPU)
+    parallel.compile_towers(model, CPU)
     torch._dynamo.utils.counters.clear()
     return model
 
@@ -120,8 +121,8 @@ def test_compiling_evaluation_takes_the_same_weights_without_a_graph():
     batch = make_batch(4, 16, 5)
     torch.testing.assert_close(embed(model.eval(), [batch]), embed(plain.eval(), [batch]))
     assert graphs() == 0
-    assert compiling.is_compiled(model)
-    assert not compiling.is_compiled(plain)
+    assert parallel.is_compiled(model)
+    assert not parallel.is_compiled(plain)
 
 
 def test_compiling_a_run_writes_the_checkpoints_of_one_that_is_not(tmp_path: Path):
@@ -138,7 +139,7 @@ def test_compiling_a_run_writes_the_checkpoints_of_one_that_is_not(tmp_path: Pat
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs g++ on a CPU")
 def test_compiling_with_inductor_draws_the_same_dropout_in_both_passes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compiling, "BACKEND", "inductor")
+    monkeypatch.setattr(parallel, "BACKEND", "inductor")
     batch = next(iter(small.SmallBatches()))
     model = compiled(small.small_model(dropout=0.3).double())
     found = step(model, batch, micro_batch_size=4)
@@ -155,12 +156,12 @@ def test_compiling_with_inductor_draws_the_same_dropout_in_both_passes(monkeypat
 def test_compiling_without_a_compiler_is_an_error_before_training():
     code = """
 import torch
-from mmdata.train import compiling
+from mmdata.train import parallel
 from mmdata.errors import ConfigError
 from tests.train.test_compiling import make_model
-compiling.BACKEND = "inductor"
+parallel.BACKEND = "inductor"
 try:
-    compiling.compile_towers(make_model(), torch.device("cpu"))
+    parallel.compile_towers(make_model(), torch.device("cpu"))
 except ConfigError as error:
     print(error)
 """
@@ -177,7 +178,7 @@ def test_compiling_says_what_a_gpu_needs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: None)
     message = r"device 'cuda' here \(Cannot find a working triton installation.\); it needs Triton and a C compiler"
     with pytest.raises(ConfigError, match=message):
-        compiling.compile_towers(torch.nn.Linear(2, 2), torch.device("cuda"))
+        parallel.compile_towers(torch.nn.Linear(2, 2), torch.device("cuda"))
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmdata.errors import ConfigError
-from mmdata.train import distributed
+from mmdata.train.ranks import collectives
 from tests.train import ranks
 
 PROGRAM = Path(__file__).with_name("ranks.py")
@@ -109,7 +109,7 @@ def test_every_parameters_gradient_under_ddp_is_that_of_one_process(results: Pat
         assert gradients["logit_scale"].abs() > 1e-9
 
 
-@pytest.mark.parametrize("function", [distributed._Gather, distributed._LogSumExp])
+@pytest.mark.parametrize("function", [collectives._Gather, collectives._LogSumExp])
 def test_collectives_refuse_a_second_derivative(function: type[torch.autograd.Function], tmp_path: Path):
     """Refused before anything is sent, so on all ranks alike."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
@@ -118,16 +118,16 @@ def test_collectives_refuse_a_second_derivative(function: type[torch.autograd.Fu
         with pytest.raises(RuntimeError, match=r"the losses of mmdata\.train have no second derivative"):
             torch.autograd.grad(function.apply(rows).sum(), rows, create_graph=True)
     finally:
-        distributed.finish()
+        collectives.finish()
 
 
 def test_alone_there_is_one_rank_and_nothing_to_wrap():
     model, rows = torch.nn.Linear(2, 2), torch.rand(3, 2)
-    assert (distributed.rank(), distributed.world_size()) == (0, 1)
-    assert distributed.wrap(model, torch.device("cpu")) is model
-    assert distributed.gather(rows) is rows
-    assert distributed.init("cpu") == torch.device("cpu")
-    assert not distributed.is_initialized()
+    assert (collectives.rank(), collectives.world_size()) == (0, 1)
+    assert collectives.wrap(model, torch.device("cpu")) is model
+    assert collectives.gather(rows) is rows
+    assert collectives.init("cpu") == torch.device("cpu")
+    assert not collectives.is_initialized()
 
 
 def test_a_rank_that_fails_ends_its_threads_before_the_interpreter():
@@ -161,12 +161,12 @@ def test_a_rank_that_fails_ends_its_threads_before_the_interpreter():
 
 def test_devices_that_are_not_there_are_errors(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match="device 'tpu': expected auto, cpu or cuda"):
-        distributed.init("tpu")
+        collectives.init("tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="device 'cuda': torch sees no GPU; use device 'cpu', or check the driver"):
-        distributed.init("cuda")
+        collectives.init("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(ConfigError, match=r"local rank 2: this host has 2 GPU\(s\); give torchrun --nproc-per-node"):
-        distributed.init("auto")
+        collectives.init("auto")

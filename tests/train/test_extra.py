@@ -7,7 +7,7 @@ from pytorch_metric_learning.losses import CrossBatchMemory, NTXentLoss
 from torch import Tensor
 
 from mmdata.train import losses, miners
-from mmdata.train.extra import ExtraNegatives
+from mmdata.train.losses.extra_negatives import ExtraNegatives
 from tests.train.compare import assert_equal, features, scalar, value_and_gradients
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mmdata.config.train import FeatureCacheConfig
 from mmdata.errors import ConfigError, DataError
-from mmdata.train.feature_cache import FEATURES, STEPS, UNDO, FeatureCache
-from mmdata.train.model import DualEncoderOutput
-from mmdata.train_config import FeatureCacheConfig
+from mmdata.train.memory.feature_cache import FEATURES, STEPS, UNDO, FeatureCache
+from mmdata.train.models.dual_encoder import DualEncoderOutput
 
 ANGLE = {degrees: (np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))) for degrees in (0, 30, 60, 90)}
 

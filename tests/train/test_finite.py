@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from mmdata.errors import DataError
-from mmdata.train.checkpoint import load_checkpoint
-from mmdata.train.finite import TrainingError
-from mmdata.train.loop import Trainer
+from mmdata.errors import DataError, TrainingError
+from mmdata.train.run.checkpoint import load_checkpoint
+from mmdata.train.run.trainer import Trainer
 from tests.train.test_loop import last_state, make_trainer, read_metrics, run_small, spoiled_from
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmdata.train.host_copy import HostCopy
+from mmdata.train.prefetch import HostCopy
 
 
 def test_copies_come_in_order():

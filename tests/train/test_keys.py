@@ -13,11 +13,11 @@ import torch
 
 from mmdata.batch import Batch
 from mmdata.train import losses, miners
-from mmdata.train.extra import ExtraNegatives
-from mmdata.train.model import DualEncoderOutput
+from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.telemetry import mining_telemetry
+from mmdata.train.memory.queue import FeatureQueue
+from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss
-from mmdata.train.queue import CrossBatchMemory
-from mmdata.train.telemetry import mining_telemetry
 from tests.train.compare import LOSSES, assert_equal, features, scalar, value_and_gradients
 
 HASHES = torch.arange(6) + 2**40  # all the same number in float32
@@ -65,7 +65,7 @@ ENTRIES: dict[str, Callable[[], object]] = {
     ),
     "image_hash of the objective": lambda: ContrastiveLoss()(output(), batch_of(image_hash=HASHES.float())),
     "extra negatives": lambda: ExtraNegatives(torch.rand(2, 3), [torch.zeros(2)]),
-    "queue": lambda: CrossBatchMemory(8).keep(output(), batch_of(caption_hash=HASHES.double()), 0),
+    "queue": lambda: FeatureQueue(8).keep(output(), batch_of(caption_hash=HASHES.double()), 0),
     "SameLabel": lambda: miners.SameLabel(torch.zeros(6), k=1),
     "telemetry": lambda: mining_telemetry(*features(6), torch.tensor(9.0), same=[HASHES.float()]),
 }

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from mmdata.errors import ConfigError
-from mmdata.train.checkpoint import latest_checkpoint, load_checkpoint
-from mmdata.train.finite import TrainingError
-from mmdata.train.loop import Trainer
+from mmdata.config import TrainConfig
+from mmdata.config.train import TopKConfig
+from mmdata.errors import ConfigError, TrainingError
 from mmdata.train.miners import TopK
 from mmdata.train.objective import loss_at
-from mmdata.train.schedule import learning_rate, make_optimizer
-from mmdata.train_config import TopKConfig, TrainConfig
+from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
+from mmdata.train.run.optimizer import learning_rate, make_optimizer
+from mmdata.train.run.trainer import Trainer
 from tests.rounding import RUN_IN_DOUBLE
 
 PROGRAM = Path(__file__).with_name("small_run.py")

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
 from transformers.models.clip.modeling_clip import image_text_contrastive_loss
 
-from mmdata.train import losses, miners, tiles
+from mmdata.train import losses, miners
+from mmdata.train.losses import tiles
 from tests.train.compare import assert_equal, features, scalar, value_and_gradients
 
 

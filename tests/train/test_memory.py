@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmdata.errors import DataError
-from mmdata.train.checkpoint import latest_checkpoint, load_checkpoint
+from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
 from tests.train.test_loop import last_state, make_trainer, read_metrics, run_small
 
 TRAIN: dict[str, Any] = {

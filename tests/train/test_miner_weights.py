@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdata.train import losses, miner_weights, miners, tiles
-from mmdata.train.host_copy import HostCopy
+from mmdata.train import losses, miners
+from mmdata.train.losses import miner_weights, tiles
+from mmdata.train.prefetch import HostCopy
 from tests.train.compare import features, scalar
 
 KINDS: dict[str, Callable[..., Tensor]] = {
@@ -93,7 +94,7 @@ def test_both_directions_are_judged_in_one_call_without_printing_a_miner(kind: s
         calls.append(len(given))
         miner_weights.raise_if_flawed(given, counts)
 
-    monkeypatch.setattr("mmdata.train.pairs.raise_if_flawed", judge)
+    monkeypatch.setattr("mmdata.train.losses.global_batch.raise_if_flawed", judge)
     assert KINDS[kind](*features(6), miners.Chain([Silent(), miners.TopK(2)])).isfinite()
     assert calls == [2]
 
@@ -121,7 +122,7 @@ def test_on_a_gpu_the_loss_is_nan_and_the_next_one_names_the_miner(monkeypatch: 
         KINDS["clip"](*features(6), miners.TopK(1))
     assert KINDS["clip"](*features(6), miners.TopK(1)).isfinite(), "it is told once"
 
-    monkeypatch.setattr("mmdata.train.pairs.raise_if_flawed", lambda *_: None)
+    monkeypatch.setattr("mmdata.train.losses.global_batch.raise_if_flawed", lambda *_: None)
     images, texts = features(6)
     loss = KINDS["clip"](images, texts, once(float("nan")))
     gradients = torch.autograd.grad(loss, (images, texts))

@@ -13,7 +13,7 @@ from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.miners import BatchHardMiner, TripletMarginMiner
 
 from mmdata.train import losses, miners
-from mmdata.train.pairs import Pairs
+from mmdata.train.losses.global_batch import GlobalBatch
 
 T, N = True, False
 
@@ -200,5 +200,5 @@ def test_no_miner_lets_in_what_is_masked_and_none_makes_nan(miner: miners.AnyMin
         assert weights is None or (weights > 0).all()
         return scores.sum(1)
 
-    Pairs.gather(images, texts, valid, same=same).sum_over("text", look, miner=miner)
+    GlobalBatch.gather(images, texts, valid, same=same).sum_over("text", look, miner=miner)
     assert not (torch.cat(seen) & ~admissible).any()

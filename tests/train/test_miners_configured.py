@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 import yaml
 
+from mmdata.config import TrainConfig
+from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
-from mmdata.settings import parse
 from mmdata.train import losses, miners
 from mmdata.train.objective import loss_at
-from mmdata.train_config import TrainConfig
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,13 @@ from transformers import AutoConfig, AutoModel
 from transformers.models.siglip2.image_processing_siglip2 import Siglip2ImageProcessor
 
 from mmdata import Batch, Loader
-from mmdata.config import ModelConfig
-from mmdata.data_config import DataConfig, evaluation_data
+from mmdata.config import DataConfig, ModelConfig, TrainConfig
+from mmdata.config.data import evaluation_data
 from mmdata.shards import Sample, ShardWriter, probe
 from mmdata.train import DualEncoder, train_step
-from mmdata.train.evaluate import evaluate_retrieval
-from mmdata.train.loop import Trainer
+from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.objective import ContrastiveLoss
-from mmdata.train_config import TrainConfig
+from mmdata.train.run.trainer import Trainer
 from mmdata.transform.text import Tokenizer, train_tokenizer
 from tests.rounding import rounding
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmdata.train.neighbours import embed_rows, group_neighbours, mean_similarity
+from mmdata.train.memory.neighbours import embed_rows, group_neighbours, mean_similarity
 from tests.rounding import rounding
 
 

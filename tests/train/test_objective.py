@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mmdata.config import TrainConfig
 from mmdata.train import losses, miners
-from mmdata.train.model import DualEncoderOutput
+from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss, loss_at
-from mmdata.train_config import TrainConfig
 from tests.train.compare import features, scalar
 
 

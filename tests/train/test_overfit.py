@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmdata.errors import ConfigError
-from mmdata.train.finite import TrainingError
-from mmdata.train.loop import Trainer
-from mmdata.train.overfit import FirstBatches
+from mmdata.errors import ConfigError, TrainingError
+from mmdata.train.run.overfit import FirstBatches
+from mmdata.train.run.trainer import Trainer
 from tests.rounding import RUN_IN_DOUBLE
 
 from .test_loop import last_state, make_trainer, read_metrics, read_rows, run_small, small

@@ -5,11 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmdata.config import TrainConfig
+from mmdata.config.train import QueueConfig
 from mmdata.train import miners
-from mmdata.train.model import DualEncoderOutput
+from mmdata.train.memory.queue import FeatureQueue
+from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss, loss_at
-from mmdata.train.queue import CrossBatchMemory
-from mmdata.train_config import QueueConfig, TrainConfig
 from tests.train.compare import assert_equal, features, scalar, value_and_gradients
 
 
@@ -28,16 +29,16 @@ def output_of(seed: int, rows: int = 3) -> DualEncoderOutput:
     return DualEncoderOutput(*features(rows, seed=seed), scalar(5.0), None)
 
 
-def filled(rows: int, count: int, after_steps: int = 0) -> CrossBatchMemory:
+def filled(rows: int, count: int, after_steps: int = 0) -> FeatureQueue:
     """After `count` batches of three rows, seeds 0, 1, …"""
-    queue = CrossBatchMemory(rows, after_steps)
+    queue = FeatureQueue(rows, after_steps)
     for step in range(count):
         queue.keep(output_of(step), make_batch(10 * step), step)
     return queue
 
 
 def test_queue_holds_the_last_rows_of_both_sides_and_drops_the_oldest():
-    assert CrossBatchMemory(4).negatives() is None
+    assert FeatureQueue(4).negatives() is None
     negatives = filled(8, 4).negatives()
     assert negatives is not None
     images, texts = negatives
@@ -73,7 +74,7 @@ def test_queue_keeps_nothing_before_after_steps():
 
 
 def test_queue_leaves_out_rows_that_do_not_count_or_are_not_finite():
-    queue = CrossBatchMemory(3)
+    queue = FeatureQueue(3)
     images, texts = (x.detach().clone() for x in features(3))
     images[1] = torch.nan
     output = DualEncoderOutput(images, texts, scalar(5.0), None)
@@ -150,7 +151,7 @@ def test_queue_joins_extra_captions():
 
 
 def test_queue_state_comes_back():
-    queue, again = filled(8, 3), CrossBatchMemory(8)
+    queue, again = filled(8, 3), FeatureQueue(8)
     again.load_state_dict(queue.state_dict())
     for one in (queue, again):
         one.keep(output_of(9), make_batch(90), 3)
@@ -163,11 +164,11 @@ def test_queue_state_comes_back():
 def test_queue_needs_hashes_and_the_mask():
     batch = {"valid": torch.ones(3, dtype=torch.bool)}
     with pytest.raises(ValueError, match=r"the batch has no image_hash or no caption_hash.*: set data.hashes"):
-        CrossBatchMemory(8).keep(output_of(0), batch, 0)  # type: ignore[arg-type]
+        FeatureQueue(8).keep(output_of(0), batch, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs loss 'clip' and mask_same, got 'siglip' and True"):
-        ContrastiveLoss("siglip", queue=CrossBatchMemory(8))
+        ContrastiveLoss("siglip", queue=FeatureQueue(8))
     with pytest.raises(ValueError, match=r"queue needs loss: clip and mask_false_negatives: true \(got clip, False\)"):
         TrainConfig(queue=QueueConfig())
     config = TrainConfig(queue=QueueConfig(rows=5), mask_false_negatives=True)
-    queue = CrossBatchMemory(5)
+    queue = FeatureQueue(5)
     assert loss_at(0, config, queue=queue).queue is queue

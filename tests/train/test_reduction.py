@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from mmdata.train import distributed, reduction
-from mmdata.train.reduction import reduction_order, restore_reduction_order
+from mmdata.train.ranks import collectives
+from mmdata.train.ranks.reduction_order import LAYOUT, reduction_order, restore_reduction_order
 from tests.train.resume_ranks import WAYS
 from tests.train.test_loop import last_state, read_metrics
 
@@ -67,12 +67,12 @@ def test_reduction_order_is_left_out_where_torch_does_not_tell_it(
         order = reduction_order(model)
         assert order is not None
         assert sorted(order) == [0, 1]
-        told = {reduction.LAYOUT: "first bucket: 1, 0"}
+        told = {LAYOUT: "first bucket: 1, 0"}
         monkeypatch.setattr(DistributedDataParallel, "_get_ddp_logging_data", lambda _: told)
         assert reduction_order(model) is None
         monkeypatch.delattr(DistributedDataParallel, "_get_ddp_logging_data")
         assert reduction_order(model) is None
     finally:
-        distributed.finish()
+        collectives.finish()
     said = ["tells the layout of DDP's buckets in another form: 'first", "does not tell the layout of DDP's buckets ("]
     assert all(words in line for words, line in zip(said, caplog.messages, strict=True))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mmdata import Batch, Loader
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
-from mmdata.train.evaluate import Features, Texts, embed, evaluate_retrieval, retrieval, score_retrieval
+from mmdata.train.evaluation.evaluate import Features, Texts, embed, evaluate_retrieval, retrieval, score_retrieval
 from mmdata.transform.text import Tokenizer
 
 IMAGES, CAPTIONS = 24, 4

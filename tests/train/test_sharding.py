@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from mmdata.config import TrainConfig
+from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
-from mmdata.settings import parse
-from mmdata.train import sharding
-from mmdata.train.schedule import make_optimizer
-from mmdata.train_config import TrainConfig
+from mmdata.train.ranks import sharding
+from mmdata.train.run.optimizer import make_optimizer
 from tests.rounding import RUN_IN_DOUBLE, rounding
 from tests.train import ranks, sharded_ranks
 from tests.train.test_distributed import ALL, FEW, NONE, SOME, one_process

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from mmdata.settings import parse
+from mmdata.config import TrainConfig
+from mmdata.config.strict_yaml import parse
+from mmdata.config.train import TeacherConfig
 from mmdata.train import miners
-from mmdata.train.checkpoint import latest_checkpoint, load_checkpoint
-from mmdata.train.loop import Trainer
+from mmdata.train.memory.ema import EMA
 from mmdata.train.objective import loss_at
-from mmdata.train.teacher import MovingAverage
-from mmdata.train_config import TeacherConfig, TrainConfig
+from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
+from mmdata.train.run.trainer import Trainer
 from tests.train import small_run as small
 
 TEACHER = {"decay": 0.9, "margin": 0.05, "after_steps": 2}
@@ -40,7 +41,7 @@ def _one_thread():
 def test_teacher_follows_the_model():
     model = torch.nn.Linear(2, 1)
     torch.nn.init.constant_(model.weight, 1.0)
-    teacher = MovingAverage(model, TeacherConfig(decay=0.75))
+    teacher = EMA(model, TeacherConfig(decay=0.75))
     torch.nn.init.constant_(model.weight, 3.0)
     teacher.update(model)
     assert teacher.model.weight.tolist() == [[1.5, 1.5]]
@@ -50,7 +51,7 @@ def test_teacher_follows_the_model():
 
 
 def test_teacher_has_no_opinion_before_its_time_and_draws_no_number():
-    teacher = MovingAverage(small.small_model(dropout=0.5), TeacherConfig(margin=0.05, after_steps=2))
+    teacher = EMA(small.small_model(dropout=0.5), TeacherConfig(margin=0.05, after_steps=2))
     batch = next(iter(small.SmallBatches()))
     assert teacher.opinion(batch, 1) is None
     state = torch.get_rng_state()
@@ -59,13 +60,13 @@ def test_teacher_has_no_opinion_before_its_time_and_draws_no_number():
     assert opinion is not None
     images, texts, *_ = small.small_model(dropout=0.5).eval()(batch)
     torch.testing.assert_close((opinion.images, opinion.texts), (images, texts))
-    in_parts = MovingAverage(small.small_model(), TeacherConfig(), micro_batch_size=3).opinion(batch, 0)
+    in_parts = EMA(small.small_model(), TeacherConfig(), micro_batch_size=3).opinion(batch, 0)
     assert in_parts is not None
     torch.testing.assert_close((in_parts.images, in_parts.texts), (images, texts))
 
 
 def test_teacher_does_not_embed_extra_captions():
-    teacher = MovingAverage(small.small_model(), TeacherConfig())
+    teacher = EMA(small.small_model(), TeacherConfig())
     batch = next(iter(small.SmallBatches()))
     extra = {"extra_input_ids": batch["input_ids"], "extra_attention_mask": batch["attention_mask"]}
     calls: list[int] = []

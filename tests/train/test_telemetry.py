@@ -13,7 +13,7 @@ from scipy.stats import entropy
 from torch import Tensor
 
 from mmdata.train import miners
-from mmdata.train.telemetry import BINS, mining_telemetry
+from mmdata.train.losses.telemetry import BINS, mining_telemetry
 from tests.rounding import rounding
 
 COSINES = torch.tensor([[0.9, 0.7, 0.12], [0.2, 0.8, 0.63], [0.5, 0.34, 0.67]])  # images down, texts across

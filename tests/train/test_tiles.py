@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
-from mmdata.train import losses, miners, tiles
-from mmdata.train.rowwise import rowwise_sum
-from mmdata.train.tiles import log_sum_exps
+from mmdata.train import losses, miners
+from mmdata.train.losses import tiles
+from mmdata.train.losses.rowwise import rowwise_sum
+from mmdata.train.losses.tiles import log_sum_exps
 from tests.rounding import rounding
 from tests.train.compare import LOSSES, assert_equal, features, scalar, value_and_gradients
 

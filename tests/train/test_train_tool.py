@@ -20,7 +20,7 @@ from mmdata import Index, Loader, cli
 from mmdata.config import load_config
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
-from mmdata.train.overfit import FirstBatches
+from mmdata.train.run.overfit import FirstBatches
 
 TOOLS = Path(__file__).parents[2] / "tools"
 CLOCKS = ("samples_per_s", "data_wait_share")

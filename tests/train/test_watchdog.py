@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdata.train.finite import TrainingError
-from mmdata.train.places import Place
-from mmdata.train.watchdog import STALLED
+from mmdata.errors import TrainingError
+from mmdata.train.run.heartbeat import Place
+from mmdata.train.run.watchdog import STALLED
 from tests.train.test_loop import make_trainer
 
 PROGRAM = Path(__file__).with_name("small_run.py")

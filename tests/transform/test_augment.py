@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
-from mmdata.data_config import AugmentConfig
+from mmdata.config.data import AugmentConfig
 from mmdata.transform.augment import NUM_DRAWS, Changes, apply_changes, draw_changes
 from mmdata.transform.pixels import PixelTransform
 from tests.transform.placed import patches, pixels, png

@@ -4,8 +4,8 @@ A miner is any function (scores, positives, negatives) -> kept or weights: see `
 drop what is no admissible negative.
 """
 
-from mmdata.train.miners.hardness import All, Ratio, SemiHard, SkipHottest, TopK
-from mmdata.train.miners.known import Chain, FalseNegativeMargin, SameGroup, SameLabel, Teacher
+from mmdata.train.miners.hardness import All, DropHardest, Ratio, SemiHard, TopK
+from mmdata.train.miners.informed import Chain, FalseNegativeMargin, SameGroup, SameLabel, TeacherMask
 from mmdata.train.miners.protocol import AnyMiner, BlockMiner, Miner, Side, for_block
 from mmdata.train.miners.sampling import DistanceWeighted, GumbelTopK
 
@@ -15,6 +15,7 @@ __all__ = [
     "BlockMiner",
     "Chain",
     "DistanceWeighted",
+    "DropHardest",
     "FalseNegativeMargin",
     "GumbelTopK",
     "Miner",
@@ -23,8 +24,7 @@ __all__ = [
     "SameLabel",
     "SemiHard",
     "Side",
-    "SkipHottest",
-    "Teacher",
+    "TeacherMask",
     "TopK",
     "for_block",
 ]

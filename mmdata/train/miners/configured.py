@@ -7,12 +7,12 @@ from functools import partial
 from inspect import isfunction
 from typing import Any
 
+from mmdata.config.train import MinerConfig, NamedMinerConfig, UserConfig
 from mmdata.errors import ConfigError, where_to_look
-from mmdata.train.miners.hardness import All, Ratio, SemiHard, SkipHottest, TopK
-from mmdata.train.miners.known import Chain, FalseNegativeMargin, SameGroup
+from mmdata.train.miners.hardness import All, DropHardest, Ratio, SemiHard, TopK
+from mmdata.train.miners.informed import Chain, FalseNegativeMargin, SameGroup
 from mmdata.train.miners.protocol import AnyMiner
 from mmdata.train.miners.sampling import DistanceWeighted, GumbelTopK
-from mmdata.train_config import MinerConfig, NamedMinerConfig, UserConfig
 
 BY_NAME = {
     "all": All,
@@ -38,7 +38,7 @@ def configured(config: NamedMinerConfig) -> AnyMiner:
         miner = BY_NAME[config.name](**config.model_dump(exclude={"name", *MinerConfig.model_fields}))
     parts: list[AnyMiner] = [miner]
     if config.skip_hottest is not None:
-        parts.insert(0, SkipHottest(config.skip_hottest))
+        parts.insert(0, DropHardest(config.skip_hottest))
     if config.false_negative_margin is not None:
         parts.insert(0, FalseNegativeMargin(config.false_negative_margin))
     return parts[0] if len(parts) == 1 else Chain(tuple(parts))

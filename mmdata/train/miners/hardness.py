@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmdata.train.miners.protocol import check_at_least_one, highest, highest_counts, positive_scores
+from mmdata.train.miners.protocol import check_at_least_one, positive_scores, top_counts_mask, top_k_mask
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TopK:
 
     def __call__(self, scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         """Keep the k highest scores of each row; see `Miner`."""
-        return highest(scores, negatives, self.k)
+        return top_k_mask(scores, negatives, self.k)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Ratio:
     def __call__(self, scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         """Keep the highest scores of each row; see `Miner`."""
         counts = (self.share * negatives.sum(1).double()).round().long().clamp(min=1)
-        return highest_counts(scores, negatives, counts, max(1, round(self.share * negatives.shape[1])))
+        return top_counts_mask(scores, negatives, counts, max(1, round(self.share * negatives.shape[1])))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class SemiHard:
 
 
 @dataclass(frozen=True)
-class SkipHottest:
+class DropHardest:
     """Leaves out each anchor's most similar negatives, the ones most likely to be false: a first part of a `Chain`.
 
     Args:
@@ -113,6 +113,6 @@ class SkipHottest:
     def __call__(self, scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         """Keep all but the highest scores of each row; see `Miner`."""
         if self.amount >= 1:
-            return negatives & ~highest(scores, negatives, int(self.amount))
+            return negatives & ~top_k_mask(scores, negatives, int(self.amount))
         counts = (self.amount * negatives.sum(1).double()).round().long()
-        return negatives & ~highest_counts(scores, negatives, counts, max(1, round(self.amount * negatives.shape[1])))
+        return negatives & ~top_counts_mask(scores, negatives, counts, max(1, round(self.amount * negatives.shape[1])))

@@ -67,7 +67,7 @@ def are_flawed(weights: Tensor) -> Tensor:
     return ~((weights >= 0) & (weights < torch.inf))  # a comparison with NaN is False
 
 
-def highest(values: Tensor, among: Tensor, k: int) -> Tensor:
+def top_k_mask(values: Tensor, among: Tensor, k: int) -> Tensor:
     """The k highest values of each row, or all of them where there are fewer.
 
     Args:
@@ -86,8 +86,8 @@ def highest(values: Tensor, among: Tensor, k: int) -> Tensor:
     return torch.zeros_like(among).scatter(1, chosen, True) & among
 
 
-def highest_counts(values: Tensor, among: Tensor, counts: Tensor, at_most: int) -> Tensor:
-    """As `highest`, with a number of its own for each row: counts int64 (b,), of which none is above `at_most`."""
+def top_counts_mask(values: Tensor, among: Tensor, counts: Tensor, at_most: int) -> Tensor:
+    """As `top_k_mask`, with a number of its own for each row: counts int64 (b,), of which none is above `at_most`."""
     candidates = values.detach().masked_fill(~among, -torch.inf)
     order = candidates.topk(min(at_most, values.shape[1]), dim=1).indices  # (b, k)
     places = torch.arange(order.shape[1], device=order.device)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mmdata.train.miners.protocol import check_at_least_one, highest
+from mmdata.train.miners.protocol import check_at_least_one, top_k_mask
 
 BISECTIONS = 20
 
@@ -62,11 +62,11 @@ class GumbelTopK:
         """Draw, and weigh; see `Miner`."""
         perturbed = scores / self.temperature + gumbel_like(scores)  # (b, N)
         if self.gradient == "none":
-            return highest(perturbed, negatives, self.k)
+            return top_k_mask(perturbed, negatives, self.k)
         weights = relaxed_top_k(perturbed / self.softness, negatives, self.k)
         if self.gradient == "relaxed":
             return weights
-        return highest(perturbed, negatives, self.k).to(weights.dtype) + (weights - weights.detach())
+        return top_k_mask(perturbed, negatives, self.k).to(weights.dtype) + (weights - weights.detach())
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class DistanceWeighted:
         near = negatives & (distances < self.farthest)
         density = (self.dimension - 2) * distances.log()
         density += (self.dimension - 3) / 2 * (1 - distances.square() / 4).log()
-        return highest(gumbel_like(density) - density, near, self.k)
+        return top_k_mask(gumbel_like(density) - density, near, self.k)
 
 
 def gumbel_like(values: Tensor) -> Tensor:

@@ -1,0 +1,41 @@
+"""Settings: one YAML file with the sections data, model and train."""
+
+from __future__ import annotations
+
+import os
+
+from pydantic import field_validator
+
+from mmdata.config.compare import CompareConfig
+from mmdata.config.data import DataConfig
+from mmdata.config.model import ModelConfig
+from mmdata.config.strict_yaml import Settings, parse, read_yaml
+from mmdata.config.train import TrainConfig
+
+
+class Config(Settings):
+    """The whole file."""
+
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    compare: CompareConfig | None = None
+    """For `mmdata compare`, which trains several times; all other programs leave it alone."""
+
+    @field_validator("compare", mode="before")
+    @classmethod
+    def _absent(cls, compare: object) -> object:
+        return compare or None  # a run's config.yaml says `compare: null`
+
+
+def load_config(path: str | os.PathLike[str], overrides: list[str] | None = None) -> Config:
+    """Read a YAML file into a `Config`.
+
+    Args:
+        path: the file.
+        overrides: "section.key=value" strings, e.g. "data.num_workers=4"; values are parsed as YAML.
+
+    Raises:
+        ConfigError: no such file, not YAML, an unknown key (the nearest known one is named), a value out of range.
+    """
+    return parse(Config, read_yaml(path, overrides), origin=str(path))

@@ -1,0 +1,302 @@
+"""Settings of the section data: which datasets, in which batches, how they are loaded."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from mmdata.config.strict_yaml import Count, Integer, Location, Positive, Settings, Share
+from mmdata.errors import ConfigError
+
+
+class SourceConfig(Settings):
+    """One dataset of a mixture: all have a weight, or all have a repeat."""
+
+    shards: Location
+    """Folder or URL with shards and a manifest."""
+    weight: Positive | None = None
+    """Share of every batch, to the row. The first dataset is passed over once an epoch, the others are cycled."""
+    repeat: Annotated[float, Field(gt=0.0, le=1000.0)] | None = None
+    """Passes an epoch, 1 unless given: 2 uses each row twice, 0.5 half of the rows and the other half in the next."""
+
+    @field_validator("weight", mode="before")
+    @classmethod
+    def _whole(cls, weight: object) -> object:
+        if isinstance(weight, float):
+            raise ValueError(f"weights are whole numbers, as 7 and 3 for 70 % and 30 % of a batch: got {weight}")
+        return weight
+
+
+class GroupsConfig(Settings):
+    """Rows that stand together in a batch: `size` rows of one group, or a row and `candidates` others of its group."""
+
+    by: Location = "label"
+    """label: the corpus's own; or a file: what `mmdata neighbours` makes, or .npy, int64 (rows,), -1 for no group."""
+    size: Annotated[int, Field(strict=True, ge=2)] | None = None
+    """Rows together, each row once an epoch."""
+    candidates: Positive | None = None
+    """Each row once an epoch, followed by so many others of its group, drawn anew in each epoch."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> GroupsConfig:
+        if (self.size is None) == (self.candidates is None):
+            raise ValueError(
+                "give either size (rows of a group together) or candidates (a row and others of its group)"
+            )
+        return self
+
+
+class AugmentConfig(Settings):
+    """Random changes of a training crop, each row's its own in each epoch; all are off unless set."""
+
+    horizontal_flip_prob: Share = 0.0
+    """Chance that left and right change places. Captions that say left or right, and text in images, are then wrong."""
+    brightness: Annotated[float, Field(ge=0.0)] = 0.0
+    """The factor is drawn from 1 - brightness (at least 0) to 1 + brightness, as in torchvision's ColorJitter."""
+    contrast: Annotated[float, Field(ge=0.0)] = 0.0
+    saturation: Annotated[float, Field(ge=0.0)] = 0.0
+    hue: Annotated[float, Field(ge=0.0, le=0.5)] = 0.0
+    """Turns the colour circle by at most so much of a whole turn."""
+    color_jitter_prob: Share = 1.0
+    """Chance that brightness, contrast, saturation and hue are changed at all, in random order."""
+    grayscale_prob: Share = 0.0
+    """Chance that the colours become grey, after the jitter."""
+
+
+class DataConfig(Settings):
+    """What is loaded, and in which batches."""
+
+    shards: Location | Annotated[list[SourceConfig], Field(min_length=1)]
+    """Folder or URL with shards and a manifest (`mmdata convert` or `mmdata index` makes it), or a mixture."""
+    val_shards: Location | None = None
+    """Shards to evaluate on, with the same tokenizer and image size."""
+    tokenizer: Location
+    """Folder that `AutoTokenizer.from_pretrained` loads, or a Hugging Face name."""
+    global_batch_size: Positive
+    """Rows of one step over all ranks; with `token_budget`, at most."""
+    token_budget: Positive | None = None
+    """Text tokens and image patches of one step over all ranks: batches of short texts then have more rows."""
+    batch_multiple: Positive = 8
+    """With `token_budget`, each batch has a multiple of so many rows; the number of ranks must divide it."""
+    image_size: Positive = 224
+    """Side of the square that images are cropped to, in pixels, unless `image_buckets` is given."""
+    image_buckets: Literal["auto"] | Annotated[list[tuple[Positive, Positive]], Field(min_length=1)] | None = None
+    """Image shapes as [height, width] pairs; each row goes to the one nearest in aspect ratio. auto chooses
+    `num_image_buckets` of about `image_size`² pixels that crop least."""
+    num_image_buckets: Positive = 3
+    patch_size: Positive = 16
+    """Side of the model's patches, in pixels: chosen image shapes are multiples of it."""
+    image_patches: Annotated[list[Positive], Field(min_length=1)] | None = None
+    """Native resolution, in place of image shapes: each row goes to the smallest of these numbers of patches that
+    holds its image (SigLIP 2 NaFlex)."""
+    max_length: Positive = 77
+    """Longest text in tokens; longer captions are truncated."""
+    text_buckets: Literal["auto"] | Annotated[list[Positive], Field(min_length=1)] = "auto"
+    """Text length bounds in tokens; auto chooses `num_text_buckets` of them for least padding."""
+    num_text_buckets: Positive = 8
+    """The same for all image shapes, unless `max_shapes` is given."""
+    max_shapes: Positive | None = None
+    """Shapes of batches at most, over all image shapes, in place of `num_text_buckets`: each image shape gets text
+    bounds of its own, shared out where they save most padding."""
+    transform: str = "train"
+    """train (random resized crop), eval (resize, centre crop), or "module:callable"."""
+    decode: Literal["fast", "exact"] = "fast"
+    """fast: JPEGs are decoded at a half, a quarter or less of their size where the crop allows it; exact: never."""
+    crop_scale: tuple[Share, Share] = (0.9, 1.0)
+    """Share of the image's area that a training crop keeps (min, max); less of an image that is much wider or higher
+    than its bucket, as `train_crop` says."""
+    augment: AugmentConfig | None = None
+    """Flip and colour of training crops."""
+    shuffle: bool = True
+    seed: Integer = 0
+    cache_dir: Location | None = None
+    """Folder for shards behind URLs, shared by all processes; default: mmdata/shards in the user's folder of caches."""
+    cache_gb: Annotated[float, Field(gt=0.0)] = 100.0
+    """Gigabytes (10⁹ bytes) that folder may hold; those used least recently make room."""
+    num_workers: Count | Literal["auto"] = 2
+    """Threads that make batches together; 0 loads in the caller's thread, whatever `workers` is. auto: as many as the
+    loop is found to need while it runs, up to this rank's cores; in side processes and streams all of these."""
+    workers: Literal["auto", "thread", "process"] = "auto"
+    """thread: they run beside the training loop in its own process. process: in a side process whose batches lie in
+    shared memory. The loop then never waits for their Python code, as one of many small operations does; the price is
+    the memory of one more interpreter. auto: processes where there is a GPU, or where a transform of your own is
+    measured to hold Python's lock (the GIL) for too long; otherwise threads. Batches are the same."""
+    num_processes: Positive = 1
+    """With `workers: process`, side processes that share the `num_workers` threads: more than one for a transform that
+    is much Python code. auto chooses them itself."""
+    prefetch: Positive = 2
+    """Batches made ahead of the one in use, by all workers together: they share the rows of one after the other."""
+    window_rows: Positive = 2**20
+    """Rows that are shuffled together; whole shards."""
+    groups: GroupsConfig | None = None
+    """Rows that stand together in a batch."""
+    unique: bool = False
+    """Rows with the same caption or image are kept in different batches; sets `hashes`, which tells of those left."""
+    num_lanes: Positive = 1
+    """Stripes of a batch with shards of their own: as many as nodes keeps each node to its shards."""
+    hashes: bool = False
+    """Adds image_hash and caption_hash to each batch, for masks of false negatives."""
+    max_bad_share: Share = 0.05
+    """A run ends when more than this share of the rows seen could not be loaded. In a loop of your own on several ranks
+    this is a warning, unless `check_rows` is called on every rank."""
+    check_images: Literal["auto", "always", "never"] = "auto"
+    """Compares each image with its hash in the index; a row whose image changed is masked with reason file_changed.
+    auto: by XXH3, about 1 % of a photo's time. An index that an earlier mmdata made has no XXH3; its images are not
+    compared, and the log says so. always: by SHA-256 there, about 5 %. never: a changed image is decoded as it is."""
+    extra_captions: Location | None = None
+    """Parquet file with further captions of rows, key and captions: negatives of the images (NegCLIP). Each batch then
+    has one of them for each row."""
+    limit: Positive | None = None
+    """Only the first rows of the index, for debugging; same code path."""
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        if isinstance(self.text_buckets, list):
+            if sorted(set(self.text_buckets)) != self.text_buckets:
+                raise ValueError(f"text_buckets must rise: got {self.text_buckets}")
+            if self.text_buckets[-1] != self.max_length:
+                raise ValueError(
+                    f"the last of text_buckets must be max_length ({self.max_length}): got {self.text_buckets[-1]}"
+                )
+        shapes = self.image_buckets
+        if isinstance(shapes, list) and len(set(shapes)) != len(shapes):
+            raise ValueError(f"image_buckets must differ from each other: got {[list(b) for b in shapes]}")
+        if shapes == "auto" and self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size ({self.image_size}) must be a multiple of patch_size ({self.patch_size}) where "
+                "image_buckets is auto: its shapes consist of whole patches"
+            )
+        if self.image_patches is not None:
+            if sorted(set(self.image_patches)) != self.image_patches:
+                raise ValueError(f"image_patches must rise: got {self.image_patches}")
+            if self.image_buckets is not None:
+                raise ValueError("image_patches and image_buckets exclude each other: give one")
+        threads = math.inf if self.num_workers == "auto" else self.num_workers
+        if self.num_processes > 1 and (self.workers != "process" or self.num_processes > threads):
+            raise ValueError(
+                f"num_processes ({self.num_processes}) are side processes that share num_workers: set workers to "
+                f"process (it is {self.workers}), and num_workers ({self.num_workers}) to as many or more"
+            )
+        if self.crop_scale[0] > self.crop_scale[1] or self.crop_scale[0] == 0:
+            raise ValueError(f"crop_scale must be (min, max) with 0 < min <= max: got {self.crop_scale}")
+        if self.augment is not None and self.transform != "train":
+            raise ValueError(
+                f"augment changes the crops of transform train, and transform is '{self.transform}': leave augment out "
+                "(data.augment=null)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_max_shapes(self) -> DataConfig:
+        if self.max_shapes is None:
+            return self
+        if isinstance(self.text_buckets, list):
+            raise ValueError("max_shapes chooses the text bounds: set text_buckets to auto, or leave max_shapes out")
+        if self.image_patches is not None:
+            raise ValueError(
+                "max_shapes and image_patches exclude each other: there are num_text_buckets shapes for each of "
+                f"the {len(self.image_patches)} numbers of patches"
+            )
+        auto = self.image_buckets == "auto"
+        count = self.num_image_buckets if auto else len(self.image_buckets or [self.image_size])
+        if self.max_shapes < count:
+            raise ValueError(
+                f"max_shapes ({self.max_shapes}) must leave a shape for each of the {count} image shapes "
+                f"({'num_image_buckets' if auto else 'image_buckets'})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_token_budget(self) -> DataConfig:
+        if self.token_budget is None:
+            return self
+        if self.batch_multiple > self.global_batch_size:
+            raise ValueError(
+                f"with token_budget, global_batch_size ({self.global_batch_size}) must be batch_multiple "
+                f"({self.batch_multiple}) or more"
+            )
+        if self.batch_multiple % self.num_lanes:
+            raise ValueError(
+                f"with token_budget, num_lanes ({self.num_lanes}) must divide batch_multiple ({self.batch_multiple})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_mixture(self) -> DataConfig:
+        mixed = self.shards if isinstance(self.shards, list) else []
+        given = {source.weight is not None for source in mixed}
+        if len(given) > 1 or (True in given and any(source.repeat is not None for source in mixed)):
+            listed = "; ".join(f"'{s.shards}' has {_shares(s)}" for s in mixed)
+            raise ValueError(f"give each dataset a weight and none a repeat, or none of them a weight: {listed}")
+        if len(mixed) > 1 and self.limit is not None:
+            raise ValueError(f"limit ({self.limit}) takes the first rows of one dataset, and shards lists {len(mixed)}")
+        if len(mixed) > 1 and self.extra_captions is not None:
+            raise ValueError(
+                f"extra_captions are those of one dataset's keys, and shards lists {len(mixed)}: convert them into one "
+                "folder of shards, or leave extra_captions out"
+            )
+        weights = [source.weight for source in mixed if source.weight is not None]
+        if weights:
+            if self.token_budget is not None or self.groups is not None:
+                raise ValueError(
+                    "weights are shares of batches of one size without groups: with token_budget or groups, "
+                    "give each dataset a repeat"
+                )
+            unit = sum(weights) // math.gcd(*weights)  # the smallest batch that holds them to the row
+            rows = self.global_batch_size
+            if rows % unit:
+                raise ValueError(
+                    f"global_batch_size {rows} cannot hold the weights {' : '.join(map(str, weights))} to the row: "
+                    f"it must be a multiple of {unit}; {rows // unit * unit or unit} is"
+                )
+        return self
+
+
+def _shares(source: SourceConfig) -> str:
+    given = {"weight": source.weight, "repeat": source.repeat}
+    return " and ".join(f"{name} {value:g}" for name, value in given.items() if value is not None) or "neither"
+
+
+def sources(data: DataConfig) -> list[SourceConfig]:
+    """The datasets of `data.shards`, one or several: all of them with a weight, or all with a repeat.
+
+    Where neither is given, and for a dataset that is alone, it is `repeat` 1: the rows of all, each once an epoch.
+    """
+    listed = data.shards if isinstance(data.shards, list) else [SourceConfig(shards=data.shards)]
+    if len(listed) > 1 and listed[0].weight is not None:
+        return listed
+    return [SourceConfig(shards=source.shards, repeat=source.repeat or 1.0) for source in listed]
+
+
+def once_in_order(data: DataConfig) -> DataConfig:
+    """The settings that load each row once: centre crop, order of the index, batches of one size, nothing grouped."""
+    mixed = isinstance(data.shards, list)
+    shards = [SourceConfig(shards=source.shards) for source in sources(data)] if mixed else data.shards
+    changes = {
+        "transform": "eval",
+        "augment": None,
+        "shuffle": False,
+        "groups": None,
+        "unique": False,
+        "token_budget": None,
+        "extra_captions": None,
+    }
+    return data.model_copy(update={"shards": shards, **changes})
+
+
+def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
+    """The settings that load `data.val_shards`, as `once_in_order`.
+
+    `hashes` adds those also where training has none. `workers: auto` is threads: an evaluation is short, and a second
+    side process would take its memory all the time.
+
+    Raises:
+        ConfigError: `data.val_shards` is not set.
+    """
+    if data.val_shards is None:
+        raise ConfigError("data.val_shards is not set: there is nothing to evaluate on")
+    workers = "thread" if data.workers == "auto" else data.workers
+    changes = {"shards": data.val_shards, "hashes": hashes or data.hashes, "workers": workers}
+    return once_in_order(data.model_copy(update=changes))

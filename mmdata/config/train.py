@@ -1,0 +1,262 @@
+"""Settings of the section train: the loss and its miner, the optimizer, the run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from mmdata.config.strict_yaml import BelowOne, Count, Integer, Location, Positive, Settings
+
+
+def _number_or_share(value: float) -> float:
+    if 0 < value < 1 or (value >= 1 and value % 1 == 0):
+        return value
+    raise ValueError(f"expected a whole number, or a share below 1; got {value}")
+
+
+Cosine = Annotated[float, Field(ge=-2.0, le=2.0)]
+"""A difference of cosine similarities."""
+
+
+LossName = Literal["clip", "siglip", "multi_positive", "triplet", "hard_negative"]
+PositivesBy = Literal["labels", "image_hash", "caption_hash"]
+"""The entry of a batch in which rows that are positives of each other are equal."""
+
+
+class MinerConfig(Settings):
+    """Which in-batch negatives enter the loss. What is left out by the settings here, no miner gets to see."""
+
+    false_negative_margin: Cosine | None = None
+    """Leave out negatives above the positive's cosine, or less than this below it; null: leave none out."""
+    skip_hottest: Annotated[float, Field(strict=True), AfterValidator(_number_or_share)] | None = None
+    """Then leave out so many of the most similar, or below 1 such a share of them."""
+    after_steps: Count = 0
+    """Updates with all negatives first: an untrained model's hardest negatives are noise, and it collapses on them."""
+
+
+class AllConfig(MinerConfig):
+    """all: every negative that the settings above leave."""
+
+    name: Literal["all"]
+
+
+class TopKConfig(MinerConfig):
+    """top_k: the hardest negatives of each row, in both directions."""
+
+    name: Literal["top_k"]
+    k: Positive = 64
+    """Negatives kept for each row; all of them where they are fewer."""
+
+
+class RatioConfig(MinerConfig):
+    """ratio: the hardest share of each row's negatives."""
+
+    name: Literal["ratio"]
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
+
+
+class SemiHardConfig(MinerConfig):
+    """semi_hard: those below the positive by no more than a margin (FaceNet)."""
+
+    name: Literal["semi_hard"]
+    margin: Annotated[float, Field(gt=0.0, le=2.0)] = 0.2
+
+
+class DistanceWeightedConfig(MinerConfig):
+    """distance_weighted: drawn evenly over distances (Wu et al. 2017)."""
+
+    name: Literal["distance_weighted"]
+    dimension: Annotated[int, Field(strict=True, ge=3)]
+    """Of the features (`model.embed_dim`), or less where they fill less of their space."""
+    k: Positive = 64
+    """Negatives drawn for each row."""
+    cutoff: Annotated[float, Field(gt=0.0, lt=2.0)] = 0.5
+    """Distances below count as this one."""
+    farthest: Annotated[float, Field(gt=0.0, le=2.0)] = 1.4
+    """None is drawn from this distance on."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> DistanceWeightedConfig:
+        if self.cutoff >= self.farthest:
+            raise ValueError(f"cutoff must be below farthest: got {self.cutoff} and {self.farthest}")
+        return self
+
+
+class GumbelTopKConfig(MinerConfig):
+    """gumbel_top_k: drawn without replacement, the likelier the more similar."""
+
+    name: Literal["gumbel_top_k"]
+    k: Positive = 64
+    """Negatives drawn for each row."""
+    temperature: Annotated[float, Field(gt=0.0)] = 0.05
+    """In cosine: near 0 the hardest k, large any k alike."""
+    gradient: Literal["none", "straight_through", "relaxed"] = "none"
+    """Of the choice itself; relaxed weighs all negatives, k in all."""
+    softness: Annotated[float, Field(gt=0.0)] = 0.5
+    """Of the relaxation."""
+
+
+class SameGroupConfig(MinerConfig):
+    """same_group: the hardest of the row's own group, for batches of groups (`data.groups`)."""
+
+    name: Literal["same_group"]
+    size: Annotated[int, Field(strict=True, ge=2)]
+    """Rows of a group: `data.groups.size`, or 1 + `data.groups.candidates`."""
+    k: Positive = 64
+    """Negatives kept for each row; all of the group where they are fewer."""
+
+
+class UserConfig(MinerConfig):
+    """user: a function of your own, or a class called with `arguments` (docs/train.md)."""
+
+    name: Literal["user"]
+    of: str
+    """Where it is: "module:Class" or "module:function", in a file that Python can import."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+NamedMinerConfig = Annotated[
+    AllConfig
+    | TopKConfig
+    | RatioConfig
+    | SemiHardConfig
+    | DistanceWeightedConfig
+    | GumbelTopKConfig
+    | SameGroupConfig
+    | UserConfig,
+    Field(discriminator="name"),
+]
+
+
+class TeacherConfig(Settings):
+    """A moving average of the model, which says what may be a false negative. It costs a forward a step."""
+
+    decay: BelowOne = 0.999
+    """Of the average, at each update."""
+    margin: Cosine = 0.0
+    """Leave out negatives above the positive's cosine in the teacher's eyes, or less than this below it."""
+    after_steps: Count = 0
+    """Updates before its opinion counts; the average is taken from the first on."""
+
+
+class QueueConfig(Settings):
+    """Cross-batch memory: features of earlier batches as further negatives, of both directions."""
+
+    rows: Positive = 65536
+    """Of global batches, the last ones; 8 bytes a row and feature on each device, and in checkpoints."""
+    after_steps: Count = 1000
+    """Updates before the first batch is kept: the features of a young model are soon out of date."""
+
+
+class FeatureCacheConfig(Settings):
+    """The features that training computes, kept in the run's folder, for `mmdata neighbours --features`."""
+
+    every_steps: Positive = 1
+    """Of so many batches, one is written."""
+    of: Literal["pair", "image", "text"] = "pair"
+    """What is written; of a pair the normalised sum of both."""
+
+
+class TrainConfig(Settings):
+    """How the towers are trained."""
+
+    output: Location | None = None
+    """Folder of the run; runs/NAME for configs/NAME.yaml unless given. A run found there is resumed."""
+    epochs: Positive | None = None
+    """Passes over the data; this or `steps` is required to train."""
+    steps: Positive | None = None
+    """Optimizer updates in all, in place of `epochs`."""
+    overfit_batches: Positive | None = None
+    """Train on the first so many batches of epoch 0 again and again: can the model learn them? null: on all."""
+    lr: Annotated[float, Field(gt=0.0)] = 5e-4
+    """Learning rate at the end of the warm-up; falls to 0 along a half cosine."""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.2
+    """AdamW's, on matrices only: not on biases, norms, logit_scale and logit_bias."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.98)
+    warmup_steps: Count = 100
+    """Updates over which the learning rate rises linearly from 0."""
+    grad_clip_norm: Annotated[float, Field(gt=0.0)] | None = 1.0
+    """Largest norm of the whole gradient; null leaves it as it is."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast type of the towers; fp16 brings a gradient scaler."""
+    micro_batch_size: Positive | None = None
+    """Rows per forward on a rank; the gradients are those of the whole batch. null: all rows at once."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """fsdp: each rank keeps a share of weights, gradients and optimizer state (FSDP2); the numbers are those of ddp."""
+    compile: bool = False
+    """torch.compile for the towers: a graph for each shape of the batches."""
+    loss: LossName = "clip"
+    """clip: InfoNCE. siglip: sigmoid of all pairs. multi_positive: InfoNCE with several positives (UniCL). triplet:
+    hinge (VSE++). hard_negative: InfoNCE whose negatives weigh the more the harder they are; takes no miner."""
+    positives: PositivesBy = "caption_hash"
+    """Of the loss multi_positive: rows equal in this are positives of each other; a hash sets `data.hashes`."""
+    triplet_margin: Annotated[float, Field(ge=0.0, le=2.0)] = 0.2
+    """Of the loss triplet: a negative's cosine is to be so much below the positive's."""
+    hard_negative_beta: Annotated[float, Field(ge=0.0)] = 1.0
+    """Of the loss hard_negative: weights go with exp(beta · logit); 0 weighs all the same."""
+    hard_negative_positive_share: BelowOne = 0.0
+    """Of the loss hard_negative: the probability that a negative is a false one, which is corrected for."""
+    miner: NamedMinerConfig | None = None
+    teacher: TeacherConfig | None = None
+    queue: QueueConfig | None = None
+    feature_cache: FeatureCacheConfig | None = None
+    mask_false_negatives: bool = False
+    """Rows with the same image or caption are no negatives of each other; sets `data.hashes`."""
+    log_every_steps: Positive = 10
+    mining_telemetry_every_steps: Count = 0
+    """Measure how hard the negatives are, and what the miner keeps (docs/train.md); 0: never."""
+    checkpoint_every_steps: Positive = 1000
+    """One is also written at the end and when a signal stops the run."""
+    keep_checkpoints: Positive = 2
+    """The newest ones; older ones are deleted."""
+    stall_timeout_s: Annotated[float, Field(gt=0.0)] | None = 600.0
+    """A rank that gets no further for so long ends all ranks, named with its step; null: wait for ever."""
+    evaluate_every_epochs: Count = 1
+    """On `data.val_shards`; 0: only at the end."""
+    seed: Integer = 0
+    """Of the weights and of dropout; rank r draws from its own stream."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU of the rank where there is one."""
+    tensorboard: bool = False
+    """Also write scalars for TensorBoard into the run's folder."""
+
+    @property
+    def needs_hashes(self) -> bool:
+        """Whether batches must have image_hash and caption_hash."""
+        return self.mask_false_negatives or (self.loss == "multi_positive" and self.positives != "labels")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainConfig:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError(f"epochs ({self.epochs}) and steps ({self.steps}) exclude each other: give one")
+        return self
+
+    @model_validator(mode="after")
+    def _sharded(self) -> TrainConfig:
+        if self.parallel == "fsdp" and self.compile:
+            raise ValueError(
+                "parallel 'fsdp' runs towers that are not compiled: set compile to false, or parallel to ddp"
+            )
+        if self.parallel == "fsdp" and self.precision == "fp16":
+            raise ValueError(
+                "parallel 'fsdp' has no gradient scaler: set precision to bf16 or fp32, or parallel to ddp"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _mining_fits(self) -> TrainConfig:
+        if self.loss == "hard_negative" and (self.miner is not None or self.teacher is not None):
+            raise ValueError(
+                "loss hard_negative weighs all negatives itself: leave miner and teacher out, or set loss to clip"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _queue_fits(self) -> TrainConfig:
+        if self.queue is not None and (self.loss != "clip" or not self.mask_false_negatives):
+            raise ValueError(
+                "queue needs loss: clip and mask_false_negatives: true "
+                f"(got {self.loss}, {self.mask_false_negatives}): it holds the same images and captions, seen before"
+            )
+        return self

@@ -1,0 +1,135 @@
+"""One row made again by itself, as in its batch: what a worker reads, decodes, crops and tokenizes of it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mmdata.errors import BadSample, DataError
+from mmdata.loader.batch_maker import BatchMaker
+from mmdata.loader.work import LoadedBatch, Task
+from mmdata.plan import Plan
+from mmdata.shards import Index
+from mmdata.transform.image import oriented_size
+from mmdata.transform.pixels import Decoded, EncodedImage
+
+CHUNK_ROWS = 65536
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What became of a row.
+
+    Attributes:
+        task: its batch's epoch, step and bucket, with this row alone.
+        shard, key: where it lies.
+        image: as read from the shard.
+        size: (height, width) of the image as displayed, in pixels, by the index.
+        image_offset, caption_offset: of its members in the shard, in bytes.
+        decoded: None where the image does not decode, or is not the one indexed.
+        caption: "" where it cannot be used.
+        made: the batch of this one row, with its ledger line where it is masked.
+    """
+
+    task: Task
+    shard: str
+    key: str
+    image: EncodedImage
+    size: tuple[int, int]
+    image_offset: int
+    caption_offset: int
+    decoded: Decoded | None
+    caption: str
+    made: LoadedBatch
+
+
+def find_task(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Task:
+    """The row's place in an epoch, as a task of one row.
+
+    Args:
+        plan: of the epoch; as much of it is made as lies before the row.
+        row: in the index.
+        epoch: from 0.
+        step: look from here on.
+
+    Raises:
+        DataError: no batch has it.
+    """
+    for one in plan.steps(epoch, start=step):
+        places = np.flatnonzero(one.rows == row)[:1]
+        if len(places):
+            return Task(epoch, one.number, one.bucket, one.rows[places], one.passes[places])
+    raise DataError(
+        f"row {row} is in no batch of epoch {epoch} from step {step} on; "
+        f"the index has rows 0 to {int(plan.rows.starts[-1]) - 1}, and a mixture may leave some for later epochs"
+    )
+
+
+def replay(worker: BatchMaker, task: Task) -> Replay:
+    """Make the row of a task of one row.
+
+    Raises:
+        DataError: its shard is not the one that was indexed.
+    """
+    samples = worker.samples(task.rows, task.passes)
+    image, epoch, bucket = samples.stored_image(0), int(task.passes[0]), task.bucket
+    shape = None if bucket.patches else (bucket.height, bucket.width)
+    size = worker.index.take(task.rows, ["height", "width"])
+    decoded, caption = None, ""
+    with suppress(BadSample):  # the batch's ledger line says it
+        decoded = worker.transform.decode(samples.image(0), shape=shape, patches=bucket.patches, epoch=epoch)
+    with suppress(BadSample):
+        caption = samples.caption(0)
+    return Replay(
+        task,
+        samples.shard(0),
+        samples.keys[0],
+        image,
+        oriented_size(int(size["height"][0]), int(size["width"][0]), image.orientation),
+        samples.offset(0, "image"),
+        samples.offset(0, "caption"),
+        decoded,
+        caption,
+        worker.make(task),
+    )
+
+
+def row_of_key(index: Index, key: str) -> int:
+    """The row with a key; all keys are read.
+
+    Raises:
+        DataError: no row has it, or several have.
+    """
+    rows: list[int] = []
+    for start in range(0, len(index), CHUNK_ROWS):
+        keys = index.keys(np.arange(start, min(start + CHUNK_ROWS, len(index))))
+        rows += [start + i for i, other in enumerate(keys) if other == key]
+    if len(rows) != 1:
+        found = f"rows {', '.join(map(str, rows[:8]))} have it" if rows else f"none of {len(index)} rows has it"
+        raise DataError(f"key '{key}': {found}; give the number of the row")
+    return rows[0]
+
+
+def place_in_ledger(path: Path, line: int, index: Index) -> tuple[int, int, int]:
+    """(row, epoch, step) of a line of a run's ledger, counted from 1.
+
+    Raises:
+        DataError: there is no such line, or it is not of a row of this index.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if not 1 <= line <= len(lines):
+        raise DataError(f"'{path}': has lines 1 to {len(lines)}, and line {line} was asked for")
+    try:
+        entry = json.loads(lines[line - 1])
+        row, epoch, step, key = int(entry["row"]), int(entry["epoch"]), int(entry["step"]), entry["key"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise DataError(f"'{path}', line {line}: not a line of a run's ledger; {error!r}") from error
+    if not 0 <= row < len(index) or index.keys(np.array([row])) != [key]:
+        raise DataError(
+            f"'{path}', line {line}: row {row} with key '{key}' is not in these shards; give the config of that run"
+        )
+    return row, epoch, step

@@ -1,0 +1,53 @@
+"""The corpus that a section `data` names: its index, opened once, with the cache for shards behind URLs."""
+
+from __future__ import annotations
+
+import logging
+
+from mmdata.config import DataConfig
+from mmdata.config.data import sources
+from mmdata.loader.shard_prefetch import warn_of_small_cache
+from mmdata.loader.workers.open_files import ensure_files, files_needed
+from mmdata.shards import Index, ShardCache
+from mmdata.shards.cache import GB
+from mmdata.shards.columns import OLDEST_VERSION
+
+logger = logging.getLogger("mmdata")
+
+
+def open_index(data: DataConfig) -> Index:
+    """The index of the shards that a section `data` names, with its cache for those behind URLs.
+
+    Raises:
+        ConfigError: this process may not open as many files as a loader over it needs.
+    """
+    cache = ShardCache(data.cache_dir, max_bytes=int(data.cache_gb * GB))
+    index = Index.open([source.shards for source in sources(data)], cache=cache)
+    warn_of_small_cache(index, data.window_rows)
+    index.held_rows = max(index.held_rows, 4 * data.window_rows)
+    _warn_of_missing_hashes(data, index)
+    ensure_files(files_needed(data, index.manifest.num_shards))
+    return index
+
+
+def _warn_of_missing_hashes(data: DataConfig, index: Index) -> None:
+    """Warn once for each index where images are loaded without being compared with their hashes."""
+    old = [str(part.folder) for part in index.manifest.parts if part.schema == OLDEST_VERSION]
+    if not old or data.check_images != "auto" or index.fingerprint in _warned_of:
+        return
+    _warned_of.add(index.fingerprint)
+    logger.warning(
+        "'%s': its index was made by an earlier mmdata and has no fast hashes: images are not compared with it when "
+        "they are loaded. `mmdata index SHARDS --out FOLDER` makes a new one; data.check_images=always "
+        "compares the SHA-256, which takes about 5 %% of a photo's time",
+        old[0],
+    )
+
+
+_warned_of: set[str] = set()  # fingerprints of the indexes that this process has warned of
+
+
+def needs_hashes(data: DataConfig) -> bool:
+    """Whether batches carry hashes: they are asked for, or rows that are no negatives of each other may meet."""
+    again = any((source.repeat or 1.0) != 1.0 or source.weight is not None for source in sources(data))
+    return data.hashes or data.unique or again or (data.groups is not None and data.groups.candidates is not None)

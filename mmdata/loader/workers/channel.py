@@ -1,0 +1,119 @@
+"""Messages between two processes, errors among them, over a Unix socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from mmdata.errors import ConfigError, DataError, LoadError, printable
+
+MAX_FILES = 8
+"""Descriptors that come with one message."""
+REMEDY = "raise the limit (`ulimit -n 65536` for files, the container's for memory), or set data.workers to thread"
+
+
+class Channel:
+    """Messages between two processes over a Unix socket: JSON, and descriptors of files beside it.
+
+    Args:
+        end: of a socket pair.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._lock = threading.Lock()
+
+    def send(self, message: dict[str, Any], files: Sequence[int] = ()) -> None:
+        """Send a message; threads take turns.
+
+        Raises:
+            EOFError: the other side has closed its end, or is gone; or this end is closed.
+        """
+        body = json.dumps(message).encode()
+        try:
+            with self._lock:
+                socket.send_fds(self._socket, [len(body).to_bytes(8, "big")], files)
+                self._socket.sendall(body)
+        except OSError as error:
+            if self._is_end(error):
+                raise EOFError from error
+            raise
+
+    def receive(self) -> tuple[dict[str, Any], list[int]]:
+        """Wait for the next message; one thread only.
+
+        Raises:
+            EOFError: the other side has closed its end, or is gone; or this end is closed.
+            ConfigError: this process may not open as many files as have come.
+        """
+        try:
+            header, files, flags, _ = socket.recv_fds(self._socket, 8, MAX_FILES)
+            body = self._read(int.from_bytes(header + self._read(8 - len(header)), "big"))
+        except OSError as error:
+            if self._is_end(error):
+                raise EOFError from error
+            raise
+        if flags & socket.MSG_CTRUNC:
+            raise ConfigError(f"data.workers process: too many open files in process {os.getpid()}; {REMEDY}")
+        return json.loads(body), list(files)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether a message, or the other side's end, has come within so many seconds."""
+        if self._closed:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    def close(self) -> None:
+        """Close this end: the other side reads EOFError."""
+        self._socket.close()
+
+    @property
+    def _closed(self) -> bool:
+        return self._socket.fileno() == -1
+
+    def _is_end(self, error: OSError) -> bool:
+        return self._closed or isinstance(error, ConnectionError)
+
+    def _read(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            part = self._socket.recv(min(size, 2**20))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+
+KNOWN = {"ConfigError": ConfigError, "DataError": DataError, "LoadError": LoadError}
+
+
+LINE_END = "\n"
+
+
+class WorkerTraceback(Exception):
+    """Where in a side process an error came from; the `__cause__` of that error here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"in the loader's side process:\n{printable(text, keep=LINE_END)}")
+
+
+def message_of(error: BaseException) -> dict[str, str]:
+    """What is sent of an error that is being handled."""
+    return {"type": type(error).__name__, "text": str(error), "traceback": traceback.format_exc()}
+
+
+def error_of(message: dict[str, str]) -> Exception:
+    """The error that was sent: of its own type where callers know it, else a `LoadError`."""
+    kind, text = message["type"], message["text"]
+    error = KNOWN[kind](text) if kind in KNOWN else LoadError(f"{kind}: {text}")
+    error.__cause__ = WorkerTraceback(message["traceback"])
+    return error

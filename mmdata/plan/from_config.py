@@ -1,0 +1,204 @@
+"""From settings to a plan: which lengths and shapes there are, and the buckets for them. Reads no image."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.config import DataConfig
+from mmdata.config.data import GroupsConfig, sources
+from mmdata.errors import ConfigError, DataError
+from mmdata.plan import (
+    BatchShare,
+    BucketPolicy,
+    CaptionTokens,
+    Groups,
+    IndexRows,
+    LengthAspectPolicy,
+    Mixture,
+    NativePolicy,
+    Plan,
+    ShardSpan,
+    TokenBudgetPolicy,
+    choose_image_shapes,
+    choose_lengths,
+    choose_lengths_by_shape,
+)
+from mmdata.plan.buckets import nearest_shapes
+from mmdata.plan.group_file import read_groups
+from mmdata.shards import Index
+from mmdata.shards.caption_lengths import CHUNK_ROWS, CountsTokens, caption_lengths
+from mmdata.shards.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
+
+logger = logging.getLogger("mmdata")
+
+
+Lengths = Literal["index"] | CaptionTokens | None
+"""Where caption lengths come from: the index, or counted anew; None where no policy asks for them."""
+
+
+def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count_lengths: bool = False) -> Plan:
+    """The plan that a section `data` describes.
+
+    Caption lengths come from the index when it was made with this tokenizer; otherwise they are counted here, which
+    reads every caption.
+
+    Args:
+        data: settings.
+        index: of the shards.
+        tokenizer: for the captions.
+        count_lengths: know the lengths even where a single text length does not ask for them.
+
+    Raises:
+        DataError: the index has no rows, or a dataset of a mixture has none.
+    """
+    for part in index.manifest.parts:
+        if part.rows == 0:
+            raise DataError(
+                f"shards '{part.folder}': no rows in the index; see __mmdata__/quarantine.jsonl there for those left "
+                "out, or leave the dataset out of data.shards"
+            )
+    needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
+    lengths = caption_lengths(index, tokenizer) if needed else None
+    rows = IndexRows(index, lengths=lengths, limit=data.limit)
+    if data.global_batch_size > rows.starts[-1] and data.token_budget is None:
+        logger.warning(
+            "data.global_batch_size is %d, and there are %d rows: each batch is filled up with rows that are masked",
+            data.global_batch_size,
+            rows.starts[-1],
+        )
+    return Plan(
+        rows,
+        bucket_policy(data, index, lengths),
+        global_batch_size=data.global_batch_size,
+        seed=data.seed,
+        shuffle=data.shuffle,
+        window_rows=data.window_rows,
+        num_lanes=data.num_lanes,
+        mixture=build_mixture(data, index, rows),
+    )
+
+
+def bucket_policy(data: DataConfig, index: Index, lengths: Lengths) -> BucketPolicy:
+    """The buckets that a section `data` describes; what is not set is chosen from the index.
+
+    Args:
+        data: settings.
+        index: of the shards.
+        lengths: of the captions; not None where text bounds are to be chosen.
+
+    Raises:
+        ValueError: a bucket's batch does not fit into the token budget.
+    """
+    if data.image_patches is not None:
+        policy = NativePolicy(text_lengths(data, index, lengths), data.image_patches, patch_size=data.patch_size)
+    elif data.max_shapes is not None:
+        histogram = caption_histogram(index, lengths, max_length=data.max_length)
+        policy = _shared_out(image_shapes(data, index), histogram, data.max_shapes)
+    else:
+        policy = LengthAspectPolicy(text_lengths(data, index, lengths), image_shapes(data, index))
+    if data.token_budget is None:
+        return policy
+    return TokenBudgetPolicy(
+        policy,
+        data.token_budget,
+        global_batch_size=data.global_batch_size,
+        multiple=data.batch_multiple,
+        patch_size=data.patch_size,
+    )
+
+
+def _shared_out(shapes: list[tuple[int, int]], histogram: NDArray[np.int64], max_shapes: int) -> LengthAspectPolicy:
+    """Text bounds for each image shape that has images, at most `max_shapes` in all."""
+    by_shape = np.zeros((len(shapes), len(histogram)), np.int64)
+    np.add.at(by_shape, nearest_shapes(shapes), histogram.T)
+    bounds = choose_lengths_by_shape(by_shape, max_shapes)
+    used = [shape for shape, rising in enumerate(bounds) if rising]
+    return LengthAspectPolicy([bounds[shape] for shape in used], [shapes[shape] for shape in used])
+
+
+def image_shapes(data: DataConfig, index: Index) -> list[tuple[int, int]]:
+    """The (height, width) pairs that are set, or those that crop least."""
+    if data.image_buckets != "auto":
+        return data.image_buckets or [(data.image_size, data.image_size)]
+    aspects = caption_histogram(index, None, max_length=data.max_length).sum(axis=0)
+    return choose_image_shapes(aspects, data.num_image_buckets, image_size=data.image_size, patch_size=data.patch_size)
+
+
+def text_lengths(data: DataConfig, index: Index, lengths: Lengths) -> list[int]:
+    """The text length bounds that are set, or those that leave the least padding; the last is max_length or less."""
+    if isinstance(data.text_buckets, list):
+        return data.text_buckets
+    histogram = np.bincount(lengths[1]) if isinstance(lengths, tuple) else index.manifest.token_histogram()
+    cut = np.minimum(np.arange(len(histogram)), data.max_length)  # longer captions are cut
+    return choose_lengths(np.bincount(cut, histogram).astype(np.int64), data.num_text_buckets)
+
+
+def caption_histogram(index: Index, lengths: Lengths, *, max_length: int) -> NDArray[np.int64]:
+    """Captions by length and aspect ratio: entry [i, j] counts those of i tokens with an image in aspect bin j.
+
+    From the manifest's pages alone; lengths that are not in the index ask for the size of every image.
+
+    Args:
+        index: of the shards.
+        lengths: of the captions.
+        max_length: longer captions count as cut to so many tokens.
+
+    Returns:
+        int64 (max_length + 1, ASPECT_BINS).
+    """
+    counts = np.zeros((max_length + 1) * ASPECT_BINS)
+    if isinstance(lengths, tuple):
+        offsets, tokens = lengths
+        rows = IndexRows(index, lengths=None)
+        for start in range(0, len(index), CHUNK_ROWS):
+            stop = min(start + CHUNK_ROWS, len(index))
+            _, height, width = rows.shapes(np.arange(start, stop), 0)
+            bins = np.repeat(aspect_bin(height, width), np.diff(offsets[start : stop + 1]))
+            cut = np.minimum(tokens[offsets[start] : offsets[stop]], max_length)
+            counts += np.bincount(pack_cells(cut, bins), minlength=len(counts))
+    else:
+        for _, cells, captions in index.manifest.cells():
+            tokens, bins = unpack_cells(cells)
+            counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), captions, minlength=len(counts))
+    return counts.reshape(-1, ASPECT_BINS).astype(np.int64)  # exact: float64 counts to 2^53
+
+
+def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:
+    """The mixture that a section `data` describes.
+
+    Raises:
+        ConfigError: groups by label, and the corpus has none; or of a file that is not of this corpus.
+        DataError: a file of groups is damaged.
+    """
+    listed = sources(data)
+    spans = [
+        ShardSpan(place.first_shard, place.last_shard, source.repeat or 1.0)
+        for source, place in zip(listed, index.sources, strict=True)
+    ]
+    if listed[0].weight is None:
+        streams = (BatchShare(tuple(spans)),)
+    else:
+        streams = tuple(BatchShare((span,), source.weight or 1) for source, span in zip(listed, spans, strict=True))
+    groups = build_groups(data.groups, index) if data.groups else None
+    return Mixture(streams, groups, rows.hashes if data.unique else None)
+
+
+def build_groups(settings: GroupsConfig, index: Index) -> Groups:
+    """The groups of the rows: the corpus's labels, or those of a file."""
+    size, candidates = settings.size or 1, settings.candidates or 0
+    if settings.by != "label":
+        of_rows = read_groups(Path(settings.by), index)
+        digest = hashlib.sha256(of_rows.tobytes()).hexdigest()[:16]
+        return Groups(of_rows, size, candidates, f"file {digest}")
+    if not index.manifest.has_labels:
+        raise ConfigError(
+            "data.groups by label: no row of the corpus has a label; convert it with --label-column, or set by to a "
+            "file of groups, which `mmdata neighbours` makes"
+        )
+    return Groups(index.column("label"), size, candidates, "label")

@@ -1,0 +1,50 @@
+"""A file that says which group each row is in, as `mmdata neighbours` writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mmdata.errors import ConfigError, DataError
+from mmdata.safe_read import check_regular
+from mmdata.shards import Index
+
+
+def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
+    """The group of each row, from a file: int64 (len(index),). Read whole: a mapped file that is cut ends the process.
+
+    Either a .npy file, or an Arrow IPC file with a column `group` and the fingerprint of the index it was made for.
+
+    Raises:
+        ConfigError: there is no such file, or it is of another corpus.
+        DataError: it holds something else.
+    """
+    ours = path.suffix != ".npy"
+    remade = "make it anew with `mmdata neighbours`" if ours else "save the group of each row as int64, -1 for none"
+    try:
+        check_regular(path, "file of groups")
+        if not ours:  # np.load would take zip archives too, and advise unpickling what is neither
+            with path.open("rb") as file:
+                of_rows, made_for = np.lib.format.read_array(file, allow_pickle=False), index.fingerprint
+        else:
+            table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
+            of_rows = table.column("group").combine_chunks().to_numpy(zero_copy_only=False)
+            made_for = (table.schema.metadata or {}).get(b"index", b"").decode()
+    except FileNotFoundError:
+        raise ConfigError(f"data.groups.by '{path}': no such file; {remade}, or set by to label") from None
+    except (ValueError, KeyError, EOFError, pa.ArrowException) as error:
+        raise DataError(f"file of groups '{path}': cannot be read: {error}; {remade}") from error
+    if of_rows.dtype != np.int64 or of_rows.ndim != 1:
+        raise DataError(
+            f"file of groups '{path}': expected int64 (rows,), got {of_rows.dtype} {of_rows.shape}; {remade}"
+        )
+    if len(of_rows) != len(index) or made_for != index.fingerprint:
+        other = " of other content" if ours else ""
+        raise ConfigError(
+            f"data.groups.by '{path}': made for another corpus: {len(of_rows)} rows, and data.shards has "
+            f"{len(index)}{other}; {remade}"
+        )
+    return of_rows

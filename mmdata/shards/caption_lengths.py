@@ -1,0 +1,83 @@
+"""Lengths of captions in tokens: those of the index, or counted anew where another tokenizer made it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.errors import BadSample, DataError
+from mmdata.hashing import hash64
+from mmdata.shards.captions import captions_of
+from mmdata.shards.index import Index
+from mmdata.shards.store import ShardStore
+
+logger = logging.getLogger("mmdata")
+
+CaptionTokens = tuple[NDArray[np.int64], NDArray[np.int32]]
+"""Tokens of every caption of an index: offsets (rows + 1,) and counts, special ones included, untruncated."""
+
+
+CHUNK_ROWS = 4096
+
+
+class CountsTokens(Protocol):
+    """What counts the tokens of captions; `mmdata.transform.text.Tokenizer` does."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for tokenizers that count alike."""
+        ...
+
+    def count(self, captions: Sequence[str]) -> Sequence[int]:
+        """Tokens of each caption, special ones included."""
+        ...
+
+
+def caption_lengths(index: Index, tokenizer: CountsTokens) -> Literal["index"] | CaptionTokens:
+    """Where the lengths of the captions are: in the index if this tokenizer counted them, else counted now.
+
+    Raises:
+        DataError: a caption is not the one that was indexed. A plan must not depend on what one rank's copy holds.
+    """
+    if index.manifest.tokenizer == tokenizer.fingerprint:
+        return "index"
+    # Where one of several folders lacks them, those of all are counted.
+    for part in index.manifest.parts:
+        if part.tokenizer != tokenizer.fingerprint:
+            logger.warning(
+                "%d rows of '%s': caption lengths are not in the index for this tokenizer and are counted now; "
+                "`mmdata index %s --tokenizer … --out FOLDER` makes an index that holds them: then set data.shards to "
+                "FOLDER",
+                part.rows,
+                part.folder,
+                part.folder,
+            )
+    store = ShardStore(index)
+    offsets, _ = index.lists("caption_hash")
+    counts = [_count_chunk(index, store, tokenizer, start) for start in range(0, len(index), CHUNK_ROWS)]
+    return offsets, np.concatenate([np.empty(0, np.int32), *counts])
+
+
+def _count_chunk(index: Index, store: ShardStore, tokenizer: CountsTokens, start: int) -> NDArray[np.int32]:
+    rows = np.arange(start, min(start + CHUNK_ROWS, len(index)))
+    shards, _ = index.locate(rows)
+    columns = index.take(rows, ["caption_offset", "caption_bytes", "caption_format"])
+    offsets, hashes = index.take_lists(rows, "caption_hash")
+    captions: list[str] = []
+    for i, shard in enumerate(shards.tolist()):
+        data = store.read(shard, int(columns["caption_offset"][i]), int(columns["caption_bytes"][i]))
+        try:
+            found = captions_of(data, int(columns["caption_format"][i]))
+        except BadSample:
+            found = []
+        if [hash64(caption.encode()) for caption in found] != hashes[offsets[i] : offsets[i + 1]].tolist():
+            raise DataError(
+                f"shard '{index.shard_place(shard)}', sample '{index.keys(rows[i : i + 1])[0]}': the caption is not "
+                "the one that was indexed; `mmdata verify` says what changed: fetch the shard again, or index it anew"
+            )
+        captions += found
+    return np.asarray(tokenizer.count(captions), np.int32)

@@ -1,0 +1,158 @@
+"""Which shards a stream reads: paths, URLs, folders and brace patterns, dealt to ranks. No shell is ever run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from braceexpand import alphabet, braceexpand
+
+from mmdata.atomic import explain
+from mmdata.config import DataConfig
+from mmdata.config.data import sources
+from mmdata.errors import ConfigError, DataError
+from mmdata.safe_read import check_regular, path_of_url
+
+SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+"""Names that count as shards in a folder."""
+MAX_SHARDS = 1_000_000
+"""Shards that a brace pattern may stand for: at ten thousand samples each, more than any corpus has."""
+
+_NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
+_LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?")
+
+ShardNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A path, a URL (also `file:`), a folder of tars, a brace pattern such as "x-{0000..0331}.tar", or a list of these."""
+
+
+def find_shards(shards: ShardNames) -> list[str]:
+    """The shards that are meant, in order: a list's in its own, a folder's by name.
+
+    Raises:
+        ConfigError: a `pipe:`, braces that do not close, or a pattern of more than `MAX_SHARDS` shards.
+        DataError: a local file that is not there or not a regular one, or nothing at all.
+    """
+    given = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
+    found = [name for one in given for name in _expand(os.fspath(one))]
+    found = [path_of_url(name) or name for name in found]
+    if not found:
+        raise DataError("stream: an empty list of shards")
+    if piped := [name for name in found if "pipe:" in name]:
+        raise ConfigError(
+            f"shard '{piped[0]}': pipe: would run a command, and nothing in data may; give a path or a URL "
+            "(http, https, s3, gs, hf and others that fsspec opens)"
+        )
+    for name in found:
+        if "://" not in name:
+            try:
+                check_regular(name, "shard")
+            except FileNotFoundError as error:
+                raise DataError(f"shard '{name}': no such file or folder") from error
+            except OSError as error:  # no permission, a name that is too long
+                raise DataError(f"shard {explain(error)}") from error
+    return found
+
+
+def deal(shards: list[str], part: int, world_size: int) -> list[str]:
+    """A part of the shards, one of `world_size`: every world_size-th, from number `part` on.
+
+    Raises:
+        ConfigError: fewer shards than ranks.
+    """
+    if len(shards) < world_size:
+        raise ConfigError(
+            f"stream: {len(shards)} shards for {world_size} ranks, and each rank needs one of its own; run at most "
+            f"{len(shards)} ranks, pack smaller shards (`mmdata convert --shard-rows`), or run `mmdata index` and use "
+            "mmdata.Loader, which divides batches instead of shards"
+        )
+    return shards[part::world_size]
+
+
+def single_dataset(data: DataConfig) -> str:
+    """The `shards` of the settings; raises ConfigError where they are several datasets."""
+    datasets = sources(data)
+    if len(datasets) > 1:
+        raise ConfigError(
+            f"data.shards names {len(datasets)} datasets, and streams mix none: use one mmdata.Loader over indexed "
+            "shards, or give the stream's shards themselves, in one list"
+        )
+    return datasets[0].shards
+
+
+def with_shards(config: dict[str, Any], shards: ShardNames) -> dict[str, Any]:
+    """The settings with `shards` filled in where it is missing: the section asks for one."""
+    if "data" in config:
+        return {**config, "data": {"shards": str(shards), **config["data"]}}
+    return {"shards": str(shards), **config}
+
+
+def _expand(name: str) -> list[str]:
+    folder = Path(path_of_url(name) or name)
+    if os.path.isdir(folder):  # of a long pattern Path.is_dir would say that it is too long for a name
+        found = sorted(path for path in folder.iterdir() if path.name.lower().endswith(SUFFIXES))
+        if not found:
+            raise DataError(f"folder '{folder}': no shard in it ({', '.join(SUFFIXES)})")
+        return [str(path) for path in found]
+    if "{" not in name:
+        return [name]
+    try:
+        if count_shards(name) > MAX_SHARDS:
+            raise ConfigError(
+                f"shards '{name}': the pattern stands for more than {MAX_SHARDS:,} shards; correct the numbers in "
+                "braces, or pack larger shards (`mmdata convert --shard-rows`)"
+            )
+        return list(braceexpand(name, escape=False))
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"shards '{name}': braces that do not close: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"shards '{name[:100]}…': braces inside each other, hundreds deep; write them out") from None
+
+
+def count_shards(pattern: str) -> int:
+    """How many names a brace pattern stands for, as `braceexpand` reads it. Nothing is expanded: braceexpand keeps
+    all names of each pair of braces in memory.
+
+    Raises:
+        ValueError: the braces do not close.
+
+    Example:
+        count_shards("{a,b{0..9}}-{000..999}.tar") == 11_000
+    """
+    depth, start = 0, 0
+    counts: list[int] = []
+    for at, character in enumerate(pattern):
+        if character == "{":
+            start = at + 1 if depth == 0 else start
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                counts.append(_count_choices(pattern[start:at]))
+    if depth != 0:
+        raise ValueError(f"in '{pattern}'")
+    return prod(counts)
+
+
+def _count_choices(inside: str) -> int:
+    """How many choices a pair of braces leaves: those of a range, of a list, or of the braces within it."""
+    if numbers := _NUMBERS.fullmatch(inside):
+        return _length(int(numbers[1]), int(numbers[2]), numbers[3])
+    if letters := _LETTERS.fullmatch(inside):
+        return _length(alphabet.index(letters[1]), alphabet.index(letters[2]), letters[3])
+    parts, depth, start = [], 0, 0
+    for at, character in enumerate(inside):
+        depth += (character == "{") - (character == "}")
+        if character == "," and depth == 0:
+            parts.append(inside[start:at])
+            start = at + 1
+    return sum(map(count_shards, [*parts, inside[start:]]))
+
+
+def _length(first: int, last: int, step: str | None) -> int:
+    return abs(last - first) // (int(step or 1) or 1) + 1

@@ -1,0 +1,193 @@
+"""Features of a corpus: what a model makes of all valid rows, and of all captions of rows that have several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mmdata.batch import Batch, CaptionBatch, to_device
+from mmdata.errors import DataError
+from mmdata.train.batches import Batches, CountsRows, HasCaptions
+from mmdata.train.losses.keys import check_keys
+from mmdata.train.ranks import collectives
+from mmdata.train.ranks.lockstep import gather
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The captions of rows that have several.
+
+    Attributes:
+        features: float32 (T, D), L2-normalised.
+        image: int64 (T,), of which image each is a caption: its place in `Features.image`.
+        hashes: int64 (T,), equal for equal captions.
+    """
+
+    features: Tensor
+    image: Tensor
+    hashes: Tensor
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a model makes of a corpus: one row for each valid row of the batches, in their order.
+
+    Attributes:
+        image: float32 (N, D), L2-normalised.
+        text: float32 (N, D), likewise, of the caption that the batch holds of the row.
+        rows: int64 (N,), row numbers in the index.
+        labels: int64 (N,), -1 where a row has none; None where the corpus has none.
+        ids: int64 (N, 2), image and caption hashes; None without `data.hashes`.
+        captions: all captions of rows that have several; None where no row has, or the batches know of one only.
+    """
+
+    image: Tensor
+    text: Tensor
+    rows: Tensor
+    labels: Tensor | None
+    ids: Tensor | None
+    captions: Texts | None = None
+
+
+@torch.compiler.set_stance("force_eager")
+@torch.no_grad()
+def embed(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    source: object | None = None,
+    autocast_dtype: torch.dtype | None = None,
+) -> Features:
+    """Features of all valid rows of `batches`; with several ranks, of all ranks' rows, on each of them.
+
+    A million rows of 512 features are 4 GB, images and texts together; twice that while they are put together.
+
+    Args:
+        model: as `DualEncoder`, in eval mode; its device is where the batches go and the features stay.
+        batches: this rank's, read once, to the end; as many on all ranks, of as many rows.
+        source: the loader behind `batches` where something wraps them, such as a progress bar; default: `batches`. A
+            `Loader` gives all captions of rows that have several (further calls of the model embed them, each with
+            the first row of the batch), and with several ranks it judges the bad rows of all of them.
+        autocast_dtype: of the towers; None: as they are.
+
+    Raises:
+        ValueError: no batch; keys that are no integers; or rows with several captions, and a model that gives no
+            features of extra captions.
+        DataError: more rows than `data.max_bad_share` could not be loaded, or a further caption of a row is not the one
+            that was indexed; over all ranks, and on each.
+    """
+    device = next(model.parameters()).device
+    source = batches if source is None else source
+    if collectives.world_size() > 1 and isinstance(source, CountsRows):
+        source.judge_together()
+    columns: dict[str, list[Tensor]] = {}
+    texts: dict[str, list[Tensor]] = {}
+    for on_cpu in batches:
+        batch = to_device(on_cpu, device)
+        with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
+            image, text = model(batch)[:2]
+        valid = collectives.gather(batch["valid"].long()).bool()  # (W*B,)
+        for name, value in {"image": image.float(), "text": text.float(), **_known_of(batch)}.items():
+            columns.setdefault(name, []).append(collectives.gather(value)[valid])
+        if isinstance(source, HasCaptions):
+            of_rows = _captions_of(source, on_cpu)
+            for name, value in _embed_captions(model, batch, of_rows, autocast_dtype).items():
+                texts.setdefault(name, []).append(value)
+    if not columns:
+        raise ValueError("no batches to evaluate on: the corpus is empty")
+    if collectives.world_size() > 1 and isinstance(source, CountsRows):
+        # A rank that raised for its own rows would leave the others waiting for its features.
+        states = gather(cast(Batches, source).state_dict(), dist.group.WORLD)
+        source.check_rows(source.merge_states(states))
+    joined = {name: torch.cat(parts) for name, parts in columns.items()}
+    found = {name: torch.cat(parts) for name, parts in texts.items()}
+    several = Texts(found["features"], _places(joined["rows"], found["rows"]), found["hashes"]) if found else None
+    return Features(
+        joined["image"], joined["text"], joined["rows"], joined.get("labels"), joined.get("ids"), captions=several
+    )
+
+
+def _known_of(batch: Batch) -> dict[str, Tensor]:
+    """Row numbers, and labels and hashes where the batch has them; integers."""
+    known = {"rows": batch["rows"]}
+    labels, hashes = batch.get("labels"), (batch.get("image_hash"), batch.get("caption_hash"))
+    for name, keys in zip(("labels", "image_hash", "caption_hash"), (labels, *hashes), strict=True):
+        if keys is not None:
+            check_keys(name, keys)
+    if labels is not None:
+        known["labels"] = labels
+    if hashes[0] is not None and hashes[1] is not None:
+        known["ids"] = torch.stack([hashes[0], hashes[1]], dim=1)
+    return known
+
+
+def _captions_of(source: HasCaptions, batch: Batch) -> CaptionBatch:
+    """All captions of the batch's valid rows. A collective: where one rank cannot read its own, all raise."""
+    captions, failed = None, ""
+    try:
+        captions = source.all_captions(batch["rows"][batch["valid"]].cpu().numpy())
+    except (DataError, OSError) as error:
+        if collectives.world_size() == 1:
+            raise
+        failed = str(error)
+    if collectives.world_size() > 1:
+        failures = gather(failed, dist.group.WORLD)
+        if first := next(filter(None, failures), ""):
+            raise DataError(f"on rank {failures.index(first)}, {first}")
+    assert captions is not None
+    return captions
+
+
+def _embed_captions(
+    model: nn.Module, batch: Batch, captions: CaptionBatch, autocast_dtype: torch.dtype | None
+) -> dict[str, Tensor]:
+    """Features, rows and hashes of the captions of all ranks; empty where none has any. A collective.
+
+    All ranks call the model equally often: the weights of a sharded one come together at each call.
+    """
+    count, device = len(captions.rows), batch["rows"].device
+    counts: list[int] = collectives.gather(torch.tensor([count], device=device)).tolist()
+    at_once = len(batch["rows"])
+    # Through the model's forward, as hooks and sharding want it; one image is the least that this takes.
+    first = {name: cast(Any, value)[:1] for name, value in batch.items() if not name.startswith("extra_")}
+    parts: list[Tensor] = []
+    for start in range(0, max(counts), at_once):
+        # A rank with fewer embeds a caption of the batch in the place of those that it lacks.
+        part = slice(start, start + at_once) if start < count else slice(0)
+        ids, mask = (x[part].to(device) for x in (captions.input_ids, captions.attention_mask))
+        ids, mask = (ids, mask) if len(ids) else (first["input_ids"], first["attention_mask"])
+        inputs = {**first, "extra_input_ids": ids, "extra_attention_mask": mask}
+        with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
+            output = model(cast(Batch, inputs))
+        if len(output) < 5 or output[4] is None:
+            raise ValueError(
+                f"rows have several captions, and {type(model).__name__} gives no features of extra_input_ids: return "
+                "them as the fifth of its outputs, as DualEncoder does, or evaluate on rows of one caption"
+            )
+        parts.append(output[4].float())
+    if not parts:
+        return {}
+    return {
+        "features": _gather_unequal(torch.cat(parts)[:count], counts),
+        "rows": _gather_unequal(captions.rows.to(device), counts),
+        "hashes": _gather_unequal(captions.caption_hash.to(device), counts),
+    }
+
+
+def _gather_unequal(values: Tensor, counts: list[int]) -> Tensor:
+    """The rows of all ranks in rank order, of which rank r has counts[r]. A collective."""
+    padded = values.new_zeros(max(counts), *values.shape[1:])
+    padded[: len(values)] = values
+    parts = collectives.gather(padded).split(max(counts))
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+
+def _places(rows: Tensor, wanted: Tensor) -> Tensor:
+    """Where each of the wanted row numbers stands among `rows`."""
+    order = rows.argsort(stable=True)
+    return order[torch.searchsorted(rows[order], wanted)]

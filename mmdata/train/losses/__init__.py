@@ -1,0 +1,28 @@
+"""Contrastive losses over the global batch.
+
+- `contrastive`: the losses, functions of features: clip, multi-positive, siglip, triplet, hard-negative.
+- `global_batch`: what one rank sees of all ranks' rows: positives, admissible negatives, sums over anchors.
+- `tiles`: similarities without a miner, a tile at a time; `rowwise`: with a miner, which needs whole rows of them.
+- `telemetry`: how hard the pairs are that a miner chose.
+- A masked row is neither positive nor negative; no matrix of all similarities is ever stored.
+"""
+
+from mmdata.train.losses.contrastive import (
+    clip_loss,
+    hard_negative_loss,
+    multi_positive_loss,
+    siglip_loss,
+    triplet_loss,
+)
+from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.telemetry import mining_telemetry
+
+__all__ = [
+    "ExtraNegatives",
+    "clip_loss",
+    "hard_negative_loss",
+    "mining_telemetry",
+    "multi_positive_loss",
+    "siglip_loss",
+    "triplet_loss",
+]

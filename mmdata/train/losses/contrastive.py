@@ -1,0 +1,293 @@
+"""Contrastive losses over the global batch. Every rank returns the same value; the mean of the ranks' gradients, which
+is what DDP and FSDP take, is the gradient of one process that holds the whole batch, scale and bias included.
+
+How: each rank computes the rows it owns against all ranks' columns and divides by the global number of valid rows.
+The returned loss has the global value, and W times the gradient of the local part; gathered features send their
+gradient home by a reduce-scatter, so the sum over ranks, divided by W, is exact whatever the ranks hold. Similarities
+are made tile by tile (`tiles`) or by blocks of whole rows (`rowwise`), and never stored whole: memory is O(B·D).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.global_batch import GlobalBatch, weighted_log_sum_exp, weighted_sum
+from mmdata.train.losses.tiles import log_sum_exps
+from mmdata.train.miners import AnyMiner
+from mmdata.train.ranks import collectives
+
+
+def clip_loss(
+    image_features: Tensor,
+    text_features: Tensor,
+    logit_scale: Tensor,
+    *,
+    miner: AnyMiner | None = None,
+    valid: Tensor | None = None,
+    same: Sequence[Tensor] = (),
+    extra_texts: ExtraNegatives | None = None,
+    extra_images: ExtraNegatives | None = None,
+) -> Tensor:
+    """Symmetric InfoNCE over the global batch.
+
+    Args:
+        image_features: (B, D), L2-normalised, this rank's rows; B equal on all ranks.
+        text_features: (B, D); row i pairs with image row i.
+        logit_scale: scalar multiplier, already exponentiated.
+        miner: chooses and weighs negatives, in both directions; None keeps all.
+        valid: bool (B,), False rows are neither positives nor negatives; None: all are valid. Ranks may differ in
+            how many are.
+        same: int64 (B,) each, such as image_hash and caption_hash: rows that are equal in any of them are not
+            negatives of each other.
+        extra_texts: further negatives of the images, such as captions with two words swapped (NegCLIP).
+        extra_images: further negatives of the texts.
+
+    Returns:
+        Scalar, float32 (float64 for such features): mean of both directions over the valid rows of all ranks, in
+        nats; 0 where no row is valid.
+
+    Raises:
+        ValueError: row counts differ.
+
+    Source: Radford et al. 2021, figure 3 (arXiv:2103.00020); extra captions: Yuksekgonul et al. 2023
+    (arXiv:2210.01936).
+    """
+    pairs = GlobalBatch.gather(image_features, text_features, valid, same=same)
+    with _full_precision(image_features):
+        if miner is None:
+            return pairs.global_mean(_infonce_of_all(pairs, logit_scale, extra_texts, extra_images))
+        of_images = pairs.sum_over("image", _infonce, [logit_scale], miner=miner, extra=extra_texts)
+        of_texts = pairs.sum_over("text", _infonce, [logit_scale], miner=miner, extra=extra_images)
+        return pairs.global_mean((of_images + of_texts) / 2)
+
+
+def multi_positive_loss(
+    image_features: Tensor,
+    text_features: Tensor,
+    logit_scale: Tensor,
+    *,
+    labels: Tensor,
+    miner: AnyMiner | None = None,
+    valid: Tensor | None = None,
+    same: Sequence[Tensor] = (),
+) -> Tensor:
+    """Symmetric InfoNCE where all rows of a label are positives of each other, each counting the same.
+
+    Args:
+        image_features: (B, D), as in `clip_loss`.
+        text_features: (B, D).
+        logit_scale: scalar multiplier, already exponentiated.
+        labels: int64 (B,), any numbers: classes, or hashes of captions or images. A row that shall be alone needs one
+            of its own.
+        miner: chooses among the rows of other labels; None keeps all.
+        valid: bool (B,), as in `clip_loss`.
+        same: int64 (B,) each, as in `clip_loss`; does not touch positives.
+
+    Returns:
+        Scalar: the mean over positives of -log p, over the valid rows and both directions, in nats.
+
+    Raises:
+        ValueError: row counts differ.
+
+    Source: Yang et al. 2022, UniCL, equations 3 to 5 (arXiv:2204.03610).
+    """
+    pairs = GlobalBatch.gather(image_features, text_features, valid, same=same, labels=labels)
+    with _full_precision(image_features):
+        of_images = pairs.sum_over("image", _infonce, [logit_scale], miner=miner)
+        of_texts = pairs.sum_over("text", _infonce, [logit_scale], miner=miner)
+        return pairs.global_mean((of_images + of_texts) / 2)
+
+
+def siglip_loss(
+    image_features: Tensor,
+    text_features: Tensor,
+    logit_scale: Tensor,
+    logit_bias: Tensor,
+    *,
+    miner: AnyMiner | None = None,
+    valid: Tensor | None = None,
+    same: Sequence[Tensor] = (),
+) -> Tensor:
+    """Sigmoid loss over all pairs of the global batch.
+
+    With a miner, half of the loss weighs negatives as chosen for each image and half as chosen for each text, so that
+    a miner that keeps all leaves the loss as it is.
+
+    Args:
+        image_features: (B, D), as in `clip_loss`.
+        text_features: (B, D).
+        logit_scale: scalar multiplier, already exponentiated.
+        logit_bias: scalar added to all logits.
+        miner: chooses and weighs negatives, in both directions; None keeps all.
+        valid: bool (B,), as in `clip_loss`.
+        same: int64 (B,) each, as in `clip_loss`.
+
+    Returns:
+        Scalar: sum over pairs / number of valid rows of all ranks, in nats; 0 where no row is valid.
+
+    Raises:
+        ValueError: row counts differ.
+
+    Source: Zhai et al. 2023, algorithm 1 (arXiv:2303.15343).
+    """
+    pairs = GlobalBatch.gather(image_features, text_features, valid, same=same)
+    scalars = [logit_scale, logit_bias]
+    with _full_precision(image_features):
+        # Every pair stands in one image's row: without a miner the other direction would add the same sum again.
+        total = pairs.sum_over("image", _sigmoid, scalars, miner=miner)
+        if miner is not None:
+            total = (total + pairs.sum_over("text", _sigmoid, scalars, miner=miner)) / 2
+        return pairs.global_mean(total)
+
+
+def triplet_loss(
+    image_features: Tensor,
+    text_features: Tensor,
+    *,
+    margin: float = 0.2,
+    miner: AnyMiner | None = None,
+    valid: Tensor | None = None,
+    same: Sequence[Tensor] = (),
+) -> Tensor:
+    """Hinge loss: a negative's cosine is to be `margin` below the positive's.
+
+    Args:
+        image_features: (B, D), as in `clip_loss`.
+        text_features: (B, D).
+        margin: in cosine, 0 to 2.
+        miner: chooses and weighs negatives; `miners.TopK(1)` is the loss of VSE++, None the sum over all (VSE0).
+        valid: bool (B,), as in `clip_loss`.
+        same: int64 (B,) each, as in `clip_loss`.
+
+    Returns:
+        Scalar: sum over the chosen negatives, mean over the valid rows of all ranks, sum of both directions.
+
+    Raises:
+        ValueError: row counts differ, or a margin out of range.
+
+    Source: Faghri et al. 2018, VSE++, equations 5 and 6 (arXiv:1707.05612).
+    """
+    if not 0 <= margin <= 2:
+        raise ValueError(f"margin is a difference of cosines, 0 to 2: got {margin}")
+
+    def hinge(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None) -> Tensor:
+        own = scores.where(positives, 0.0).sum(1, keepdim=True)  # (b, 1)
+        return weighted_sum(F.relu(margin + scores - own), negatives, weights)
+
+    pairs = GlobalBatch.gather(image_features, text_features, valid, same=same)
+    with _full_precision(image_features):
+        total = pairs.sum_over("image", hinge, miner=miner) + pairs.sum_over("text", hinge, miner=miner)
+        return pairs.global_mean(total)
+
+
+def hard_negative_loss(
+    image_features: Tensor,
+    text_features: Tensor,
+    logit_scale: Tensor,
+    *,
+    beta: float = 1.0,
+    positive_share: float = 0.0,
+    valid: Tensor | None = None,
+    same: Sequence[Tensor] = (),
+) -> Tensor:
+    """InfoNCE whose negatives weigh the more the harder they are, with a correction for those that are positives.
+
+    Args:
+        image_features: (B, D), as in `clip_loss`.
+        text_features: (B, D).
+        logit_scale: scalar multiplier, already exponentiated.
+        beta: 0 weighs all negatives the same (without correction: `clip_loss`); weights go with exp(beta · logit).
+        positive_share: probability that a negative is a false one, 0 to below 1 (tau+ in the paper).
+        valid: bool (B,), as in `clip_loss`.
+        same: int64 (B,) each, as in `clip_loss`.
+
+    Returns:
+        Scalar, mean of both directions over the valid rows of all ranks, in nats.
+
+    Raises:
+        ValueError: row counts differ, or a setting out of range.
+
+    Source: Robinson et al. 2021, equation 4 and figure 3 (arXiv:2010.04592); Chuang et al. 2020 (arXiv:2007.00224).
+    """
+    if beta < 0 or not 0 <= positive_share < 1:
+        raise ValueError(f"beta must be 0 or more, positive_share 0 to below 1: got {beta} and {positive_share}")
+
+    def reweighted(scores: Tensor, positives: Tensor, negatives: Tensor, _: None, scale: Tensor) -> Tensor:
+        logits = scale * scores
+        own = logits.where(positives, 0.0).sum(1)  # (b,)
+        count = negatives.sum(1, dtype=logits.dtype)  # (b,)
+        some = count > 0
+        # A row without negatives stands in with its own logit, and is left out at the end: no -inf, no NaN.
+        usable = negatives | (positives & ~some[:, None])
+        hard = ((1 + beta) * logits).where(usable, -torch.inf).logsumexp(1)
+        hard = hard - (beta * logits).where(usable, -torch.inf).logsumexp(1) + count.clamp(min=1).log()
+        if positive_share:
+            hard = _debiased(hard, own, count, scale, positive_share)
+        return torch.logaddexp(own, hard).sub(own).where(some, 0.0)
+
+    pairs = GlobalBatch.gather(image_features, text_features, valid, same=same)
+    with _full_precision(image_features):
+        of_images = pairs.sum_over("image", reweighted, [logit_scale])
+        of_texts = pairs.sum_over("text", reweighted, [logit_scale])
+        return pairs.global_mean((of_images + of_texts) / 2)
+
+
+def _debiased(hard: Tensor, own: Tensor, count: Tensor, scale: Tensor, share: float) -> Tensor:
+    """The log of what negatives add up to without those that are positives: at least as if all were opposite, -1."""
+    top = torch.maximum(hard, own).detach()
+    total = (hard - top).exp() - share * count * (own - top).exp()
+    least = (1 - share) * count * (-scale - top).exp()
+    total = torch.maximum(total, least).clamp(min=torch.finfo(total.dtype).tiny)
+    return total.log() + top - math.log1p(-share)
+
+
+def _infonce_of_all(
+    pairs: GlobalBatch, logit_scale: Tensor, extra_texts: ExtraNegatives | None, extra_images: ExtraNegatives | None
+) -> Tensor:
+    """Sum over this rank's rows, each similarity of the batch used for both directions."""
+    own_valid = pairs.valid[pairs.own]
+    over_texts, over_images, own = log_sum_exps(
+        pairs.images, pairs.all_texts, pairs.exclude_, pairs.own.start, scale=logit_scale
+    )
+    over_images = collectives.log_sum_exp(over_images)[pairs.own]  # (B,)
+    over_texts, over_images = (x.where(own_valid, 0.0) for x in (over_texts, over_images))
+    if extra_texts is not None:
+        over_texts = torch.logaddexp(over_texts, _over_extra(pairs, pairs.images, logit_scale, extra_texts))
+    if extra_images is not None:
+        over_images = torch.logaddexp(over_images, _over_extra(pairs, pairs.texts, logit_scale, extra_images))
+    return ((over_texts + over_images) / 2 - own).where(own_valid, 0.0).sum()
+
+
+def _over_extra(pairs: GlobalBatch, anchors: Tensor, logit_scale: Tensor, extra: ExtraNegatives) -> Tensor:
+    keys = [key[pairs.own] for key in pairs.same]
+
+    def exclude_(tile: Tensor, rows: slice, columns: slice) -> None:
+        tile.masked_fill_(~extra.admissible([key[rows] for key in keys], columns), -torch.inf)
+
+    return log_sum_exps(anchors, extra.columns(anchors.dtype), exclude_, scale=logit_scale)[0]
+
+
+def _infonce(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor) -> Tensor:
+    logits = scale * scores
+    own = logits.where(positives, 0.0).sum(1) / positives.sum(1)  # (b,)
+    # Masked after scaling: -inf before it would make scale's gradient 0 * -inf. Positives always stay.
+    return weighted_log_sum_exp(logits, negatives | positives, weights) - own
+
+
+def _sigmoid(
+    scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor, bias: Tensor
+) -> Tensor:
+    logits = scale * scores + bias
+    # logsigmoid is exact at both ends; softplus drops what is below e^-20 beside 1.
+    losses = -F.logsigmoid(logits.where(positives, -logits))
+    return weighted_sum(losses, negatives | positives, weights)
+
+
+def _full_precision(features: Tensor) -> torch.autocast:
+    return torch.autocast(features.device.type, enabled=False)

@@ -1,0 +1,269 @@
+"""The features of a global batch, which of its pairs are positives and negatives, and sums over its anchors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.keys import check_keys, check_mask
+from mmdata.train.losses.miner_weights import MinerFlaws, raise_if_flawed
+from mmdata.train.losses.rowwise import rowwise_sum
+from mmdata.train.miners import AnyMiner, Side, for_block
+from mmdata.train.miners.protocol import check_shape
+from mmdata.train.ranks import collectives
+
+MAX_LOG_WEIGHT_GRADIENT = 10.0
+"""Log of the steepest gradient by a weight of 0: a negative far above all that were drawn would leave no other gradient
+in float16, and at a scale of 100 none in float32."""
+
+AnchorLoss = Callable[..., Tensor]
+"""(scores, positives, negatives, weights, *scalars) to what each of b anchors loses, (b,).
+
+Scores are cosines (b, N); positives and chosen negatives bool (b, N); weights of the negatives (b, N), above 0 and 1
+where there is no negative, or None where all are 1; scalars those that `GlobalBatch.sum_over` was given. Where a
+negative was weighed 0, weights - 1 is 0 with the gradient of that weight: `weighted_sum` and `weighted_log_sum_exp`
+pass it on.
+"""
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """What one rank knows of the global batch: row i of the images pairs with row i of the texts.
+
+    Attributes:
+        images: (B, D), this rank's; rows that are not valid are zero.
+        texts: (B, D), likewise.
+        valid: bool (N,), of the global batch.
+        same: int64 (N,) each; rows that are equal in any of them are not negatives of each other.
+        labels: int64 (N,), rows of equal labels are positives of each other; None: only row i of row i.
+        own: the rows of the global batch that are this rank's.
+        flaws: what is wrong with the weights of miners; filled by `sum_over`, judged by `global_mean`.
+    """
+
+    images: Tensor
+    texts: Tensor
+    valid: Tensor
+    same: tuple[Tensor, ...]
+    labels: Tensor | None
+    own: slice
+    flaws: list[MinerFlaws] = field(default_factory=list, init=False)
+
+    @classmethod
+    def gather(
+        cls,
+        image_features: Tensor,
+        text_features: Tensor,
+        valid: Tensor | None = None,
+        *,
+        same: Sequence[Tensor] = (),
+        labels: Tensor | None = None,
+    ) -> GlobalBatch:
+        """From the rows of all ranks, B of them on each. A collective.
+
+        Raises:
+            ValueError: row counts differ, keys that are no integers, or a mask that is not bool.
+        """
+        images, texts = image_features, text_features
+        if images.shape != texts.shape or images.ndim != 2:
+            raise ValueError(
+                f"image_features {tuple(images.shape)} and text_features {tuple(texts.shape)} "
+                "must both be (B, D): row i of one pairs with row i of the other"
+            )
+        counts = torch.ones(len(images), dtype=torch.bool, device=images.device) if valid is None else valid
+        keys = [("same", key) for key in same] + ([] if labels is None else [("labels", labels)])
+        for name, column in (("valid", counts), *keys):
+            if column.shape != (len(images),):
+                raise ValueError(
+                    f"{name} has shape {tuple(column.shape)}, expected ({len(images)},): one entry a feature row"
+                )
+        check_mask("valid", counts)
+        for name, key in keys:
+            check_keys(name, key)
+        columns = collectives.gather(torch.stack([counts.long(), *(key.long() for _, key in keys)], dim=1))  # (N, 1+…)
+        first = collectives.rank() * len(images)
+        everywhere = columns[:, 1:].unbind(1)
+        return cls(
+            images=_cleaned(images, valid),
+            texts=_cleaned(texts, valid),
+            valid=columns[:, 0].bool(),
+            same=tuple(everywhere[: len(same)]),
+            labels=None if labels is None else everywhere[-1],
+            own=slice(first, first + len(images)),
+        )
+
+    @cached_property
+    def all_images(self) -> Tensor:
+        """(N, D), with gradient. A collective at first."""
+        return collectives.gather_with_grad(self.images)
+
+    @cached_property
+    def all_texts(self) -> Tensor:
+        """(N, D), with gradient. A collective at first."""
+        return collectives.gather_with_grad(self.texts)
+
+    def global_mean(self, local: Tensor) -> Tensor:
+        """The sum of `local` over ranks / number of valid rows, with W times the gradient of this rank's part.
+
+        NaN, and so is the gradient, where a miner gave weights that are none; raises then, see `raise_if_flawed`.
+        """
+        local = local / self.valid.sum().clamp(min=1)
+        # All ranks learn of a flaw in the same collective as the sum: one that raised alone would leave the others.
+        counts = [flaws.count for flaws in self.flaws]
+        everyones = collectives.all_reduce_sum(torch.stack([local.detach(), *counts]) if counts else local)
+        if counts:
+            flawed = torch.stack(counts).sum() > 0
+            local = local * torch.ones_like(local.detach()).masked_fill(flawed, torch.nan)
+        weighted = local * collectives.world_size()
+        result = (everyones[0] if counts else everyones) + (weighted - weighted.detach())
+        if counts:
+            raise_if_flawed([flaws.miner for flaws in self.flaws], everyones[1:])
+        return result
+
+    def sum_over(
+        self,
+        side: Side,
+        loss: AnchorLoss,
+        scalars: Sequence[Tensor] = (),
+        *,
+        miner: AnyMiner | None = None,
+        extra: ExtraNegatives | None = None,
+    ) -> Tensor:
+        """The sum of `loss` over this rank's valid anchors of one side, by blocks of them; see `rowwise_sum`.
+
+        Args:
+            side: of the anchors.
+            loss: of a block of anchors.
+            scalars: what else gets a gradient; handed to `loss`.
+            miner: chooses and weighs negatives.
+            extra: further negatives, of the other side.
+        """
+        anchors, columns = (self.images, self.all_texts) if side == "image" else (self.texts, self.all_images)
+        if extra is not None:
+            columns = torch.cat([columns, extra.columns(columns.dtype)])  # (N + M, D)
+
+        flaws = None if miner is None else MinerFlaws(miner, anchors.new_zeros(()))
+        self.flaws.extend([] if flaws is None else [flaws])
+
+        def of_block(scores: Tensor, rows: slice, *leaves: Tensor) -> Tensor:
+            positives, negatives = self.masks(rows, extra)
+            weights = None
+            if flaws is not None:
+                chosen = for_block(flaws.miner, side, self._numbers(rows))(scores, positives, negatives)
+                check_shape(flaws.miner, chosen, negatives)
+                if chosen.dtype != torch.bool:
+                    flaws.look_at(chosen.detach(), scores, negatives)
+                negatives, weights = _as_chosen(chosen, negatives)
+            losses = loss(scores, positives, negatives, weights, *leaves)
+            return losses.where(self.valid[self._numbers(rows)], 0.0)
+
+        return rowwise_sum(of_block, anchors, columns, scalars)
+
+    def masks(self, rows: slice, extra: ExtraNegatives | None = None) -> tuple[Tensor, Tensor]:
+        """Positives and admissible negatives of `rows` of this rank, counted from 0: bool (b, N), or (b, N + M)."""
+        rows = self._numbers(rows)
+        numbers = torch.arange(len(self.valid), device=self.valid.device)  # (N,)
+        positives = numbers[rows, None] == numbers  # (b, N)
+        usable = self.valid[rows, None] & self.valid
+        if self.labels is not None:
+            positives |= (self.labels[rows, None] == self.labels) & usable
+        negatives = ~positives & usable
+        for key in self.same:
+            negatives &= key[rows, None] != key
+        if extra is None:
+            return positives, negatives
+        others = self.valid[rows, None] & extra.admissible([key[rows] for key in self.same])  # (b, M)
+        return torch.cat([positives, torch.zeros_like(others)], dim=1), torch.cat([negatives, others], dim=1)
+
+    def exclude_(self, tile: Tensor, rows: slice, columns: slice) -> None:
+        """Set to -inf, in a tile of similarities, what is neither a row's own partner nor an admissible negative.
+
+        Args:
+            tile: (b, c), changed in place.
+            rows: of this rank, counted from 0.
+            columns: of the global batch.
+        """
+        rows = self._numbers(rows)
+        on_cpu = tile.device.type == "cpu"
+        if not (on_cpu and self._all_valid):
+            tile.masked_fill_(~(self.valid[rows, None] & self.valid[columns]), -torch.inf)
+        of_rows, of_columns = (torch.arange(x.start, x.stop, device=tile.device) for x in (rows, columns))
+        for key, repeats in zip(self.same, self._repeats if on_cpu else self.same, strict=True):
+            # Few rows repeat. A CPU looks at their lines of the tile only; a GPU would have to wait to know which.
+            lines = repeats[rows].nonzero().squeeze(1) if on_cpu else slice(None)
+            equal = key[rows][lines, None] == key[columns]  # (l, c)
+            equal &= of_rows[lines, None] != of_columns
+            masked = tile[lines].masked_fill_(equal, -torch.inf)
+            if on_cpu:  # a copy of those lines; on a GPU it is the tile itself
+                tile[lines] = masked
+
+    def _numbers(self, rows: slice) -> slice:
+        return slice(self.own.start + rows.start, self.own.start + rows.stop)
+
+    @cached_property
+    def _all_valid(self) -> bool:
+        return bool(self.valid.all())
+
+    @cached_property
+    def _repeats(self) -> list[Tensor]:
+        """bool (N,) for each of `same`: rows that are not alone with their key."""
+        found: list[Tensor] = []
+        for key in self.same:
+            _, inverse, counts = key.unique(return_inverse=True, return_counts=True)
+            found.append(counts[inverse] > 1)
+        return found
+
+
+def weighted_sum(losses: Tensor, kept: Tensor, weights: Tensor | None) -> Tensor:
+    """The sum of each row's kept losses by their weights, and of the others by 0, with the gradient of those weights.
+
+    Args:
+        losses: (b, N), finite.
+        kept: bool (b, N).
+        weights: (b, N), as in `AnchorLoss`.
+
+    Returns:
+        (b,).
+    """
+    if weights is None:
+        return losses.where(kept, 0.0).sum(1)
+    return (losses * weights.where(kept, weights - 1)).sum(1)
+
+
+def weighted_log_sum_exp(logits: Tensor, kept: Tensor, weights: Tensor | None) -> Tensor:
+    """log(sum of weight · exp(logit)) of each row's kept logits; the others as in `weighted_sum`.
+
+    To first order a weight w near 0 adds w · exp(logit - the log of the sum).
+
+    Args:
+        logits: (b, N), finite.
+        kept: bool (b, N), one a row at least.
+        weights: (b, N), as in `AnchorLoss`.
+
+    Returns:
+        (b,).
+    """
+    if weights is None:
+        return logits.where(kept, -torch.inf).logsumexp(1)
+    total = (logits + weights.log()).where(kept, -torch.inf).logsumexp(1)
+    slopes = (logits - total[:, None]).detach().clamp(max=MAX_LOG_WEIGHT_GRADIENT).exp()
+    return total + (slopes * (weights - 1).where(~kept, 0.0)).sum(1)
+
+
+def _as_chosen(chosen: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The negatives kept, bool (b, N), and their weights where the miner gave some."""
+    if chosen.dtype == torch.bool:
+        return chosen & negatives, None
+    kept = (chosen > 0) & negatives
+    dropped = (chosen == 0) & negatives
+    return kept, chosen.where(kept, 1.0) + chosen.where(dropped, 0.0)
+
+
+def _cleaned(features: Tensor, valid: Tensor | None) -> Tensor:
+    """In float32 or float64; rows that do not count are zero: what they held, NaN too, reaches no loss or gradient."""
+    features = features.float() if features.dtype in (torch.float16, torch.bfloat16) else features
+    return features if valid is None else features.where(valid[:, None], 0.0)

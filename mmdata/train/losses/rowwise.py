@@ -1,0 +1,77 @@
+"""Sums over anchors of any loss that looks at an anchor's similarities to all columns, block of anchors by block.
+
+A block's gradient is taken as soon as its loss is known, and its similarities are gone before those of the next block
+are made: what a loss or a miner does with whole rows happens once, and backward only scales the features' gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdata.train.losses.first_order import first_order_only
+from mmdata.train.losses.tiles import TILE_ELEMENTS
+
+RowLoss = Callable[..., Tensor]
+"""(similarities (b, N), rows as a slice, *scalars) to losses (b,), in operations that autograd knows."""
+
+
+def rowwise_sum(row_loss: RowLoss, anchors: Tensor, columns: Tensor, scalars: Sequence[Tensor] = ()) -> Tensor:
+    """The sum over anchors of `row_loss`; memory is that of one block of rows.
+
+    Args:
+        row_loss: called block by block, once; each anchor's loss may depend on the whole row of its similarities.
+        anchors: (B, D).
+        columns: (N, D), of the same floating type.
+        scalars: what else gets a gradient, such as scale and bias; handed to `row_loss`, in the anchors' type where
+            their own is narrower.
+
+    Returns:
+        Scalar.
+
+    Example:
+        The hardest pair of each anchor: rowwise_sum(lambda scores, rows: scores.amax(1), anchors, columns).
+    """
+    # Their gradients add up over blocks in this type, and autograd casts them back once.
+    scalars = [scalar.to(torch.promote_types(scalar.dtype, anchors.dtype)) for scalar in scalars]
+    if not torch.is_grad_enabled():
+        losses = [row_loss(anchors[r] @ columns.T, r, *scalars).sum() for r in _blocks(anchors, columns)]
+        return torch.stack([anchors.new_zeros(()), *losses]).sum()
+    return _RowwiseSum.apply(row_loss, anchors, columns, *scalars)  # type: ignore[no-any-return]
+
+
+class _RowwiseSum(torch.autograd.Function):
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, row_loss: RowLoss, anchors: Tensor, columns: Tensor, *scalars: Tensor
+    ) -> Tensor:
+        total = anchors.new_zeros(())
+        grad_anchors, grad_columns = torch.zeros_like(anchors), torch.zeros_like(columns)
+        leaves = [scalar.detach().requires_grad_() for scalar in scalars]
+        for r in _blocks(anchors, columns):
+            scores = (anchors[r] @ columns.T).requires_grad_()  # (b, N)
+            with torch.enable_grad():
+                loss = row_loss(scores, r, *leaves).sum()
+                if loss.requires_grad:
+                    loss.backward(inputs=[scores, *leaves])
+            total += loss.detach()
+            if scores.grad is not None:
+                torch.mm(scores.grad, columns, out=grad_anchors[r])
+                grad_columns.addmm_(scores.grad.T, anchors[r])
+        grads = (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
+        ctx.save_for_backward(grad_anchors, grad_columns, *grads)
+        return total
+
+    @staticmethod
+    @first_order_only
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (None, *(grad * saved for saved in ctx.saved_tensors))
+
+
+def _blocks(anchors: Tensor, columns: Tensor) -> list[slice]:
+    elements = TILE_ELEMENTS.get(anchors.device.type, TILE_ELEMENTS["cuda"])
+    size = max(1, elements // max(1, len(columns)))
+    return [slice(start, min(start + size, len(anchors))) for start in range(0, len(anchors), size)]

@@ -1,0 +1,148 @@
+"""How hard a batch's negatives are, and what a miner makes of them; measured over all ranks, without gradient."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmdata.train.losses.global_batch import GlobalBatch
+from mmdata.train.miners import AnyMiner, Miner, Side, for_block
+from mmdata.train.ranks import collectives
+
+BINS = 20
+"""Of each histogram, from -1 to 1 in steps of 0.1; what lies outside is in the last of them."""
+NEAR = 0.05
+"""A kept negative that is above the positive's cosine, or less than this below it, may be a false one."""
+
+
+def mining_telemetry(
+    image_features: Tensor,
+    text_features: Tensor,
+    logit_scale: Tensor,
+    *,
+    miner: AnyMiner | None = None,
+    valid: Tensor | None = None,
+    same: Sequence[Tensor] = (),
+) -> dict[str, float | list[float]]:
+    """Measure mining on one global batch, both directions together. A collective.
+
+    A miner that draws does so anew, and the generator is put back to where it was.
+
+    Args:
+        image_features: (B, D), as in `losses.clip_loss`.
+        text_features: (B, D).
+        logit_scale: scalar multiplier, already exponentiated.
+        miner: None keeps all negatives.
+        valid: bool (B,), likewise.
+        same: int64 (B,) each, likewise.
+
+    Returns:
+        Numbers of the global batch:
+            kept_share: weight of the kept negatives / admissible negatives.
+            known_false_negative_share: pairs that `same` rules out / pairs of different valid rows.
+            false_negative_share: an estimate: of the kept negatives' weight what lies above the positive's cosine, or
+                less than `NEAR` below it.
+            effective_negatives: perplexity (exp of the entropy) of the softmax over an anchor's kept negatives; the
+                mean of the anchors that have some. From 1, one negative has all the gradient, to their number.
+            hardness: histogram of the kept negatives' cosines, as shares that add up to 1.
+            below_positive: histogram of the positive's cosine minus theirs, likewise.
+            mining_s: seconds in the miner, of the slowest rank.
+        Shares are NaN where there is nothing to take a share of.
+
+    Raises:
+        ValueError: row counts differ.
+
+    Example:
+        Cosines [[0.9, 0.7, 0.1], [0.2, 0.8, 0.6], [0.5, 0.3, 0.7]] with TopK(1): half of the negatives are kept, none
+        is above its positive, and the effective number is 1.
+    """
+    device = image_features.device
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        pairs = GlobalBatch.gather(image_features, text_features, valid, same=same)
+        sums = _Sums(pairs, logit_scale)
+        for side in ("image", "text"):
+            pairs.sum_over(side, sums.add, miner=_Watched(miner, sums))
+    return sums.read()
+
+
+@dataclass
+class _Sums:
+    """Over the blocks of this rank; float64, which counts exactly beyond the pairs of any batch."""
+
+    pairs: GlobalBatch
+    logit_scale: Tensor
+    scalars: Tensor = field(init=False)
+    histograms: Tensor = field(init=False)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        device = self.pairs.images.device
+        self.scalars = torch.zeros(5, dtype=torch.float64, device=device)
+        self.histograms = torch.zeros(2, BINS, dtype=torch.float64, device=device)
+
+    def add(self, scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None) -> Tensor:
+        """A block, as an `AnchorLoss`."""
+        kept = negatives.double() if weights is None else weights.double().where(negatives, 0.0)  # (b, N)
+        below = scores.where(positives, 0.0).sum(1, keepdim=True) - scores
+        logits = (self.logit_scale * scores.double() + kept.log()).where(negatives, -torch.inf)
+        some = negatives.any(1)
+        shares = logits.softmax(1).where(negatives & some[:, None], 0.0)
+        entropy = -torch.xlogy(shares, shares).sum(1)
+        near = kept.where(below < NEAR, 0.0).sum()
+        zero = near.new_zeros(())
+        self.scalars += torch.stack([kept.sum(), zero, near, entropy.exp().where(some, 0.0).sum(), some.sum()])
+        for histogram, values in zip(self.histograms, (scores, below), strict=True):
+            places = ((values + 1) * (BINS / 2)).long().clamp(0, BINS - 1)
+            histogram.scatter_add_(0, places.flatten(), kept.flatten())
+        return scores.new_zeros(len(scores))
+
+    def read(self) -> dict[str, float | list[float]]:
+        """Of all ranks."""
+        world = collectives.all_reduce_sum(torch.cat([self.scalars, self.histograms.flatten()])).tolist()
+        kept, admissible, near, perplexity, some = world[:5]
+        rows = int(self.pairs.valid.sum())
+        different = 2 * rows * (rows - 1)
+        seconds = collectives.gather(self.scalars.new_tensor([self.seconds])).max()
+        return {
+            "kept_share": _share(kept, admissible),
+            "known_false_negative_share": _share(different - admissible, different),
+            "false_negative_share": _share(near, kept),
+            "effective_negatives": _share(perplexity, some),
+            "hardness": [_share(each, kept) for each in world[5 : 5 + BINS]],
+            "below_positive": [_share(each, kept) for each in world[5 + BINS :]],
+            "mining_s": float(seconds),
+        }
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A miner, timed, and the negatives that it could choose from, counted."""
+
+    miner: AnyMiner | None
+    sums: _Sums
+
+    def block(self, side: Side, rows: slice) -> Miner:
+        def watched(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+            self.sums.scalars[1] += negatives.sum()
+            if self.miner is None:
+                return negatives
+            start = _now(scores.device)
+            chosen = for_block(self.miner, side, rows)(scores, positives, negatives)
+            self.sums.seconds += _now(scores.device) - start
+            return chosen
+
+        return watched
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else float("nan")

@@ -1,0 +1,85 @@
+"""A teacher: the moving average of a model's weights, asked which negatives may be false ones."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from mmdata.batch import Batch
+from mmdata.config import TrainConfig
+from mmdata.config.train import TeacherConfig
+from mmdata.train import miners
+from mmdata.train.models.dual_encoder import DualEncoderOutput
+from mmdata.train.ranks import sharding
+from mmdata.train.step import AUTOCAST, split
+
+
+class EMA:
+    """A copy of a model whose weights follow those of the model; equal on all ranks, as the model's are.
+
+    Args:
+        model: not wrapped in DDP; the copy starts with its weights, in eval mode.
+        config: how fast it follows, and how it judges.
+        micro_batch_size: rows per forward; None: all at once.
+        autocast_dtype: of the forward; None: that of the weights.
+
+    Source: Tarvainen and Valpola 2017, mean teacher (arXiv:1703.01780).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TeacherConfig,
+        *,
+        micro_batch_size: int | None = None,
+        autocast_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(False).eval()
+        self.config = config
+        self.micro_batch_size, self.autocast_dtype = micro_batch_size, autocast_dtype
+
+    @classmethod
+    def from_config(cls, model: nn.Module, config: TrainConfig) -> EMA | None:
+        """The teacher that a configuration asks for, if it does."""
+        if config.teacher is None:
+            return None
+        autocast_dtype = AUTOCAST[config.precision]
+        return cls(model, config.teacher, micro_batch_size=config.micro_batch_size, autocast_dtype=autocast_dtype)
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """After an update of the model: average = decay · average + (1 - decay) · weights; buffers are copied."""
+        for own, new in zip(self.model.parameters(), model.parameters(), strict=True):
+            own.lerp_(sharding.whole(new), 1 - self.config.decay)
+        for own, new in zip(self.model.buffers(), model.buffers(), strict=True):
+            own.copy_(new)
+
+    @torch.no_grad()
+    def opinion(self, batch: Batch, step: int) -> miners.TeacherMask | None:
+        """What it thinks of the global batch, given this rank's rows; None before `after_steps` updates.
+
+        A collective; costs a forward, without the extra captions.
+        """
+        if step < self.config.after_steps:
+            return None
+        device, dtype = batch["pixel_values"].device, self.autocast_dtype
+        outputs: list[DualEncoderOutput] = []
+        pairs = cast(Batch, {name: value for name, value in batch.items() if not name.startswith("extra_")})
+        for part in split(pairs, self.micro_batch_size or len(batch["valid"])):
+            with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+                outputs.append(cast(DualEncoderOutput, self.model(part)))
+        images = torch.cat([output.image_features for output in outputs])  # (B, D)
+        texts = torch.cat([output.text_features for output in outputs])  # (B, D)
+        precise = torch.promote_types(images.dtype, torch.float32)
+        return miners.TeacherMask.gather(images.to(precise), texts.to(precise), self.config.margin)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average's weights."""
+        return self.model.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Undo of `state_dict`."""
+        self.model.load_state_dict(state)

@@ -1,0 +1,70 @@
+"""What a run remembers of the features it has computed: the queue and the feature cache, each where it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from typing_extensions import Self
+
+from mmdata.batch import Batch
+from mmdata.config import TrainConfig
+from mmdata.train.batches import Batches
+from mmdata.train.memory.feature_cache import FeatureCache
+from mmdata.train.memory.queue import FeatureQueue
+from mmdata.train.models.dual_encoder import DualEncoderOutput
+from mmdata.train.ranks.lockstep import on_first
+
+
+@dataclass(frozen=True)
+class FeatureMemory:
+    """Both, or one, or none."""
+
+    queue: FeatureQueue | None
+    cache: FeatureCache | None
+
+    @classmethod
+    def from_config(cls, config: TrainConfig, batches: Batches, folder: Path) -> Self:
+        """As a configuration asks; the cache lies in the run's folder.
+
+        Raises:
+            ConfigError: a cache of batches that have no index.
+        """
+        queue = config.queue and FeatureQueue(config.queue.rows, config.queue.after_steps)
+        return cls(queue, FeatureCache.from_config(config.feature_cache, batches, folder))
+
+    def keep(self, output: DualEncoderOutput, batch: Batch, step: int) -> None:
+        """Take in a batch and its features, `step` updates having been made before its own. A collective."""
+        for part in (self.queue, self.cache):
+            if part is not None:
+                part.keep(output, batch, step)
+
+    def telemetry(self, step: int) -> Iterator[tuple[str, dict[str, float | list[float]]]]:
+        """Kind and numbers of each line for metrics.jsonl after `step` updates."""
+        for kind, part in (("queue", self.queue), ("feature_cache", self.cache)):
+            if part is not None:
+                yield kind, part.telemetry(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"queue": self.queue and self.queue.state_dict(), "cache": self.cache and self.cache.state_dict()}
+
+    def load_state_dict(
+        self, state: dict[str, Any], step: int, device: torch.device, group: dist.ProcessGroup | None
+    ) -> str:
+        """Undo of `state_dict` as of a checkpoint after `step` updates; what there is to say of it, or "".
+
+        Raises:
+            DataError: the files of the cache are not those of the checkpoint; on all ranks.
+        """
+        if self.queue is not None:
+            self.queue.load_state_dict(state["queue"], device)
+        cache = self.cache
+        if cache is None:
+            return ""
+        on_first(lambda: cache.load_state_dict(state["cache"], step), group)
+        return cache.note

@@ -1,0 +1,228 @@
+"""Groups of near neighbours, from features: the rows of a group lie together, and each row is in one group at most.
+
+Nothing the size of all pairs is ever made, and features may be mapped from a file: memory is that of one cell's
+similarities and one block of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mmdata.batch import Batch, to_device
+from mmdata.train.losses.keys import check_keys
+
+Of = Literal["pair", "image", "text"]
+"""Of what the features are; those of a pair are the sum of image and text, which are of length 1 each."""
+
+BLOCK_ROWS = 2**15
+SAMPLE_ROWS = 4096
+LLOYD_STEPS = 10
+
+
+def group_neighbours(
+    features: Tensor | NDArray[Any],
+    size: int,
+    *,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    cell_rows: int = 4096,
+    on_cell: Callable[[int], object] | None = None,
+) -> Tensor:
+    """Put rows into groups of `size` with a high cosine similarity within each.
+
+    A tree of halves, each cut across the two means of a sample, ends in cells of about `cell_rows`. In a cell the row
+    with the nearest neighbours comes first, takes its `size` - 1 nearest rows, and so on with those that are free. The
+    better half of all groups is kept; the rows of the others, which a cut or a greedy choice has parted from their
+    neighbours, go through another tree, until one cell holds them all: twice the work of one tree.
+
+    Args:
+        features: float (N, D), of any length; np.load(path, mmap_mode="c") maps a file. A row of zeros, or one that
+            is not finite, has no neighbours.
+        size: rows of a group, 2 … rows with features.
+        seed: on one device, equal seeds give equal groups.
+        device: where to compute; default: that of the features.
+        cell_rows: rows compared with each other, at least 4 × `size`.
+        on_cell: called with the number of rows of each cell that is done; about 2 N in all.
+
+    Returns:
+        int64 (N,): the group of each row, 0 … N // size - 1; -1 for rows without neighbours, and for those left over.
+
+    Raises:
+        ValueError: features of another shape or type; `size` out of range.
+
+    Example:
+        Four rows of angles 0°, 90°, 2°, 91° and size 2 give [1, 0, 1, 0].
+    """
+    features = torch.as_tensor(features)
+    if features.ndim != 2 or not features.is_floating_point():
+        raise ValueError(f"features must be float (rows, dimensions): got {features.dtype} {tuple(features.shape)}")
+    space = _Space(features, torch.device(device or features.device))
+    generator = torch.Generator().manual_seed(seed)
+    left = space.usable()
+    if not 2 <= size <= len(left):
+        raise ValueError(
+            f"groups of {size} rows: the size must be 2 to {len(left)}, "
+            "the rows with features (finite, and not all zero)"
+        )
+    cell_rows = max(cell_rows, 4 * size)
+    groups = torch.full((len(features),), -1)
+    made = 0
+    while len(left) >= size:
+        last = len(left) <= cell_rows
+        found: list[tuple[Tensor, Tensor]] = []
+        for rows in _cells(space, left, size, cell_rows, generator):
+            found.append(_group_cell(space, rows, size))
+            if on_cell:
+                on_cell(len(rows))
+        members = torch.cat([rows for rows, _ in found])  # (groups, size)
+        order = torch.cat([closeness for _, closeness in found]).argsort(descending=True, stable=True)
+        kept = members[order[: len(order) if last else -(-len(order) // 2)]]
+        groups[kept] = torch.arange(made, made + len(kept)).unsqueeze(1)
+        made += len(kept)
+        left = left[groups[left] < 0]
+    return groups
+
+
+def mean_similarity(
+    features: Tensor | NDArray[Any],
+    groups: Tensor,
+    *,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    sample_groups: int = 2**15,
+) -> tuple[float, float]:
+    """Mean cosine similarity of two rows of a group, and of two rows of random groups from the same rows.
+
+    Args:
+        features: float (N, D), as for `group_neighbours`.
+        groups: int64 (N,), its result.
+        seed: of the sample and of the random groups.
+        device: where to compute; default: that of the features.
+        sample_groups: so many are looked at, if there are more.
+
+    Raises:
+        ValueError: no row is in a group, or `groups` are no integers.
+    """
+    check_keys("groups", groups)
+    if not bool((groups >= 0).any()):
+        raise ValueError("mean similarity of 0 groups: no row is in a group")
+    features = torch.as_tensor(features)
+    space = _Space(features, torch.device(device or features.device))
+    rows = groups.argsort(stable=True)[int((groups < 0).sum()) :]
+    members = rows.reshape(int(groups.max()) + 1, -1)  # (groups, size)
+    generator = torch.Generator().manual_seed(seed)
+    members = members[torch.randperm(len(members), generator=generator)[:sample_groups]]
+    shuffled = members.flatten()[torch.randperm(members.numel(), generator=generator)].reshape(members.shape)
+    at_once = max(1, BLOCK_ROWS // members.shape[1])
+    near, random = (
+        torch.cat([_closeness(space.unit(part.flatten()).reshape(*part.shape, -1)) for part in of.split(at_once)])
+        for of in (members, shuffled)
+    )
+    return float(near.mean()), float(random.mean())
+
+
+@torch.no_grad()
+def embed_rows(
+    model: nn.Module, batches: Iterable[Batch], *, of: Of = "pair", autocast_dtype: torch.dtype | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What a model makes of each batch: row numbers int64 (b,) and features float16 (b, D), L2-normalised, on the CPU.
+
+    Rows that are not valid are left out.
+
+    Args:
+        model: as `DualEncoder`, in eval mode; its device is where the batches go.
+        batches: of one epoch; a row's caption is that of the epoch.
+        of: pair, image or text.
+        autocast_dtype: of the towers; None: as they are.
+    """
+    device = next(model.parameters()).device
+    for on_cpu in batches:
+        batch = to_device(on_cpu, device)
+        with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
+            image, text = model(batch)[:2]
+        yield on_cpu["rows"][on_cpu["valid"]], side_features(image, text, of)[batch["valid"]].half().cpu()
+
+
+def side_features(image: Tensor, text: Tensor, of: Of) -> Tensor:
+    """Features (B, D) that neighbours are looked for in: float32, L2-normalised, from those of both sides, likewise."""
+    image, text = image.float(), text.float()
+    return F.normalize({"pair": image + text, "image": image, "text": text}[of], dim=1)
+
+
+@dataclass(frozen=True)
+class _Space:
+    """Features (N, D), and the device on which their rows are used."""
+
+    features: Tensor
+    device: torch.device
+
+    def unit(self, rows: Tensor) -> Tensor:
+        """float32 (n, D), L2-normalised."""
+        return F.normalize(self.features[rows.to(self.features.device)].to(self.device).float(), dim=1)
+
+    def usable(self) -> Tensor:
+        """int64 (n,), rising: the rows that have a direction."""
+        norms = torch.cat(
+            [block.to(self.device).float().norm(dim=1).cpu() for block in self.features.split(BLOCK_ROWS)]
+        )
+        return (norms.isfinite() & (norms > 0)).nonzero().squeeze(1)
+
+
+def _cells(space: _Space, rows: Tensor, size: int, cell_rows: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """The leaves of a tree over `rows`: of a multiple of `size` rows each, but for one of them."""
+    if len(rows) <= cell_rows:
+        yield rows
+        return
+    sample = rows[torch.randint(len(rows), (SAMPLE_ROWS,), generator=generator)]
+    across = _two_means(space.unit(sample))  # (D,)
+    score = torch.cat([(space.unit(block) @ across).cpu() for block in rows.split(BLOCK_ROWS)])
+    order = score.argsort(stable=True)
+    half = len(rows) // 2 // size * size
+    for side in (order[:half], order[half:]):
+        # rising row numbers: a mapped file is read from front to back
+        yield from _cells(space, rows[side.sort().values], size, cell_rows, generator)
+
+
+def _two_means(sample: Tensor) -> Tensor:
+    """(D,): from one mean to the other of two spherical clusters of `sample`, (n, D), which is in a random order."""
+    means = torch.stack([sample[0], sample[(sample @ sample[0]).argmin()]])
+    for _ in range(LLOYD_STEPS):
+        second = (sample @ (means[1] - means[0]) > 0).float().unsqueeze(1)  # (n, 1)
+        sums = torch.stack([(sample * (1 - second)).sum(0), (sample * second).sum(0)])
+        means = F.normalize(sums, dim=1)
+    return means[1] - means[0]
+
+
+def _group_cell(space: _Space, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Groups of a cell, int64 (n // size, size), and how close the rows of each are, float (n // size,)."""
+    features = space.unit(rows)
+    similarity = (features @ features.T).cpu().fill_diagonal_(-2)  # a cosine is -1 or more
+    closest = similarity.topk(size - 1, dim=1).values.mean(1).argsort(descending=True, stable=True)
+    taken = torch.zeros(len(rows))  # -4 once a row is in a group: less than any that is free
+    members: list[list[int]] = []
+    for row in closest.tolist():
+        if len(members) == len(rows) // size:
+            break
+        if taken[row] == 0:
+            taken[row] = -4
+            nearest = (similarity[row] + taken).topk(size - 1).indices
+            taken[nearest] = -4
+            members.append([row, *nearest.tolist()])
+    places = torch.tensor(members, dtype=torch.int64).reshape(-1, size)
+    return rows[places], _closeness(features[places.to(features.device)])
+
+
+def _closeness(features: Tensor) -> Tensor:
+    """Mean cosine similarity of two rows of each group: unit features (g, m, D) to float (g,), on the CPU.
+
+    The squared length of the sum of m unit vectors is m and the m (m - 1) similarities of two.
+    """
+    size = features.shape[1]
+    return ((features.sum(1).square().sum(1) - size) / (size * (size - 1))).cpu()

@@ -1,0 +1,107 @@
+"""Cross-batch memory: features of earlier batches as further negatives.
+
+Every rank holds the same rows, those of the global batch, so a run resumes on any number of ranks with the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdata.batch import Batch
+from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.keys import check_keys
+from mmdata.train.models.dual_encoder import DualEncoderOutput
+from mmdata.train.ranks import collectives
+
+_COLUMNS = ("images", "texts", "keys", "valid", "written")
+
+
+class FeatureQueue:
+    """The last rows of global batches: features without gradient, keys, and the step that made each.
+
+    Args:
+        rows: to remember, of each side; 2 · `rows` · D · 4 bytes on each device.
+        after_steps: updates before the first batch is kept: the features of a young model are soon out of date.
+
+    Example:
+        With rows=8 and batches of 6 the third batch is contrasted with rows 4 and 5 of the first and all 6 of the
+        second.
+
+    Source: Wang et al. 2020, cross-batch memory (arXiv:1912.06798).
+    """
+
+    def __init__(self, rows: int, after_steps: int = 0) -> None:
+        self.rows, self.after_steps = rows, after_steps
+        self._next = 0  # slot of the row that comes next
+        self._kept: dict[str, Tensor] = {}
+
+    def negatives(self) -> tuple[ExtraNegatives, ExtraNegatives] | None:
+        """Images and texts, each with `image_hash` and `caption_hash` as `same`; None before there are any."""
+        if not self._kept:
+            return None
+        images, texts, keys, valid, _ = (self._kept[name] for name in _COLUMNS)
+        return ExtraNegatives(images, keys.unbind(1), valid), ExtraNegatives(texts, keys.unbind(1), valid)
+
+    @torch.no_grad()
+    def keep(self, output: DualEncoderOutput, batch: Batch, step: int) -> None:
+        """Take a batch in, after its update; the oldest rows leave. A collective.
+
+        Rows with features that are not finite (of an update that a scaler leaves out) are kept as not valid.
+
+        Args:
+            output: what the model made of this rank's rows.
+            batch: this rank's rows; B equal on all ranks.
+            step: updates made before this one.
+
+        Raises:
+            ValueError: the batch has no hashes, or hashes that are no integers.
+        """
+        if step < self.after_steps:
+            return
+        keys = torch.stack(list(keys_of(batch)), dim=1)  # (B, 2)
+        precise = torch.promote_types(output.image_features.dtype, torch.float32)
+        images, texts = output.image_features.to(precise), output.text_features.to(precise)
+        valid = batch["valid"] & images.isfinite().all(1) & texts.isfinite().all(1)
+        gathered = collectives.gather(torch.cat([keys, valid.long()[:, None]], dim=1))  # (N, 3)
+        new = {"images": collectives.gather(images), "texts": collectives.gather(texts)}
+        new |= {"keys": gathered[:, :2], "valid": gathered[:, 2].bool()}
+        new["written"] = torch.full_like(gathered[:, 0], step)
+        if not self._kept:
+            self._kept = {name: value.new_zeros(self.rows, *value.shape[1:]) for name, value in new.items()}
+        count = min(len(gathered), self.rows)
+        slots = (self._next + torch.arange(count, device=gathered.device)) % self.rows
+        for name, value in new.items():
+            self._kept[name][slots] = value[-count:]
+        self._next = (self._next + count) % self.rows
+
+    def telemetry(self, step: int) -> dict[str, float | list[float]]:
+        """How many rows are remembered, and their mean age in steps, after `step` updates."""
+        valid, written = (self._kept.get(name, torch.zeros(0)) for name in ("valid", "written"))
+        rows = int(valid.sum())
+        ages = (step - written).double().where(valid.bool(), 0.0)
+        return {"rows": rows, "age_steps": float(ages.sum()) / rows if rows else 0.0}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, the same on every rank."""
+        return {"next": self._next, "kept": dict(self._kept)}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
+        """Undo of `state_dict`, onto a device."""
+        self._next = int(state["next"])
+        self._kept = {name: value.to(device) for name, value in state["kept"].items()}
+
+
+def keys_of(batch: Batch) -> Sequence[Tensor]:
+    """What tells that rows of two batches are no negatives of each other: image_hash and caption_hash, (B,) each."""
+    if "image_hash" not in batch or "caption_hash" not in batch:
+        raise ValueError(
+            "cross-batch memory: the batch has no image_hash or no caption_hash, and earlier rows with the same image "
+            "or caption would count as negatives: set data.hashes"
+        )
+    for name in ("image_hash", "caption_hash"):
+        check_keys(name, batch[name])
+    return batch["image_hash"], batch["caption_hash"]

@@ -1,0 +1,281 @@
+"""DualEncoder: an image tower and a text tower that meet in one space of L2-normalised features."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from mmdata.batch import Batch
+from mmdata.config import ModelConfig
+from mmdata.errors import ConfigError
+from mmdata.train.models.towers import PRESETS, ImageTower, TextTower
+
+logger = logging.getLogger("mmdata")
+
+# Below the log of the bound: so much that exp() is not above it in float32; and where a parameter that went beyond is
+# brought back to: clamp has a gradient there, while at its bound that differs between versions of torch.
+_BOUND, _INSIDE = 1e-5, 2e-5
+_ROUNDING = 1e-4  # of pretrained scales that are at the bound
+MAX_LOGIT_SCALE = 100.0
+"""CLIP's bound of the scale. Models with a bias, for sigmoid losses, have none: SigLIP's own scales are above it."""
+LOGIT_SCALE_INIT = 1 / 0.07
+PIXEL_STATS = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+class DualEncoderOutput(NamedTuple):
+    """What `DualEncoder.forward` gives; a tuple in this order.
+
+    Attributes:
+        image_features: (B, D), L2-normalised, float32 also under autocast.
+        text_features: (B, D), likewise.
+        logit_scale: scalar, exponentiated, at most the model's `max_logit_scale`.
+        logit_bias: scalar, or None for a model without bias.
+        extra_text_features: (B, D) of the batch's extra captions, likewise; None where it has none.
+    """
+
+    image_features: Tensor
+    text_features: Tensor
+    logit_scale: Tensor
+    logit_bias: Tensor | None
+    extra_text_features: Tensor | None = None
+
+
+class DualEncoder(nn.Module):
+    """Two towers, their projections, a learned scale and, for sigmoid losses, a learned bias.
+
+    Args:
+        image_tower: (B, 3, H, W) floats to (B, width). One that has `takes_patches = True` also takes batches of native
+            resolution: (B, N, patch_size² · 3) floats, pixel_attention_mask and spatial_shapes.
+        text_tower: (B, L) input_ids and attention_mask to (B, width).
+        image_projection: (B, width) to (B, D).
+        text_projection: (B, width) to (B, D).
+        logit_scale_init: multiplier at the start.
+        logit_bias_init: bias at the start; None: no bias.
+        pixel_stats: mean and standard deviation of each channel, on the scale 0 to 1.
+
+    Attributes:
+        max_logit_scale: bound of the multiplier: 100 in a model without bias, as in CLIP; None, no bound, in one with
+            a bias, as in SigLIP. May be set to another one.
+
+    Source: the bound: Radford et al. 2021, section 2.5 (arXiv:2103.00020); none: Zhai et al. 2023, algorithm 1
+    (arXiv:2303.15343).
+    """
+
+    def __init__(
+        self,
+        image_tower: nn.Module,
+        text_tower: nn.Module,
+        *,
+        image_projection: nn.Module | None = None,
+        text_projection: nn.Module | None = None,
+        logit_scale_init: float = LOGIT_SCALE_INIT,
+        logit_bias_init: float | None = None,
+        pixel_stats: tuple[tuple[float, ...], tuple[float, ...]] = PIXEL_STATS,
+    ) -> None:
+        super().__init__()
+        self.image_tower = image_tower
+        self.text_tower = text_tower
+        self.image_projection = image_projection or nn.Identity()
+        self.text_projection = text_projection or nn.Identity()
+        self.max_logit_scale = MAX_LOGIT_SCALE if logit_bias_init is None else None
+        if self.max_logit_scale is not None and logit_scale_init > self.max_logit_scale * (1 + _ROUNDING):
+            logger.warning(
+                "logit_scale begins at %g, and a model without bias has CLIP's bound of %g: it begins there. A sigmoid "
+                "loss needs a bias (model.logit_bias_init), and has no bound",
+                logit_scale_init,
+                self.max_logit_scale,
+            )
+        self.logit_scale = nn.Parameter(torch.tensor(math.log(logit_scale_init)))
+        self.clamp_logit_scale_()
+        self.logit_bias = None if logit_bias_init is None else nn.Parameter(torch.tensor(float(logit_bias_init)))
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in pixel_stats)
+        self.register_buffer("pixel_mean", mean * 255, persistent=False)
+        self.register_buffer("pixel_std", std * 255, persistent=False)
+        self._frozen: list[nn.Module] = []
+        self.pixel_mean: Tensor
+        self.pixel_std: Tensor
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, *, vocab_size: int | None = None) -> Self:
+        """Build the towers that a configuration names.
+
+        Args:
+            config: the section `model`.
+            vocab_size: entries of the tokenizer; a built-in text tower gets as many where `config.vocab_size` is
+                not set, any other must have at least as many.
+
+        Raises:
+            ConfigError: no vocabulary size for a built-in text tower, one smaller than the tokenizer's, settings
+                that do not go together, or weights that cannot be loaded.
+        """
+        _check(config)
+        model = (
+            cls._pretrained(config, vocab_size) if config.name == "pretrained" else cls._built_in(config, vocab_size)
+        )
+        model.freeze(image=config.freeze_image, text=config.freeze_text)
+        return model
+
+    @classmethod
+    def _built_in(cls, config: ModelConfig, vocab_size: int | None) -> Self:
+        preset = PRESETS[config.name]
+        entries = config.vocab_size or vocab_size
+        if entries is None:
+            raise ConfigError("model.vocab_size: missing; set it to the tokenizer's number of entries")
+        _check_vocabulary(entries, vocab_size, "model.vocab_size")
+        checkpointing = config.gradient_checkpointing
+        image = ImageTower(preset, dropout=config.dropout, gradient_checkpointing=checkpointing)
+        text = TextTower(preset, entries, dropout=config.dropout, gradient_checkpointing=checkpointing)
+        dim = config.embed_dim or preset.embed_dim
+        return cls(
+            image,
+            text,
+            image_projection=_projection(image.width, dim),
+            text_projection=_projection(text.width, dim),
+            logit_scale_init=config.logit_scale_init or LOGIT_SCALE_INIT,
+            logit_bias_init=config.logit_bias_init,
+        )
+
+    @classmethod
+    def _pretrained(cls, config: ModelConfig, vocab_size: int | None) -> Self:
+        # Imported here: transformers takes seconds to import, and the built-in towers do not need it.
+        from mmdata.train.models.pretrained import load_clip, load_pair
+
+        if config.clip is not None:
+            towers = load_clip(config.clip, gradient_checkpointing=config.gradient_checkpointing)
+        else:
+            assert config.vision is not None, "checked before"
+            assert config.text is not None, "checked before"
+            towers = load_pair(config.vision, config.text, gradient_checkpointing=config.gradient_checkpointing)
+        _check_vocabulary(towers.vocab_size, vocab_size, "the text tower's vocabulary")
+        dim = config.embed_dim or 512
+        bias = towers.logit_bias if config.logit_bias_init is None else config.logit_bias_init
+        return cls(
+            towers.image,
+            towers.text,
+            image_projection=None if towers.projected else _projection(towers.image_width, dim),
+            text_projection=None if towers.projected else _projection(towers.text_width, dim),
+            logit_scale_init=config.logit_scale_init or towers.logit_scale or LOGIT_SCALE_INIT,
+            logit_bias_init=bias,
+            pixel_stats=towers.pixel_stats,
+        )
+
+    def freeze(self, *, image: bool = False, text: bool = False) -> None:
+        """Keep a tower as it is: no gradients, and eval mode (no dropout) also while the rest trains.
+
+        The projection above a tower is trained on, unless it is part of the tower (CLIP, SigLIP).
+
+        Source: Zhai et al. 2022, LiT (arXiv:2111.07991).
+        """
+        self._frozen = [tower for tower, chosen in ((self.image_tower, image), (self.text_tower, text)) if chosen]
+        for tower in self._frozen:
+            tower.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode, but for frozen towers."""
+        super().train(mode)
+        for tower in self._frozen:
+            tower.eval()
+        return self
+
+    def forward(self, batch: Batch) -> DualEncoderOutput:
+        """Features of a batch; rows that are not valid get finite features too."""
+        return DualEncoderOutput(
+            self.encode_image(batch["pixel_values"], batch.get("pixel_attention_mask"), batch.get("spatial_shapes")),
+            self.encode_text(batch["input_ids"], batch["attention_mask"]),
+            self._bounded_log_scale().exp(),
+            None if self.logit_bias is None else self.logit_bias * 1.0,
+            self.encode_text(batch["extra_input_ids"], batch["extra_attention_mask"])
+            if "extra_input_ids" in batch and "extra_attention_mask" in batch
+            else None,
+        )
+
+    def encode_image(
+        self, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None, spatial_shapes: Tensor | None = None
+    ) -> Tensor:
+        """Images to L2-normalised (B, D).
+
+        Args:
+            pixel_values: (B, 3, H, W), or patches (B, N, patch_size² · 3): uint8 in RGB is normalised here, floats are
+                taken as they are.
+            pixel_attention_mask: (B, N), given with patches only.
+            spatial_shapes: (B, 2), given with patches only.
+
+        Raises:
+            ValueError: patches, but the image tower takes whole images.
+        """
+        pixels = self._normalize_pixels(pixel_values)
+        if pixel_attention_mask is None:
+            return _normalize(self.image_projection(self.image_tower(pixels)))
+        if not getattr(self.image_tower, "takes_patches", False):
+            raise ValueError(
+                "the batch has patches (data.image_patches), and the image tower takes whole images: set "
+                "data.image_size or data.image_buckets in its place, or choose a SigLIP 2 NaFlex model "
+                "(model_type siglip2)"
+            )
+        return _normalize(self.image_projection(self.image_tower(pixels, pixel_attention_mask, spatial_shapes)))
+
+    def _normalize_pixels(self, pixel_values: Tensor) -> Tensor:
+        if pixel_values.dtype != torch.uint8:
+            return pixel_values
+        if pixel_values.ndim == 4:  # (B, 3, H, W)
+            return (pixel_values.to(self.pixel_mean.dtype) - self.pixel_mean) / self.pixel_std
+        by_channel = pixel_values.unflatten(2, (-1, 3, 1, 1)).to(self.pixel_mean.dtype)  # (B, N, patch_size², 3, 1, 1)
+        return ((by_channel - self.pixel_mean) / self.pixel_std).flatten(2)
+
+    def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, L) token numbers and mask to L2-normalised (B, D)."""
+        return _normalize(self.text_projection(self.text_tower(input_ids, attention_mask)))
+
+    @torch.no_grad()
+    def clamp_logit_scale_(self) -> None:
+        """Bring the scale parameter back below `max_logit_scale` after an optimizer step; `train_step` does it.
+
+        Without it a step beyond the bound would leave the parameter where it has no gradient.
+        """
+        if self.max_logit_scale is not None:
+            self.logit_scale.clamp_(max=math.log(self.max_logit_scale) - _INSIDE)
+
+    def _bounded_log_scale(self) -> Tensor:
+        if self.max_logit_scale is None:
+            return self.logit_scale
+        return self.logit_scale.clamp(max=math.log(self.max_logit_scale) - _BOUND)
+
+
+def _normalize(features: Tensor) -> Tensor:
+    if features.dtype in (torch.float16, torch.bfloat16):
+        features = features.float()
+    return F.normalize(features, dim=-1)
+
+
+def _projection(width: int, dim: int) -> nn.Linear:
+    layer = nn.Linear(width, dim, bias=False)
+    nn.init.normal_(layer.weight, std=width**-0.5)
+    return layer
+
+
+def _check(config: ModelConfig) -> None:
+    pair = (config.vision, config.text)
+    if config.name != "pretrained":
+        if config.clip is not None or pair != (None, None):
+            raise ConfigError(f"model.name '{config.name}' is built in: clip, vision and text need name 'pretrained'")
+        return
+    if (config.clip is None) == (pair == (None, None)) or (config.clip is None and None in pair):
+        raise ConfigError("model.name 'pretrained': give either model.clip, or both model.vision and model.text")
+    if config.clip is not None and config.embed_dim is not None:
+        raise ConfigError("model.embed_dim: the model in model.clip brings its own; leave it out")
+    if config.vocab_size is not None or config.dropout:
+        raise ConfigError("model.vocab_size and model.dropout are for built-in towers; leave them out")
+
+
+def _check_vocabulary(entries: int, tokenizer: int | None, name: str) -> None:
+    if tokenizer is not None and entries < tokenizer:
+        raise ConfigError(
+            f"{name} has {entries} entries, the tokenizer {tokenizer}: use the tokenizer that belongs to the model"
+        )

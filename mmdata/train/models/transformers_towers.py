@@ -1,0 +1,151 @@
+"""Adapters: models of the transformers library as image and text towers. Each takes any shape its positions allow."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmdata.train.models.towers import masked_mean
+
+
+class AnyImageTower(nn.Module):
+    """A vision model's own pooling where it has one, else the mean over its tokens."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        accepted = inspect.signature(model.forward).parameters
+        # Models without the option, such as ConvNeXt and DINOv2, take any size as they are.
+        self.options: dict[str, Any] = (
+            {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
+        )
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        output = self.model(pixel_values=pixel_values, **self.options)
+        pooled = getattr(output, "pooler_output", None)
+        if pooled is None:
+            hidden: Tensor = output.last_hidden_state  # (B, T, width), or (B, width, h, w) of a convolutional net
+            return hidden.mean(1) if hidden.ndim == 3 else hidden.mean((2, 3))
+        return pooled.flatten(1)  # (B, width)
+
+
+class ClipImageTower(nn.Module):
+    """CLIP's vision model and its projection."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.tower = AnyImageTower(model.vision_model)
+        self.projection = model.visual_projection
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.projection(self.tower(pixel_values))  # (B, D)
+
+
+class Siglip2ImageTower(nn.Module):
+    """SigLIP 2 with native aspect ratios (NaFlex): takes patches; whole images are cut into patches here."""
+
+    takes_patches = True
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model.vision_model
+        self.patch_size = int(model.config.vision_config.patch_size)
+
+    def forward(
+        self, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None, spatial_shapes: Tensor | None = None
+    ) -> Tensor:
+        if pixel_attention_mask is None or spatial_shapes is None:
+            pixel_values, pixel_attention_mask, spatial_shapes = self._cut(pixel_values)
+        size, values = self.patch_size, pixel_values.shape[2]
+        if values != size * size * 3:
+            side = math.isqrt(values // 3)
+            raise ValueError(f"patches of {side} x {side} pixels: the model's are {size} x {size}; set data.patch_size")
+        output = self.model(
+            pixel_values=pixel_values,
+            pixel_attention_mask=pixel_attention_mask,
+            # The library reads them one by one: on a GPU it would wait for each.
+            spatial_shapes=spatial_shapes.cpu(),
+        )
+        return output.pooler_output  # (B, D)
+
+    def _cut(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Images (B, 3, H, W) as patches (B, T, size * size * 3), their mask and their shapes."""
+        batch, channels, height, width = images.shape
+        size = self.patch_size
+        if height % size or width % size:
+            raise ValueError(
+                f"images of {height} x {width} pixels: sides must be multiples of the patch size {size}; set "
+                "data.image_size or data.image_buckets, or data.image_patches for images in their own aspect ratio"
+            )
+        grid = images.reshape(batch, channels, height // size, size, width // size, size)
+        patches = grid.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # (B, T, size * size * 3)
+        mask = torch.ones(patches.shape[:2], dtype=torch.long, device=patches.device)  # (B, T)
+        return patches, mask, torch.tensor([[height // size, width // size]]).expand(batch, 2)
+
+
+class ClipTextTower(nn.Module):
+    """CLIP's text model and its projection; the last token of each text is the text.
+
+    The library looks for the end-of-text token by its number, which a tokenizer of one's own may not share and
+    then silently reads the first position. The last attended token is the same one, whatever its number.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model.text_model
+        self.projection = model.text_projection
+        self.length = int(model.config.text_config.max_position_embeddings)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        _check_length(input_ids, self.length)
+        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state  # (B, L, width)
+        last = (attention_mask.sum(1) - 1).clamp(min=0)  # (B,)
+        rows = torch.arange(len(last), device=last.device)
+        return self.projection(hidden[rows, last])  # (B, D)
+
+
+class SiglipTextTower(nn.Module):
+    """SigLIP's text model. It was trained on texts padded to one length, padding attended, and reads the last position:
+    so texts of every bucket are padded to that length here.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        config = model.config.text_config
+        self.model = model.text_model
+        self.length = int(config.max_position_embeddings)
+        self.pad_token_id = int(1 if config.pad_token_id is None else config.pad_token_id)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        _check_length(input_ids, self.length)
+        tokens = input_ids.where(attention_mask.bool(), self.pad_token_id)
+        tokens = F.pad(tokens, (0, self.length - tokens.shape[1]), value=self.pad_token_id)  # (B, length)
+        return self.model(input_ids=tokens).pooler_output  # (B, D)
+
+
+class AnyTextTower(nn.Module):
+    """A text model's own pooling where it has one, else the mean over its tokens."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.length = int(getattr(model.config, "max_position_embeddings", 0)) or None
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        if self.length is not None:
+            _check_length(input_ids, self.length)
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        pooled = getattr(output, "pooler_output", None)
+        return masked_mean(output.last_hidden_state, attention_mask) if pooled is None else pooled  # (B, width)
+
+
+def _check_length(input_ids: Tensor, length: int) -> None:
+    if input_ids.shape[1] > length:
+        raise ValueError(
+            f"texts of {input_ids.shape[1]} tokens: the text tower has {length} positions; set data.max_length"
+        )

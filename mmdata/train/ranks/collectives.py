@@ -1,0 +1,208 @@
+"""Ranks: joining them, and the few collectives the losses need. With one process every function is the identity."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+import time
+from datetime import timedelta
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mmdata.errors import ConfigError
+from mmdata.train.losses.first_order import first_order_only
+
+TIMEOUT = timedelta(minutes=10)
+"""A collective that waits longer for another rank is an error."""
+SETTLE_S = 0.2
+"""What a thread of gloo gets at exit to let go of the tensors of the last collective."""
+
+
+def is_initialized() -> bool:
+    """Whether a process group exists."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    """This process's rank; 0 without a process group."""
+    return dist.get_rank() if is_initialized() else 0
+
+
+def world_size() -> int:
+    """Number of ranks; 1 without a process group."""
+    return dist.get_world_size() if is_initialized() else 1
+
+
+def check_ranks(batches: object, own: tuple[int, int] | None = None) -> None:
+    """Raise a ConfigError where a loader for training is that of another rank than the one that trains on it.
+
+    Its rows would come several times in an epoch, or never. Batches that name no rank and world size are not judged.
+
+    Args:
+        batches: a loader.
+        own: rank and world size of the trainer; None: those of the process group, 0 of 1 without one.
+    """
+    found = getattr(batches, "rank", None), getattr(batches, "world_size", None)
+    wanted = own or (rank(), world_size())
+    if not isinstance(found[0], int) or not isinstance(found[1], int) or found == wanted:
+        return
+    remedy = "give the loader that rank and world size"
+    if own is None and not is_initialized():
+        remedy = "call mmdata.train.distributed.init() before, or give the loader rank=0, world_size=1"
+    raise ConfigError(
+        f"the loader gives the share of rank {found[0]} of {found[1]}, and this process trains as rank {wanted[0]} of "
+        f"{wanted[1]}: rows would come several times or never; {remedy}"
+    )
+
+
+def init(device: str = "auto") -> torch.device:
+    """Join the ranks that torchrun started (nccl on GPUs, gloo on CPUs); alone, only choose the device.
+
+    They are left when the process ends, with an error or without: a program need not call `finish`.
+
+    Args:
+        device: "auto" (a GPU where there is one), "cpu" or "cuda".
+
+    Returns:
+        The device of this rank.
+
+    Raises:
+        ConfigError: "cuda" where torch sees no GPU, or fewer GPUs than ranks on this host.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device '{device}': expected auto, cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda': torch sees no GPU; use device 'cpu', or check the driver with nvidia-smi")
+    use_cuda = device != "cpu" and torch.cuda.is_available()
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if use_cuda and local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"local rank {local_rank}: this host has {torch.cuda.device_count()} GPU(s); "
+            "give torchrun --nproc-per-node that many at most"
+        )
+    place = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+    if use_cuda:
+        torch.cuda.set_device(place)
+    if "WORLD_SIZE" in os.environ and "RANK" in os.environ and not is_initialized():
+        dist.init_process_group("nccl" if use_cuda else "gloo", timeout=TIMEOUT)
+        atexit.register(_finish_at_exit)
+    return place
+
+
+def finish() -> None:
+    """Leave the process group, where there is one.
+
+    A group's threads end when nothing refers to it any more, a trainer for example. DDP (torch 2.15) never lets go of
+    its own, the default group.
+    """
+    if is_initialized():
+        dist.destroy_process_group()
+    gc.collect()
+
+
+def _finish_at_exit() -> None:
+    """Leave while there is an interpreter.
+
+    After a collective, a thread of gloo takes the interpreter's lock to let go of the tensors. Where it comes so late
+    that the interpreter is gone, the process aborts ("terminate called without an active exception") in place of
+    exiting with its own code. After an error the traceback, which Python keeps, holds the trainer and so the group by
+    which ranks agree, the one used last. The default group under DDP stays; its thread, which only waits for the lock,
+    gets it while this one sleeps.
+    """
+    for name in ("last_value", "last_traceback", "last_exc"):
+        setattr(sys, name, None)
+    finish()
+    time.sleep(SETTLE_S)
+
+
+def wrap(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model itself alone; under DDP with more ranks.
+
+    Buffers are constants here (pixel mean and deviation), so they are not broadcast at each forward.
+    """
+    if world_size() == 1:
+        return model
+    device_ids = [device.index] if device.type == "cuda" else None
+    # torch 2.15 renamed the setting and warns of the old name
+    renamed = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+    constant: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **constant)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside DDP and torch.compile."""
+    inner: Any = model
+    while True:
+        if isinstance(inner, DistributedDataParallel):
+            inner = inner.module
+        elif hasattr(inner, "_orig_mod"):
+            inner = inner._orig_mod
+        else:
+            return inner
+
+
+def all_reduce_sum(value: Tensor) -> Tensor:
+    """The sum over ranks, without gradient."""
+    total = value.detach().clone()
+    if world_size() > 1:
+        dist.all_reduce(total)
+    return total
+
+
+def gather(rows: Tensor) -> Tensor:
+    """All ranks' rows in rank order: (B, ...) to (W*B, ...). No gradient. B must be equal on all ranks."""
+    if world_size() == 1:
+        return rows
+    everything = rows.new_empty((world_size() * rows.shape[0], *rows.shape[1:]))
+    # Deprecated since torch 2.14 for a name that torch before 2.14 does not have.
+    dist.all_gather_into_tensor(everything, rows.detach().contiguous())  # pyright: ignore[reportDeprecated]
+    return everything
+
+
+def gather_with_grad(rows: Tensor) -> Tensor:
+    """As `gather`; backward sums over ranks what each of them wants of these rows (a reduce-scatter)."""
+    return rows if world_size() == 1 else _Gather.apply(rows)  # type: ignore[no-any-return]
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gather(rows)
+
+    @staticmethod
+    @first_order_only
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        own = grad.new_empty((grad.shape[0] // world_size(), *grad.shape[1:]))
+        dist.reduce_scatter_tensor(own, grad.contiguous())  # pyright: ignore[reportDeprecated]
+        return own
+
+
+def log_sum_exp(partial: Tensor) -> Tensor:
+    """Of what each rank has: element by element, the log of the sum over ranks of exp(partial), with gradient."""
+    return partial if world_size() == 1 else _LogSumExp.apply(partial)  # type: ignore[no-any-return]
+
+
+class _LogSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        top = partial.clone()
+        dist.all_reduce(top, dist.ReduceOp.MAX)
+        top = top.where(top != -torch.inf, 0.0)
+        total = (partial - top).exp()
+        dist.all_reduce(total)
+        ctx.share = (partial - top).exp_().div_(total.clamp(min=torch.finfo(total.dtype).tiny))
+        return total.log() + top
+
+    @staticmethod
+    @first_order_only
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        everyones = grad.clone()
+        dist.all_reduce(everyones)
+        return everyones * ctx.share

@@ -1,0 +1,102 @@
+"""How a run's model is made ready for training: compiled, in DDP, or sharded (FSDP2)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mmdata.config import TrainConfig
+from mmdata.errors import ConfigError
+from mmdata.train.ranks import collectives, sharding
+from mmdata.train.ranks.sharding import towers_of
+
+
+def prepare(
+    model: nn.Module, config: TrainConfig, device: torch.device, *, autocast_dtype: torch.dtype | None
+) -> nn.Module:
+    """What `train_step` takes; an optimizer is to be made after it, a copy of the model before it.
+
+    Args:
+        model: changed in place where it is compiled or sharded.
+        config: how to train; alone, there is nothing to share out.
+        device: where the model is.
+        autocast_dtype: of the towers.
+
+    Raises:
+        ConfigError: `train.compile` without what torch.compile needs.
+    """
+    if config.compile:
+        compile_towers(model, device)
+    if config.parallel == "fsdp" and collectives.world_size() > 1:
+        sharding.shard(model, device, autocast_dtype=autocast_dtype)
+        return model
+    return collectives.wrap(model, device)
+
+
+def adds_up(model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
+    """Around one of several backward passes: ranks average what has been added up, once, in the last of them."""
+    if isinstance(model, DistributedDataParallel):
+        return nullcontext() if last else cast("AbstractContextManager[Any]", model.no_sync())
+    if sharding.is_sharded(model):
+        cast(Any, model).set_requires_gradient_sync(last)
+    return nullcontext()
+
+
+BACKEND = "inductor"
+
+
+MAX_GRAPHS = 512
+"""Graphs of all towers together. Shapes beyond run as they do without torch.compile, and torch says so once.
+
+A plan has 16 shapes or so. A shape takes a graph in each tower, two with micro-batches that do not divide the rows of
+a batch, and one more in the text tower for extra captions.
+"""
+
+
+def compile_towers(model: nn.Module, device: torch.device) -> None:
+    """Compile each tower of a model in place, with static shapes; names in its state dict stay as they are.
+
+    Evaluation runs the towers as they were (`evaluate.embed`): its shapes are others, and come once.
+
+    Args:
+        model: a DualEncoder, or a module whose parts are the towers.
+        device: where it is.
+
+    Raises:
+        ConfigError: what torch.compile needs on this device is missing.
+    """
+    _try(device)
+    settings: Any = import_module("torch._dynamo.config")
+    settings.recompile_limit = max(settings.recompile_limit, MAX_GRAPHS)
+    settings.accumulated_recompile_limit = max(settings.accumulated_recompile_limit, MAX_GRAPHS)
+    for tower in towers_of(model):
+        tower.compile(backend=BACKEND, dynamic=False)
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether `compile_towers` has been here."""
+    return any(getattr(tower, "_compiled_call_impl", None) is not None for tower in towers_of(model))
+
+
+def _try(device: torch.device) -> None:
+    """Compile something small now: without a compiler the first step of training would fail, minutes later."""
+    # What a cache has would not need the compiler.
+    options: dict[str, Any] = {"options": {"force_disable_caches": True}} if BACKEND == "inductor" else {}
+    try:
+        torch.compile(_small, backend=BACKEND, **options)(torch.ones(2, device=device))
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        needed = "Triton and a C compiler" if device.type == "cuda" else "a C++ compiler (g++) and Python's headers"
+        raise ConfigError(
+            f"train.compile: torch.compile builds no code for device '{device.type}' here ({reason}); "
+            f"it needs {needed}: install them, or set train.compile to false"
+        ) from error
+
+
+def _small(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() + 1

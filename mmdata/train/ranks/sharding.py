@@ -1,0 +1,142 @@
+"""FSDP2: each rank keeps a share of every weight, of its gradient and of what the optimizer keeps of it.
+
+Numbers are those of DDP: a gradient is the mean over ranks, and checkpoints hold whole tensors under the same names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from mmdata.train.ranks import collectives
+
+
+def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype | None = None) -> None:
+    """Shard a model in place over all ranks: each block, then each tower, then what is left. A collective.
+
+    A block's weights are gathered for its forward and for its backward, and its gradients scattered after that. Scalars
+    (logit_scale, logit_bias) cannot be cut: each rank has them whole, and their gradients are averaged.
+
+    Args:
+        model: on `device`; rank 0's weights are what all ranks get.
+        device: of this rank.
+        autocast_dtype: of the towers; weights are gathered in it, and what goes into a block has it; gradients are
+            averaged in float32.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    for parameter in model.parameters():
+        dist.broadcast(parameter.detach(), src=0)
+    scalars = {parameter for parameter in model.parameters() if parameter.ndim == 0}
+    reduce_dtype = None if autocast_dtype is None else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=autocast_dtype, reduce_dtype=reduce_dtype)
+    mesh = init_device_mesh(device.type, (collectives.world_size(),))
+    for part in (*_blocks(model), *towers_of(model), model):
+        fully_shard(part, mesh=mesh, mp_policy=policy, ignored_params=scalars)
+    for scalar in scalars:
+        if scalar.requires_grad:
+            scalar.register_hook(_mean_over_ranks)
+
+
+def is_shard(value: Tensor) -> bool:
+    """Whether a tensor is this rank's share of a larger one."""
+    return isinstance(value, DTensor)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a model has been through `shard`."""
+    return hasattr(model, "set_requires_gradient_sync")
+
+
+def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
+    """Bring the norm of the whole gradient down to `max_norm`; returns what it was, the same on all ranks.
+
+    Args:
+        parameters: whole ones, shares, or some of each.
+        max_norm: None leaves the gradient as it is.
+    """
+    largest = math.inf if max_norm is None else max_norm
+    kinds: tuple[list[Tensor], list[Tensor]] = ([], [])  # whole, shares: torch does not take both at once
+    for parameter in parameters:
+        if parameter.grad is not None:
+            kinds[is_shard(parameter)].append(parameter)
+    if not kinds[1]:
+        return nn.utils.clip_grad_norm_(kinds[0], largest)
+    norms = [whole(nn.utils.get_total_norm([cast(Tensor, p.grad) for p in kind])) for kind in kinds if kind]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    for kind in kinds:
+        nn.utils.clip_grads_with_norm_(kind, largest, norm)
+    return norm
+
+
+def whole_state(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A state dict with whole tensors in place of shares. A collective: all ranks must call.
+
+    Returns:
+        On rank 0 whole tensors, those that were shares on the CPU; on other ranks None in their place: rank 0 writes.
+    """
+    return {key: _whole_value(value) for key, value in state.items()}
+
+
+def shares_of(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """A state dict of whole tensors as `model` takes it: its rank's shares where the model is sharded."""
+    own = model.state_dict()
+    return {name: _share(value, own[name]) if name in own else value for name, value in state.items()}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Give an optimizer the averages of a checkpoint; rates and groups stay as they are, being the configuration's."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    averages = {
+        number: {name: _share(value, parameters[number]) for name, value in values.items()}
+        for number, values in saved["state"].items()
+    }
+    optimizer.load_state_dict({"state": averages, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The elements of each list of modules, not those of lists within them: a transformer's blocks."""
+    for part in module.children():
+        if isinstance(part, nn.ModuleList):
+            yield from (block for block in part if any(True for _ in block.parameters()))
+        else:
+            yield from _blocks(part)
+
+
+def _mean_over_ranks(gradient: Tensor) -> Tensor:
+    return collectives.all_reduce_sum(gradient) / collectives.world_size()
+
+
+def whole(value: Tensor) -> Tensor:
+    """The whole tensor that a share is of, on its device. A collective, where it is a share."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _whole_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return whole_state(cast("Mapping[Any, Any]", value))
+    if not isinstance(value, DTensor):
+        return value
+    full = whole(value)
+    return full.cpu() if collectives.rank() == 0 else None
+
+
+def _share(value: Any, parameter: Tensor) -> Any:
+    """This rank's share of a whole tensor, cut as `parameter` is; each rank has the whole one, none is sent."""
+    if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or value.shape != parameter.shape:
+        return value
+    return distribute_tensor(
+        value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+    )
+
+
+def towers_of(model: nn.Module) -> list[nn.Module]:
+    """The parts of a model that have parts themselves: not its projections."""
+    return [part for part in model.children() if any(True for _ in part.children())]

@@ -1,0 +1,301 @@
+"""Checkpoints: all that a run needs to go on as if nothing had happened.
+
+A checkpoint is one file, whole or absent, whatever the moment of a kill; loading one runs no code from it, and a file
+that changed after it was written is refused.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from mmdata.atomic import write_whole
+from mmdata.errors import ConfigError, DataError
+from mmdata.train.ranks.sharding import shares_of
+
+FORMAT = 1
+CHECKPOINTS = "checkpoints"
+LATEST = "latest"
+NONE_YET = "none yet"
+"""What `latest` holds while the first checkpoint is being written; a `latest` that is gone was lost."""
+
+# Settings that may differ between the run that wrote a checkpoint and the run that resumes it: they change where
+# things lie, who does the work and what is told about it, never which numbers come out (micro_batch_size, parallel and
+# compile: up to rounding; a compiled tower draws other dropout). A moved corpus is still the same corpus: the loader
+# compares its manifest. In a mixture that is the folder of each dataset, data.shards.0.shards and so on (positions are
+# left out here), but not its weight or repeat.
+MAY_CHANGE = frozenset(
+    {
+        "data.shards",
+        "data.shards.shards",
+        "data.val_shards",
+        "data.num_workers",
+        "data.num_processes",
+        "data.workers",
+        "data.cache_dir",
+        "data.cache_gb",
+        "data.check_images",
+        "data.prefetch",
+        "data.max_bad_share",
+        "train.output",
+        "train.micro_batch_size",
+        "train.parallel",
+        "train.compile",
+        "train.log_every_steps",
+        "train.mining_telemetry_every_steps",
+        "train.checkpoint_every_steps",
+        "train.keep_checkpoints",
+        "train.evaluate_every_epochs",
+        "train.stall_timeout_s",
+        "train.device",
+        "train.tensorboard",
+        "model.gradient_checkpointing",
+    }
+)
+
+_NAME = re.compile(r"step-\d{10,}\.pt")
+_POSITION = re.compile(r"\.\d+(?=\.)")
+"""Of a section in a list of them: ".0" in data.shards.0.weight."""
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any], *, keep: int, sound_step: int | None = None) -> Path:
+    """Write `step-XXXXXXXX.pt`, point `latest` at it, and delete all but the newest `keep`.
+
+    Args:
+        folder: made if missing.
+        state: plain containers, numbers, strings and tensors; "step" names the file.
+        keep: checkpoints to keep, this one included.
+        sound_step: the newest checkpoint of this step or an earlier one is also kept; None: `keep` alone decides.
+
+    Raises:
+        OSError: the disk is full or read-only; the checkpoint before it is untouched.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    step = int(state["step"])
+    path = folder / _name(step)
+    for part in folder.glob(".step-*.part"):  # of a run that was killed while writing: as large as a checkpoint
+        part.unlink()
+    if not (folder / LATEST).exists():
+        write_whole(folder / LATEST, f"{NONE_YET}\n".encode())
+    write_whole(path, lambda file: _write(state, file))
+    write_whole(folder / LATEST, f"{path.name}\n".encode())
+    known = sorted(folder.glob("step-*.pt"))
+    # What lies ahead of this step was written by a run that has since been resumed from further back.
+    behind = [other for other in known if other.name <= path.name]
+    sound = [] if sound_step is None else [other for other in behind if other.name <= _name(sound_step)]
+    for old in set(known) - {*behind[-keep:], *sound[-1:]}:
+        old.unlink()
+    return path
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint that `latest` points at, or None where no checkpoint has been written.
+
+    Raises:
+        DataError: `latest` is missing beside checkpoints, or does not name one, or the file it names is missing.
+    """
+    pointer = folder / LATEST
+    others = ", ".join(sorted(path.name for path in folder.glob("step-*.pt")))
+    remedy = f"write one of these into it to go on from there: {others or 'none is left'}"
+    if not pointer.is_file():
+        if not others:
+            return None
+        # To begin at step 0 would delete them: they lie ahead of it.
+        raise DataError(f"{pointer}: no such file; {remedy}; or give another train.output to start anew")
+    name = pointer.read_bytes().decode(errors="replace").strip()
+    if name == NONE_YET:
+        return None
+    if not _NAME.fullmatch(name):
+        raise DataError(f"{pointer}: holds {name[:40]!r}, not the name of a checkpoint; {remedy}")
+    path = folder / name
+    if not path.is_file():
+        raise DataError(f"{pointer}: points at '{path.name}', which is missing; {remedy}")
+    return path
+
+
+def find_checkpoint(run: Path) -> Path:
+    """The file itself, or the newest checkpoint of a run's folder.
+
+    Raises:
+        DataError: `run` is neither.
+    """
+    if run.is_file():
+        return run
+    path = latest_checkpoint(run / CHECKPOINTS)
+    if path is None:
+        raise DataError(f"'{run}': neither a checkpoint nor the folder of a run; mmdata train makes one")
+    return path
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint's tensors onto the CPU; nothing but tensors and plain containers is accepted.
+
+    Raises:
+        DataError: no such file, cut, changed since it was written, of a newer format, or not a checkpoint of ours.
+    """
+    if not path.is_file():
+        raise DataError(f"checkpoint '{path}': no such file")
+    if damage := find_damage(path):
+        raise DataError(f"checkpoint '{path}': cannot be read ({damage}); {_way_back(path)}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"checkpoint '{path}': cannot be read ({reason}); {_way_back(path)}") from error
+    content = cast("dict[str, Any]", state)
+    if not isinstance(state, dict) or not isinstance(content.get("format"), int) or "model" not in content:
+        raise DataError(f"checkpoint '{path}': not written by mmdata train")
+    if content["format"] > FORMAT:
+        raise DataError(f"checkpoint '{path}': format {content['format']} is newer than {FORMAT}; update mmdata")
+    return content
+
+
+def find_damage(path: Path) -> str:
+    """What shows that a checkpoint is not as it was written; "" where nothing does.
+
+    torch.save notes a CRC-32 of each record, and torch.load does not look at it. The file is read once more, at the
+    speed of the disk or of zlib.
+    """
+    try:
+        with zipfile.ZipFile(path) as records:
+            name = records.testzip()
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError) as error:
+        return str(error).strip() or type(error).__name__
+    return f"the content of {name!r} does not have its checksum" if name else ""
+
+
+def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> None:
+    """Put a checkpoint's weights into a model.
+
+    Raises:
+        ConfigError: they do not fit, as when the tokenizer has another number of entries than it had.
+    """
+    try:
+        model.load_state_dict(shares_of(state["model"], model))
+    except RuntimeError as error:
+        difference = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
+        raise ConfigError(
+            f"checkpoint '{origin}': its weights do not fit the model ({difference}); "
+            "restore the tokenizer and the section model it was made with"
+        ) from error
+
+
+def check_same_run(state: dict[str, Any], settings: dict[str, Any], total_steps: int, *, origin: str) -> None:
+    """Refuse to resume under settings that would change what is computed, or for another number of steps.
+
+    Args:
+        state: the checkpoint.
+        settings: of this run, nested by section.
+        total_steps: of this run.
+        origin: the checkpoint, for the message.
+
+    Raises:
+        ConfigError: names what differs, with both values.
+    """
+    check_same_settings(state["settings"], settings, origin=origin)
+    if state["total_steps"] != total_steps:
+        raise ConfigError(
+            f"cannot resume from {origin}: the run had {state['total_steps']} steps, now it has {total_steps}; "
+            "restore the data, or give another train.output to start anew"
+        )
+
+
+def check_same_settings(saved: dict[str, Any], current: dict[str, Any], *, origin: str) -> None:
+    """Refuse to resume under settings that would change what is computed.
+
+    Args:
+        saved: settings in the checkpoint, nested by section.
+        current: settings of this run.
+        origin: the checkpoint, for the message.
+
+    Raises:
+        ConfigError: names each key that differs, with both values.
+    """
+    before, now = _flat(saved), _flat(current)
+    differ = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
+    changed = sorted(key for key in differ if _POSITION.sub("", key) not in MAY_CHANGE)
+    if changed:
+        listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed)
+        raise ConfigError(
+            f"cannot resume from {origin}: {listed}. Restore the values, or give another train.output to start anew"
+        )
+
+
+def _write(state: dict[str, Any], file: BinaryIO) -> None:
+    with_checksums = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)  # a program may have switched them off
+    try:
+        torch.save({"format": FORMAT, **state}, file)
+    except RuntimeError as error:
+        # On a full disk torch's writer says "unexpected pos 64 vs 0" in place of the system's error.
+        raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+    finally:
+        torch.serialization.set_crc32_options(with_checksums)
+
+
+def _way_back(path: Path) -> str:
+    """How to go on from the newest whole checkpoint before `path`, for messages."""
+    older = sorted((other for other in path.parent.glob("step-*.pt") if other.name < path.name), reverse=True)
+    for other in older:
+        if not find_damage(other):
+            return f"to go on from the one before it, write '{other.name}' into '{path.parent / LATEST}'"
+    return (
+        f"no whole one before it lies in '{path.parent}': put back a copy, or give another train.output to start anew"
+    )
+
+
+def _name(step: int) -> str:
+    return f"step-{step:010d}.pt"
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"data": {"shards": [{"weight": 3}]}} -> {"data.shards.0.weight": 3}; a list of values is a value."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, list) and isinstance(next(iter(cast("list[Any]", value)), None), dict):
+            value = {str(position): item for position, item in enumerate(cast("list[Any]", value))}
+        if isinstance(value, dict):
+            flat |= _flat(cast("dict[str, Any]", value), f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+    return flat
+
+
+def seed_rank(seed: int, rank: int) -> None:
+    """Seed Python, numpy and torch so that ranks draw different numbers, in dropout for one."""
+    words = np.random.SeedSequence([seed, rank]).generate_state(3)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    torch.manual_seed(int(words[2]))
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """State of the generators of Python, numpy and torch (and of the GPU) in this process, as plain data."""
+    keys, position, has_gauss, cached = np.random.get_state(legacy=True)[1:]  # type: ignore[misc]
+    return {
+        "python": random.getstate(),
+        "numpy": [keys.tolist(), int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    """Undo of `rng_state`."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state(("MT19937", np.asarray(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"], device)

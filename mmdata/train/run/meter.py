@@ -1,0 +1,144 @@
+"""Numbers of a log line, over all ranks, since the last line: loss, speed, time spent waiting for data, padding."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mmdata.batch import Batch
+from mmdata.train.batches import Batches, KeepsClock
+from mmdata.train.ranks import collectives
+
+
+class Meter:
+    """Sums between two log lines. Those of losses and tokens live in the checkpoint: a resumed curve has no seam."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group  # ranks to sum over, over CPU tensors
+        self._steps = 0
+        self._loss_sum = 0.0
+        self.step_ms = 0.0  # that an update took before the last `read`, without waiting for data
+        self._restart()
+
+    def waited_for(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches; the time until each one came is counted as waiting for data."""
+        while True:
+            before_s = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self._wait_s += time.perf_counter() - before_s
+            self._batches += 1
+            # Added up where the batch is: to look at a number on a GPU would be to wait for it.
+            self._samples = batch["valid"].sum() + self._samples
+            self._tokens += batch["attention_mask"].numel()
+            self._useful_tokens = (batch["attention_mask"] * batch["valid"].unsqueeze(1)).sum() + self._useful_tokens
+            yield batch
+
+    def add_loss(self, loss: float) -> None:
+        """Count one update, if its loss is finite."""
+        if math.isfinite(loss):
+            self._steps += 1
+            self._loss_sum += loss
+
+    def read(self) -> dict[str, float | None]:
+        """Values since the last call. A collective: all ranks must call.
+
+        Returns:
+            loss: mean over the updates, None if all were skipped; samples_per_s: valid rows over all ranks;
+            data_wait_share: of time, mean over ranks; padding_share: of tokens that mean nothing.
+        """
+        elapsed_s = time.perf_counter() - self._start_s
+        self.step_ms = 1000 * (elapsed_s - self._wait_s) / max(1, self._batches)
+        samples, useful = int(self._samples), int(self._useful_tokens)
+        sums = torch.tensor(
+            [self._wait_s / elapsed_s, samples / elapsed_s, self._tokens, useful, 1.0], dtype=torch.float64
+        )
+        if self._group is not None:
+            dist.all_reduce(sums, group=self._group)
+        wait, samples_per_s, tokens, useful_tokens, ranks = sums.tolist()
+        loss = self._loss_sum / self._steps if self._steps else None
+        self._steps, self._loss_sum = 0, 0.0
+        self._restart()
+        return {
+            "loss": loss,
+            "samples_per_s": samples_per_s,
+            "data_wait_share": wait / ranks,
+            "padding_share": 1.0 - useful_tokens / max(1.0, tokens),
+        }
+
+    @contextlib.contextmanager
+    def paused(self) -> Generator[None, None, None]:
+        """Time spent in here (evaluation, checkpoints) is no training time."""
+        before_s = time.perf_counter()
+        yield
+        self._start_s += time.perf_counter() - before_s
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums that a resumed run goes on with, of all ranks. A collective: all ranks must call."""
+        tokens = torch.tensor([self._tokens, int(self._useful_tokens)])
+        if self._group is not None:
+            dist.all_reduce(tokens, group=self._group)
+        return {"steps": self._steps, "loss_sum": self._loss_sum, "tokens": tokens.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Undo of `state_dict`, on any number of ranks."""
+        self._steps, self._loss_sum = int(state["steps"]), float(state["loss_sum"])
+        if collectives.rank() == 0:  # `read` adds up the ranks' tokens; older checkpoints have none
+            self._tokens, self._useful_tokens = state.get("tokens", (0, 0))
+
+    def _restart(self) -> None:
+        self._start_s = time.perf_counter()
+        self._wait_s = 0.0
+        self._batches = 0
+        self._tokens = 0
+        self._samples: int | Tensor = 0
+        self._useful_tokens: int | Tensor = 0
+
+
+NOTICEABLE = 0.05  # of the time, waiting for data
+
+
+class DataWait:
+    """Reads the clock of a loader between two log lines.
+
+    Args:
+        batches: the loader; of one without a clock nothing is said.
+        config: the run's settings as a file, for the command that looks closer; where there is none, CONFIG stands.
+    """
+
+    def __init__(self, batches: Batches, config: Path) -> None:
+        self._batches = batches if isinstance(batches, KeepsClock) else None
+        self._config = config
+        self._before = self._batches.stats.copy() if self._batches else None
+        self._said = ""  # the stage that was named last
+
+    def explain(self, wait_share: float, step_ms: float) -> str | None:
+        """A line for the log, or None where there is nothing new to say.
+
+        Args:
+            wait_share: of the time since the last call, spent waiting for data.
+            step_ms: milliseconds of an update without that.
+        """
+        if self._batches is None or self._before is None:
+            return None
+        interval = self._batches.stats.since(self._before)
+        self._before = self._batches.stats.copy()
+        found = interval.bottleneck()
+        if found is None or wait_share < NOTICEABLE or found.stage == self._said:
+            return None
+        self._said = found.stage
+        config = self._config if self._config.is_file() else "CONFIG"
+        return (
+            f"data wait {wait_share:.0%}: {found.words}; "
+            f"`mmdata bench {config} --step-ms {step_ms:.0f}` measures what would help"
+        )

@@ -1,0 +1,52 @@
+"""The optimizer and its learning rate. The rate is a pure function of the step, so that resuming needs no state."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from mmdata.config import TrainConfig
+from mmdata.train.ranks.sharding import is_shard
+
+
+def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int) -> float:
+    """Linear warm-up to `peak`, then half a cosine that reaches 0 where the run ends.
+
+    Args:
+        step: the update about to be made, from 0.
+        peak: rate of update `warmup_steps`.
+        warmup_steps: updates on the rise; update 0 already moves.
+        total_steps: updates of the whole run.
+
+    Example:
+        With peak 1.0, 2 of 6 steps for the warm-up: 0.5, 1.0, 1.0, 0.854, 0.5, 0.146.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    share = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    return peak * 0.5 * (1.0 + math.cos(math.pi * min(1.0, share)))
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW over the parameters that learn; weight decay on matrices only.
+
+    Biases, norms, logit_scale and logit_bias have fewer than two dimensions and no decay: pulling a scale to 0
+    is no prior that anybody holds.
+    """
+    learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    decayed = [p for name, p in learning if p.ndim >= 2 and not name.endswith("bias")]
+    others = [p for name, p in learning if p.ndim < 2 or name.endswith("bias")]
+    # Where all but scalars is sharded, those need a group of their own: torch updates a group's tensors together, and
+    # takes no mix. They come first in a model, so that parameters have the same numbers in a checkpoint either way.
+    whole, shares = [p for p in others if not is_shard(p)], [p for p in others if is_shard(p)]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": whole, "weight_decay": 0.0}]
+    groups += [{"params": shares, "weight_decay": 0.0}] if shares else []
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """One rate for all parameter groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,298 @@
+"""The training loop: any iterable of batches, any number of ranks, stopped and resumed at any step.
+
+A run that was killed and resumed makes the same updates as one that was not: bit for bit on one CPU thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from signal import Signals
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mmdata.atomic import write_whole
+from mmdata.batch import Batch
+from mmdata.config import TrainConfig
+from mmdata.errors import ConfigError, TrainingError
+from mmdata.train.batches import Batches, CountsRows, count_steps
+from mmdata.train.memory.ema import EMA
+from mmdata.train.memory.kept import FeatureMemory
+from mmdata.train.objective import loss_at
+from mmdata.train.prefetch import DevicePrefetcher, HostCopy
+from mmdata.train.ranks import collectives, parallel, sharding
+from mmdata.train.ranks.lockstep import checked_state, gather, in_lockstep, on_first
+from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
+from mmdata.train.run import checkpoint
+from mmdata.train.run.checkpoint import CHECKPOINTS, rng_state, seed_rank, set_rng_state
+from mmdata.train.run.log import METRICS, RunLog, evaluated_steps
+from mmdata.train.run.meter import DataWait, Meter
+from mmdata.train.run.optimizer import learning_rate, make_optimizer, set_learning_rate
+from mmdata.train.run.overfit import FirstBatches
+from mmdata.train.run.stopping import StopSignals
+from mmdata.train.run.update import FiniteUpdates, Update
+from mmdata.train.run.watchdog import Watchdog
+from mmdata.train.step import AUTOCAST, train_step
+
+EVALUATION = "evaluation.json"
+COUNTERS = ("step", "epoch", "epoch_step", "total_steps", "grad_norm")
+
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+
+
+class Trainer:
+    """One rank's side of a run.
+
+    Args:
+        model: a `DualEncoder`, or anything with the same forward, on the device to train on.
+        batches: this rank's batches.
+        config: how to train.
+        output: the run's folder, shared by all ranks: checkpoints/, metrics.jsonl, evaluation.json. A run found
+            there is resumed.
+        settings: all settings of the run as plain data; kept in checkpoints, compared on resume.
+        evaluate: called with the model in eval mode, on every rank, after each `evaluate_every_epochs` epochs and at
+            the end; returns named numbers.
+
+    Raises:
+        ConfigError: neither epochs nor steps given; the run in `output` had other settings, or another length; the
+            batches are of another rank or world size than the process group.
+        DataError: a damaged checkpoint.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        config: TrainConfig,
+        *,
+        output: Path,
+        settings: dict[str, Any] | None = None,
+        evaluate: Evaluate | None = None,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.output = output
+        self.settings = settings or {"train": config.model_dump(mode="json")}
+        self.evaluate = evaluate
+        self.device = next(model.parameters()).device
+        collectives.check_ranks(batches)
+        if config.overfit_batches is not None:
+            batches = FirstBatches(batches, config.overfit_batches)
+        self.source, self.batches = batches, DevicePrefetcher(batches, self.device)
+        # Ranks agree over CPU tensors: a collective on the GPU would make the host wait for the step.
+        several = collectives.world_size() > 1
+        group = dist.new_group(backend="gloo", timeout=collectives.TIMEOUT) if several else None
+        self.group = cast("dist.ProcessGroup | None", group)
+        if several and isinstance(batches, CountsRows):
+            batches.judge_together()
+        self.teacher = EMA.from_config(model, config)
+        self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=AUTOCAST[config.precision])
+        self.optimizer = make_optimizer(model, config)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+        self.memory = FeatureMemory.from_config(config, batches, output)
+        self.watchdog = Watchdog(config.stall_timeout_s, lambda: self.step, self.group)
+        self.meter = Meter(self.group)
+        self.data_wait = DataWait(batches, output / "config.yaml")
+        self.total_steps = count_steps(batches, config)
+        self.updates = FiniteUpdates(self.scaler, output)
+        self.epoch = self.epoch_step = self.step = 0
+        self.grad_norm = math.nan
+        self._unchecked: Update | None = None
+        batches.set_epoch(0)
+        seed_rank(config.seed, collectives.rank())
+        where = self._resume()
+        speaks = collectives.rank() == 0
+        self.log = RunLog(
+            output, step=self.step, total_steps=self.total_steps, tensorboard=config.tensorboard, speaks=speaks
+        )
+        self.log.say(where)
+        if config.warmup_steps >= self.total_steps:
+            self.log.say(f"train.warmup_steps is {config.warmup_steps}: the learning rate will not reach its peak")
+
+    def run(self) -> int:
+        """Train to the end, or until a signal.
+
+        Returns:
+            0, or 128 + the number of the signal that stopped the run, a checkpoint having been written.
+
+        Raises:
+            TrainingError: a loss or gradient that is not finite, batches that do not keep to their `len`, too many rows
+                that could not be used over all ranks, no batch on another rank, or the end of one; on every rank.
+        """
+        self.model.train()  # transformers' from_pretrained returns a model in eval mode
+        with StopSignals(self.group) as stop, contextlib.closing(self.log), self.watchdog:
+            stopped = self._evaluate_if_due(stop)  # the run before this one may have ended just before it
+            while not stopped and self.step < self.total_steps:
+                stopped = self._run_epoch(stop) or self._evaluate_if_due(stop)
+            if stopped:
+                self.log.say(
+                    f"stopped by {Signals(stopped).name} after step {self.step} of {self.total_steps}; "
+                    f"checkpoint in {self.output / CHECKPOINTS}; the same command resumes"
+                )
+                return 128 + stopped
+            self.log.say(f"finished after step {self.step}; checkpoint in {self.output / CHECKPOINTS}")
+        return 0
+
+    def _run_epoch(self, stop: StopSignals) -> int:
+        """The rest of this epoch; returns the signal that stopped it, or 0."""
+        length = len(self.batches)
+        batches = self.watchdog.waited_for(self.meter.waited_for(iter(self.batches)))
+        for batch in in_lockstep(batches, self.group):
+            if self.epoch_step == length:
+                raise TrainingError(f"epoch {self.epoch}: more than len(batches) = {length} batches came")
+            self._update(batch)
+            if self.epoch_step < length:
+                stopped = self._save_if_due(stop)
+                if stopped or self.step == self.total_steps:
+                    return stopped
+        if self.epoch_step < length:
+            raise TrainingError(f"epoch {self.epoch}: {self.epoch_step} of len(batches) = {length} batches came")
+        self.epoch, self.epoch_step = self.epoch + 1, 0
+        self.batches.set_epoch(self.epoch)
+        return self._save_if_due(stop)
+
+    def _update(self, batch: Batch) -> None:
+        """One optimizer update from one global batch."""
+        self.watchdog.at("computing")
+        rate = learning_rate(
+            self.step, peak=self.config.lr, warmup_steps=self.config.warmup_steps, total_steps=self.total_steps
+        )
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.zero_grad(set_to_none=True)
+        opinion = self.teacher and self.teacher.opinion(batch, self.step)
+        loss = loss_at(self.step, self.config, opinion, self.memory.queue)
+        size, dtype = self.config.micro_batch_size, AUTOCAST[self.config.precision]
+        output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
+        self.scaler.unscale_(self.optimizer)
+        norm = sharding.clip_grad_norm(self.model.parameters(), self.config.grad_clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.teacher is not None:
+            self.teacher.update(self.model)
+        self.memory.keep(output.output, batch, self.step)
+        self._check()
+        self._unchecked = Update(self.step, batch, HostCopy(output.loss, norm))
+        self.step += 1
+        self.epoch_step += 1
+        self.log.advance(self.step)
+        if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
+            self._log(rate, output.output.logit_scale)
+        if self.config.mining_telemetry_every_steps and self.step % self.config.mining_telemetry_every_steps == 0:
+            with self.meter.paused():
+                values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
+                self.log.record("mining", values)
+
+    def _check(self) -> None:
+        """Look at the loss and the gradient of the last update, one update late: the device is not waited for.
+
+        The norm is that of all ranks' mean gradient, so where one rank's rows are at fault all ranks stop.
+        """
+        update, self._unchecked = self._unchecked, None
+        if update is None:
+            return
+        loss, self.grad_norm = self.updates.judge(update, last=update.step + 1 == self.total_steps)
+        self.watchdog.learned(update, moves=loss != 0 or self.grad_norm != 0)
+        self.meter.add_loss(loss)
+
+    def _log(self, rate: float, logit_scale: Tensor) -> None:
+        self._check()
+        checked_state(self.batches, self.source, self.group)
+        measured = self.meter.read()
+        values = {"step": self.step, "epoch": self.epoch, "loss": measured.pop("loss"), "lr": rate}
+        values |= {"grad_norm": self.grad_norm, **measured, "logit_scale": float(logit_scale)}
+        if self.scaler.is_enabled():
+            values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.updates.skipped}
+        self.log.record("train", values)
+        for kind, numbers in self.memory.telemetry(self.step):
+            self.log.record(kind, {"step": self.step, "epoch": self.epoch, **numbers})
+        if line := self.data_wait.explain(values["data_wait_share"] or 0.0, self.meter.step_ms):
+            self.log.say(line)
+        if line := self.watchdog.why_still():
+            self.log.say(line)
+
+    def _evaluation_due(self) -> bool:
+        every = self.config.evaluate_every_epochs
+        epoch_done = self.epoch_step == 0 and self.epoch > 0 and every > 0 and self.epoch % every == 0
+        return self.evaluate is not None and (epoch_done or self.step == self.total_steps)
+
+    def _evaluate_if_due(self, stop: StopSignals) -> int:
+        """Evaluate between two epochs, a checkpoint having been written; returns the signal that came, or 0."""
+        if self.evaluate is None or not self._evaluation_due() or self._evaluated_step == self.step:
+            return 0
+        with self.meter.paused(), self.watchdog.evaluating(self.model):
+            random_state = rng_state(self.device)
+            self.model.eval()
+            values = {"step": self.step, "epoch": self.epoch, **self.evaluate(self.model)}
+            self.model.train()
+            set_rng_state(random_state, self.device)
+            if collectives.rank() == 0:
+                write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
+            self.log.record("evaluation", values)  # last: a resumed run takes it as proof
+            self._evaluated_step = self.step
+        return stop.agreed()
+
+    def _save_if_due(self, stop: StopSignals) -> int:
+        """Write a checkpoint where one is due; returns the signal that any rank has got, or 0."""
+        stopped = stop.agreed()
+        due = self.step == self.total_steps or self.step % self.config.checkpoint_every_steps == 0
+        if stopped or due or self._evaluation_due():
+            with self.meter.paused():
+                self._check()
+                self.watchdog.at("writing a checkpoint")
+                self._save()
+        return stopped
+
+    def _save(self) -> None:
+        state = {
+            **{name: getattr(self, name) for name in COUNTERS},
+            "skipped_updates": self.updates.skipped,
+            "bad_in_a_row": self.updates.bad_in_a_row,
+            "reduction_order": reduction_order(self.parallel),
+            "settings": self.settings,
+            "model": sharding.whole_state(self.model.state_dict()),
+            "optimizer": sharding.whole_state(self.optimizer.state_dict()),
+            "scaler": self.scaler.state_dict(),
+            "teacher": self.teacher and self.teacher.state_dict(),
+            "batches": checked_state(self.batches, self.source, self.group),
+            "meter": self.meter.state_dict(),
+            "memory": self.memory.state_dict(),
+            "rng": gather(rng_state(self.device), self.group),
+        }
+        folder, keep = self.output / CHECKPOINTS, self.config.keep_checkpoints
+        sound = self.updates.sound_step(self.step)
+        # No rank leaves, and gets the others stopped, before it is written.
+        on_first(lambda: checkpoint.save_checkpoint(folder, state, keep=keep, sound_step=sound), self.group)
+
+    def _resume(self) -> str:
+        """Go on from the newest checkpoint in `output`, where there is one; returns a line that says so."""
+        path = checkpoint.latest_checkpoint(self.output / CHECKPOINTS)
+        evaluated = evaluated_steps(self.output / METRICS)
+        if len(set(gather((path and path.name, evaluated), self.group))) > 1:
+            raise ConfigError(f"train.output '{self.output}': the ranks see different files there; share the folder")
+        if path is None:
+            self._evaluated_step = None
+            return f"starting: {self.total_steps} steps"
+        state = checkpoint.load_checkpoint(path)
+        checkpoint.check_same_run(state, self.settings, self.total_steps, origin=str(path))
+        for name in COUNTERS:
+            setattr(self, name, state[name])
+        self.updates.skipped, self.updates.bad_in_a_row = state["skipped_updates"], state.get("bad_in_a_row", 0)
+        checkpoint.load_weights(self.model, state, origin=str(path))
+        restore_reduction_order(self.parallel, state.get("reduction_order"))
+        sharding.load_optimizer(self.optimizer, state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        if self.teacher is not None:
+            self.teacher.load_state_dict(state["teacher"])
+        self.batches.load_state_dict(state["batches"])
+        self.meter.load_state_dict(state["meter"])
+        said = self.memory.load_state_dict(state.get("memory", {}), self.step, self.device, self.group)
+        self._evaluated_step = self.step if self.step in evaluated else None
+        if len(state["rng"]) == collectives.world_size():
+            set_rng_state(state["rng"][collectives.rank()], self.device)
+        return f"resuming from {path}: step {self.step} of {self.total_steps}{said and '; '}{said}"
