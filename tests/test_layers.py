@@ -17,7 +17,7 @@ import mmdata
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mmdata"
 
-GROUND = ["atomic", "batch", "cores", "errors", "hashing", "launcher", "safe_read", "seeding", "shipped"]
+GROUND = ["atomic", "batch", "cores", "errors", "hashing", "launcher", "renamed", "safe_read", "seeding", "shipped"]
 TOP = [*GROUND, "cli", "config"]
 DATA_HALF = [*TOP, "shards", "plan", "transform", "loader", "samplers", "streaming", "compositional", "convert"]
 
@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "streaming": [*TOP, "shards", "plan", "transform", "loader"],
     "compositional": [*TOP, "shards", "plan", "transform", "loader"],
     "convert": [*TOP, "shards", "transform"],
-    "train": ["atomic", "batch", "config", "errors"],
+    "train": ["atomic", "batch", "config", "errors", "renamed"],
     "inspect": [*DATA_HALF, "train"],
     "integrations": [*DATA_HALF, "train", "inspect"],
     "__main__": ["cli"],

@@ -4,6 +4,7 @@ A miner is any function (scores, positives, negatives) -> kept or weights: see `
 drop what is no admissible negative.
 """
 
+from mmdata.renamed import renamed_names
 from mmdata.train.miners.hardness import All, DropHardest, Ratio, SemiHard, TopK
 from mmdata.train.miners.informed import Chain, FalseNegativeMargin, SameGroup, SameLabel, TeacherMask
 from mmdata.train.miners.protocol import AnyMiner, BlockMiner, Miner, Side, for_block
@@ -28,3 +29,5 @@ __all__ = [
     "TopK",
     "for_block",
 ]
+
+__getattr__ = renamed_names(__name__, {"SkipHottest": "DropHardest", "Teacher": "TeacherMask"})

@@ -1,0 +1,32 @@
+"""Old public names, kept for one release: each still works, and warns with the new one."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+
+def renamed_names(module: str, names: dict[str, str]) -> Callable[[str], Any]:
+    """A module's `__getattr__` that gives what a name was changed to, with a DeprecationWarning.
+
+    Args:
+        module: `__name__` of the module.
+        names: old name to new name, both of this module.
+
+    Example:
+        __getattr__ = renamed_names(__name__, {"Worker": "BatchMaker"})
+    """
+
+    def get(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        warnings.warn(
+            f"{module}.{name} is now called {module}.{names[name]}; the old name goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(sys.modules[module], names[name])
+
+    return get
