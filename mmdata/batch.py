@@ -29,11 +29,11 @@ class Batch(TypedDict):
         labels: int64 (B,), -1 where a row has none; only when the corpus has labels.
         image_hash: int64 (B,), equal for equal image bytes; only with `data.hashes`.
         caption_hash: int64 (B,), equal for equal captions; only with `data.hashes`.
-        extra_input_ids: int64 (B, Lx), a further caption for each row, a negative of the images; Lx is the same in all
-            batches. This and the three below: only with `data.extra_captions`.
-        extra_attention_mask: int64 (B, Lx), as attention_mask.
-        extra_valid: bool (B,), False where the row has none or is not valid itself.
-        extra_caption_hash: int64 (B,), as caption_hash, 0 where there is none; only with `data.hashes`.
+        negative_input_ids: int64 (B, Lx), a negative caption for each row; Lx is the same in all
+            batches. This and the three below: only with `data.negative_captions`.
+        negative_attention_mask: int64 (B, Lx), as attention_mask.
+        negative_valid: bool (B,), False where the row has none or is not valid itself.
+        negative_caption_hash: int64 (B,), as caption_hash, 0 where there is none; only with `data.hashes`.
         valid: bool (B,), False where a row is padding or could not be decoded.
         rows: int64 (B,), row numbers in the index; -1 where a row is padding.
         keys: B strings; "" where a row is padding.
@@ -47,10 +47,10 @@ class Batch(TypedDict):
     labels: NotRequired[Tensor]
     image_hash: NotRequired[Tensor]
     caption_hash: NotRequired[Tensor]
-    extra_input_ids: NotRequired[Tensor]
-    extra_attention_mask: NotRequired[Tensor]
-    extra_valid: NotRequired[Tensor]
-    extra_caption_hash: NotRequired[Tensor]
+    negative_input_ids: NotRequired[Tensor]
+    negative_attention_mask: NotRequired[Tensor]
+    negative_valid: NotRequired[Tensor]
+    negative_caption_hash: NotRequired[Tensor]
     valid: Tensor
     rows: Tensor
     keys: list[str]

@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., 
     data: dict[str, Any] = {"shards": shards, "val_shards": shards, "tokenizer": f"{shards}/tokenizer"}
     data |= {"global_batch_size": 8, "image_size": 16, "max_length": 16, "num_workers": 0}
     arms: dict[str, Any] = {
-        "extra": {"settings": [f"data.extra_captions={folder / 'extra.parquet'}"]},
+        "extra": {"settings": [f"data.negative_captions={folder / 'extra.parquet'}"]},
         "same": {"settings": ["train.log_every_steps=1"]},
         "near": {"neighbours": 2},
         "plain": {},

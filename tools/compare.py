@@ -258,7 +258,7 @@ def evaluate(folder: Path, path: str) -> Line:
     tokenizer = Tokenizer.load(config.data.tokenizer, max_length=config.data.max_length)
     model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size)
     load_weights(model, state, origin=str(folder))
-    data = config.data.model_copy(update={"seed": 0, "groups": None, "extra_captions": None})
+    data = config.data.model_copy(update={"seed": 0, "groups": None, "negative_captions": None})
     batches = pairs_of(path, data.model_dump_json())
     types = [name for _, names in batches for name in names]
     features = embed(model.eval(), (batch for batch, _ in batches))

@@ -1,4 +1,4 @@
-"""Captions that are false of their picture by one swap, and as many of other pictures: files for data.extra_captions.
+"""Captions that are false of their picture by one swap, and as many of other pictures: files for negative_captions.
 
 python datasets/scenes/swaps.py data/scenes --types size,relation --seed 0
 

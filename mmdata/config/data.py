@@ -145,7 +145,7 @@ class DataConfig(Settings):
     """Compares each image with its hash in the index; a row whose image changed is masked with reason file_changed.
     auto: by XXH3, about 1 % of a photo's time. An index that an earlier mmdata made has no XXH3; its images are not
     compared, and the log says so. always: by SHA-256 there, about 5 %. never: a changed image is decoded as it is."""
-    extra_captions: Location | None = None
+    negative_captions: Location | None = None
     """Parquet file with further captions of rows, key and captions: negatives of the images (NegCLIP). Each batch then
     has one of them for each row."""
     limit: Positive | None = None
@@ -232,10 +232,10 @@ class DataConfig(Settings):
             raise ValueError(f"give each dataset a weight and none a repeat, or none of them a weight: {listed}")
         if len(mixed) > 1 and self.limit is not None:
             raise ValueError(f"limit ({self.limit}) takes the first rows of one dataset, and shards lists {len(mixed)}")
-        if len(mixed) > 1 and self.extra_captions is not None:
+        if len(mixed) > 1 and self.negative_captions is not None:
             raise ValueError(
-                f"extra_captions are those of one dataset's keys, and shards lists {len(mixed)}: convert them into one "
-                "folder of shards, or leave extra_captions out"
+                f"negative_captions have the keys of one dataset, and shards lists {len(mixed)}: convert them into one "
+                "folder of shards, or leave negative_captions out"
             )
         weights = [source.weight for source in mixed if source.weight is not None]
         if weights:
@@ -281,7 +281,7 @@ def once_in_order(data: DataConfig) -> DataConfig:
         "groups": None,
         "unique": False,
         "token_budget": None,
-        "extra_captions": None,
+        "negative_captions": None,
     }
     return data.model_copy(update={"shards": shards, **changes})
 

@@ -59,15 +59,15 @@ class BatchBuilder:
         self.slots = slots or BufferPool()
 
     def begin(
-        self, task: Task, samples: Samples, *, labels: bool, extra: NegativeTexts | None = None
+        self, task: Task, samples: Samples, *, labels: bool, negatives: NegativeTexts | None = None
     ) -> Work[LoadedBatch]:
-        """Begin a batch; `labels` says whether it has them, `extra` are further captions, if it has those.
+        """Begin a batch; `labels` says whether it has them, `negatives` are further captions, if it has those.
 
         What its units and its end raise:
             DataError: a shard is not the one that was indexed.
             LoadError: anything else that is no fault of a sample; names where it happened.
         """
-        batch = _PendingBatch(self, task, samples, labels=labels, extra=extra)
+        batch = _PendingBatch(self, task, samples, labels=labels, negatives=negatives)
         return Work(batch.units(), batch.finish)
 
 
@@ -94,10 +94,10 @@ class _PendingBatch:
     """A batch while it is made. Its samples are numbered 0 … n-1, in the order of their rows."""
 
     def __init__(
-        self, assembler: BatchBuilder, task: Task, samples: Samples, *, labels: bool, extra: NegativeTexts | None
+        self, assembler: BatchBuilder, task: Task, samples: Samples, *, labels: bool, negatives: NegativeTexts | None
     ) -> None:
         self._tokenizer, self._hashes = assembler.tokenizer, assembler.hashes
-        self._task, self._samples, self._labels, self._extra = task, samples, labels, extra
+        self._task, self._samples, self._labels, self._negatives = task, samples, labels, negatives
         self._places = np.flatnonzero(task.rows >= 0)  # (n,) positions in the batch
         self._bad_images: dict[int, LedgerEntry] = {}  # by sample
         self._bad_captions: dict[int, LedgerEntry] = {}
@@ -112,7 +112,7 @@ class _PendingBatch:
         """The work on the rows; the longest units come first."""
         n = len(self._places)
         rows = min(UNIT_ROWS, -(-n // MIN_UNITS))
-        units = [] if self._extra is None else [partial(self._do, self._tokenize_extra, range(0))]
+        units = [] if self._negatives is None else [partial(self._do, self._tokenize_negatives, range(0))]
         units += [partial(self._do, self._tokenize, samples) for samples in _split(n, CAPTIONS_AT_ONCE)]
         units += [partial(self._do, self._write_pixels, samples) for samples in _split(n, rows)]
         return units
@@ -208,10 +208,10 @@ class _PendingBatch:
         self._input_ids[places], self._attention_mask[places] = encoded
         part.clock.lap("tokenize")
 
-    def _tokenize_extra(self, part: _Part) -> None:
-        """The extra captions, in one call."""
-        assert self._extra is not None
-        self._further = self._extra.encode(self._tokenizer, self._places, len(self._task.rows))
+    def _tokenize_negatives(self, part: _Part) -> None:
+        """The negative captions, in one call."""
+        assert self._negatives is not None
+        self._further = self._negatives.encode(self._tokenizer, self._places, len(self._task.rows))
         part.clock.lap("tokenize")
 
     def _entry(self, i: int, stage: Stage, error: BadSample) -> LedgerEntry:
@@ -243,12 +243,12 @@ class _PendingBatch:
         if self._hashes:
             batch["image_hash"] = self._spread(self._samples.image_hashes(), fill=0)
             batch["caption_hash"] = self._spread(self._samples.caption_hashes(), fill=0)
-        if self._extra is not None:
-            there = self._spread(self._extra.there().astype(np.int64), fill=0).bool()
-            batch["extra_input_ids"], batch["extra_attention_mask"] = map(torch.from_numpy, self._further)
-            batch["extra_valid"] = valid & there
+        if self._negatives is not None:
+            there = self._spread(self._negatives.there().astype(np.int64), fill=0).bool()
+            batch["negative_input_ids"], batch["negative_attention_mask"] = map(torch.from_numpy, self._further)
+            batch["negative_valid"] = valid & there
             if self._hashes:
-                batch["extra_caption_hash"] = self._spread(self._extra.hashes(), fill=0)
+                batch["negative_caption_hash"] = self._spread(self._negatives.hashes(), fill=0)
         part.clock.lap("collate")
 
     def _spread(self, values: NDArray[np.int64], *, fill: int) -> Tensor:

@@ -27,7 +27,7 @@ class BatchMaker:
         tokenizer: for the captions.
         transform: for the pixels.
         hashes: add image_hash and caption_hash to the batches.
-        extra: further captions of the rows, for the batches.
+        negatives: further captions of the rows, for the batches.
         check_images: whether images are compared with their hashes in the index; see `DataConfig.check_images`.
         slots: lends the memory of pixels; default: memory of this process.
     """
@@ -39,7 +39,7 @@ class BatchMaker:
         transform: PixelTransform,
         *,
         hashes: bool = False,
-        extra: NegativeCaptions | None = None,
+        negatives: NegativeCaptions | None = None,
         check_images: CheckImages = "auto",
         slots: BufferPool | None = None,
     ) -> None:
@@ -48,7 +48,7 @@ class BatchMaker:
         self.store = ShardStore(index)
         self.tokenizer = tokenizer
         self.transform = transform
-        self.extra = extra
+        self.negatives = negatives
         self._assembler = BatchBuilder(tokenizer, transform, hashes=hashes, slots=slots)
         self._has_labels = index.manifest.has_labels
 
@@ -58,17 +58,17 @@ class BatchMaker:
         tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
         transform = PixelTransform.from_config(data)
         index = open_index(data)
-        extra = open_negative_captions(data, index, tokenizer)
+        negatives = open_negative_captions(data, index, tokenizer)
         hashes, check = needs_hashes(data), data.check_images
-        return cls(index, tokenizer, transform, hashes=hashes, extra=extra, check_images=check, slots=slots)
+        return cls(index, tokenizer, transform, hashes=hashes, negatives=negatives, check_images=check, slots=slots)
 
     def begin(self, task: Task, stop: Event | None = None) -> Work[LoadedBatch]:
         """Begin a batch; see `BatchBuilder.begin`. Its units raise Interrupted once `stop` is set."""
         there = task.rows >= 0
         rows, passes = task.rows[there], task.passes[there]
         samples = self.samples(rows, passes, stop=stop)
-        extra = None if self.extra is None else self.extra.choose(rows, passes)
-        return self._assembler.begin(task, samples, labels=self._has_labels, extra=extra)
+        negatives = None if self.negatives is None else self.negatives.choose(rows, passes)
+        return self._assembler.begin(task, samples, labels=self._has_labels, negatives=negatives)
 
     def samples(self, rows: NDArray[np.int64], passes: NDArray[np.int64], stop: Event | None = None) -> IndexSamples:
         """The samples of n rows in their passes, int64 (n,) each."""

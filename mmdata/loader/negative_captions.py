@@ -1,4 +1,4 @@
-"""Extra captions of rows, from a file: negatives of the images that stand in the batch beside the rows' own captions.
+"""Negative captions from a file: negatives of the images, added to a batch with the rows' own captions.
 
 Which one a row has follows from the row and its pass alone, as its own caption does. Reads no image.
 """
@@ -65,7 +65,7 @@ class NegativeTexts:
 
 
 class NegativeCaptions:
-    """The extra captions of a corpus's rows.
+    """The negative captions of a corpus's rows.
 
     Args:
         of_rows: a list for each row that has some, by its number; None in it stands for none.
@@ -96,12 +96,12 @@ class NegativeCaptions:
         of_rows = {row: _cleaned(path, key, texts) for row, key, texts in zip(rows, keys, lists, strict=True) if texts}
         texts = [text for captions in of_rows.values() for text in captions if text is not None]
         if not texts:
-            raise DataError(f"extra captions '{path}': there is no caption in it; {REMEDY}")
+            raise DataError(f"negative captions '{path}': there is no caption in it; {REMEDY}")
         longest = max(max(tokenizer.count(texts[i : i + CHUNK])) for i in range(0, len(texts), CHUNK))
         return cls(of_rows, len(index), length=min(longest, tokenizer.max_length), fingerprint=fingerprint)
 
     def choose(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> NegativeTexts:
-        """The extra caption of each of n rows, int64 (n,), in its pass.
+        """The negative caption of each of n rows, int64 (n,), in its pass.
 
         Chosen as the row's own caption is: where a row has as many of both, the i-th goes with the i-th.
         """
@@ -114,19 +114,23 @@ class NegativeCaptions:
 
 
 def open_negative_captions(data: DataConfig, index: Index, tokenizer: Tokenizer) -> NegativeCaptions | None:
-    """The extra captions that a section `data` names, if any."""
-    return None if data.extra_captions is None else NegativeCaptions.read(Path(data.extra_captions), index, tokenizer)
+    """The negative captions that a section `data` names, if any."""
+    return (
+        None
+        if data.negative_captions is None
+        else NegativeCaptions.read(Path(data.negative_captions), index, tokenizer)
+    )
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str | None]], str]:
     try:
-        content = read_regular(path, "extra captions")
+        content = read_regular(path, "negative captions")
         table = pq.read_table(pa.BufferReader(content), columns=["key", "captions"])
         table = table.cast(pa.schema({"key": pa.string(), "captions": pa.list_(pa.string())}))
     except FileNotFoundError:
-        raise ConfigError(f"data.extra_captions '{path}': no such file; {REMEDY}") from None
+        raise ConfigError(f"data.negative_captions '{path}': no such file; {REMEDY}") from None
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise DataError(f"extra captions '{path}': cannot be read: {error}; {REMEDY}") from error
+        raise DataError(f"negative captions '{path}': cannot be read: {error}; {REMEDY}") from error
     keys, lists = table.column("key").to_pylist(), table.column("captions").to_pylist()
     return keys, lists, hashlib.sha256(content).hexdigest()[:16]
 
@@ -137,7 +141,8 @@ def _find_rows(path: Path, keys: list[str], corpus: list[str]) -> list[int]:
     unknown = [key for key in keys if key not in row_of]
     if unknown:
         raise ConfigError(
-            f"data.extra_captions '{path}': {len(unknown):,} of {len(keys):,} keys are not in data.shards, the first "
+            f"data.negative_captions '{path}': {len(unknown):,} of {len(keys):,} keys are not in data.shards, "
+            f"the first 
             f"'{unknown[0]}': the file is of another corpus, or the rows were left out by the conversion; make it of "
             "the keys of these shards"
         )
@@ -145,7 +150,9 @@ def _find_rows(path: Path, keys: list[str], corpus: list[str]) -> list[int]:
         twice, where = (corpus, "data.shards") if len(row_of) < len(corpus) else (keys, "the file")
         seen: set[str] = set()
         key = next(key for key in twice if key in seen or seen.add(key))
-        raise DataError(f"extra captions '{path}': key '{key}' stands twice in {where}: give all of a row in one list")
+        raise DataError(
+            f"negative captions '{path}': key '{key}' stands twice in {where}: give all of a row in one list"
+        )
     return [row_of[key] for key in keys]
 
 
@@ -154,4 +161,4 @@ def _cleaned(path: Path, key: str, texts: list[str | None]) -> list[str | None]:
     try:
         return [None if text is None else clean_caption(text) for text in texts]
     except BadSample as error:
-        raise DataError(f"extra captions '{path}', key '{key}': {error}; leave it out, or put null") from error
+        raise DataError(f"negative captions '{path}', key '{key}': {error}; leave it out, or put null") from error

@@ -39,7 +39,7 @@ def identity_of(plan: Plan, worker: BatchMaker) -> Identity:
     own_seed = transform.identity()["transform"] != "eval" and transform.seed != plan.seed
     return {
         **plan.identity(),
-        "extra_captions": worker.extra and worker.extra.fingerprint,
+        "negative_captions": worker.negatives and worker.negatives.fingerprint,
         **transform.identity(),
         "transform_seed": transform.seed if own_seed else None,
         "tokenizer": worker.tokenizer.identity,
@@ -83,7 +83,7 @@ def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tup
             that `Loader.state_dict` gives.
     """
     plan_of_state = check_state(state, of="loader").get("plan")
-    saved = {"extra_captions": None, **(plan_of_state if isinstance(plan_of_state, Mapping) else {})}
+    saved = {"negative_captions": None, **(plan_of_state if isinstance(plan_of_state, Mapping) else {})}
     if untold := [key for key in identity if key not in saved and key not in SINCE]:
         raise ConfigError(
             f"this loader state does not say {', '.join(untold)} of its plan: this version's loader did not "

@@ -119,7 +119,7 @@ def _refuse_planned(data: DataConfig) -> None:
         "token_budget": data.token_budget is not None,
         "groups": data.groups is not None,
         "unique": data.unique,
-        "extra_captions": data.extra_captions is not None,
+        "negative_captions": data.negative_captions is not None,
         "workers: process": data.workers == "process",
     }
     if planned := [name for name, given in settings.items() if given]:

@@ -29,7 +29,7 @@ class ContrastiveLoss:
     """A loss with its miner: `loss = ContrastiveLoss("clip")(output, batch)`.
 
     Args:
-        kind: "clip" (InfoNCE; takes the extra captions of the batch as negatives), "siglip" (sigmoid), "multi_positive"
+        kind: "clip" (InfoNCE; takes the negative captions of the batch), "siglip" (sigmoid), "multi_positive"
             (InfoNCE with several positives), "triplet" (hinge) or "hard_negative" (InfoNCE that weighs negatives by
             their hardness).
         miner: chooses negatives; None keeps all.
@@ -67,11 +67,12 @@ class ContrastiveLoss:
         """Scalar loss of `output`, the model's features of `batch`.
 
         Raises:
-            ValueError: the model or the batch lacks what the loss needs, or has extra captions that it cannot take.
+            ValueError: the model or the batch lacks what the loss needs, or has negative captions that it cannot take.
         """
-        if output.extra_text_features is not None and self.kind != "clip":
+        if output.negative_text_features is not None and self.kind != "clip":
             raise ValueError(
-                f"loss '{self.kind}' takes no extra captions: set train.loss to clip, or leave data.extra_captions out"
+                f"loss '{self.kind}' takes no negative captions: set train.loss to clip, or leave "
+                "data.negative_captions out"
             )
         loss = self._loss(output, batch)
         # The gradient of a scalar that the loss does not look at is 0, not absent: DDP waits for every parameter.
@@ -105,14 +106,14 @@ class ContrastiveLoss:
         )
 
     def _extra_texts(self, output: DualEncoderOutput, batch: Batch, num_keys: int) -> ExtraNegatives | None:
-        """The extra captions as negatives of the images: not of one that has the same caption as its own."""
-        if output.extra_text_features is None:
+        """The negative captions as negatives of the images: not of one that has the same caption as its own."""
+        if output.negative_text_features is None:
             return None
         same: list[Tensor] = []
-        if num_keys and "extra_caption_hash" in batch:
-            # As the keys of the rows: image_hash, caption_hash. No extra caption has an image of its own.
-            same = [torch.full_like(batch["extra_caption_hash"], NO_IMAGE), batch["extra_caption_hash"]]
-        return ExtraNegatives(output.extra_text_features, same, batch.get("extra_valid"))
+        if num_keys and "negative_caption_hash" in batch:
+            # As the keys of the rows: image_hash, caption_hash. No negative caption has an image of its own.
+            same = [torch.full_like(batch["negative_caption_hash"], NO_IMAGE), batch["negative_caption_hash"]]
+        return ExtraNegatives(output.negative_text_features, same, batch.get("negative_valid"))
 
     def _remembered(self, extra_texts: ExtraNegatives | None) -> tuple[ExtraNegatives | None, ExtraNegatives | None]:
         """Extra images, and extra texts with those given, of the queue: all ranks hold all of it."""
@@ -178,22 +179,23 @@ def loss_at(
     )
 
 
-def check_objective(config: TrainConfig, model: DualEncoder, *, extra_captions: bool) -> None:
+def check_objective(config: TrainConfig, model: DualEncoder, *, negative_captions: bool) -> None:
     """Say before a run begins what its first update would.
 
     Args:
         config: of the run.
         model: that is trained.
-        extra_captions: whether the batches have them.
+        negative_captions: whether the batches have them.
 
     Raises:
-        ConfigError: the loss needs what the model lacks, or takes no extra captions; or there is no such miner.
+        ConfigError: the loss needs what the model lacks, or takes no negative captions; or there is no such miner.
     """
     if config.loss == "siglip" and model.logit_bias is None:
         raise ConfigError("train.loss 'siglip' needs a bias: set model.logit_bias_init (-10 in the paper)")
-    if extra_captions and config.loss != "clip":
+    if negative_captions and config.loss != "clip":
         raise ConfigError(
-            f"train.loss '{config.loss}' takes no extra captions: set it to clip, or leave data.extra_captions out"
+            f"train.loss '{config.loss}' takes no negative captions: set it to clip, or leave "
+            "data.negative_captions out"
         )
     if config.miner is not None:
         configured(config.miner)

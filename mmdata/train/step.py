@@ -145,9 +145,9 @@ def _surrogate(output: DualEncoderOutput, leaves: DualEncoderOutput, rows: slice
 def _concatenate(outputs: list[DualEncoderOutput]) -> DualEncoderOutput:
     images = torch.cat([output.image_features for output in outputs])  # (B, D)
     texts = torch.cat([output.text_features for output in outputs])  # (B, D)
-    extra = [output.extra_text_features for output in outputs if output.extra_text_features is not None]
+    extra = [output.negative_text_features for output in outputs if output.negative_text_features is not None]
     return outputs[0]._replace(
-        image_features=images, text_features=texts, extra_text_features=torch.cat(extra) if extra else None
+        image_features=images, text_features=texts, negative_text_features=torch.cat(extra) if extra else None
     )
 
 

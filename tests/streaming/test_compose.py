@@ -143,8 +143,8 @@ def test_composer_refuses_what_only_an_index_can_plan(make_composer):
         make_composer(image_buckets="auto", max_shapes=8)
     with pytest.raises(ConfigError, match=r"cannot do token_budget, unique; leave that out, or make an index"):
         make_composer(token_budget=10_000, unique=True)
-    with pytest.raises(ConfigError, match=r"cannot do extra_captions; leave that out, or make an index"):
-        make_composer(extra_captions="extra.parquet")
+    with pytest.raises(ConfigError, match=r"cannot do negative_captions; leave that out, or make an index"):
+        make_composer(negative_captions="extra.parquet")
 
 
 def test_pass_adds_labels_from_the_first_sample_on_that_has_one(make_composer):

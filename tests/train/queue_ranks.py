@@ -23,7 +23,7 @@ ALL, SOME, FEW, NONE = [1, 1, 1, 1], [1, 0, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]
 CASES: dict[str, dict[str, Any]] = {
     "equal": {"valid": [ALL, ALL]},
     "unequal_micro": {"valid": [SOME, FEW], "micro_batch_size": 3},
-    "one_empty": {"valid": [NONE, ALL], "extra_captions": True},
+    "one_empty": {"valid": [NONE, ALL], "negative_captions": True},
     "mined": {"valid": [SOME, ALL], "miner": miners.TopK(5)},
 }
 QUEUE_ROWS, STEPS = 13, 3

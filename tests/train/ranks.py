@@ -34,7 +34,7 @@ def make_model(dropout: float, **settings: bool) -> DualEncoder:
 
 
 def make_batch(rank: int, case: dict) -> Batch:
-    """`ROWS` rows of one rank; hashes collide within and between ranks, also those of extra captions."""
+    """`ROWS` rows of one rank; hashes collide within and between ranks, also those of negative captions."""
     generator = torch.Generator().manual_seed(100 + rank)
     batch: Batch = {
         "pixel_values": torch.randint(0, 256, (ROWS, 3, 16, 16), dtype=torch.uint8, generator=generator),
@@ -46,11 +46,11 @@ def make_batch(rank: int, case: dict) -> Batch:
         "rows": torch.arange(ROWS) + ROWS * rank,
         "keys": [f"{rank}-{i}" for i in range(ROWS)],
     }
-    if case.get("extra_captions"):
-        batch["extra_input_ids"] = torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=generator)
-        batch["extra_attention_mask"] = torch.ones(ROWS, LENGTH, dtype=torch.long)
-        batch["extra_caption_hash"] = torch.tensor([7, 10 * rank + 5, 10 * rank + 6, 1])
-        batch["extra_valid"] = torch.arange(ROWS) != rank
+    if case.get("negative_captions"):
+        batch["negative_input_ids"] = torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=generator)
+        batch["negative_attention_mask"] = torch.ones(ROWS, LENGTH, dtype=torch.long)
+        batch["negative_caption_hash"] = torch.tensor([7, 10 * rank + 5, 10 * rank + 6, 1])
+        batch["negative_valid"] = torch.arange(ROWS) != rank
     return batch
 
 

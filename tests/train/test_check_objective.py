@@ -14,7 +14,7 @@ def model(bias: float | None = None) -> DualEncoder:
 
 
 @pytest.mark.parametrize(
-    ("train", "extra_captions", "message"),
+    ("train", "negative_captions", "message"),
     [
         (
             {"loss": "siglip"},
@@ -24,16 +24,16 @@ def model(bias: float | None = None) -> DualEncoder:
         (
             {"loss": "triplet"},
             True,
-            "train.loss 'triplet' takes no extra captions: set it to clip, or leave",
+            "train.loss 'triplet' takes no negative captions: set it to clip, or leave",
         ),
         ({"miner": {"name": "user", "of": "none_such:A"}}, False, "train.miner.of 'none_such:A'"),
     ],
 )
-def test_what_the_first_update_would_say_is_said_before_the_run(train: dict, extra_captions: bool, message: str):
+def test_what_the_first_update_would_say_is_said_before_the_run(train: dict, negative_captions: bool, message: str):
     with pytest.raises(ConfigError, match=message):
-        check_objective(parse(TrainConfig, train, origin="train"), model(), extra_captions=extra_captions)
+        check_objective(parse(TrainConfig, train, origin="train"), model(), negative_captions=negative_captions)
 
 
 def test_what_goes_together_is_let_through():
-    check_objective(TrainConfig(loss="siglip"), model(bias=-10.0), extra_captions=False)
-    check_objective(parse(TrainConfig, {"miner": {"name": "top_k"}}, origin="train"), model(), extra_captions=True)
+    check_objective(TrainConfig(loss="siglip"), model(bias=-10.0), negative_captions=False)
+    check_objective(parse(TrainConfig, {"miner": {"name": "top_k"}}, origin="train"), model(), negative_captions=True)

@@ -28,8 +28,8 @@ ALL, NONE, SOME, FEW = [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1], [0, 1, 0, 0]
 LOSSES = {
     "clip": {"loss": "clip"},
     "clip_top_k": {"loss": "clip", "top_k": 3},
-    "clip_extra": {"loss": "clip", "extra_captions": True},
-    "clip_extra_top_k": {"loss": "clip", "extra_captions": True, "top_k": 3},
+    "clip_extra": {"loss": "clip", "negative_captions": True},
+    "clip_extra_top_k": {"loss": "clip", "negative_captions": True, "top_k": 3},
     "siglip": {"loss": "siglip"},
     "siglip_top_k": {"loss": "siglip", "top_k": 3},
     "multi_positive": {"loss": "multi_positive"},

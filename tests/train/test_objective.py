@@ -39,7 +39,7 @@ def test_clip_loss_gives_a_bias_the_gradient_zero():
 def test_triplet_gives_scale_and_bias_the_gradient_zero():
     images, texts = features(4)
     scale, bias = scalar(5.0), scalar(-10.0)
-    batch = extra_batch()
+    batch = negative_batch()
     found = ContrastiveLoss("triplet", margin=0.5)(DualEncoderOutput(images, texts, scale, bias), batch)
     same = (batch["image_hash"], batch["caption_hash"])
     assert found == losses.triplet_loss(images, texts, margin=0.5, valid=batch["valid"], same=same)
@@ -49,7 +49,7 @@ def test_triplet_gives_scale_and_bias_the_gradient_zero():
 
 def test_triplet_settings_reach_the_loss():
     images, texts = features(4)
-    output, batch = DualEncoderOutput(images, texts, scalar(5.0), None), extra_batch()
+    output, batch = DualEncoderOutput(images, texts, scalar(5.0), None), negative_batch()
     config = TrainConfig(loss="triplet", triplet_margin=0.5, miner={"name": "top_k", "k": 1})
     expected = losses.triplet_loss(images, texts, margin=0.5, miner=miners.TopK(1))
     assert loss_at(0, config)(output, batch) == expected
@@ -58,7 +58,7 @@ def test_triplet_settings_reach_the_loss():
 @pytest.mark.parametrize("positives", ["image_hash", "caption_hash"])
 def test_multi_positive_by_hash(positives: str):
     images, texts = features(4)
-    output, batch = DualEncoderOutput(images, texts, scalar(5.0), None), extra_batch()
+    output, batch = DualEncoderOutput(images, texts, scalar(5.0), None), negative_batch()
     batch[positives] = torch.tensor([1, 2, 1, 2])
     config = TrainConfig(loss="multi_positive", positives=positives)  # type: ignore[arg-type]
     assert config.needs_hashes
@@ -91,7 +91,7 @@ def test_multi_positive_without_its_entry_is_an_error():
 
 def test_telemetry_of_multi_positive_counts_positives_as_no_negatives():
     images, texts = features(4)
-    output, batch = DualEncoderOutput(images, texts, scalar(5.0), None), extra_batch()
+    output, batch = DualEncoderOutput(images, texts, scalar(5.0), None), negative_batch()
     batch["caption_hash"] = torch.tensor([1, 1, 2, 3])
     loss = ContrastiveLoss("multi_positive", mask_same=False)
     assert loss.telemetry(output, batch)["known_false_negative_share"] == 2 / 12
@@ -104,14 +104,14 @@ def test_siglip_without_bias_is_an_error():
         ContrastiveLoss("siglip")(output, {"valid": torch.ones(3, dtype=torch.bool)})
 
 
-def extra_batch() -> dict[str, torch.Tensor]:
-    """Four rows with extra captions; that of row 0 is the caption of row 2, row 3 has none."""
+def negative_batch() -> dict[str, torch.Tensor]:
+    """Four rows with negative captions; that of row 0 is the caption of row 2, row 3 has none."""
     return {
         "valid": torch.tensor([True, True, True, True]),
         "image_hash": torch.tensor([1, 2, 3, 4]),
         "caption_hash": torch.tensor([5, 6, 7, 8]),
-        "extra_caption_hash": torch.tensor([7, 9, 10, 0]),
-        "extra_valid": torch.tensor([True, True, True, False]),
+        "negative_caption_hash": torch.tensor([7, 9, 10, 0]),
+        "negative_valid": torch.tensor([True, True, True, False]),
     }
 
 
@@ -131,11 +131,11 @@ def test_extra_captions_are_negatives_of_the_images_they_are_false_of(hashes: bo
     images, texts = features(4)
     _, extra = features(4, seed=1)
     output = DualEncoderOutput(images, texts, scalar(5.0), None, extra)
-    batch = extra_batch()
+    batch = negative_batch()
     none_of_row_3 = [(row, 3) for row in range(4)]
     expected = dense_with_extra(output, [*none_of_row_3, *([(2, 0)] if hashes else [])])
     if not hashes:
-        batch = {name: batch[name] for name in ("valid", "extra_valid")}
+        batch = {name: batch[name] for name in ("valid", "negative_valid")}
     torch.testing.assert_close(ContrastiveLoss("clip")(output, batch), expected, rtol=1e-12, atol=0)
 
 
@@ -143,14 +143,14 @@ def test_extra_captions_are_negatives_of_the_images_they_are_false_of(hashes: bo
 def test_extra_captions_of_another_loss(kind: str):
     images, texts = features(4)
     output = DualEncoderOutput(images, texts, scalar(5.0), scalar(0.0), texts)
-    message = f"loss '{kind}' takes no extra captions: set train.loss to clip, or leave data.extra_captions out"
+    message = f"loss '{kind}' takes no negative captions: set train.loss to clip, or leave data.negative_captions out"
     with pytest.raises(ValueError, match=message):
-        ContrastiveLoss(kind)(output, extra_batch())  # type: ignore[arg-type]
+        ContrastiveLoss(kind)(output, negative_batch())  # type: ignore[arg-type]
 
 
 def test_hard_negative_is_the_loss_of_that_name():
     images, texts = features(4)
-    batch = extra_batch()
+    batch = negative_batch()
     output = DualEncoderOutput(images, texts, scalar(5.0), None)
     same = (batch["image_hash"], batch["caption_hash"])
     expected = losses.hard_negative_loss(*output[:3], beta=0.5, valid=batch["valid"], same=same)

@@ -139,7 +139,7 @@ def test_queue_joins_extra_captions():
     images, texts = features(3, seed=7)
     extra = features(3, seed=8)[1]
     batch = make_batch(100)
-    batch |= {"extra_caption_hash": torch.arange(3) + 5000, "extra_valid": torch.tensor([True, False, True])}
+    batch |= {"negative_caption_hash": torch.arange(3) + 5000, "negative_valid": torch.tensor([True, False, True])}
     with_extra = ContrastiveLoss(queue=filled(6, 2))(DualEncoderOutput(images, texts, scalar(5.0), None, extra), batch)
     own = torch.cat([5 * images @ texts.T, 5 * images @ extra[[0, 2]].T], dim=1)
     older = [output_of(0), output_of(1)]

@@ -189,7 +189,7 @@ class Known(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor | None, ...]:
         images = self.images[batch["pixel_values"][:, 0, 0, 0].long() // 10]
-        extra = self.encode(batch["extra_input_ids"]) if "extra_input_ids" in batch else None
+        extra = self.encode(batch["negative_input_ids"]) if "negative_input_ids" in batch else None
         return images, self.encode(batch["input_ids"]), self.scale, None, *([extra] if self.takes_extra else [])
 
 
@@ -219,7 +219,9 @@ def test_evaluation_counts_all_captions_in_any_epoch_and_without_hashes(corpora:
 
 def test_evaluation_needs_a_model_that_embeds_further_captions(corpora: dict[str, Path]):
     model = Known(loader_over(corpora["lists"]).worker.tokenizer, takes_extra=False)
-    with pytest.raises(ValueError, match="rows have several captions, and Known gives no features of extra_input_ids"):
+    with pytest.raises(
+        ValueError, match="rows have several captions, and Known gives no features of negative_input_ids"
+    ):
         evaluate_retrieval(model, loader_over(corpora["lists"]))
     assert evaluate_retrieval(model, loader_over(corpora["rows"]))["images"] == IMAGES
 

@@ -75,11 +75,11 @@ def test_micro_batches_change_no_gradient(loss_function: ContrastiveLoss, micro_
 def test_extra_captions_give_the_gradients_of_the_dense_loss(micro_batch_size: int | None):
     model, batch = make_model(), make_batch()
     generator = torch.Generator().manual_seed(9)
-    batch["extra_input_ids"] = torch.randint(0, 50, (ROWS, 5), generator=generator)
-    batch["extra_attention_mask"] = torch.ones(ROWS, 5, dtype=torch.long)
-    batch["extra_valid"] = torch.arange(ROWS) != 2
-    batch["extra_caption_hash"] = torch.arange(20, 20 + ROWS)
-    batch["extra_caption_hash"][0] = 3  # the caption of row 2
+    batch["negative_input_ids"] = torch.randint(0, 50, (ROWS, 5), generator=generator)
+    batch["negative_attention_mask"] = torch.ones(ROWS, 5, dtype=torch.long)
+    batch["negative_valid"] = torch.arange(ROWS) != 2
+    batch["negative_caption_hash"] = torch.arange(20, 20 + ROWS)
+    batch["negative_caption_hash"][0] = 3  # the caption of row 2
 
     images, texts = model.encode_image(batch["pixel_values"]), model.encode_text(*texts_of(batch, ""))
     scale, valid = model.logit_scale.exp(), batch["valid"]
@@ -89,7 +89,7 @@ def test_extra_captions_give_the_gradients_of_the_dense_loss(micro_batch_size: i
     logits = logits.masked_fill(~apart, -torch.inf)[valid][:, valid]
     further[2, 0] = -torch.inf
     targets = torch.arange(len(logits))
-    of_images = cross_entropy(torch.cat([logits, further[valid][:, batch["extra_valid"]]], 1), targets)
+    of_images = cross_entropy(torch.cat([logits, further[valid][:, batch["negative_valid"]]], 1), targets)
     expected_loss = (of_images + cross_entropy(logits.T, targets)) / 2
     expected_loss.backward()
     expected = gradients(model)
@@ -98,8 +98,8 @@ def test_extra_captions_give_the_gradients_of_the_dense_loss(micro_batch_size: i
     step = train_step(model, batch, ContrastiveLoss("clip"), micro_batch_size=micro_batch_size)
     assert_same(gradients(model), expected)
     torch.testing.assert_close(step.loss, expected_loss.detach(), rtol=1e-12, atol=0)
-    assert step.output.extra_text_features is not None
-    assert step.output.extra_text_features.shape == (ROWS, 128)
+    assert step.output.negative_text_features is not None
+    assert step.output.negative_text_features.shape == (ROWS, 128)
 
 
 def texts_of(batch: Batch, which: str) -> tuple[Tensor, Tensor]:

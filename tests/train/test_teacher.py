@@ -68,7 +68,7 @@ def test_teacher_has_no_opinion_before_its_time_and_draws_no_number():
 def test_teacher_does_not_embed_extra_captions():
     teacher = EMA(small.small_model(), TeacherConfig())
     batch = next(iter(small.SmallBatches()))
-    extra = {"extra_input_ids": batch["input_ids"], "extra_attention_mask": batch["attention_mask"]}
+    extra = {"negative_input_ids": batch["input_ids"], "negative_attention_mask": batch["attention_mask"]}
     calls: list[int] = []
     teacher.model.text_tower.register_forward_hook(lambda *_: calls.append(1))
     teacher.opinion({**batch, **extra}, 0)  # type: ignore[typeddict-item]

@@ -59,7 +59,7 @@ def make_source(
     def new_threads() -> tuple[StoppableSteps, ThreadedBatches]:
         # A worker of its own: the memory of its batches goes with it.
         mine = BatchMaker(
-            worker.index, worker.tokenizer, worker.transform, hashes=needs_hashes(data), extra=worker.extra
+            worker.index, worker.tokenizer, worker.transform, hashes=needs_hashes(data), negatives=worker.negatives
         )
         tasks = StoppableSteps(plan, mine, rank=rank, world_size=world_size)
         return tasks, ThreadedBatches(tasks, mine, count=data.num_workers, room=data.prefetch)

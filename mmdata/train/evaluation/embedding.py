@@ -77,7 +77,7 @@ def embed(
 
     Raises:
         ValueError: no batch; keys that are no integers; or rows with several captions, and a model that gives no
-            features of extra captions.
+            features of negative captions.
         DataError: more rows than `data.max_bad_share` could not be loaded, or a further caption of a row is not the one
             that was indexed; over all ranks, and on each.
     """
@@ -154,19 +154,20 @@ def _embed_captions(
     counts: list[int] = collectives.gather(torch.tensor([count], device=device)).tolist()
     at_once = len(batch["rows"])
     # Through the model's forward, as hooks and sharding want it; one image is the least that this takes.
-    first = {name: cast(Any, value)[:1] for name, value in batch.items() if not name.startswith("extra_")}
+    first = {name: cast(Any, value)[:1] for name, value in batch.items() if not name.startswith("negative_")}
     parts: list[Tensor] = []
     for start in range(0, max(counts), at_once):
         # A rank with fewer embeds a caption of the batch in the place of those that it lacks.
         part = slice(start, start + at_once) if start < count else slice(0)
         ids, mask = (x[part].to(device) for x in (captions.input_ids, captions.attention_mask))
         ids, mask = (ids, mask) if len(ids) else (first["input_ids"], first["attention_mask"])
-        inputs = {**first, "extra_input_ids": ids, "extra_attention_mask": mask}
+        inputs = {**first, "negative_input_ids": ids, "negative_attention_mask": mask}
         with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
             output = model(cast(Batch, inputs))
         if len(output) < 5 or output[4] is None:
             raise ValueError(
-                f"rows have several captions, and {type(model).__name__} gives no features of extra_input_ids: return "
+                f"rows have several captions, and {type(model).__name__} gives no features of negative_input_ids: "
+                "return 
                 "them as the fifth of its outputs, as DualEncoder does, or evaluate on rows of one caption"
             )
         parts.append(output[4].float())

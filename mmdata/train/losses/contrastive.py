@@ -55,7 +55,7 @@ def clip_loss(
     Raises:
         ValueError: row counts differ.
 
-    Source: Radford et al. 2021, figure 3 (arXiv:2103.00020); extra captions: Yuksekgonul et al. 2023
+    Source: Radford et al. 2021, figure 3 (arXiv:2103.00020); negative captions: Yuksekgonul et al. 2023
     (arXiv:2210.01936).
     """
     pairs = GlobalBatch.gather(image_features, text_features, valid, same=same)

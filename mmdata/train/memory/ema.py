@@ -61,13 +61,13 @@ class EMA:
     def opinion(self, batch: Batch, step: int) -> miners.TeacherMask | None:
         """What it thinks of the global batch, given this rank's rows; None before `after_steps` updates.
 
-        A collective; costs a forward, without the extra captions.
+        A collective; costs a forward, without the negative captions.
         """
         if step < self.config.after_steps:
             return None
         device, dtype = batch["pixel_values"].device, self.autocast_dtype
         outputs: list[DualEncoderOutput] = []
-        pairs = cast(Batch, {name: value for name, value in batch.items() if not name.startswith("extra_")})
+        pairs = cast(Batch, {name: value for name, value in batch.items() if not name.startswith("negative_")})
         for part in split(pairs, self.micro_batch_size or len(batch["valid"])):
             with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
                 outputs.append(cast(DualEncoderOutput, self.model(part)))

@@ -36,14 +36,14 @@ class DualEncoderOutput(NamedTuple):
         text_features: (B, D), likewise.
         logit_scale: scalar, exponentiated, at most the model's `max_logit_scale`.
         logit_bias: scalar, or None for a model without bias.
-        extra_text_features: (B, D) of the batch's extra captions, likewise; None where it has none.
+        negative_text_features: (B, D) of the batch's negative captions, likewise; None where it has none.
     """
 
     image_features: Tensor
     text_features: Tensor
     logit_scale: Tensor
     logit_bias: Tensor | None
-    extra_text_features: Tensor | None = None
+    negative_text_features: Tensor | None = None
 
 
 class DualEncoder(nn.Module):
@@ -191,8 +191,8 @@ class DualEncoder(nn.Module):
             self.encode_text(batch["input_ids"], batch["attention_mask"]),
             self._bounded_log_scale().exp(),
             None if self.logit_bias is None else self.logit_bias * 1.0,
-            self.encode_text(batch["extra_input_ids"], batch["extra_attention_mask"])
-            if "extra_input_ids" in batch and "extra_attention_mask" in batch
+            self.encode_text(batch["negative_input_ids"], batch["negative_attention_mask"])
+            if "negative_input_ids" in batch and "negative_attention_mask" in batch
             else None,
         )
 

@@ -54,7 +54,7 @@ MAX_GRAPHS = 512
 """Graphs of all towers together. Shapes beyond run as they do without torch.compile, and torch says so once.
 
 A plan has 16 shapes or so. A shape takes a graph in each tower, two with micro-batches that do not divide the rows of
-a batch, and one more in the text tower for extra captions.
+a batch, and one more in the text tower for negative captions.
 """
 
 

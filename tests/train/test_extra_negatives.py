@@ -12,7 +12,7 @@ from tests.train.compare import assert_equal, features, scalar, value_and_gradie
 
 
 def negclip(images: Tensor, texts: Tensor, scale: Tensor, swapped: Tensor, pictures: Tensor) -> Tensor:
-    """Cross entropy over the batch's logits with those of extra captions, or images, beside them."""
+    """Cross entropy over the batch's logits with those of negative captions, or images, beside them."""
     targets = torch.arange(len(images))
     of_images = F.cross_entropy(scale * images @ torch.cat([texts, swapped]).T, targets)
     of_texts = F.cross_entropy(scale * texts @ torch.cat([images, pictures]).T, targets)

@@ -1,4 +1,4 @@
-"""Extra captions: what the batches hold of them, what identifies them, and which files are refused."""
+"""Negative captions: what the batches hold of them, what identifies them, and which files are refused."""
 
 from __future__ import annotations
 
@@ -40,44 +40,46 @@ def file(corpus, tmp_path: Path) -> Path:
 
 
 def rows_of(loader: Loader, epoch: int) -> dict[int, dict[str, object]]:
-    """What each row of an epoch has of its extra caption."""
+    """What each row of an epoch has of its negative caption."""
     found: dict[int, dict[str, object]] = {}
     loader.set_epoch(epoch)
     for batch in loader:
         for i, row in enumerate(batch["rows"].tolist()):
-            names = ("extra_input_ids", "extra_attention_mask", "extra_valid", "extra_caption_hash")
+            names = ("negative_input_ids", "negative_attention_mask", "negative_valid", "negative_caption_hash")
             found[row] = {name: batch[name][i].numpy() for name in names if name in batch}
     return found
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2])
 def test_extra_caption_of_each_row_goes_with_its_caption(corpus, file: Path, epoch: int):
-    loader = corpus.loader(extra_captions=str(file), hashes=True, num_workers=0)
+    loader = corpus.loader(negative_captions=str(file), hashes=True, num_workers=0)
     tokenizer = Tokenizer.load(corpus.settings["tokenizer"], max_length=32)
     seen = rows_of(loader, epoch)
     for row, sample in enumerate(corpus.samples):
         count = len(sample.captions)
         place = int(choose_captions(np.array([row]), np.array([count]), epoch)[0])
         if row % 2 or (count == 3 and place == 2):
-            assert not seen[row]["extra_valid"]
-            assert seen[row]["extra_caption_hash"] == 0
-            assert seen[row]["extra_attention_mask"].tolist() == [1] + [0] * (len(seen[row]["extra_input_ids"]) - 1)
+            assert not seen[row]["negative_valid"]
+            assert seen[row]["negative_caption_hash"] == 0
+            assert seen[row]["negative_attention_mask"].tolist() == [1] + [0] * (
+                len(seen[row]["negative_input_ids"]) - 1
+            )
             continue
         text = sample.captions[place].upper()
-        ids, mask = tokenizer.encode([text], len(seen[row]["extra_input_ids"]))
-        assert seen[row]["extra_valid"]
-        assert np.array_equal(seen[row]["extra_input_ids"], ids[0])
-        assert np.array_equal(seen[row]["extra_attention_mask"], mask[0])
-        assert seen[row]["extra_caption_hash"] == hash64(text.encode())
+        ids, mask = tokenizer.encode([text], len(seen[row]["negative_input_ids"]))
+        assert seen[row]["negative_valid"]
+        assert np.array_equal(seen[row]["negative_input_ids"], ids[0])
+        assert np.array_equal(seen[row]["negative_attention_mask"], mask[0])
+        assert seen[row]["negative_caption_hash"] == hash64(text.encode())
 
 
 def test_extra_captions_have_one_length_in_all_steps_and_change_nothing_else(corpus, tmp_path: Path):
     file = write(tmp_path / "extra.parquet", {corpus.samples[7].key: ["a dog", "a dog near a tree"]})
-    plain, loader = corpus.loader(), corpus.loader(extra_captions=str(file))
+    plain, loader = corpus.loader(), corpus.loader(negative_captions=str(file))
     length = max(Tokenizer.load(corpus.settings["tokenizer"]).count(["a dog", "a dog near a tree"]))
     for before, batch in zip(plain, loader, strict=True):
-        assert batch["extra_input_ids"].shape == (8, length)
-        assert "extra_caption_hash" not in batch
+        assert batch["negative_input_ids"].shape == (8, length)
+        assert "negative_caption_hash" not in batch
         assert before["input_ids"].tolist() == batch["input_ids"].tolist()
         assert before["attention_mask"].tolist() == batch["attention_mask"].tolist()
         assert before["keys"] == batch["keys"]
@@ -85,58 +87,58 @@ def test_extra_captions_have_one_length_in_all_steps_and_change_nothing_else(cor
 
 def test_extra_captions_longer_than_max_length_are_cut(corpus, tmp_path: Path):
     file = write(tmp_path / "extra.parquet", {corpus.samples[0].key: ["a dog near a tree " * 30]})
-    batch = next(iter(corpus.loader(extra_captions=str(file))))
-    assert batch["extra_input_ids"].shape == (8, 32)
+    batch = next(iter(corpus.loader(negative_captions=str(file))))
+    assert batch["negative_input_ids"].shape == (8, 32)
 
 
 def test_extra_caption_of_a_masked_row_is_not_valid(corpus, tmp_path: Path):
     damaged = corpus.copy(tmp_path / "damaged")
     damaged.overwrite(0, "image", b"not an image")
     file = write(tmp_path / "extra.parquet", {sample.key: ["a dog"] for sample in corpus.samples})
-    loader = damaged.loader(extra_captions=str(file), max_bad_share=1.0)
-    valid = {row: bool(values["extra_valid"]) for row, values in rows_of(loader, 0).items() if row >= 0}
+    loader = damaged.loader(negative_captions=str(file), max_bad_share=1.0)
+    valid = {row: bool(values["negative_valid"]) for row, values in rows_of(loader, 0).items() if row >= 0}
     assert valid == {row: row != 0 for row in range(50)}
 
 
 def test_extra_captions_are_the_same_from_side_processes(corpus, file: Path):
-    inside = corpus.loader(extra_captions=str(file), hashes=True, num_workers=0)
-    beside = corpus.loader(extra_captions=str(file), hashes=True, workers="process")
+    inside = corpus.loader(negative_captions=str(file), hashes=True, num_workers=0)
+    beside = corpus.loader(negative_captions=str(file), hashes=True, workers="process")
     for here, there in zip(inside, beside, strict=True):
         assert here.keys() == there.keys()
-        for name in ("extra_input_ids", "extra_attention_mask", "extra_valid", "extra_caption_hash"):
+        for name in ("negative_input_ids", "negative_attention_mask", "negative_valid", "negative_caption_hash"):
             assert here[name].equal(there[name])
 
 
 def test_extra_captions_are_part_of_what_a_state_belongs_to(corpus, file: Path, tmp_path: Path):
     other = write(tmp_path / "other.parquet", {corpus.samples[0].key: ["a dog"]})
-    plain, loader = corpus.loader(), corpus.loader(extra_captions=str(file))
-    for ours, theirs in ((loader, corpus.loader(extra_captions=str(other))), (loader, plain), (plain, loader)):
+    plain, loader = corpus.loader(), corpus.loader(negative_captions=str(file))
+    for ours, theirs in ((loader, corpus.loader(negative_captions=str(other))), (loader, plain), (plain, loader)):
         with pytest.raises(
-            ConfigError, match=r"another plan: extra_captions was (None|'\w{16}') and is (None|'\w{16}')"
+            ConfigError, match=r"another plan: negative_captions was (None|'\w{16}') and is (None|'\w{16}')"
         ):
             ours.load_state_dict(theirs.state_dict())
-    corpus.loader(extra_captions=str(file)).load_state_dict(loader.state_dict())
+    corpus.loader(negative_captions=str(file)).load_state_dict(loader.state_dict())
 
 
 def test_state_from_before_there_were_extra_captions_is_one_without(corpus):
     state = corpus.loader().state_dict()
-    state["plan"] = {name: value for name, value in state["plan"].items() if name != "extra_captions"}
+    state["plan"] = {name: value for name, value in state["plan"].items() if name != "negative_captions"}
     corpus.loader().load_state_dict(state)
 
 
 def test_extra_captions_are_left_out_of_evaluations(corpus, file: Path):
-    assert once_in_order(data_config({**corpus.settings, "extra_captions": str(file)})).extra_captions is None
+    assert once_in_order(data_config({**corpus.settings, "negative_captions": str(file)})).negative_captions is None
 
 
 def refused(corpus, path: Path, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=f"^{re.escape(message)}$"):
-        corpus.loader(extra_captions=str(path))
+        corpus.loader(negative_captions=str(path))
 
 
 def test_extra_captions_of_unknown_keys(corpus, tmp_path: Path):
     path = write(tmp_path / "e.parquet", {corpus.samples[0].key: ["a"], "no such": ["b"], "nor this": ["c"]})
     message = (
-        f"data.extra_captions '{path}': 2 of 3 keys are not in data.shards, the first 'no such': the file is of "
+        f"data.negative_captions '{path}': 2 of 3 keys are not in data.shards, the first 'no such': the file is of "
         "another corpus, or the rows were left out by the conversion; make it of the keys of these shards"
     )
     refused(corpus, path, ConfigError, message)
@@ -146,7 +148,7 @@ def test_extra_captions_that_stand_twice(corpus, tmp_path: Path):
     key = corpus.samples[4].key
     path = tmp_path / "e.parquet"
     pq.write_table(pa.table({"key": [key, key], "captions": [["a"], ["b"]]}), path)
-    message = f"extra captions '{path}': key '{key}' stands twice in the file: give all of a row in one list"
+    message = f"negative captions '{path}': key '{key}' stands twice in the file: give all of a row in one list"
     refused(corpus, path, DataError, message)
 
 
@@ -154,9 +156,9 @@ def test_extra_captions_that_stand_twice(corpus, tmp_path: Path):
 def test_extra_captions_that_are_none(corpus, tmp_path: Path, text: str, found: str):
     key = corpus.samples[4].key
     path = write(tmp_path / "e.parquet", {key: ["a dog", text]})
-    pattern = rf"^extra captions '{path}', key '{key}': {found}: .*; leave it out, or put null$"
+    pattern = rf"^negative captions '{path}', key '{key}': {found}: .*; leave it out, or put null$"
     with pytest.raises(DataError, match=pattern):
-        corpus.loader(extra_captions=str(path))
+        corpus.loader(negative_captions=str(path))
 
 
 @pytest.mark.parametrize("lists", [[None], [[]], [[None]]])
@@ -164,12 +166,12 @@ def test_extra_captions_without_any(corpus, tmp_path: Path, lists: list[list[str
     path = tmp_path / "e.parquet"
     table = pa.table({"key": [corpus.samples[0].key], "captions": pa.array(lists, pa.list_(pa.string()))})
     pq.write_table(table, path)
-    refused(corpus, path, DataError, f"extra captions '{path}': there is no caption in it; {REMEDY}")
+    refused(corpus, path, DataError, f"negative captions '{path}': there is no caption in it; {REMEDY}")
 
 
 def test_extra_captions_of_a_missing_file(corpus, tmp_path: Path):
     path = tmp_path / "none.parquet"
-    refused(corpus, path, ConfigError, f"data.extra_captions '{path}': no such file; {REMEDY}")
+    refused(corpus, path, ConfigError, f"data.negative_captions '{path}': no such file; {REMEDY}")
 
 
 @pytest.mark.parametrize("kind", ["bytes", "columns", "types"])
@@ -181,12 +183,12 @@ def test_extra_captions_that_cannot_be_read(corpus, tmp_path: Path, kind: str):
         pq.write_table(pa.table({"key": ["a"], "caption": ["b"]}), path)
     else:
         pq.write_table(pa.table({"key": ["a"], "captions": ["b"]}), path)
-    with pytest.raises(DataError, match=rf"^extra captions '{path}': cannot be read: (.|\n)*; {re.escape(REMEDY)}$"):
-        corpus.loader(extra_captions=str(path))
+    with pytest.raises(DataError, match=rf"^negative captions '{path}': cannot be read: (.|\n)*; {re.escape(REMEDY)}$"):
+        corpus.loader(negative_captions=str(path))
 
 
 def test_extra_captions_of_several_datasets(corpus, file: Path):
     shards = [{"shards": corpus.settings["shards"]}, {"shards": "others"}]
-    message = r"extra_captions are those of one dataset's keys, and shards lists 2: convert them into one folder"
+    message = r"negative_captions are those of one dataset's keys, and shards lists 2: convert them into one folder"
     with pytest.raises(ConfigError, match=message):
-        corpus.loader(shards=shards, extra_captions=str(file))
+        corpus.loader(shards=shards, negative_captions=str(file))
