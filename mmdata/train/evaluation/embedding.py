@@ -167,8 +167,7 @@ def _embed_captions(
         if len(output) < 5 or output[4] is None:
             raise ValueError(
                 f"rows have several captions, and {type(model).__name__} gives no features of negative_input_ids: "
-                "return 
-                "them as the fifth of its outputs, as DualEncoder does, or evaluate on rows of one caption"
+                "return them as the fifth of its outputs, as DualEncoder does, or evaluate on rows of one caption"
             )
         parts.append(output[4].float())
     if not parts:
