@@ -142,8 +142,8 @@ def _find_rows(path: Path, keys: list[str], corpus: list[str]) -> list[int]:
     if unknown:
         raise ConfigError(
             f"data.negative_captions '{path}': {len(unknown):,} of {len(keys):,} keys are not in data.shards, "
-            f"the first '{unknown[0]}': the file is of another corpus, or the rows were left out by the conversion; make it of "
-            "the keys of these shards"
+            f"the first '{unknown[0]}': the file is of another corpus, or the rows were left out by the conversion; "
+            "make it of the keys of these shards"
         )
     if len(row_of) < len(corpus) or len(set(keys)) < len(keys):
         twice, where = (corpus, "data.shards") if len(row_of) < len(corpus) else (keys, "the file")
