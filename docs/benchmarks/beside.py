@@ -87,7 +87,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--side", action="store_true", help="also with data.workers: process, and another program")
+    parser.add_argument(
+        "--side", action="store_true", help="also with data.loading.worker_type: process, and another program"
+    )
     parser.add_argument("--load", action="store_true", help="only make batches, for ever")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -28,7 +28,7 @@ class BatchMaker:
         transform: for the pixels.
         hashes: add image_hash and caption_hash to the batches.
         negatives: further captions of the rows, for the batches.
-        check_images: whether images are compared with their hashes in the index; see `DataConfig.check_images`.
+        check_images: whether images are compared with their hashes in the index; see `LoadingConfig.check_images`.
         slots: lends the memory of pixels; default: memory of this process.
     """
 
@@ -59,7 +59,7 @@ class BatchMaker:
         transform = PixelTransform.from_config(data)
         index = open_index(data)
         negatives = open_negative_captions(data, index, tokenizer)
-        hashes, check = needs_hashes(data), data.check_images
+        hashes, check = needs_hashes(data), data.loading.check_images
         return cls(index, tokenizer, transform, hashes=hashes, negatives=negatives, check_images=check, slots=slots)
 
     def begin(self, task: Task, stop: Event | None = None) -> Work[LoadedBatch]:

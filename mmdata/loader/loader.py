@@ -127,9 +127,9 @@ class Loader(Interoperable):
             worker,
             rank=rank,
             world_size=world_size,
-            num_workers=data.num_workers,
-            prefetch=data.prefetch,
-            max_bad_share=data.max_bad_share,
+            num_workers=data.loading.num_workers,
+            prefetch=data.loading.prefetch_batches,
+            max_bad_share=data.loading.max_bad_share,
         )
         beside = make_source(data, loader.plan, worker, rank=rank, world_size=world_size)
         loader._source = beside or loader._source

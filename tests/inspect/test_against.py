@@ -77,7 +77,8 @@ def test_command_lowers_a_number_of_workers_that_is_auto_to_that_of_the_shards(
     status, output, errors = command("bench", str(tmp_path / "c.yaml"), *flags)
     assert (status, errors) == (0, "")
     assert (
-        "data.num_workers=auto is 2 here: webdataset gives each worker shards of its own, and there are 2.\n" in output
+        "data.loading.num_workers=auto is 2 here: webdataset gives each worker shards of its own, and there are 2.\n"
+        in output
     )
     assert "2 workers, batches of 8" in output
 
@@ -99,7 +100,7 @@ def test_only_auto_workers_are_lowered_and_only_for_webdataset(
     [
         ({"image_patches": [4], "patch_size": 16}, "no other loader here makes batches of native resolution"),
         ({"transform": "mine:crop"}, "transform 'mine:crop' is made for mmdata; give data.transform=train or eval"),
-        ({"num_workers": 3}, "2 shards are too few for 3 workers; give data.num_workers=2"),
+        ({"num_workers": 3}, "2 shards are too few for 3 workers; give data.loading.num_workers=2"),
     ],
 )
 def test_against_settings_that_others_do_not_have_are_errors(

@@ -173,11 +173,12 @@ def test_storage_in_words_says_what_came_and_what_the_loop_would_take():
 @pytest.mark.parametrize(
     ("load", "words"),
     [
-        (9.0, "the load of this machine is 9.0 on 2 cores: end what else runs, or lower data.num_workers"),
+        (9.0, "the load of this machine is 9.0 on 2 cores: end what else runs, or lower data.loading.num_workers"),
         (
             1.5,
-            "a tokenizer or transform that is Python code holds the interpreter's lock: data.workers=process with "
-            "data.num_processes gives it several",
+            "a tokenizer or transform that is Python code holds the interpreter's lock: "
+            "data.loading.worker_type=process with "
+            "data.loading.num_processes gives it several",
         ),
     ],
 )

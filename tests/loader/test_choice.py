@@ -70,7 +70,8 @@ def test_auto_is_a_side_process_where_there_is_a_gpu(
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
         "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL): batches "
-        "are made in 1 side process. Set data.workers to thread to have none, or to process (data.num_processes=1) not "
+        "are made in 1 side process. Set data.loading.worker_type to thread to have none, or to process "
+        "(data.loading.num_processes=1) not "
         "to see this again"
     )
     assert all(same(a, b) for a, b in zip(loader, corpus.loader(workers="thread"), strict=True))

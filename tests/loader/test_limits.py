@@ -119,7 +119,7 @@ def test_loader_says_before_it_begins_that_files_are_too_few(corpus: Corpus, tmp
         f"this process may open {there + 20} files, {there} are open, and a loader needs up to {needed} more (shards, "
         "buffers, sockets): let it open 4096 ("
     ), done.stderr
-    assert said.endswith("), or set data.num_workers or data.prefetch to less")
+    assert said.endswith("), or set data.loading.num_workers or data.loading.prefetch_batches to less")
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounts need root")

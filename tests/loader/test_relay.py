@@ -179,7 +179,7 @@ def test_relay_that_was_chosen_stays_with_threads_where_no_process_starts(
     for _ in range(2):
         assert all(same(a, b) for a, b in zip(loader, threads, strict=True))
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert said.startswith("data.workers process: '/nowhere/python' cannot be started: ")
+    assert said.startswith("data.loading.worker_type process: '/nowhere/python' cannot be started: ")
     assert said.endswith(". Threads of this process make all batches")
     with pytest.raises(ConfigError, match="'/nowhere/python' cannot be started"):
         next(iter(corpus.loader(**SIDE)))

@@ -187,5 +187,5 @@ def test_a_cache_smaller_than_a_window_is_told(config, far: Path, caplog):
         assert caplog.text == ""
         open_index(data_config({**config, "shards": f"file://{far}", "window_rows": 40}))
     assert "a window of 40 rows has 0.00" in caplog.text
-    assert "shards are fetched again and again. Set data.cache_gb to 0.0" in caplog.text
-    assert "or data.window_rows to 2 (less mixed)" in caplog.text
+    assert "shards are fetched again and again. Set data.loading.cache_gb to 0.0" in caplog.text
+    assert "or data.shuffle_window_rows to 2 (less mixed)" in caplog.text

@@ -284,8 +284,10 @@ def test_side_without_descriptors_says_what_to_do(corpus: Corpus, tmp_path: Path
     with program(corpus, tmp_path, more) as started:
         _, err = started.communicate(timeout=300)
     last = err.strip().splitlines()[-1]
-    assert last.startswith("mmdata.errors.ConfigError: data.workers process: ")
-    assert last.endswith("(`ulimit -n 65536` for files, the container's for memory), or set data.workers to thread")
+    assert last.startswith("mmdata.errors.ConfigError: data.loading.worker_type process: ")
+    assert last.endswith(
+        "(`ulimit -n 65536` for files, the container's for memory), or set data.loading.worker_type to thread"
+    )
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,10 @@ def test_side_killed_is_replaced_and_nothing_is_lost(
     assert loader.state_dict() == threads.state_dict()
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"the loader's side process {killed[0]} is gone (killed by SIGKILL), ")
-    assert "; the system kills a process so when memory runs out: lower data.prefetch or data.num_workers. " in said
+    assert (
+        "; the system kills a process so when memory runs out: lower data.loading.prefetch_batches or "
+        "data.loading.num_workers. " in said
+    )
     assert re.search(r"\. Another goes on at epoch [01], step \d; nothing is lost$", said)
     assert killed[0] not in sides()
     assert len(sides()) == num_processes

@@ -70,9 +70,13 @@ def test_miner_of_a_user_is_ten_lines_and_a_setting(own: dict[str, Any]):
 
 
 def test_miner_of_a_user_that_cannot_be_made_is_named(own: dict[str, Any], tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"train.miner.of 'my_miners:Harder': expected 'module:Class' \(module 'my_"):
+    with pytest.raises(
+        ConfigError, match=r"train.miner.target 'my_miners:Harder': expected 'module:Class' \(module 'my_"
+    ):
         loss_of({**own, "of": "my_miners:Harder"})
-    with pytest.raises(ConfigError, match=r"train.miner.of 'none_such:A': expected 'module:Class' \(No module named"):
+    with pytest.raises(
+        ConfigError, match=r"train.miner.target 'none_such:A': expected 'module:Class' \(No module named"
+    ):
         loss_of({**own, "of": "none_such:A"})
     (tmp_path / "needs_another.py").write_text("import none_such")
     with pytest.raises(
@@ -81,7 +85,7 @@ def test_miner_of_a_user_that_cannot_be_made_is_named(own: dict[str, Any], tmp_p
         loss_of({**own, "of": "none_such:A"})
     with pytest.raises(ConfigError, match=r"'needs_another:A': expected 'module:Class' \(No .*'none_such'\)$"):
         loss_of({**own, "of": "needs_another:A"})
-    with pytest.raises(ConfigError, match=r"train.miner.of '': expected 'module:Class' \(Empty module name"):
+    with pytest.raises(ConfigError, match=r"train.miner.target '': expected 'module:Class' \(Empty module name"):
         loss_of({**own, "of": ""})
     with pytest.raises(ConfigError, match=r"train.miner.arguments {'k': 3} of 'my_miners:HarderThan': .*argument 'k'"):
         loss_of({**own, "arguments": {"k": 3}})

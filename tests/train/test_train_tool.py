@@ -162,7 +162,7 @@ def test_train_resumed_from_further_back_lists_each_masked_row_once(
         file.seek(int(index.take(np.array([5]), ["image_offset"])["image_offset"][0]) + 33)  # behind the header
         file.write(bytes(30))
     words = [config, f"data.shards={tmp_path / 'shards'}", "train.checkpoint_every_steps=2", "train.keep_checkpoints=9"]
-    words += ["data.val_shards=null", "data.max_bad_share=0.5"]
+    words += ["data.val_shards=null", "data.loading.max_bad_share=0.5"]
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
     ledger = tmp_path / "run" / "ledger-rank0.jsonl"
     written = ledger.read_text()

@@ -33,8 +33,8 @@ def make_source(
 ) -> WorkerProcesses | StartupHandover | None:
     """Side processes, with threads to bridge their start, where the settings ask for them or `auto` finds them better.
 
-    A user's transform under `workers: process` never runs in this process, so that it cannot take the loop along when
-    it crashes: nothing bridges the start then.
+    A user's transform under `worker_type: process` never runs in this process, so that it cannot take the loop along
+    when it crashes: nothing bridges the start then.
 
     Args:
         data: settings.
@@ -47,10 +47,10 @@ def make_source(
         None: threads.
 
     Raises:
-        ConfigError: `workers: process`, and the transform is one that another process cannot import.
+        ConfigError: `worker_type: process`, and the transform is one that another process cannot import.
     """
     chosen = resolve_workers(data, plan, worker, rank=rank, world_size=world_size)
-    if chosen.workers == "thread" or chosen.num_workers == 0:
+    if chosen.loading.worker_type == "thread" or chosen.loading.num_workers == 0:
         return None
     beside = WorkerProcesses(chosen, identity_of(plan, worker), rank=rank, world_size=world_size)
     if not threads_may_start(data):
@@ -62,18 +62,18 @@ def make_source(
             worker.index, worker.tokenizer, worker.transform, hashes=needs_hashes(data), negatives=worker.negatives
         )
         tasks = StoppableSteps(plan, mine, rank=rank, world_size=world_size)
-        return tasks, ThreadedBatches(tasks, mine, count=data.num_workers, room=data.prefetch)
+        return tasks, ThreadedBatches(tasks, mine, count=data.loading.num_workers, room=data.loading.prefetch_batches)
 
-    return StartupHandover(beside, new_threads, optional=data.workers == "auto")
+    return StartupHandover(beside, new_threads, optional=data.loading.worker_type == "auto")
 
 
 def threads_may_start(data: DataConfig) -> bool:
     """Whether threads of this process may make batches until the side processes are ready."""
-    return data.workers == "auto" or not is_users(data)
+    return data.loading.worker_type == "auto" or not is_users(data)
 
 
 def resolve_workers(data: DataConfig, plan: Plan, worker: BatchMaker, *, rank: int, world_size: int) -> DataConfig:
-    """The settings with `workers: auto` replaced by what it comes to here, and said in the log where it is a process.
+    """Resolve `worker_type: auto`; log the choice if it is a process.
 
     A loop that launches kernels on a GPU is one of many small operations, which threads beside it keep waiting for the
     interpreter's lock: side processes where there is a GPU. A transform of the user's that holds the lock keeps the
@@ -86,16 +86,16 @@ def resolve_workers(data: DataConfig, plan: Plan, worker: BatchMaker, *, rank: i
         A row's time holds the lock for 0.9 of it, and there are 4 workers: they would need 3.6 locks, each of which is
         held for at most 0.7 of the time: 6 processes, and no more than there are workers: 4. At 0.1: threads.
     """
-    if data.workers != "auto":
+    if data.loading.worker_type != "auto":
         return data
     gpu = has_gpu()
-    held, workers = 0.0, most_workers(data.num_workers)
+    held, workers = 0.0, most_workers(data.loading.num_workers)
     if is_users(data) and workers > 1:
         held = held_share(plan, worker, rank=rank, world_size=world_size)
     locks = held * workers
     processes = min(workers, max(int(gpu), ceil(locks / BUSY) if locks > BUSY else 0))
     if processes == 0:
-        return data.model_copy(update={"workers": "thread"})
+        return data.with_loading(worker_type="thread")
     why = "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL)"
     if locks > BUSY:
         why = (
@@ -108,17 +108,18 @@ def resolve_workers(data: DataConfig, plan: Plan, worker: BatchMaker, *, rank: i
             "the transform into a file of its own",
             why,
         )
-        return data.model_copy(update={"workers": "thread"})
+        return data.with_loading(worker_type="thread")
     logger.log(
         logging.WARNING if locks > BUSY else logging.INFO,
-        "%s: batches are made in %s. Set data.workers to thread to have none, or to process (data.num_processes=%d) "
+        "%s: batches are made in %s. Set data.loading.worker_type to thread to have none, or to process "
+        "(data.loading.num_processes=%d) "
         "not to see this again%s",
         why,
         "1 side process" if processes == 1 else f"{processes} side processes",
         processes,
         "; calls into torch or torchvision that take long let go of the lock" if locks > BUSY else "",
     )
-    return data.model_copy(update={"workers": "process", "num_processes": processes})
+    return data.with_loading(worker_type="process", num_processes=processes)
 
 
 def is_users(data: DataConfig) -> bool:
