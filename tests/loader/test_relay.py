@@ -19,7 +19,7 @@ import pytest
 from mmdata import Batch
 from mmdata.errors import ConfigError, DataError
 from mmdata.launcher import Ranks
-from mmdata.loader.workers import resolve_workers
+from mmdata.loader.workers import choose
 from mmdata.loader.workers.handover import StoppableSteps
 
 from .conftest import Corpus
@@ -153,7 +153,7 @@ def test_relay_of_a_forked_child_has_threads_of_its_own(corpus: Corpus):
         done = 1
         with suppress(BaseException):
             done = 0 if len(list(loader)) == 7 else 2
-            loader._source._beside.close()
+            loader._source._processes.close()
         os._exit(done)
     assert os.waitpid(pid, 0)[1] == 0
     assert len(list(batches)) == 6
@@ -165,7 +165,7 @@ def test_relay_error_of_a_process_that_starts_ends_the_epoch(corpus: Corpus, tmp
     batches = iter(loader)
     next(batches)
     (folder := changed.folder / "tokenizer").rename(changed.folder / "elsewhere")
-    assert loader._source._beside._processes[0]._channel.wait(60)
+    assert loader._source._processes._processes[0]._channel.wait(60)
     with pytest.raises(ConfigError, match=f"'{folder}'"):
         next(batches)
     assert (sides(), workers()) == ([], [])
@@ -174,7 +174,7 @@ def test_relay_error_of_a_process_that_starts_ends_the_epoch(corpus: Corpus, tmp
 def test_relay_that_was_chosen_stays_with_threads_where_no_process_starts(
     corpus: Corpus, same: Same, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(resolve_workers, "has_gpu", lambda: True)
+    monkeypatch.setattr(choose, "has_gpu", lambda: True)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     loader, threads = corpus.loader(), corpus.loader(workers="thread")
     for _ in range(2):

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from functools import partial
@@ -88,29 +87,6 @@ def test_the_first_error_of_a_batch_is_its_result_and_the_next_batch_is_made():
     with pytest.raises(ValueError, match="unit 1"):
         threads.take()
     assert threads.take() == 1
-
-
-def test_resize_ends_the_threads_that_are_too_many():
-    names: Counter[str] = Counter()
-    threads: WorkerThreads[int, int] = WorkerThreads(
-        counted(100), lambda step, _: Work([lambda: names.update([threading.current_thread().name])], lambda: step), 3
-    )
-    threads.resize(1)
-    for _ in range(20):
-        threads.ask()
-    assert [threads.take() for _ in range(20)] == list(range(20))
-    names.clear()
-    for _ in range(20):
-        threads.ask()
-    assert [threads.take() for _ in range(20)] == list(range(20, 40))
-    assert names == {"mmdata-worker_0": 20}
-
-
-def test_resize_to_more_threads_has_them_work_at_once():
-    meeting = threading.Barrier(3, timeout=20)
-    threads = started(lambda step: Work([meeting.wait] * 3, lambda: step), count=1, steps=1)
-    threads.resize(3)
-    assert threads.take() == 0
 
 
 def test_whoever_waits_for_a_batch_that_was_not_begun_is_told_when_the_threads_end():
