@@ -17,15 +17,15 @@ class LoadingConfig(Settings):
 
     num_workers: Count | Literal["auto"] = 2
     """Threads that make batches together; 0 loads in the caller's thread, whatever `worker_type` is. auto: as many as
-    the loop is found to need while it runs, up to this rank's cores; in worker processes and streams all of these."""
+    this rank has usable cores."""
     worker_type: Literal["auto", "thread", "process"] = "auto"
     """thread: the workers run in the process of the training loop. process: they run in a process of their own, whose
     batches lie in shared memory. The loop then never waits for their Python code, as one of many small operations does;
-    the price is the memory of one more interpreter. auto: processes if there is a GPU, or if a transform of your own is
-    measured to hold Python's lock (the GIL) for too long; otherwise threads."""
+    the price is the memory of one more interpreter. auto: a process if there is a GPU,
+    otherwise threads."""
     num_processes: Positive = 1
     """With `worker_type: process`, processes that share the `num_workers` threads: more than one for a transform that
-    is much Python code. `worker_type: auto` chooses the number itself."""
+    is much Python code."""
     prefetch_batches: Positive = 2
     """Batches made ahead of the one in use, by all workers together: they share the rows of one after the other."""
     cache_dir: Location | None = None
