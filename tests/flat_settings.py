@@ -8,6 +8,6 @@ from mmdata.config.loading import LoadingConfig
 
 
 def grouped(**settings: Any) -> dict[str, Any]:
-    """A section `data` of its settings and those of `data.loading`: num_workers=2 becomes loading={"num_workers": 2}."""
+    """A section `data`, with num_workers=2 and the like in its group: loading={"num_workers": 2}."""
     loading = {name: settings.pop(name) for name in LoadingConfig.model_fields if name in settings}
     return {**settings, "loading": {**settings.get("loading", {}), **loading}}

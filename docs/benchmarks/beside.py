@@ -32,9 +32,9 @@ def make_loader(workload: str, workers: str, num_workers: int) -> Loader:
         "tokenizer": str(HOME / "tokenizer"),
         "global_batch_size": 2048,  # takes longer than a round; not a whole epoch, or the next one would be begun
         "text_buckets": [LENGTH],
-        "prefetch": 3,
+        "loading": {"worker_type": workers, "num_workers": num_workers, "prefetch_batches": 3},
     }
-    return Loader.from_config({**settings, "workers": workers, "num_workers": num_workers})
+    return Loader.from_config(settings)
 
 
 def steps_per_s(seconds: float) -> float:

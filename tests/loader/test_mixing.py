@@ -47,7 +47,7 @@ def test_groups_of_a_missing_file(corpus, tmp_path: Path, name: str):
     path = tmp_path / name
     message = f"data.groups.source '{path}': no such file; {REMEDIES[path.suffix]}, or set by to label"
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
-        corpus.loader(groups={"by": str(path), "size": 2})
+        corpus.loader(groups={"source": str(path), "size": 2})
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_side_killed_by_a_batch_again_and_again_is_an_error(
             return torch.zeros(3, *size, dtype=torch.uint8)
         """,
     )
-    loader = corpus.loader(**SIDE, num_workers=1, prefetch=1, transform="my_transforms:kill")
+    loader = corpus.loader(**SIDE, num_workers=1, prefetch_batches=1, transform="my_transforms:kill")
     with pytest.raises(
         LoadError,
         match=r"side process \d+ is gone \(killed by SIGSEGV\), epoch 0, step \d was to come next; a defect in a "

@@ -82,7 +82,7 @@ def config(corpus: Path, tmp_path: Path) -> Path:
     """Three epochs of four steps over the corpus, evaluated on itself."""
     shards = str(corpus / "shards")
     data: dict[str, Any] = {"shards": shards, "val_shards": shards, "tokenizer": f"{shards}/tokenizer"}
-    data |= {"global_batch_size": 6, "image_size": 16, "num_text_buckets": 2, "num_workers": 1}
+    data |= {"global_batch_size": 6, "image_size": 16, "num_text_buckets": 2, "loading": {"num_workers": 1}}
     train = {"output": str(tmp_path / "run"), "epochs": 3, "warmup_steps": 2, "log_every_steps": 1, "device": "cpu"}
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump({"data": data, "train": train}))
