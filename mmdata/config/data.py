@@ -19,9 +19,10 @@ class SourceConfig(Settings):
     shards: MayChange[Location]
     """Folder or URL with shards and a manifest."""
     weight: Positive | None = None
-    """Share of every batch, to the row. The first dataset is passed over once an epoch, the others are cycled."""
+    """Share of every batch, exact to the row. An epoch is one pass over the first dataset; the others are cycled."""
     repeat: Annotated[float, Field(gt=0.0, le=1000.0)] | None = None
-    """Passes an epoch, 1 unless given: 2 uses each row twice, 0.5 half of the rows and the other half in the next."""
+    """Passes per epoch; default: 1. 2 uses each row twice; 0.5 uses half of the rows, and the other half in the next
+    epoch."""
 
     @field_validator("weight", mode="before")
     @classmethod
@@ -37,11 +38,12 @@ class GroupsConfig(Settings):
     RENAMED: ClassVar[Mapping[str, str]] = {"data.groups.by": "data.groups.source"}
 
     source: Location = "label"
-    """label: the corpus's own; or a file: what `mmdata neighbours` makes, or .npy, int64 (rows,), -1 for no group."""
+    """label: rows with the same label are a group. Or a file: the output of `mmdata neighbours`, or a .npy file of
+    int64 (rows,), with -1 for rows without a group."""
     size: Annotated[int, Field(strict=True, ge=2)] | None = None
     """Rows together, each row once an epoch."""
     candidates: Positive | None = None
-    """Each row once an epoch, followed by so many others of its group, drawn anew in each epoch."""
+    """Each row once an epoch, followed by this many other rows of its group, drawn anew in each epoch."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> GroupsConfig:
@@ -56,17 +58,17 @@ class AugmentConfig(Settings):
     """Random changes of a training crop, each row's its own in each epoch; all are off unless set."""
 
     horizontal_flip_prob: Share = 0.0
-    """Chance that left and right change places. Captions that say left or right, and text in images, are then wrong."""
+    """Probability of a flip. Captions that say left or right, and text in images, are wrong after it."""
     brightness: Annotated[float, Field(ge=0.0)] = 0.0
     """The factor is drawn from 1 - brightness (at least 0) to 1 + brightness, as in torchvision's ColorJitter."""
     contrast: Annotated[float, Field(ge=0.0)] = 0.0
     saturation: Annotated[float, Field(ge=0.0)] = 0.0
     hue: Annotated[float, Field(ge=0.0, le=0.5)] = 0.0
-    """Turns the colour circle by at most so much of a whole turn."""
+    """Turns the colour circle by at most this share of a whole turn."""
     color_jitter_prob: Share = 1.0
-    """Chance that brightness, contrast, saturation and hue are changed at all, in random order."""
+    """Probability that brightness, contrast, saturation and hue are changed at all, in random order."""
     grayscale_prob: Share = 0.0
-    """Chance that the colours become grey, after the jitter."""
+    """Probability that the colours become grey, after the jitter."""
 
 
 class DataConfig(Settings):
@@ -96,7 +98,7 @@ class DataConfig(Settings):
     token_budget: Positive | None = None
     """Text tokens and image patches of one step over all ranks: batches of short texts then have more rows."""
     batch_multiple: Positive = 8
-    """With `token_budget`, each batch has a multiple of so many rows; the number of ranks must divide it."""
+    """With `token_budget`, each batch has a multiple of this many rows; the number of ranks must divide it."""
     image_size: Positive = 224
     """Side of the square that images are cropped to, in pixels, unless `image_buckets` is given."""
     image_buckets: Literal["auto"] | Annotated[list[tuple[Positive, Positive]], Field(min_length=1)] | None = None
@@ -115,8 +117,8 @@ class DataConfig(Settings):
     num_text_buckets: Positive = 8
     """The same for all image shapes, unless `max_shapes` is given."""
     max_shapes: Positive | None = None
-    """Shapes of batches at most, over all image shapes, in place of `num_text_buckets`: each image shape gets text
-    bounds of its own, shared out where they save most padding."""
+    """Largest number of batch shapes over all image shapes, in place of `num_text_buckets`: each image shape gets text
+    bounds of its own, and more of them where they save most padding."""
     transform: str = "train"
     """train (random resized crop), eval (resize, centre crop), or "module:callable"."""
     decode: Literal["fast", "exact"] = "fast"
@@ -135,7 +137,7 @@ class DataConfig(Settings):
     unique: bool = False
     """Rows with the same caption or image are kept in different batches; sets `add_hashes`, for masks of those left."""
     num_lanes: Positive = 1
-    """Stripes of a batch with shards of their own: as many as nodes keeps each node to its shards."""
+    """Stripes of a batch, each with shards of its own: with as many lanes as nodes, a node reads only its own shards."""
     add_hashes: bool = False
     """Adds image_hash and caption_hash to each batch, for masks of false negatives."""
     negative_captions: Location | None = None

@@ -21,8 +21,8 @@ class LoadingConfig(Settings):
     worker_type: Literal["auto", "thread", "process"] = "auto"
     """thread: the workers run in the process of the training loop. process: they run in a process of their own, whose
     batches lie in shared memory. The loop then never waits for their Python code, as one of many small operations does;
-    the price is the memory of one more interpreter. auto: a process if there is a GPU,
-    otherwise threads."""
+    the price is the memory of one more interpreter. auto: a process if there is a GPU, otherwise
+    threads."""
     num_processes: Positive = 1
     """With `worker_type: process`, processes that share the `num_workers` threads: more than one for a transform that
     is much Python code."""

@@ -26,12 +26,12 @@ PositivesBy = Literal["labels", "image_hash", "caption_hash"]
 
 
 class MinerConfig(Settings):
-    """Which in-batch negatives enter the loss. What is left out by the settings here, no miner gets to see."""
+    """Which in-batch negatives enter the loss. The negatives that these settings leave out never reach the miner."""
 
     false_negative_margin: Cosine | None = None
     """Leave out negatives above the positive's cosine, or less than this below it; null: leave none out."""
     skip_hottest: Annotated[float, Field(strict=True), AfterValidator(_number_or_share)] | None = None
-    """Then leave out so many of the most similar, or below 1 such a share of them."""
+    """Then leave out this many of the most similar negatives; below 1: this share of them."""
     after_steps: Count = 0
     """Updates with all negatives first: an untrained model's hardest negatives are noise, and it collapses on them."""
 
@@ -69,13 +69,13 @@ class DistanceWeightedConfig(MinerConfig):
 
     name: Literal["distance_weighted"]
     dimension: Annotated[int, Field(strict=True, ge=3)]
-    """Of the features (`model.embed_dim`), or less where they fill less of their space."""
+    """Dimension of the features (`model.embed_dim`), or less if the features fill less of their space."""
     k: Positive = 64
     """Negatives drawn for each row."""
     cutoff: Annotated[float, Field(gt=0.0, lt=2.0)] = 0.5
     """Distances below count as this one."""
     farthest: Annotated[float, Field(gt=0.0, le=2.0)] = 1.4
-    """None is drawn from this distance on."""
+    """Negatives at this distance or beyond are never drawn."""
 
     @model_validator(mode="after")
     def _in_order(self) -> DistanceWeightedConfig:
@@ -91,11 +91,11 @@ class GumbelTopKConfig(MinerConfig):
     k: Positive = 64
     """Negatives drawn for each row."""
     temperature: Annotated[float, Field(gt=0.0)] = 0.05
-    """In cosine: near 0 the hardest k, large any k alike."""
+    """In cosine: near 0 draws the hardest k; a large temperature draws any k with equal probability."""
     gradient: Literal["none", "straight_through", "relaxed"] = "none"
-    """Of the choice itself; relaxed weighs all negatives, k in all."""
+    """Gradient of the choice itself; relaxed weighs all negatives, with weights that sum to k."""
     softness: Annotated[float, Field(gt=0.0)] = 0.5
-    """Of the relaxation."""
+    """Temperature of the relaxation."""
 
 
 class SameGroupConfig(MinerConfig):
@@ -136,11 +136,11 @@ class TeacherConfig(Settings):
     """A moving average of the model, which says what may be a false negative. It costs a forward a step."""
 
     decay: BelowOne = 0.999
-    """Of the average, at each update."""
+    """Decay of the average at each update."""
     margin: Cosine = 0.0
-    """Leave out negatives above the positive's cosine in the teacher's eyes, or less than this below it."""
+    """Leave out negatives whose cosine, by the teacher, is above the positive's or less than this below it."""
     after_steps: Count = 0
-    """Updates before its opinion counts; the average is taken from the first on."""
+    """Updates before the teacher masks negatives; the average is taken from the first update on."""
 
 
 class QueueConfig(Settings):
