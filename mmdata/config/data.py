@@ -137,7 +137,7 @@ class DataConfig(Settings):
     unique: bool = False
     """Rows with the same caption or image are kept in different batches; sets `add_hashes`, for masks of those left."""
     num_lanes: Positive = 1
-    """Stripes of a batch, each with shards of its own: with as many lanes as nodes, a node reads only its own shards."""
+    """Stripes of a batch, each with shards of its own; with as many lanes as nodes, a node reads only its own."""
     add_hashes: bool = False
     """Adds image_hash and caption_hash to each batch, for masks of false negatives."""
     negative_captions: Location | None = None
