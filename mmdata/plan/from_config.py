@@ -178,15 +178,15 @@ def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:
     """
     listed = sources(data)
     spans = [
-        ShardSpan(place.first_shard, place.last_shard, source.repeat or 1.0)
-        for source, place in zip(listed, index.sources, strict=True)
+        ShardSpan(indexed.first_shard, indexed.last_shard, source.repeat or 1.0)
+        for source, indexed in zip(listed, index.sources, strict=True)
     ]
     if listed[0].weight is None:
-        streams = (BatchShare(tuple(spans)),)
+        shares = (BatchShare(tuple(spans)),)
     else:
-        streams = tuple(BatchShare((span,), source.weight or 1) for source, span in zip(listed, spans, strict=True))
+        shares = tuple(BatchShare((span,), source.weight or 1) for source, span in zip(listed, spans, strict=True))
     groups = build_groups(data.groups, index) if data.groups else None
-    return Mixture(streams, groups, rows.hashes if data.unique else None)
+    return Mixture(shares, groups, rows.hashes if data.unique else None)
 
 
 def build_groups(settings: GroupsConfig, index: Index) -> Groups:
