@@ -36,13 +36,15 @@ class Step(NamedTuple):
     """One global batch, or a rank's part of it.
 
     Attributes:
-        number: from 0, within the epoch.
+        epoch: from 0.
+        number: of the step in the epoch, from 0.
         bucket: the shape of the batch, on every rank.
-        rows: int64 (n,); -1 where the batch is filled up.
-        passes: int64 (n,), how often the row's dataset was passed over before: decides caption and crop of the row. The
-            epoch, but in mixtures; -1 where the batch is filled up.
+        rows: int64 (n,); -1 for padding.
+        passes: int64 (n,), how many passes over the row's dataset came before; decides the row's caption and crop. The
+            epoch without a mixture; -1 for padding.
     """
 
+    epoch: int
     number: int
     bucket: Bucket
     rows: Ints
@@ -174,7 +176,7 @@ class Plan:
                 skipped = first * self.batch_sizes[bucket] // self.num_lanes  # rows of the lanes before `first`
                 batch = self._join_lanes([part[position] for part in parts])
                 occurrences = batch[mine.start - skipped : mine.stop - skipped]
-                yield Step(number, self.policy.buckets[bucket], rows_of(occurrences), passes_of(occurrences))
+                yield Step(epoch, number, self.policy.buckets[bucket], rows_of(occurrences), passes_of(occurrences))
                 number += 1
 
     def check_ranks(self, rank: int, world_size: int) -> None:

@@ -19,7 +19,8 @@ from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 from typing_extensions import Self
 
 from mmdata.errors import ConfigError
-from mmdata.launcher import resolve_ranks
+from mmdata.launcher import Ranks, resolve_ranks
+from mmdata.plan.plan import rank_slice
 from mmdata.plan.position import Position, check_count, check_epoch, check_state
 from mmdata.plan.windows import KeyedPermutation
 
@@ -86,7 +87,7 @@ class PlannedBatchSampler(BatchSampler):
         # Trainers call `batch_sampler.sampler.set_epoch`.
         super().__init__(cast("Sampler[int]", self), batch_size, drop_last)
         self.shuffle, self.seed = shuffle, seed
-        self.rank, self.world_size = _rank(sampler, rank, world_size)
+        self.rank, self.world_size = _ranks(sampler, rank, world_size)
         self._permutation = KeyedPermutation(seed, shuffle)
         self._num_rows = num_rows  # rows of an epoch, over all ranks
         self._global_rows = rows_per_batch * self.world_size  # how many of them are in a global batch
@@ -185,11 +186,11 @@ class PlannedBatchSampler(BatchSampler):
 
     def _share(self, rows: Ints) -> list[int]:
         """This rank's part of the rows of a global batch; the first rows are repeated if world_size does not divide."""
-        size = -(-len(rows) // self.world_size)
-        return np.resize(rows, size * self.world_size)[self.rank * size : (self.rank + 1) * size].tolist()
+        padded = np.resize(rows, -(-len(rows) // self.world_size) * self.world_size)
+        return padded[rank_slice(len(padded), self.rank, self.world_size)].tolist()
 
 
-def _rank(sampler: Sampler[Any] | None, rank: int | None, world_size: int | None) -> tuple[int, int]:
+def _ranks(sampler: Sampler[Any] | None, rank: int | None, world_size: int | None) -> Ranks:
     """Rank and world size: those of a DistributedSampler, those given, those of the launcher, or 0 of 1."""
     known = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
     if isinstance(known[0], int) and isinstance(known[1], int):
@@ -198,7 +199,7 @@ def _rank(sampler: Sampler[Any] | None, rank: int | None, world_size: int | None
                 f"rank={rank}, world_size={world_size} were given, but the {type(sampler).__name__} is of rank "
                 f"{known[0]} of {known[1]}; leave them out, or set Trainer(use_distributed_sampler=False)"
             )
-        given: tuple[int, int] = known[0], known[1]
+        given = Ranks(known[0], known[1])
     # In a run of one process, Lightning passes the SequentialSampler that a DataLoader has by default.
     elif sampler is not None and not isinstance(sampler, SequentialSampler):
         raise ValueError(
@@ -207,8 +208,7 @@ def _rank(sampler: Sampler[Any] | None, rank: int | None, world_size: int | None
         )
     else:
         given = resolve_ranks(rank, world_size)
-    if not 0 <= given[0] < given[1]:
-        raise ValueError(f"rank must be in 0 … {given[1] - 1} (world_size {given[1]}): got {given[0]}")
+    rank_slice(given.world_size, *given)  # raises if there is no such rank
     return given
 
 
