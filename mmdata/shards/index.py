@@ -18,10 +18,9 @@ import numpy.typing as npt
 from mmdata.errors import ConfigError
 from mmdata.shards.cache import ShardCache
 from mmdata.shards.columns import FIXED, LISTS, Columns
-from mmdata.shards.folder import Folder, find_folder
+from mmdata.shards.folder import Folder, Location
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.ragged import offsets_of, spans
-from mmdata.shards.remote import RemoteFolder
 from mmdata.shards.union import UnionManifest
 
 OPENERS = 8
@@ -37,8 +36,6 @@ LONG_RUN = 16
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
-Location = str | os.PathLike[str]
-"""A folder or a URL."""
 
 
 class Source(NamedTuple):
@@ -111,7 +108,7 @@ class Index:
         folders = [folder] if isinstance(folder, (str, os.PathLike)) else list(folder)
         if not folders:
             raise ConfigError("an index of no folder: give one with a manifest, or several")
-        parts = [Manifest.read(find_folder(name, cache)) for name in folders]
+        parts = [Manifest.read(name, cache) for name in folders]
         return cls(parts[0] if len(parts) == 1 else UnionManifest(parts))
 
     def __len__(self) -> int:
@@ -137,8 +134,8 @@ class Index:
     @cached_property
     def caches(self) -> list[ShardCache]:
         """Of the folders behind URLs, each once."""
-        found = [part.folder.cache for part in self.manifest.parts if isinstance(part.folder, RemoteFolder)]
-        return list({id(cache): cache for cache in found}.values())
+        found = [part.folder.cache for part in self.manifest.parts]
+        return list({id(cache): cache for cache in found if cache is not None}.values())
 
     def shard_path(self, shard: int) -> Path:
         """Path of the tar; of one behind a URL, that in the cache, fetched first and removed when room is needed."""

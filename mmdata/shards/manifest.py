@@ -7,14 +7,13 @@ It has two levels. `manifest.json` is small and says what the corpus is as a who
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +21,13 @@ import pyarrow as pa
 
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
+from mmdata.shards.cache import ShardCache
 from mmdata.shards.captions import unique_keys
 from mmdata.shards.columns import OLDEST_VERSION, Columns
-from mmdata.shards.folder import INNER, MANIFEST_NAME, open_shard, read_top, shard_path, shard_place, with_file
+from mmdata.shards.folder import BESIDE, INNER, MANIFEST_NAME, Folder, LocalFolder, Location, find_folder, local_folder
 from mmdata.shards.histogram import Histogram, unpack_cells
 from mmdata.shards.pages import PAGE_SHARDS, REMAKE, Histograms, ListedShard, PageColumns, ShardEntry
 from mmdata.shards.ragged import offsets_of, spans
-from mmdata.shards.remote import RemoteFolder
 from mmdata.shards.top import Top, checked, checksum_of
 
 HELD_PAGES = 16
@@ -38,6 +37,7 @@ OPENERS = 4
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Manifest(Top):
             where an earlier version wrote them beside the tars.
     """
 
-    folder: Path | RemoteFolder = field(default=Path(), compare=False)
+    folder: Folder = field(default=LocalFolder(Path()), compare=False)
     prefix: str = field(default=INNER, compare=False)
     _opened: dict[int, PageColumns] = field(init=False, default_factory=dict, compare=False, repr=False)
     _locks: list[Any] = field(
@@ -68,14 +68,19 @@ class Manifest(Top):
     )
 
     @classmethod
-    def read(cls, folder: str | os.PathLike[str] | RemoteFolder) -> Manifest:
-        """The manifest of `folder`; reads manifest.json and no page.
+    def read(cls, location: Location, cache: ShardCache | None = None) -> Manifest:
+        """The manifest of a folder of shards; reads manifest.json and no page.
+
+        Args:
+            location: a path or a URL.
+            cache: for the files behind a URL.
 
         Raises:
             DataError: there is none, it is damaged, was edited, or is of another schema.
+            ConfigError: see `find_folder`.
         """
-        folder = folder if isinstance(folder, RemoteFolder) else Path(folder)
-        prefix, data = read_top(folder)
+        folder = find_folder(location, cache)
+        prefix, data = folder.read_first((INNER, BESIDE), MANIFEST_NAME)
         path = f"{folder}/{prefix}{MANIFEST_NAME}"
         try:
             content = json.loads(data, object_pairs_hook=unique_keys)
@@ -98,11 +103,11 @@ class Manifest(Top):
     def shard_path(self, shard: int) -> Path:
         """Path of the tar; reads the shard's page. Of a URL, that in the cache, fetched first: it may be removed at any
         time."""
-        return shard_path(self.folder, self.location, self.listed(shard))
+        return self.folder.shard_path(self.location, self.listed(shard))
 
     def shard_place(self, shard: int) -> str:
         """Path or URL of the tar, for messages."""
-        return shard_place(self.folder, self.location, self.listed(shard))
+        return self.folder.place(self.location, self.listed(shard).name)
 
     def open_shard(self, shard: int, stop: Event | None = None) -> int:
         """A descriptor of the tar, which the caller closes; of a URL it is fetched where it is not in the cache.
@@ -111,7 +116,7 @@ class Manifest(Top):
             FileNotFoundError: there is none.
             DataError, ConfigError, Interrupted: see `mmdata.shards.cache.ShardCache.open`.
         """
-        return open_shard(self.folder, self.location, self.listed(shard), stop)
+        return self.folder.open_shard(self.location, self.listed(shard), stop)
 
     def columns(self, shard: int, *, checksum: int = 0) -> Columns:
         """The columns of a shard; see `Columns.open`.
@@ -121,7 +126,7 @@ class Manifest(Top):
         """
         entry = self.listed(shard)
         use = partial(Columns.open, entry=entry, checksum=checksum)
-        return with_file(self.folder, self.prefix + entry.index, entry.index_sha256, use, kind="index")
+        return self._with_file(entry.index, entry.index_sha256, use, kind="index")
 
     def tar_hashes(self) -> Any:
         """SHA-256 of each tar, Arrow strings (num_shards,); reads all pages."""
@@ -213,9 +218,8 @@ class Manifest(Top):
 
     def moved(self, location: str) -> Manifest:
         """Publish that the tars lie elsewhere: manifest.json is replaced, whole or not at all."""
-        assert isinstance(self.folder, Path)
         manifest = replace(self, location=location)
-        write_whole(self.folder / self.prefix / MANIFEST_NAME, manifest.to_json())
+        write_whole(local_folder(str(self.folder)) / self.prefix / MANIFEST_NAME, manifest.to_json())
         return manifest
 
     def to_json(self) -> bytes:
@@ -233,8 +237,7 @@ class Manifest(Top):
             if number not in self._opened:
                 page = self.pages[number]
                 use = partial(PageColumns.open, page=page)
-                name = self.prefix + page.file
-                opened = with_file(self.folder, name, page.sha256, use, kind="manifest page")
+                opened = self._with_file(page.file, page.sha256, use, kind="manifest page")
                 self._opened[number] = opened if len(self.pages) <= HELD_PAGES else opened.without_histograms()
             return self._opened[number]
 
@@ -244,9 +247,15 @@ class Manifest(Top):
         if opened.histograms is not None:
             return opened.histograms
         page = self.pages[number]
-        return with_file(
-            self.folder, self.prefix + page.file, page.sha256, opened.read_histograms, kind="manifest page"
-        )
+        return self._with_file(page.file, page.sha256, opened.read_histograms, kind="manifest page")
+
+    def _with_file(self, name: str, sha256: str, use: Callable[[Path], T], *, kind: str) -> T:
+        """Result of `use` on the path of a file that the manifest names; `kind` stands in the message."""
+        try:
+            return self.folder.with_file(self.prefix + name, sha256, use)
+        except FileNotFoundError:
+            place = self.folder.place(self.prefix, name)
+            raise DataError(f"{kind} '{place}': no such file, and the manifest names it; {REMAKE}") from None
 
     def _all_pages(self) -> Iterator[PageColumns]:
         if len(self._opened) < len(self.pages):

@@ -12,7 +12,7 @@ from typing import Any
 
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
-from mmdata.shards.folder import INNER, MANIFEST_NAME, manifest_prefix
+from mmdata.shards.folder import INNER, MANIFEST_NAME, LocalFolder, manifest_prefix
 from mmdata.shards.histogram import unpack_cells
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.pages import (
@@ -85,7 +85,7 @@ class ManifestWriter:
             tokenizer=tokenizer,
             location=location,
             accounts=accounts,
-            folder=self._folder,
+            folder=LocalFolder(self._folder),
         )
         write_whole(self._inner / MANIFEST_NAME, manifest.to_json())
         return manifest

@@ -27,6 +27,7 @@ from mmdata.safe_read import open_regular
 from mmdata.shards import http
 from mmdata.shards.cache import Remote, ShardCache
 from mmdata.shards.http import Span, WrongAnswer
+from mmdata.shards.pages import ListedShard
 
 ATTEMPTS = 8
 """Requests for the same range, before it is an error: about a minute of waiting."""
@@ -80,25 +81,24 @@ class RemoteFolder:
     def __str__(self) -> str:
         return display_name(self.url).rstrip("/")
 
-    def read(self, name: str) -> bytes:
-        """A small file, past the cache."""
-        return self._whole(self._place(".", name), MAX_MANIFEST_BYTES)
+    @property
+    def identity(self) -> str:
+        """Equal for two names of the same folder."""
+        return str(self)
 
     def read_first(self, prefixes: Sequence[str], name: str) -> tuple[str, bytes]:
-        """The first of several small files that there is, and what stands before its name.
-
-        A file that is denied counts as missing as long as there is another: a bucket that may not be listed denies what
-        it does not hold.
+        """Prefix and content of the first file that exists among prefix + name. The file is always fetched.
 
         Raises:
-            DataError, ConfigError: there is none; the error is that of the first.
+            DataError, ConfigError: none exists; the error is that of the first.
         """
         missing: DataError | ConfigError | None = None
         for prefix in prefixes:
             try:
-                return prefix, self.read(prefix + name)
+                return prefix, self._whole(self._place(".", prefix + name), MAX_MANIFEST_BYTES)
             except (DataError, ConfigError) as error:
                 cause = error.__cause__
+                # A bucket that may not be listed answers 403 for what it does not hold: denied counts as missing.
                 if not (_missing(cause) or _status(cause) == 403 or isinstance(cause, PermissionError)):
                     raise
                 missing = missing or error
@@ -106,7 +106,7 @@ class RemoteFolder:
         raise missing
 
     def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:
-        """`use` of the path of a small file of this hash, in the cache.
+        """Result of `use` on the path, in the cache, of a small file with this hash.
 
         Raises:
             DataError: `use` raises it, also of a file fetched anew; or the file has another hash.
@@ -131,11 +131,24 @@ class RemoteFolder:
             f"set data.cache_gb to more"
         )
 
-    def open_file(self, location: str, name: str, *, sha256: str, size: int, stop: Event | None = None) -> int:
-        """A descriptor of a file, whole; fetched where it is not in the cache. See `ShardCache.open`."""
-        url = self._place(location, name)
-        chunks = partial(self._chunks, url, size, stop or Event())
-        return self.cache.open(Remote(display_name(url), sha256, size, chunks), stop)
+    def open_shard(self, location: str, shard: ListedShard, stop: Event | None = None) -> int:
+        """A descriptor of a tar, which the caller closes; the tar is fetched if it is not in the cache.
+
+        Raises:
+            DataError, ConfigError, Interrupted: see `ShardCache.open`.
+        """
+        url = self._place(location, shard.name)
+        chunks = partial(self._chunks, url, shard.bytes, stop or Event())
+        return self.cache.open(Remote(display_name(url), shard.sha256, shard.bytes, chunks), stop)
+
+    def has_shard(self, shard: ListedShard) -> bool:
+        """Whether `open_shard` returns without fetching anything; a tar in the cache counts as used now."""
+        return self.cache.touch(shard.sha256)
+
+    def shard_path(self, location: str, shard: ListedShard) -> Path:
+        """Path of a tar in the cache, fetched first. It may be removed at any time."""
+        os.close(self.open_shard(location, shard))
+        return self.cache.path(shard.sha256)
 
     def place(self, location: str, name: str) -> str:
         """URL of a file, for messages."""

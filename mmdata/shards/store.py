@@ -9,7 +9,6 @@ from threading import Event, Lock
 
 from mmdata.errors import DataError, Interrupted
 from mmdata.shards.index import Index
-from mmdata.shards.remote import RemoteFolder
 
 MAX_OPEN = 64
 """Shards open at once; each holds a file descriptor."""
@@ -50,7 +49,7 @@ class ShardStore:
     def is_here(self, shard: int) -> bool:
         """Whether a shard can be read without fetching it; one in the cache counts as used now."""
         part, local = self._index.manifest.part(shard)
-        return not isinstance(part.folder, RemoteFolder) or part.folder.cache.touch(part.listed(local).sha256)
+        return part.folder.has_shard(part.listed(local))
 
     def fetch(self, shard: int, stop: Event) -> None:
         """Bring a shard into the cache; returns at once where it is there, and when `stop` is set.
@@ -59,7 +58,7 @@ class ShardStore:
             DataError, ConfigError: it cannot be fetched.
         """
         part, local = self._index.manifest.part(shard)
-        if isinstance(part.folder, RemoteFolder):
+        if part.folder.cache is not None:
             with suppress(Interrupted):
                 os.close(part.open_shard(local, stop))
 
@@ -85,7 +84,7 @@ class ShardStore:
         except FileNotFoundError:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': no such file, and the manifest names it; {_REMEDY}") from None
-        opened = _OpenShard(descriptor, cached=isinstance(part.folder, RemoteFolder))
+        opened = _OpenShard(descriptor, cached=part.folder.cache is not None)
         if opened.size != expected:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': {opened.size} bytes, and its index was made of {expected}; {_REMEDY}")

@@ -6,11 +6,9 @@ No shard is in it twice: what is meant to be seen more often has a weight or a r
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -118,8 +116,7 @@ class UnionManifest:
 def _check_folders_differ(parts: Sequence[Manifest]) -> None:
     seen: dict[str, Manifest] = {}
     for part in parts:
-        here = os.path.realpath(part.folder) if isinstance(part.folder, Path) else str(part.folder)
-        first = seen.setdefault(here, part)
+        first = seen.setdefault(part.folder.identity, part)
         if first is not part:
             raise ConfigError(f"shards '{part.folder}': the same folder as '{first.folder}'; {_REMEDY}")
 

@@ -106,7 +106,7 @@ def _wrong_accounts(manifest: Manifest) -> Iterator[str]:
         reasons = accounts.get("reasons")
         if isinstance(reasons, dict) and sum(reasons.values()) != lost:
             yield f"its accounts give reasons for {sum(reasons.values())} rows, and {lost} were left out"
-        ledger = find_ledger(Path(str(manifest.folder)))
+        ledger = find_ledger(local_folder(str(manifest.folder)))
         always = {"run", "ignored_members"} & accounts.keys()  # those of convert and index have one, if an empty one
         if not ledger.is_file():
             if lost or always:
@@ -118,7 +118,7 @@ def _wrong_accounts(manifest: Manifest) -> Iterator[str]:
 def _unlisted(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Tars beside those of the manifest that it does not list."""
     listed = {entry.name for entry in manifest}
-    folder = Path(str(manifest.folder)) / manifest.location
+    folder = local_folder(str(manifest.folder)) / manifest.location
     names = sorted(path.name for path in folder.glob("*.tar")) if folder.is_dir() else []
     for name in names:
         if name not in listed and not name.startswith("."):

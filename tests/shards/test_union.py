@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards import Index, Manifest, Sample, ShardStore, ShardWriter, build_index, captions_of, probe
 from mmdata.shards.columns import FIXED, LISTS
+from mmdata.shards.folder import LocalFolder
 from mmdata.shards.union import UnionManifest
 from tests.shards.synthetic import write_synthetic_manifest
 
@@ -63,10 +64,10 @@ def union(folders) -> Index:
 
 def test_union_says_which_shards_are_whose(union, folders):
     assert [tuple(source) for source in union.sources] == [
-        (folders[0], 0, 3),
-        (folders[1], 3, 3),
-        (folders[2], 3, 6),
-        (folders[3], 6, 7),
+        (LocalFolder(folders[0]), 0, 3),
+        (LocalFolder(folders[1]), 3, 3),
+        (LocalFolder(folders[2]), 3, 6),
+        (LocalFolder(folders[3]), 6, 7),
     ]
     assert len(union) == 15
     assert union.starts.tolist() == [0, 4, 8, 10, 10, 15, 15, 15]
@@ -84,7 +85,7 @@ def test_index_of_one_folder_is_a_plain_one(folders):
     plain = Index.open([folders[2]])
     assert isinstance(plain.manifest, Manifest)
     assert plain.fingerprint == Index.open(folders[2]).fingerprint
-    assert [tuple(source) for source in plain.sources] == [(folders[2], 0, 3)]
+    assert [tuple(source) for source in plain.sources] == [(LocalFolder(folders[2]), 0, 3)]
     assert plain.shard_name(1) == "1.tar"
 
 
