@@ -72,7 +72,7 @@ def main() -> int:
         f"duplicates: {summary.duplicates:,} rows meet their own image or caption in a batch"
         + (f"; {remedy(data)}" if summary.duplicates else "")
     )
-    sizes = np.array([entry.bytes for entry in index.manifest])
+    sizes = np.array([shard.bytes for manifest in index.manifests for shard in manifest])
     read = [int(sizes[shards].sum()) for shards in summary.touched]
     print(
         f"reading: each of {arguments.world_size} ranks {min(read) / 1e6:,.1f} to {max(read) / 1e6:,.1f} MB of shards, "

@@ -89,7 +89,7 @@ def check_comparable(data: DataConfig, index: Index, names: list[str]) -> None:
         raise ConfigError(
             f"--against: transform '{data.transform}' is made for mmdata; give data.transform=train or eval"
         )
-    shards = index.manifest.num_shards
+    shards = index.num_shards
     if "webdataset" in names and shards < most_workers(data.num_workers):
         raise ConfigError(
             f"--against webdataset: it gives each worker shards of its own, and {shards} shards are too few for "

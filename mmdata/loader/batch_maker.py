@@ -50,7 +50,7 @@ class BatchMaker:
         self.transform = transform
         self.negatives = negatives
         self._assembler = BatchBuilder(tokenizer, transform, hashes=hashes, slots=slots)
-        self._has_labels = index.manifest.has_labels
+        self._has_labels = index.has_labels
 
     @classmethod
     def from_config(cls, data: DataConfig, *, slots: BufferPool | None = None) -> BatchMaker:

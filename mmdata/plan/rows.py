@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -15,8 +15,7 @@ from mmdata.seeding import mix
 from mmdata.shards.caption_lengths import CaptionTokens
 from mmdata.shards.histogram import ASPECT_BINS, aspect_ratio, unpack_cells
 from mmdata.shards.index import Index
-from mmdata.shards.manifest import Manifest
-from mmdata.shards.union import UnionManifest
+from mmdata.shards.pages import Histograms
 
 COUNT_ROWS = 2**20
 """Rows whose shapes are looked at together when a corpus is counted."""
@@ -99,24 +98,24 @@ class IndexRows:
         From the manifest where it knows them: every row has one caption, and the policy looks at no more than the cells
         of the manifest's histograms. Else from the shape of every row.
         """
-        manifest = self._index.manifest
-        known = manifest.captions == manifest.rows and not isinstance(self._lengths, tuple) and not self._limited
+        one_each = self._index.captions == len(self._index)
+        known = one_each and not isinstance(self._lengths, tuple) and not self._limited
         if known and getattr(policy, "uses_cells", False):
-            return count_cells(manifest, policy, lengths=self._lengths is not None)[shards]
+            return count_cells(self._index.cells(), policy, lengths=self._lengths is not None)[shards]
         return count_buckets(self, policy, epoch, shards)
 
 
-def count_cells(manifest: Manifest | UnionManifest, policy: BucketPolicy, *, lengths: bool) -> NDArray[np.int64]:
-    """`Rows.bucket_counts` from the histograms of a manifest whose rows have one caption each.
+def count_cells(histograms: Iterable[Histograms], policy: BucketPolicy, *, lengths: bool) -> NDArray[np.int64]:
+    """`Rows.bucket_counts` from the histograms of an index whose rows have one caption each.
 
     Args:
-        manifest: of the shards.
+        histograms: of the shards, in their order; see `Manifest.cells`.
         policy: one with `uses_cells`.
         lengths: False: all captions count as one token long.
     """
     num_buckets = len(policy.buckets)
     parts = [np.empty((0, num_buckets), np.int64)]
-    for offsets, cells, captions in manifest.cells():
+    for offsets, cells, captions in histograms:
         shard = np.repeat(np.arange(len(offsets) - 1, dtype=np.int32), np.diff(offsets))
         # a policy is asked once for each cell that occurs: they are few, whatever the number of shards
         occurring = np.flatnonzero(np.bincount(cells))

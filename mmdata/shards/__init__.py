@@ -3,7 +3,6 @@
 from mmdata.shards.build import IndexReport, build_index
 from mmdata.shards.cache import ShardCache
 from mmdata.shards.captions import captions_of, clean_caption
-from mmdata.shards.histogram import Histogram
 from mmdata.shards.index import Index
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.pages import ShardEntry
@@ -16,7 +15,6 @@ from mmdata.shards.writer import Sample, ShardWriter
 __all__ = [
     "EXTENSIONS",
     "FORMATS",
-    "Histogram",
     "ImageInfo",
     "Index",
     "IndexReport",

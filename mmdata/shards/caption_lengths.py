@@ -43,10 +43,10 @@ def caption_lengths(index: Index, tokenizer: CountsTokens) -> Literal["index"] |
     Raises:
         DataError: a caption is not the one that was indexed. A plan must not depend on what one rank's copy holds.
     """
-    if index.manifest.tokenizer == tokenizer.fingerprint:
+    if index.tokenizer == tokenizer.fingerprint:
         return "index"
     # Where one of several folders lacks them, those of all are counted.
-    for part in index.manifest.parts:
+    for part in index.manifests:
         if part.tokenizer != tokenizer.fingerprint:
             logger.warning(
                 "%d rows of '%s': caption lengths are not in the index for this tokenizer and are counted now; "

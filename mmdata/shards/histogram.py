@@ -7,7 +7,7 @@ A caption of 12 tokens under an image of 480 × 640 pixels (height × width): ro
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,22 +20,6 @@ MAX_TOKENS = 2**31 // ASPECT_BINS - 1
 """The longest caption that a cell, an int32, can hold: 8,388,607 tokens."""
 
 Ints = npt.NDArray[np.integer[Any]]
-
-
-class Histogram(NamedTuple):
-    """Captions of some shards, counted: one entry for each shard and cell that has any.
-
-    Attributes:
-        shard: int64 (n,), position among the shards asked for, ascending.
-        tokens: int32 (n,), caption length, special tokens included; 0 where no tokenizer counted.
-        aspect_bin: int32 (n,), of the image as displayed.
-        captions: int32 (n,), how many, at least 1.
-    """
-
-    shard: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int32]
-    aspect_bin: npt.NDArray[np.int32]
-    captions: npt.NDArray[np.int32]
 
 
 def aspect_bin(height: npt.ArrayLike, width: npt.ArrayLike) -> npt.NDArray[np.int32]:

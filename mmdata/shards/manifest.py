@@ -25,9 +25,7 @@ from mmdata.shards.cache import ShardCache
 from mmdata.shards.captions import unique_keys
 from mmdata.shards.columns import OLDEST_VERSION, Columns
 from mmdata.shards.folder import BESIDE, INNER, MANIFEST_NAME, Folder, LocalFolder, Location, find_folder, local_folder
-from mmdata.shards.histogram import Histogram, unpack_cells
 from mmdata.shards.pages import PAGE_SHARDS, REMAKE, Histograms, ListedShard, PageColumns, ShardEntry
-from mmdata.shards.ragged import offsets_of, spans
 from mmdata.shards.top import Top, checked, checksum_of
 
 HELD_PAGES = 16
@@ -90,15 +88,6 @@ class Manifest(Top):
             raise DataError(f"'{path}': expected an object, got {type(content).__name__}; {REMAKE}")
         top = checked(content, path)
         return cls(**{item.name: getattr(top, item.name) for item in fields(Top)}, folder=folder, prefix=prefix)
-
-    @property
-    def parts(self) -> list[Manifest]:
-        """This one alone; those of several folders for a `mmdata.shards.union.UnionManifest`."""
-        return [self]
-
-    def part(self, shard: int) -> tuple[Manifest, int]:
-        """The manifest that lists a shard, and the shard's number there."""
-        return self, shard
 
     def shard_path(self, shard: int) -> Path:
         """Path of the tar; reads the shard's page. Of a URL, that in the cache, fetched first: it may be removed at any
@@ -168,43 +157,8 @@ class Manifest(Top):
             histograms = self._histograms(number)
             yield from (page.entry(place, histograms) for place in range(len(page)))
 
-    def histogram(self, shards: Ints) -> Histogram:
-        """Captions of some shards by length and aspect ratio; reads the pages of these shards.
-
-        Args:
-            shards: int64 (n,), in any order; a shard may stand there more than once.
-
-        Raises:
-            DataError: a page is missing or damaged.
-            IndexError: a shard is not one of 0 … num_shards−1.
-        """
-        shards = np.asarray(shards, np.int64)
-        if shards.size and not 0 <= shards.min() <= shards.max() < self.num_shards:
-            raise IndexError(f"shards {shards.min()} to {shards.max()} asked of a manifest of {self.num_shards}")
-        numbers, places = np.divmod(shards, PAGE_SHARDS)
-        order = np.argsort(numbers, kind="stable")
-        by_page = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(order) else []
-        sizes = np.zeros(len(shards), np.int64)
-        for here in by_page:
-            sizes[here] = np.diff(self._histograms(int(numbers[here[0]])).offsets)[places[here]]
-        begins = offsets_of(sizes)
-        result = Histogram(np.empty(begins[-1], np.int64), *(np.empty(begins[-1], np.int32) for _ in range(3)))
-        for here in by_page:  # page by page, so that what is made in between stays in the processor's cache
-            page = self._histograms(int(numbers[here[0]]))
-            source = spans(page.offsets[places[here]], sizes[here])
-            target = spans(begins[here], sizes[here])
-            result.shard[target] = np.repeat(here, sizes[here])
-            result.tokens[target], result.aspect_bin[target] = unpack_cells(page.cells[source])
-            result.captions[target] = page.counts[source]
-        return result
-
-    def cells(self) -> Iterator[tuple[Int32s, Int32s, Int32s]]:
-        """The histograms of all shards, some consecutive shards at a time, as they lie on disk.
-
-        Yields:
-            offsets (n + 1,), cells and how many captions each has: shard i of the n has those of offsets[i] to
-            offsets[i + 1]. `unpack_cells` says what a cell is.
-        """
+    def cells(self) -> Iterator[Histograms]:
+        """The histograms of all shards, a page of consecutive shards at a time; `unpack_cells` says what a cell is."""
         self._all_pages()
         for number in range(len(self.pages)):
             yield self._histograms(number)

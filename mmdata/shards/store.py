@@ -48,7 +48,7 @@ class ShardStore:
 
     def is_here(self, shard: int) -> bool:
         """Whether a shard can be read without fetching it; one in the cache counts as used now."""
-        part, local = self._index.manifest.part(shard)
+        part, local = self._index.part(shard)
         return part.folder.has_shard(part.listed(local))
 
     def fetch(self, shard: int, stop: Event) -> None:
@@ -57,7 +57,7 @@ class ShardStore:
         Raises:
             DataError, ConfigError: it cannot be fetched.
         """
-        part, local = self._index.manifest.part(shard)
+        part, local = self._index.part(shard)
         if part.folder.cache is not None:
             with suppress(Interrupted):
                 os.close(part.open_shard(local, stop))
@@ -77,7 +77,7 @@ class ShardStore:
         return opened
 
     def _open_shard(self, shard: int, stop: Event | None) -> _OpenShard:
-        part, local = self._index.manifest.part(shard)
+        part, local = self._index.part(shard)
         expected = part.listed(local).bytes
         try:
             descriptor = part.open_shard(local, stop)

@@ -131,7 +131,7 @@ def _unlisted(manifest: Manifest) -> Iterator[tuple[str, str]]:
 def _problems(
     index: Index, shard: int, excused: set[str], labels: Labels | None, step: Callable[[int], None]
 ) -> Iterator[str]:
-    entry, path = index.manifest.entry(shard), index.shard_path(shard)
+    entry, path = index.manifests[0].entry(shard), index.shard_path(shard)
     if not path.exists():
         yield f"no such file: '{path}'"
         return
