@@ -65,7 +65,7 @@ def fit_workers(data: DataConfig, names: list[str]) -> DataConfig:
     """The settings with `data.num_workers=auto` as a number, where webdataset has fewer shards than `auto` workers."""
     if data.num_workers != "auto" or "webdataset" not in names:
         return data
-    shards = open_index(data).manifest.num_shards
+    shards = open_index(data).num_shards
     return data if shards >= most_workers("auto") else data.model_copy(update={"num_workers": shards})
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from mmdata import Batch
 from mmdata.errors import ConfigError, DataError
+from mmdata.launcher import Ranks
 from mmdata.loader.workers import resolve_workers
 from mmdata.loader.workers.handover import StoppableSteps
 
@@ -57,7 +58,7 @@ def test_relay_gives_the_batches_of_threads_wherever_it_hands_over(
                 wait_until_ready(loader)
     assert loader._source._here is None
     assert loader.state_dict() == threads.state_dict()
-    assert (loader.stats.rows, loader.masked) == (threads.stats.rows, threads.masked) == (150, {})
+    assert (loader.stats.rows, loader.ledger.masked) == (threads.stats.rows, threads.ledger.masked) == (150, {})
     assert len(sides()) == num_processes
 
 
@@ -197,18 +198,17 @@ def test_relay_error_of_a_worker_is_the_threads(corpus: Corpus, tmp_path: Any):
 
 def test_relay_tasks_end_where_somebody_else_goes_on(corpus: Corpus):
     loader = corpus.loader(workers="thread")
-    tasks = StoppableSteps(loader.plan, loader.worker, rank=0, world_size=1)
+    steps = StoppableSteps(loader.plan, loader.maker, Ranks())
 
-    def position(taken: int, *, onward: bool = True, start: int = 5) -> tuple[int, int] | None:
-        rest = tasks.begin(3, start, onward=onward)
+    def position(taken: int) -> tuple[int, int] | None:
+        rest = steps.begin(3, 5)
         for _ in range(taken):
             next(rest)
-        end = tasks.end()
-        assert (next(rest, None) is None) == (end is not None or not onward)
+        end = steps.end()
+        assert next(rest, None) is None
         return end
 
     assert [position(taken) for taken in (0, 1, 2, 3)] == [(3, 5), (3, 6), (4, 0), (4, 1)]
-    assert [position(taken, onward=False) for taken in (1, 2)] == [(3, 6), None]
 
 
 def test_relay_in_a_program_that_ends_while_the_process_starts(corpus: Corpus):
