@@ -61,8 +61,8 @@ def _datasets(summary: PlanSummary, plan: Plan, index: Index) -> Iterator[str]:
 def _groups(groups: Groups, num_rows: int, window_rows: int) -> str:
     """How many of the first rows get others of their group into their batch.
 
-    Of 5 rows of one label with size 4, four stand together; with 3 candidates each of the 5 has all three. The number is
-    an upper bound where the corpus has several windows, because windows part a group.
+    Of 5 rows of one label with size 4, four stand together; with 3 candidates each of the 5 has all three. The number
+    is an upper bound where the corpus has several windows, because windows part a group.
     """
     labels = np.asarray(groups.of_rows[:num_rows])
     counts = np.unique(labels[labels >= 0], return_counts=True)[1]

@@ -1,4 +1,4 @@
-"""Random access to the rows of many shards. Columns are read shard by shard, when first asked for."""
+"""Random access to the rows of many shards. A shard's columns are read when first asked for."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from mmdata.shards.pages import Histograms, ListedShard
 from mmdata.shards.ragged import offsets_of, spans
 
 OPENERS = 8
-"""Threads that fetch the columns of remote shards."""
+"""Threads that fetch the columns of shards behind URLs."""
 HELD_ROWS = 2**21
-"""Rows whose columns stay in memory, 100 to 120 bytes each: those of two windows of the usual size.
+"""Rows whose columns stay in memory, 100 to 120 bytes each: two windows of the default size.
 
-A plan reads the shards of a window twice, and batches come from all of them, so each file is read once for all that.
+A plan reads the shards of a window twice, and a window's batches need all of them: with the columns in memory, each
+index file is read once.
 """
 
 Array = npt.NDArray[Any]
@@ -41,12 +42,12 @@ Rows = npt.NDArray[np.int64]
 
 
 class Source(NamedTuple):
-    """A folder of an index: consecutive shards.
+    """A folder of an index, and its shards.
 
     Attributes:
-        folder: where its manifest lies.
+        folder: with the manifest.
         first_shard: number of its first shard.
-        last_shard: number of the shard after its last.
+        last_shard: number behind its last shard.
     """
 
     folder: Folder
@@ -98,7 +99,7 @@ class Index:
         self.held_rows = HELD_ROWS
         self._open: OrderedDict[int, Columns] = OrderedDict()
         self._rows_open = 0
-        self._checksums: dict[int, int] = {}  # of the files that were opened; 0 as long as they are
+        self._checksums: dict[int, int] = {}  # 0 from a shard's first read; its checksum once its columns made room
         self._lock = Lock()
 
     @classmethod
@@ -196,7 +197,7 @@ class Index:
         return name if len(self.manifests) == 1 else f"{part.folder}/{name}"
 
     def shard(self, shard: int) -> Columns:
-        """One shard's columns; hashed against the manifest, and their values checked, the first time.
+        """One shard's columns. Their hash is compared with the manifest's when they are read.
 
         Raises:
             DataError: the index file is missing, not the one that the manifest names, or holds impossible values.
@@ -209,7 +210,7 @@ class Index:
         columns = part.columns(local, checksum=self._checksums.get(shard, 0))
         with self._lock:
             self._checksums.setdefault(shard, 0)
-            if shard not in self._open:  # another thread may have opened it meanwhile
+            if shard not in self._open:  # another thread may have opened it
                 self._open[shard] = columns
                 self._rows_open += len(columns)
             while self._rows_open > self.held_rows and len(self._open) > 1:

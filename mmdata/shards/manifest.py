@@ -1,7 +1,7 @@
-"""The manifest: which shards there are, and what each must be. Written last: a folder with a manifest is whole.
+"""The manifest: the list of shards, with sizes and hashes. It is written last: a folder with a manifest is whole.
 
-It has two levels. `manifest.json` is small and says what the corpus is as a whole; it names the pages
-(`mmdata.shards.pages`), which hold an entry for each shard and are read when first asked for.
+It has two levels. `manifest.json` is small, holds the totals of the corpus and names the pages (`mmdata.shards.pages`).
+A page holds entries of shards and is read when first asked for.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from mmdata.shards.pages import PAGE_SHARDS, REMAKE, Histograms, ListedShard, Pa
 from mmdata.shards.top import Top, checked, checksum_of
 
 HELD_PAGES = 16
-"""A manifest of more pages keeps no histograms in memory, 3 MB a page: a plan reads them once, page by page."""
+"""A manifest of more pages keeps no histograms (3 MB a page) in memory: a plan reads them once, page by page."""
 OPENERS = 4
-"""Threads that check pages when all are asked for: hashing, most of the work, does not hold the interpreter."""
+"""Threads that read all pages: hashing, most of the work, releases the interpreter's lock."""
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -43,19 +43,18 @@ class Manifest(Top):
     """The list of shards, in row order: `for entry in manifest`. Safe to share between threads.
 
     Attributes:
-        rows, bytes: of all shards.
-        num_shards: how many there are.
-        captions: of all rows.
-        lengths: (tokens, captions) for each length that occurs, rising; all are of 0 tokens where no tokenizer counted.
+        rows, bytes, num_shards, captions: totals.
+        lengths: (tokens, captions) for each length that occurs, ascending; all captions have 0 tokens if no tokenizer
+            counted them.
         has_labels: whether any row has a label.
         pages: files with the entries of the shards, in row order; each is read once, when first asked for.
-        tokenizer: fingerprint of the tokenizer that counted the captions; None when none did.
+        tokenizer: fingerprint of the tokenizer that counted the captions, or None.
         location: folder of the tars, relative to `folder`; "." is `folder` itself.
-        accounts: how the rows came about (rows in, written, quarantined, …), for people and checks.
+        accounts: where the rows come from (rows in, written, quarantined, …), for people and checks.
         schema: version of the format on disk.
-        folder: the folder of shards, as its user names it; its text is for messages.
-        prefix: what stands before the names of manifest.json, pages and index files in `folder`: "__mmdata__/", or ""
-            where an earlier version wrote them beside the tars.
+        folder: the folder of shards.
+        prefix: of the names of manifest.json, pages and index files in `folder`: "__mmdata__/", or "" for a folder that
+            an earlier version wrote.
     """
 
     folder: Folder = field(default=LocalFolder(Path()), compare=False)
@@ -90,8 +89,7 @@ class Manifest(Top):
         return cls(**{item.name: getattr(top, item.name) for item in fields(Top)}, folder=folder, prefix=prefix)
 
     def shard_path(self, shard: int) -> Path:
-        """Path of the tar; reads the shard's page. Of a URL, that in the cache, fetched first: it may be removed at any
-        time."""
+        """Path of the tar. A tar behind a URL is fetched into the cache first, which may remove it at any time."""
         return self.folder.shard_path(self.location, self.listed(shard))
 
     def shard_place(self, shard: int) -> str:
@@ -99,7 +97,7 @@ class Manifest(Top):
         return self.folder.place(self.location, self.listed(shard).name)
 
     def open_shard(self, shard: int, stop: Event | None = None) -> int:
-        """A descriptor of the tar, which the caller closes; of a URL it is fetched where it is not in the cache.
+        """A descriptor of the tar, which the caller closes; a tar behind a URL is fetched if it is not in the cache.
 
         Raises:
             FileNotFoundError: there is none.
@@ -127,27 +125,27 @@ class Manifest(Top):
         return np.concatenate([np.empty(0, np.int64), *(page.numbers["rows"] for page in self._all_pages())])
 
     def listed(self, shard: int) -> ListedShard:
-        """One shard, its histogram apart; reads its page the first time.
+        """The entry of one shard, without its histogram; reads the shard's page the first time.
 
         Raises:
-            DataError: the page is missing or damaged, or a name in the entry leads elsewhere.
+            DataError: the page is missing or damaged, or a name in the entry is not a plain file name.
             IndexError: `shard` is not one of 0 … num_shards−1.
         """
         page, place = self._find(shard)
         return self._page(page).listed(place)
 
     def entry(self, shard: int) -> ShardEntry:
-        """The entry of one shard; reads its page, in a large corpus each time.
+        """The entry of one shard; reads its page, in a corpus of more than HELD_PAGES pages each time.
 
         Raises:
-            DataError: the page is missing or damaged, or a name in the entry leads elsewhere.
+            DataError: the page is missing or damaged, or a name in the entry is not a plain file name.
             IndexError: `shard` is not one of 0 … num_shards−1.
         """
         page, place = self._find(shard)
         return self._page(page).entry(place, self._histograms(page))
 
     def _find(self, shard: int) -> tuple[int, int]:
-        """The page of a shard, and its place there."""
+        """The number of a shard's page, and the shard's number in that page."""
         if not 0 <= shard < self.num_shards:
             raise IndexError(f"shard {shard} asked of a manifest of {self.num_shards}")
         return divmod(shard, PAGE_SHARDS)
@@ -171,7 +169,7 @@ class Manifest(Top):
         return histogram
 
     def moved(self, location: str) -> Manifest:
-        """Publish that the tars lie elsewhere: manifest.json is replaced, whole or not at all."""
+        """Write another location of the tars: manifest.json is replaced, whole or not at all."""
         manifest = replace(self, location=location)
         write_whole(local_folder(str(self.folder)) / self.prefix / MANIFEST_NAME, manifest.to_json())
         return manifest
@@ -196,7 +194,7 @@ class Manifest(Top):
             return self._opened[number]
 
     def _histograms(self, number: int) -> Histograms:
-        """Those of a page, read again where they are not kept."""
+        """The histograms of a page, read again if they are not kept in memory."""
         opened = self._page(number)
         if opened.histograms is not None:
             return opened.histograms
