@@ -55,7 +55,7 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count
     Raises:
         DataError: the index has no rows, or a dataset of a mixture has none.
     """
-    for part in index.manifest.parts:
+    for part in index.manifests:
         if part.rows == 0:
             raise DataError(
                 f"shards '{part.folder}': no rows in the index; see __mmdata__/quarantine.jsonl there for those left "
@@ -132,7 +132,7 @@ def text_lengths(data: DataConfig, index: Index, lengths: Lengths) -> list[int]:
     """The text length bounds that the settings name, or those that leave the least padding; at most max_length."""
     if isinstance(data.text_buckets, list):
         return data.text_buckets
-    histogram = np.bincount(lengths[1]) if isinstance(lengths, tuple) else index.manifest.token_histogram()
+    histogram = np.bincount(lengths[1]) if isinstance(lengths, tuple) else index.token_histogram()
     cut = np.minimum(np.arange(len(histogram)), data.max_length)  # longer captions are cut
     return choose_lengths(np.bincount(cut, histogram).astype(np.int64), data.num_text_buckets)
 
@@ -161,7 +161,7 @@ def caption_histogram(index: Index, lengths: Lengths, *, max_length: int) -> NDA
             cut = np.minimum(tokens[offsets[start] : offsets[stop]], max_length)
             counts += np.bincount(pack_cells(cut, bins), minlength=len(counts))
     else:
-        for _, cells, captions in index.manifest.cells():
+        for _, cells, captions in index.cells():
             tokens, bins = unpack_cells(cells)
             counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), captions, minlength=len(counts))
     return counts.reshape(-1, ASPECT_BINS).astype(np.int64)  # exact: float64 counts to 2^53
@@ -194,7 +194,7 @@ def build_groups(settings: GroupsConfig, index: Index) -> Groups:
         of_rows = read_groups(Path(settings.source), index)
         digest = hashlib.sha256(of_rows.tobytes()).hexdigest()[:16]
         return Groups(of_rows, size, candidates, f"file {digest}")
-    if not index.manifest.has_labels:
+    if not index.has_labels:
         raise ConfigError(
             "data.groups by label: no row of the corpus has a label; convert it with --label-column, or set source to "
             "a file of groups, which `mmdata neighbours` makes"

@@ -41,7 +41,7 @@ def far(corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def config(corpus, far: Path, tmp_path: Path) -> dict[str, Any]:
     """Settings with a cache of a tenth of the corpus, in windows that fit into half of that."""
-    room = Index.open(far).manifest.bytes // 10
+    room = Index.open(far).bytes // 10
     changes = {"cache_dir": str(tmp_path / "cache"), "cache_gb": room / 1e9, "shuffle_window_rows": 2}
     return grouped(**corpus.settings, **changes)
 

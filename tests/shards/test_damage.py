@@ -26,7 +26,7 @@ from tests.shards.earlier import version_2
 def told(folder: Path) -> object:
     """All that manifest, pages and index say."""
     index = Index.open(folder)
-    manifest = index.manifest
+    (manifest,) = index.manifests
     entries = [{k: v.tolist() if hasattr(v, "tolist") else v for k, v in vars(e).items()} for e in manifest]
     columns = {name: index.column(name).tolist() for name in FIXED}
     lists = {name: [part.tolist() for part in index.lists(name)] for name in LISTS}
@@ -68,18 +68,18 @@ rows = np.arange(len(index))
 first = index.take(rows, ["height", "image_xxh3"])
 views = [index.shard(number).fixed("height") for number in range(3)]
 kept = [view.tolist() for view in views]
-cells = [[part.tolist() for part in parts] for parts in index.manifest.cells()]
+cells = [[part.tolist() for part in parts] for parts in index.cells()]
 for name in os.listdir(folder + "/__mmdata__"):
     if name.endswith(".arrow"):
         os.truncate(os.path.join(folder, "__mmdata__", name), 100)
 assert [view.tolist() for view in views] == kept
-manifest = index.manifest
+(manifest,) = index.manifests
 for ask in (lambda: index.take(rows, ["height"]), lambda: list(manifest.cells()), lambda: manifest.entry(1)):
     try:
         ask()
     except DataError as error:
         print(error)
-assert index.manifest.listed(1).rows == 4
+assert index.listed(1).rows == 4
 """
 
 
