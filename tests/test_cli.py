@@ -12,12 +12,13 @@ import pytest
 
 from mmdata import cli
 from mmdata.errors import ConfigError, DataError
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[1]
 
 
 def mmdata(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-m", "mmdata", *arguments],
         cwd=cwd,
         env={**os.environ, **environment},
@@ -70,7 +71,7 @@ def test_cli_every_program_parses_its_help(command: str, monkeypatch: pytest.Mon
 
 def test_cli_command_and_program_say_the_same(tmp_path: Path):
     command = mmdata("verify", "none", cwd=tmp_path)
-    program = subprocess.run(
+    program = run_program(
         [sys.executable, str(ROOT / "tools" / "verify.py"), "none"], cwd=tmp_path, capture_output=True, text=True
     )
     assert (command.returncode, command.stderr) == (program.returncode, program.stderr)

@@ -18,6 +18,7 @@ import pytest
 
 from mmdata import Loader
 from mmdata.loader.workers import resolve_workers
+from tests.programs import Program
 
 from .conftest import Corpus
 
@@ -93,7 +94,7 @@ def program(corpus: Corpus, folder: Path, more: str, **changes: Any) -> subproce
     (folder / "elsewhere").mkdir()
     path = path.rename(folder / "elsewhere" / "program.py")
     settings = json.dumps({**corpus.settings, **SIDE, **changes})
-    started = subprocess.Popen(
+    started = Program(
         [sys.executable, str(path), settings],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import Program
+
 from .conftest import Corpus
 from .sides import ROOT
 
@@ -38,7 +40,7 @@ def started(corpus: Corpus, folder: Path, workers: str) -> Iterator[subprocess.P
     settings = {**corpus.settings, "workers": workers, "num_workers": 2}
     if workers == "process":
         settings["num_processes"] = 2
-    with subprocess.Popen(
+    with Program(
         [sys.executable, str(folder / "program.py"), json.dumps(settings)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,

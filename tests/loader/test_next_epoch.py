@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ import pytest
 
 from mmdata import Batch, Loader
 from mmdata.loader.work import LoadedBatch, Task, Work
+from tests.programs import run_program
 
 from .conftest import Corpus
 
@@ -138,5 +138,5 @@ list(loader)
 def run(program: str, corpus: Corpus) -> tuple[int, str]:
     """Exit code and what it wrote to stderr, of a program that is given the settings."""
     command = [sys.executable, "-W", "ignore", "-c", program, json.dumps(corpus.settings)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run_program(command, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stderr
