@@ -34,7 +34,7 @@ READ_AT_IMPORT = (
 """Beginnings of the variables that libraries read once: a program that changes one gets an interpreter of its own."""
 SET_LATER = ("PYTHONPATH", "OMP_NUM_THREADS")
 """Variables of those that the template sets after the fork."""
-UNUSUAL = ("preexec_fn", "pass_fds", "shell", "executable", "gid", "gids", "uid")
+UNUSUAL = ("preexec_fn", "shell", "executable", "gid", "gids", "uid")
 """Arguments of Popen that the template leaves to an interpreter."""
 
 
@@ -49,10 +49,11 @@ class Template:
     def __init__(self, connection: socket.socket, environment: Mapping[str, str]) -> None:
         self.connection = connection
         self.environment = dict(environment)
+        self.owner = os.getpid()
         self._lock = threading.Lock()
 
     def fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
-        """Start a program with these as descriptors 0, 1 and 2; returns its pid.
+        """Start a program with these as its descriptors 0, 1, 2 and `pass_fds`; returns its pid.
 
         The template forks twice and its child ends, so that the program loses its parent. Its next ancestor that adopts
         orphans becomes its parent: this process, for as long as it waits for the answer.
@@ -70,7 +71,7 @@ class Template:
         return int(answer)
 
     def imports_the_same(self, environment: Mapping[str, str]) -> bool:
-        """Whether an interpreter started with `environment` would import the same, and with the same settings."""
+        """Whether a new interpreter with `environment` would import the same modules with the same settings."""
 
         def of_imports(variables: Mapping[str, str]) -> dict[str, str]:
             return {k: v for k, v in variables.items() if k.startswith(READ_AT_IMPORT) and k not in SET_LATER}
@@ -85,7 +86,8 @@ def template() -> Template | None:
         return None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = "import sys; sys.path.insert(0, sys.argv[1]); from tests.template import main; main(int(sys.argv[2]))"
-    command = [sys.executable, "-c", program, str(Path(__file__).parents[1]), str(theirs.fileno())]
+    room = " " * 4000  # for the command lines of programs
+    command = [sys.executable, "-c", program, str(Path(__file__).parents[1]), str(theirs.fileno()), room]
     nothing = subprocess.DEVNULL
     with theirs:
         process = subprocess.Popen(command, stdin=nothing, stdout=nothing, pass_fds=[theirs.fileno()])
@@ -108,7 +110,7 @@ class Program(subprocess.Popen[Any]):
             return in_interpreter(*args, **kwargs)
         pipes = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
         descriptors = [number if pipe == -1 else pipe for number, pipe in enumerate(pipes)]
-        self.pid = template.fork(request, descriptors)
+        self.pid = template.fork(request, descriptors + request["pass_fds"])
         self._child_created = True
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(given[end] for end in ends))  # pyright: ignore[reportAttributeAccessIssue]
@@ -124,7 +126,7 @@ class Program(subprocess.Popen[Any]):
             words.insert(0, sys.executable)
         environment = dict(os.environ if given["env"] is None else given["env"])
         template = self.template() if words[0] == sys.executable else None
-        if template is None or not template.imports_the_same(environment):
+        if template is None or template.owner != os.getpid() or not template.imports_the_same(environment):
             return None
         unbuffered = words[1:2] == ["-u"]
         words = words[1 + unbuffered :]
@@ -135,6 +137,7 @@ class Program(subprocess.Popen[Any]):
             "unbuffered": unbuffered,
             "environment": environment,
             "cwd": None if given["cwd"] is None else os.fsdecode(given["cwd"]),
+            "pass_fds": list(given["pass_fds"]),
             "new_session": bool(given["start_new_session"]),
             "process_group": given.get("process_group", -1),
         }

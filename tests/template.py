@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import ctypes
+import fcntl
 import gc
 import importlib
 import io
@@ -80,7 +81,7 @@ def leave_libraries() -> None:
 def serve(connection: socket.socket) -> dict[str, Any]:
     """Answer requests with the pid of a program; returns only in the program."""
     while True:
-        message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+        message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 16)
         if not message:
             os._exit(0)
         read, write = os.pipe()
@@ -131,12 +132,15 @@ def take_over(request: dict[str, Any], descriptors: list[int], between: int) -> 
 
     Args:
         request: see `Program.request`.
-        descriptors: for numbers 0, 1 and 2.
+        descriptors: for numbers 0, 1, 2 and `pass_fds`.
         between: pid of the process that ends so that the test becomes the parent.
     """
-    for number, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, number)
+    numbers = [0, 1, 2, *request["pass_fds"]]
+    above = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, max(numbers) + 1) for descriptor in descriptors]
     for descriptor in descriptors:
+        os.close(descriptor)
+    for number, descriptor in zip(numbers, above, strict=True):
+        os.dup2(descriptor, number)
         os.close(descriptor)
     if request["new_session"]:
         os.setsid()
@@ -151,6 +155,7 @@ def take_over(request: dict[str, Any], descriptors: list[int], between: int) -> 
     sys.path[:] = named + [entry for entry in sys.path if entry not in named_before]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     open_streams(write_through=request["unbuffered"])
+    show_command([sys.executable, *request["words"]])
     while os.getppid() == between:
         time.sleep(0.0005)
 
@@ -166,6 +171,14 @@ def open_streams(*, write_through: bool) -> None:
         stream = io.TextIOWrapper(file, "utf-8", errors, line_buffering=lines, write_through=write_through)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def show_command(words: list[str]) -> None:
+    """Write the command line that ps and /proc show over that of the template, as far as there is room."""
+    with open("/proc/self/stat", encoding="utf-8") as file:
+        start, end = map(int, file.read().rpartition(")")[2].split()[45:47])  # arg_start and arg_end of proc(5)
+    line = "\0".join(words).encode()[: end - start - 1]
+    ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
 
 
 def become(request: dict[str, Any]) -> None:

@@ -12,13 +12,14 @@ import pytest
 
 from mmdata import cli
 from mmdata.errors import ConfigError, DataError
-from tests.programs import run_program
 
 ROOT = Path(__file__).parents[1]
+STARTED_BY_OTHERS = {"convert", "train", "verify", "index"}
+"""Programs that test_whole_way.py and shards/test_programs.py start; most tests fork programs (see programs.py)."""
 
 
 def mmdata(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run_program(
+    return subprocess.run(
         [sys.executable, "-m", "mmdata", *arguments],
         cwd=cwd,
         env={**os.environ, **environment},
@@ -69,9 +70,18 @@ def test_cli_every_program_parses_its_help(command: str, monkeypatch: pytest.Mon
     assert capsys.readouterr().out.startswith(f"usage: mmdata {command} ")
 
 
+@pytest.mark.parametrize("command", sorted({*cli.commands()} - STARTED_BY_OTHERS))
+def test_cli_every_program_starts_in_an_interpreter_of_its_own(command: str, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / f"{command}.py"), "--help"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: mmdata {command} ")
+
+
 def test_cli_command_and_program_say_the_same(tmp_path: Path):
     command = mmdata("verify", "none", cwd=tmp_path)
-    program = run_program(
+    program = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "verify.py"), "none"], cwd=tmp_path, capture_output=True, text=True
     )
     assert (command.returncode, command.stderr) == (program.returncode, program.stderr)

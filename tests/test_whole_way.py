@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.programs import Program, run_program
+from tests.programs import Program
 from tests.rounding import rounding
 
 MMDATA = [sys.executable, "-m", "mmdata"]
@@ -24,8 +24,8 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "f
 
 
 def run(*command: object) -> str:
-    """Run a command to its end; its standard output."""
-    done = run_program([*map(str, command)], capture_output=True, text=True, env=ENVIRONMENT, timeout=600)
+    """Run a command to its end in an interpreter of its own; its standard output."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=ENVIRONMENT, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
