@@ -42,10 +42,6 @@ class Batches(Protocol):
 class CountsRows(Protocol):
     """A loader that counts rows which cannot be used, and can do so over all ranks; `mmdata.Loader` is one."""
 
-    def judge_together(self) -> None:
-        """Leave it to `check_rows` whether too many rows are bad."""
-        ...
-
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of those that all ranks took at the same step: their rows are added up."""
         ...

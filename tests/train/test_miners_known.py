@@ -122,7 +122,7 @@ def test_known_miners_refuse_what_they_cannot_do():
         ValueError, match="FalseNegativeMargin's margin is a difference of cosines, -2 to 2: got margin=3"
     ):
         miners.FalseNegativeMargin(3)
-    with pytest.raises(ValueError, match="Teacher's margin is a difference of cosines, -2 to 2: got margin=-3"):
+    with pytest.raises(ValueError, match="TeacherMask's margin is a difference of cosines, -2 to 2: got margin=-3"):
         miners.Teacher(torch.eye(2), torch.eye(2), -3)
     with pytest.raises(ValueError, match=r"Teacher's images \(2, 2\) and texts \(3, 3\) must both be \(N, D\)"):
         miners.Teacher(torch.eye(2), torch.eye(3))

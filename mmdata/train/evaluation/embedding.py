@@ -83,8 +83,6 @@ def embed(
     """
     device = next(model.parameters()).device
     source = batches if source is None else source
-    if collectives.world_size() > 1 and isinstance(source, CountsRows):
-        source.judge_together()
     columns: dict[str, list[Tensor]] = {}
     texts: dict[str, list[Tensor]] = {}
     for on_cpu in batches:
