@@ -44,10 +44,11 @@ class Template:
     Args:
         connection: a socket of packets, to it.
         environment: that it was started with.
+        pid: of the process.
     """
 
-    def __init__(self, connection: socket.socket, environment: Mapping[str, str]) -> None:
-        self.connection = connection
+    def __init__(self, connection: socket.socket, environment: Mapping[str, str], pid: int) -> None:
+        self.connection, self.pid = connection, pid
         self.environment = dict(environment)
         self.owner = os.getpid()
         self._lock = threading.Lock()
@@ -86,14 +87,14 @@ def template() -> Template | None:
         return None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = "import sys; sys.path.insert(0, sys.argv[1]); from tests.template import main; main(int(sys.argv[2]))"
-    room = " " * 4000  # for the command lines of programs
+    room = " " * 16_000  # for the command lines of programs
     command = [sys.executable, "-c", program, str(Path(__file__).parents[1]), str(theirs.fileno()), room]
     nothing = subprocess.DEVNULL
     with theirs:
         process = subprocess.Popen(command, stdin=nothing, stdout=nothing, pass_fds=[theirs.fileno()])
     atexit.register(process.wait)
     atexit.register(ours.close)  # runs before, and ends the template
-    return Template(ours, os.environ)
+    return Template(ours, os.environ, process.pid)
 
 
 class Program(subprocess.Popen[Any]):
@@ -129,10 +130,11 @@ class Program(subprocess.Popen[Any]):
         if template is None or template.owner != os.getpid() or not template.imports_the_same(environment):
             return None
         unbuffered = words[1:2] == ["-u"]
-        words = words[1 + unbuffered :]
+        command, words = words, words[1 + unbuffered :]
         if not words or (words[0].startswith("-") and words[0] not in ("-c", "-m")):
             return None
         return {
+            "command": command,
             "words": words,
             "unbuffered": unbuffered,
             "environment": environment,

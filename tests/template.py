@@ -43,7 +43,7 @@ NOT_WITHOUT_NEED = ("mmdata.integrations", "mmdata.__main__")
 
 def main(descriptor: int) -> None:
     """Serve until the pytest worker ends; in each fork, go on as the program that was asked for."""
-    del sys.path[0]  # the folder of the tests
+    del sys.path[:2]  # the folder of the tests and the current one
     atexit.register(leave_libraries)  # the first to be registered is the last to run
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
     import_all()
@@ -106,9 +106,10 @@ def serve(connection: socket.socket) -> dict[str, Any]:
 def serve_ranks_of(launcher: dict[str, Any]) -> dict[str, Any]:
     """Give torchrun, the parent of its ranks, a template of its own; returns in the launcher and in each rank."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    template = Template(ours, os.environ)
-    if fork():
+    pid = fork()
+    if pid:
         theirs.close()
+        template = Template(ours, os.environ, pid)
         rank = type("Rank", (Program,), {"template": staticmethod(lambda: template)})
         setattr(subprocess_handler, "Popen", rank)  # noqa: B010  a name that the module imports
         return launcher
@@ -154,21 +155,20 @@ def take_over(request: dict[str, Any], descriptors: list[int], between: int) -> 
     named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:] = named + [entry for entry in sys.path if entry not in named_before]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    open_streams(write_through=request["unbuffered"])
-    show_command([sys.executable, *request["words"]])
+    open_streams(unbuffered=request["unbuffered"] or bool(os.environ.get("PYTHONUNBUFFERED")))
+    show_command(request["command"])
     while os.getppid() == between:
         time.sleep(0.0005)
 
 
-def open_streams(*, write_through: bool) -> None:
+def open_streams(*, unbuffered: bool) -> None:
     """Open sys.stdin, sys.stdout and sys.stderr anew: those of the template are for files of another kind."""
     for number, name in enumerate(["stdin", "stdout", "stderr"]):
         raw = io.FileIO(number, "w" if number else "r", closefd=False)
         raw.name = f"<{name}>"
-        file = io.BufferedWriter(raw) if number else io.BufferedReader(raw)
-        errors = "backslashreplace" if name == "stderr" else "strict"
-        lines = name == "stderr" or raw.isatty()
-        stream = io.TextIOWrapper(file, "utf-8", errors, line_buffering=lines, write_through=write_through)
+        file = raw if unbuffered and number else io.BufferedWriter(raw) if number else io.BufferedReader(raw)
+        before, lines = getattr(sys, name), not unbuffered and (name == "stderr" or raw.isatty())
+        stream = io.TextIOWrapper(file, before.encoding, before.errors, line_buffering=lines, write_through=unbuffered)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
@@ -187,10 +187,10 @@ def become(request: dict[str, Any]) -> None:
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     first, *rest = request["words"]
-    sys.orig_argv = [sys.executable, *request["words"]]
+    sys.orig_argv = request["command"]
     names = vars(sys.modules["__main__"])
     names.clear()
-    names.update(vars(ModuleType("__main__")), __builtins__=builtins)
+    names.update(vars(ModuleType("__main__")), __builtins__=builtins, __annotations__={})
     if first == "-m":
         sys.argv, sys.path[:0] = rest, [os.getcwd()]
         sys.modules.pop(rest[0], None)  # runpy warns of a module that is imported before it is run
@@ -202,5 +202,5 @@ def become(request: dict[str, Any]) -> None:
     else:
         sys.argv, sys.path[:0] = [first, *rest], [os.path.dirname(os.path.realpath(first))]
         loader = SourceFileLoader("__main__", os.path.abspath(first))
-        names |= {"__file__": loader.path, "__loader__": loader}
+        names |= {"__file__": loader.path, "__cached__": None, "__loader__": loader}
         exec(compile(loader.get_data(first), loader.path, "exec"), names)
