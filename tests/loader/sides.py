@@ -45,7 +45,7 @@ def gone(pid: int, *, within_s: float = 10.0) -> bool:
     while time.monotonic() < until:
         try:
             # While other threads of it live, its files are open.
-            threads = len(os.listdir(f"/proc/{pid}/step"))
+            threads = len(os.listdir(f"/proc/{pid}/task"))
             if threads == 1 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return True
         except FileNotFoundError:

@@ -20,7 +20,7 @@ from tests.programs import Program
 from .conftest import Corpus
 from .sides import ROOT
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/step").exists(), reason="looks into /proc")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks into /proc")
 
 PROGRAM = """
 import json, sys

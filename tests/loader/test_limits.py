@@ -110,7 +110,7 @@ def test_loader_says_before_it_begins_that_files_are_too_few(corpus: Corpus, tmp
         Loader.from_config(settings)
     except ConfigError as error:
         print(error)
-    print(there, open(f"/proc/self/step/{os.getpid()}/children").read().split())
+    print(there, open(f"/proc/self/task/{os.getpid()}/children").read().split())
     """
     done = limited(tmp_path, more, {**corpus.settings, "workers": workers}, 3)
     said, _, there_and_children = done.stdout.strip().rpartition("\n")

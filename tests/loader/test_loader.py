@@ -46,7 +46,7 @@ def test_loader_gives_every_row_once_an_epoch(corpus: Corpus):
         assert len(batches) == len(loader) == 7
         assert sorted(valid_rows(batches)) == list(range(50))
         assert valid_rows(batches) != list(range(50))
-        assert loader.ledger == []
+        assert list(loader.ledger) == []
         assert loader.stats.rows == 50 * (epoch + 1)
         assert loader.stats.masked == 6 * (epoch + 1)
 

@@ -53,10 +53,10 @@ def test_relay_gives_the_batches_of_threads_wherever_it_hands_over(
         for batch, whole in zip(loader, threads, strict=True):
             assert same(batch, whole)
             steps += 1
-            assert loader._source._here or steps >= ready_at
+            assert loader._source._threads or steps >= ready_at
             if steps == ready_at:
                 wait_until_ready(loader)
-    assert loader._source._here is None
+    assert loader._source._threads is None
     assert loader.state_dict() == threads.state_dict()
     assert (loader.stats.rows, loader.ledger.masked) == (threads.stats.rows, threads.ledger.masked) == (150, {})
     assert len(sides()) == num_processes
@@ -103,18 +103,6 @@ def test_relay_left_in_the_middle_begins_anew_with_threads_then_processes(corpus
     loader.load_state_dict({**loader.state_dict(), "epoch": 0, "step": 4})
     assert all(same(a, b) for a, b in zip(loader, whole[4:], strict=True))
     assert len(sides()) == 1
-
-
-def test_relay_that_does_not_go_on_into_the_next_epoch(corpus: Corpus, same: Same):
-    # Two jumps back to the first epoch: from then on nothing is made beyond its end.
-    loader, whole = corpus.loader(**SIDE), list(corpus.loader(workers="thread"))
-    for turn in range(4):
-        loader.set_epoch(0)
-        for step, (batch, expected) in enumerate(zip(loader, whole, strict=True)):
-            assert same(batch, expected)
-            if (turn, step) == (2, 5):
-                wait_until_ready(loader)
-    assert workers() == []
 
 
 def test_relay_of_a_process_killed_while_it_starts(corpus: Corpus, same: Same, caplog: pytest.LogCaptureFixture):

@@ -174,7 +174,7 @@ def test_side_transform_that_raises_masks_its_row(corpus: Corpus, tmp_path: Path
     changes: dict[str, Any] = {"transform": "my_transforms:fail", "max_bad_share": 1.0}
     loader, threads = corpus.loader(**SIDE, **changes), corpus.loader(**changes)
     assert len(list(loader)) == len(list(threads)) == 7
-    assert loader.ledger == threads.ledger
+    assert list(loader.ledger) == list(threads.ledger)
     assert {entry.detail for entry in loader.ledger} == {"RuntimeError: no landscapes"}
     assert loader.ledger.masked == threads.ledger.masked
 
