@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import Program
+from tests.flat_settings import grouped
 
 from .conftest import Corpus
 from .sides import ROOT
@@ -37,10 +37,10 @@ while True:
 def started(corpus: Corpus, folder: Path, workers: str) -> Iterator[subprocess.Popen[str]]:
     """The program in a process group of its own, as a shell starts it; it has said that it begins."""
     (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
-    settings = {**corpus.settings, "workers": workers, "num_workers": 2}
+    settings = grouped(**corpus.settings, worker_type=workers, num_workers=2)
     if workers == "process":
         settings["num_processes"] = 2
-    with Program(
+    with subprocess.Popen(
         [sys.executable, str(folder / "program.py"), json.dumps(settings)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
