@@ -24,6 +24,7 @@ from mmdata.loader.shard_prefetch import ShardPrefetcher
 from mmdata.shards import ShardWriter
 from mmdata.transform.text import Tokenizer
 from tests.flat_settings import grouped
+from tests.programs import Program
 from tests.shards.servers import Server, running, serve, serve_s3
 
 
@@ -103,7 +104,7 @@ def start(config: dict[str, Any], server: Server) -> subprocess.Popen[str]:
     url = "s3://bucket" if server.behind else server.url
     command = [sys.executable, "-c", PROCESS, json.dumps({**config, "shards": url})]
     environment = {**os.environ, "AWS_ENDPOINT_URL": server.url}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    return Program(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.mark.parametrize("serve", [serve, serve_s3])
