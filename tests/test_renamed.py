@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 
 import pytest
+import torch
+
+from mmdata.train.losses import hard_negative_loss
 
 RENAMED = [
     ("mmdata.loader", "Worker", "BatchMaker"),
     ("mmdata.train.miners", "SkipHottest", "DropHardest"),
     ("mmdata.train.miners", "Teacher", "TeacherMask"),
+    ("mmdata.train.objective", "loss_at", "make_loss"),
 ]
 
 
@@ -23,3 +27,13 @@ def test_renamed_old_name_is_the_new_one_and_warns(module: str, old: str, new: s
 def test_renamed_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match=r"^module 'mmdata\.loader' has no attribute 'Lodaer'$"):
         importlib.import_module("mmdata.loader").Lodaer  # noqa: B018
+
+
+def test_renamed_old_argument_is_the_new_one_and_warns():
+    features = torch.eye(3)
+    expected = hard_negative_loss(features, features, torch.tensor(2.0), prior=0.1)
+    with pytest.warns(
+        DeprecationWarning, match=r"^hard_negative_loss's argument positive_share is now called prior; the"
+    ):
+        found = hard_negative_loss(features, features, torch.tensor(2.0), positive_share=0.1)  # type: ignore[call-arg]
+    assert found == expected
