@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Mapping
 from functools import cache
+from typing import NamedTuple
 
 from mmdata.errors import ConfigError
 
@@ -24,7 +25,19 @@ UNTRUSTED = {
 each other, or one per machine that starts the others: no rank is taken from them, there is only a warning."""
 
 
-def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int] | None:
+class Ranks(NamedTuple):
+    """Which share of each global batch a process has.
+
+    Attributes:
+        rank: 0 … world_size-1.
+        world_size: processes that share each global batch.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+
+def launched(environment: Mapping[str, str] | None = None) -> Ranks | None:
     """The rank and world size that RANK and WORLD_SIZE say; None where they are not both set.
 
     `torch.distributed.init_process_group` reads these two. torchrun, `accelerate launch`, DeepSpeed's launcher and Ray
@@ -46,10 +59,10 @@ def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int] | 
             f"the environment has RANK={words[0]!r} and WORLD_SIZE={words[1]!r}: expected whole numbers, "
             "0 <= RANK < WORLD_SIZE, as torchrun sets them; unset both, or pass rank and world_size"
         )
-    return rank, world_size
+    return Ranks(rank, world_size)
 
 
-def resolve_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def resolve_ranks(rank: int | None, world_size: int | None) -> Ranks:
     """Rank and world size as given, or as the launcher says, or 0 of 1.
 
     What is taken from the launcher is logged once per process. So is that several processes were started without RANK.
@@ -59,7 +72,7 @@ def resolve_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
         ValueError: one of the two is given without the other.
     """
     if rank is not None and world_size is not None:
-        return rank, world_size
+        return Ranks(rank, world_size)
     if rank is not None or world_size is not None:
         raise ValueError(f"rank and world_size go together: got rank={rank}, world_size={world_size}")
     found = launched()
@@ -69,8 +82,8 @@ def resolve_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
             if count.isdecimal() and int(count) > 1:
                 _warn_of_equal_rows(launcher, variable, int(count))
                 break
-        return 0, 1
-    if found[1] > 1:
+        return Ranks()
+    if found.world_size > 1:
         _say_taken(*found)
     return found
 

@@ -112,7 +112,7 @@ def embed_corpus(checkpoint: Path, data: DataConfig, out: Path, how: tuple[Any, 
     batches: Iterable[Batch] = track(loader, "embedding", total=len(loader), console=Console(stderr=True))
     parts = embed_rows(model, batches, side=of, autocast_dtype=AUTOCAST[config.train.precision])
     write_whole(out, lambda file: write_features(file, len(loader.index), parts))
-    for reason, count in loader.masked.items():
+    for reason, count in loader.ledger.masked.items():
         print(f"rows that could not be loaded ({reason}) and have no group: {count:,}")
     return {"of": of, "step": state["step"], "checkpoint": checkpoint.name}
 

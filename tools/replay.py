@@ -16,7 +16,7 @@ from PIL import Image
 from mmdata.cli import run
 from mmdata.config import load_config
 from mmdata.errors import ConfigError, printable
-from mmdata.inspect.replay import Replay, find_task, place_in_ledger, replay, row_of_key
+from mmdata.inspect.replay import Replay, find_step, place_in_ledger, replay, row_of_key
 from mmdata.loader import Loader
 
 
@@ -47,7 +47,7 @@ def main() -> int:
         row, epoch, step = place_in_ledger(given.ledger, given.line, loader.index)
     else:
         row = row_of_key(loader.index, given.key) if given.key else int(rows[0])
-    found = replay(loader.worker, find_task(loader.plan, row, epoch, step=step))
+    found = replay(loader.maker, find_step(loader.plan, row, epoch, step=step))
     show(found)
     if found.made.masked:
         return 1
@@ -58,9 +58,9 @@ def main() -> int:
 
 def show(found: Replay) -> None:
     """A line a stage, with its time."""
-    task, stats, batch = found.task, found.made.stats, found.made.batch
-    _line("row", f"{task.rows[0]}, key '{found.key}', shard '{found.shard}'")
-    _line("batch", f"epoch {task.epoch}, step {task.step}: {task.bucket.length} tokens, {task.bucket.image}")
+    step, stats, batch = found.step, found.made.stats, found.made.batch
+    _line("row", f"{step.rows[0]}, key '{found.key}', shard '{found.shard}'")
+    _line("batch", f"epoch {step.epoch}, step {step.number}: {step.bucket.length} tokens, {step.bucket.image}")
     bytes_read = f"image {len(found.image.data):,} bytes at {found.image_offset}; caption at {found.caption_offset}"
     _line("read", bytes_read, stats.wall_s["read"])
     image = f"{found.image.format} {_size(found.size)}, EXIF orientation {found.image.orientation}"
@@ -94,7 +94,7 @@ def save(found: Replay, path: Path) -> None:
     Raises:
         ConfigError: they are patches.
     """
-    if found.task.bucket.patches:
+    if found.step.bucket.patches:
         raise ConfigError("--save: the row is patches at native resolution, not an image; leave --save out")
     pixels = found.made.batch["pixel_values"][0]
     Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(path)

@@ -60,9 +60,10 @@ def train(config: Config, output: Path, device: torch.device) -> int:
     trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate)
     if rank == 0:
         write_whole(output / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
-    loader.write_ledger(output / f"ledger-rank{rank}.jsonl")
+    state = loader.state_dict()
+    loader.ledger.write_to(output / f"ledger-rank{rank}.jsonl", epoch=state["epoch"], step=state["step"])
     if rank == 0:
-        cut_ledgers_of_former_ranks(output, loader.state_dict(), world_size)
+        cut_ledgers_of_former_ranks(output, state, world_size)
     return trainer.run()
 
 

@@ -18,8 +18,8 @@ import torch
 
 from mmdata.config import load_config
 from mmdata.loader import BatchMaker, batch_builder
+from mmdata.loader.corpus import open_corpus
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
-from mmdata.loader.work import Task
 from mmdata.plan.from_config import build_plan
 
 
@@ -47,21 +47,20 @@ def main() -> None:
     given = parser.parse_intermixed_args()
     torch.set_num_threads(1)
     data = load_config(given.config, given.overrides).data
-    worker = BatchMaker.from_config(data)
-    plan = build_plan(data, worker.index, worker.tokenizer)
-    steps = islice(plan.steps(0, start=0, rank=0, world_size=1), given.rounds)
-    tasks = [Task(0, step.number, step.bucket, step.rows, step.passes) for step in steps]
+    corpus = open_corpus(data)
+    maker = BatchMaker.from_config(data, corpus)
+    steps = list(islice(build_plan(data, corpus.index, corpus.tokenizer).steps(0), given.rounds))
     clocks = {"with": StageClock, "without": NoClock, "without, again": NoClock}
     spent: dict[str, list[float]] = {name: [] for name in clocks}
     names = list(clocks)
-    for task in [tasks[0], *tasks]:
+    for step in [steps[0], *steps]:
         names = [*names[1:], names[0]]  # who is first changes
         for name in names:
             batch_builder.StageClock = clocks[name]  # type: ignore[assignment,misc]
             started = time.thread_time()
-            worker.make(task)
+            maker.make(step)
             spent[name].append(time.thread_time() - started)
-    base, rows = spent["without"][1:], len(tasks[0].rows)  # the first warmed up
+    base, rows = spent["without"][1:], len(steps[0].rows)  # the first warmed up
     print(f"{len(base)} batches of {rows}: {1e6 * median(base) / rows:.0f} us a row")
     for name in ("with", "without, again"):
         ratio = median(a / b for a, b in zip(spent[name][1:], base, strict=True))

@@ -36,7 +36,7 @@ LOADERS: dict[str, Callable[[str], Iterator[Any]]] = {
 
 def process_ids(root: int) -> list[int]:
     """A process and its descendants."""
-    children = Path(f"/proc/{root}/task").glob("*/children")
+    children = Path(f"/proc/{root}/step").glob("*/children")
     return [
         root,
         *(found for file in children for child in file.read_text().split() for found in process_ids(int(child))),

@@ -119,12 +119,12 @@ class _Sample:
         assert found.stats is not None
         row_s = (found.stats.wall_s["decode"] + found.stats.wall_s["transform"]) / max(1, found.stats.rows)
         count = int(min(SAMPLE_ROWS, max(4, TRIAL_S / max(row_s, 1e-6))))
-        self.read = IndexSamples(loader.index, loader.worker.store, rows[:count], passes[:count])
+        self.read = IndexSamples(loader.index, loader.maker.store, rows[:count], passes[:count])
         self.count = len(rows[:count])
         self.images = [self.read.stored_image(i) for i in range(self.count)]
         self.bucket: Bucket = step.bucket
-        self.transform: PixelTransform = loader.worker.transform
-        self.tokenizer: Tokenizer = loader.worker.tokenizer
+        self.transform: PixelTransform = loader.maker.transform
+        self.tokenizer: Tokenizer = loader.maker.tokenizer
         self.read_s = found.stats.wall_s["read"] / max(1, found.stats.rows)  # for a row
         self._spent_s = found.stats.own_s
 

@@ -1,4 +1,4 @@
-"""One row made again by itself, as in its batch: what a worker reads, decodes, crops and tokenizes of it."""
+"""One row made again by itself, as in its batch: what a maker reads, decodes, crops and tokenizes of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from mmdata.errors import BadSample, DataError
 from mmdata.loader.batch_maker import BatchMaker
-from mmdata.loader.work import LoadedBatch, Task
-from mmdata.plan import Plan
+from mmdata.loader.work import LoadedBatch
+from mmdata.plan import Plan, Step
 from mmdata.shards import Index
 from mmdata.transform.image import oriented_size
 from mmdata.transform.pixels import Decoded, EncodedImage
@@ -25,7 +25,7 @@ class Replay:
     """What became of a row.
 
     Attributes:
-        task: its batch's epoch, step and bucket, with this row alone.
+        step: its batch's epoch, step and bucket, with this row alone.
         shard, key: where it lies.
         image: as read from the shard.
         size: (height, width) of the image as displayed, in pixels, by the index.
@@ -35,7 +35,7 @@ class Replay:
         made: the batch of this one row, with its ledger line where it is masked.
     """
 
-    task: Task
+    step: Step
     shard: str
     key: str
     image: EncodedImage
@@ -47,8 +47,8 @@ class Replay:
     made: LoadedBatch
 
 
-def find_task(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Task:
-    """The row's place in an epoch, as a task of one row.
+def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
+    """The row's place in an epoch, as a step of one row.
 
     Args:
         plan: of the epoch; as much of it is made as lies before the row.
@@ -62,30 +62,30 @@ def find_task(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Task:
     for one in plan.steps(epoch, start=step):
         places = np.flatnonzero(one.rows == row)[:1]
         if len(places):
-            return Task(epoch, one.number, one.bucket, one.rows[places], one.passes[places])
+            return Step(epoch, one.number, one.bucket, one.rows[places], one.passes[places])
     raise DataError(
         f"row {row} is in no batch of epoch {epoch} from step {step} on; "
         f"the index has rows 0 to {int(plan.rows.starts[-1]) - 1}, and a mixture may leave some for later epochs"
     )
 
 
-def replay(worker: BatchMaker, task: Task) -> Replay:
-    """Make the row of a task of one row.
+def replay(maker: BatchMaker, step: Step) -> Replay:
+    """Make the row of a step of one row.
 
     Raises:
         DataError: its shard is not the one that was indexed.
     """
-    samples = worker.samples(task.rows, task.passes)
-    image, epoch, bucket = samples.stored_image(0), int(task.passes[0]), task.bucket
+    samples = maker.samples(step.rows, step.passes)
+    image, epoch, bucket = samples.stored_image(0), int(step.passes[0]), step.bucket
     shape = None if bucket.patches else (bucket.height, bucket.width)
-    size = worker.index.take(task.rows, ["height", "width"])
+    size = maker.index.take(step.rows, ["height", "width"])
     decoded, caption = None, ""
     with suppress(BadSample):  # the batch's ledger line says it
-        decoded = worker.transform.decode(samples.image(0), shape=shape, patches=bucket.patches, epoch=epoch)
+        decoded = maker.transform.decode(samples.image(0), shape=shape, patches=bucket.patches, epoch=epoch)
     with suppress(BadSample):
         caption = samples.caption(0)
     return Replay(
-        task,
+        step,
         samples.shard(0),
         samples.keys[0],
         image,
@@ -94,7 +94,7 @@ def replay(worker: BatchMaker, task: Task) -> Replay:
         samples.offset(0, "caption"),
         decoded,
         caption,
-        worker.make(task),
+        maker.make(step),
     )
 
 

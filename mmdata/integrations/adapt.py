@@ -66,7 +66,6 @@ def judged_together(loader: Loader | Stream) -> Iterator[Batch]:
     if loader.world_size == 1 or loader.world_size != collectives.world_size():
         yield from loader
         return
-    loader.judge_together()
 
     # A stream on several ranks has a number of steps that is the same in each epoch.
     @cache

@@ -7,6 +7,7 @@ is the same whoever makes which unit, and when.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -22,7 +23,8 @@ from mmdata.loader.ledger import LedgerEntry, Stage
 from mmdata.loader.negative_captions import NegativeTexts
 from mmdata.loader.samples import Samples
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
-from mmdata.loader.work import LoadedBatch, Task, Work
+from mmdata.loader.work import LoadedBatch, Work
+from mmdata.plan import Step
 from mmdata.shards.decoder_warnings import name_warnings, sample_name
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
@@ -35,40 +37,21 @@ CAPTIONS_AT_ONCE = 256
 """Captions tokenized in one call: it takes about as long as a unit of photos, and one of 1,024 would be waited for."""
 
 
-class BatchBuilder:
-    """Makes batches. One serves many threads at once.
+@dataclass(frozen=True)
+class BatchSpec:
+    """What all batches of a loader or a stream are made with.
 
-    Args:
+    Attributes:
         tokenizer: for the captions.
         transform: for the pixels.
-        hashes: add image_hash and caption_hash to the batches.
-        slots: lends the memory of pixels; default: memory of this process.
+        add_hashes: add image_hash and caption_hash to the batches.
+        buffers: lends the memory of pixels; default: memory of this process.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        transform: PixelTransform,
-        *,
-        hashes: bool = False,
-        slots: BufferPool | None = None,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.transform = transform
-        self.hashes = hashes
-        self.slots = slots or BufferPool()
-
-    def begin(
-        self, task: Task, samples: Samples, *, labels: bool, negatives: NegativeTexts | None = None
-    ) -> Work[LoadedBatch]:
-        """Begin a batch; `labels` says whether it has them, `negatives` are further captions, if it has those.
-
-        What its units and its end raise:
-            DataError: a shard is not the one that was indexed.
-            LoadError: anything else that is no fault of a sample; names where it happened.
-        """
-        batch = _PendingBatch(self, task, samples, labels=labels, negatives=negatives)
-        return Work(batch.units(), batch.finish)
+    tokenizer: Tokenizer
+    transform: PixelTransform
+    add_hashes: bool = False
+    buffers: BufferPool = field(default_factory=BufferPool)
 
 
 class _Part:
@@ -90,26 +73,50 @@ class _Part:
         self.clock = StageClock(self.stats)
 
 
-class _PendingBatch:
-    """A batch while it is made. Its samples are numbered 0 … n-1, in the order of their rows."""
+class BatchBuilder:
+    """One batch while it is made: units of its rows, which threads share, and `finish`, which puts it together.
+
+    Its samples are numbered 0 … n-1, in the order of their rows.
+
+    Args:
+        spec: what it is made with.
+        step: the rows of the batch.
+        samples: of the rows that are not -1.
+        labels: whether the batch has labels.
+        negatives: negative captions of the rows; None: the batch has none.
+
+    Units and `finish` raise:
+        DataError: a shard is not the one that was indexed.
+        LoadError: anything else that is no fault of a sample; names where it happened.
+    """
 
     def __init__(
-        self, assembler: BatchBuilder, task: Task, samples: Samples, *, labels: bool, negatives: NegativeTexts | None
+        self,
+        spec: BatchSpec,
+        step: Step,
+        samples: Samples,
+        *,
+        labels: bool,
+        negatives: NegativeTexts | None = None,
     ) -> None:
-        self._tokenizer, self._hashes = assembler.tokenizer, assembler.hashes
-        self._task, self._samples, self._labels, self._negatives = task, samples, labels, negatives
-        self._places = np.flatnonzero(task.rows >= 0)  # (n,) positions in the batch
+        self._spec, self._tokenizer = spec, spec.tokenizer
+        self._step, self._samples, self._labels, self._negatives = step, samples, labels, negatives
+        self._places = np.flatnonzero(step.rows >= 0)  # (n,) positions in the batch
         self._bad_images: dict[int, LedgerEntry] = {}  # by sample
         self._bad_captions: dict[int, LedgerEntry] = {}
         self._parts: list[_Part] = []  # those that are done
         self._failed = False
-        shape = (len(task.rows), task.bucket.length)
+        shape = (len(step.rows), step.bucket.length)
         self._input_ids = np.full(shape, self._tokenizer.pad_id, np.int64)
         self._attention_mask = np.zeros(shape, np.int64)
-        self._do(partial(self._lend, assembler), range(0))
+        self._do(self._lend, range(0))
+
+    def work(self) -> Work[LoadedBatch]:
+        """All of it, for threads to share."""
+        return Work(self.units(), self.finish)
 
     def units(self) -> list[Callable[[], None]]:
-        """The work on the rows; the longest units come first."""
+        """The work on the rows, each to be called once, in any order; the longest units come first."""
         n = len(self._places)
         rows = min(UNIT_ROWS, -(-n // MIN_UNITS))
         units = [] if self._negatives is None else [partial(self._do, self._tokenize_negatives, range(0))]
@@ -142,22 +149,23 @@ class _PendingBatch:
         part.clock.stop()
         self._parts.append(part)
 
-    def _lend(self, assembler: BatchBuilder, part: _Part) -> None:
-        """Have a place for the pixels."""
-        self._pixels = batch_pixels(self._task.bucket, len(self._task.rows), assembler.slots, assembler.transform)
+    def _lend(self, part: _Part) -> None:
+        """Borrow the memory for the pixels."""
+        step, spec = self._step, self._spec
+        self._pixels = batch_pixels(step.bucket, len(step.rows), spec.buffers, spec.transform)
         part.clock.lap("collate")
 
     def _explain(self, error: Exception, i: int | None) -> str:
         """Where an error happened, what it is, and how to see it again."""
-        task, samples = self._task, self._samples
-        words = f"epoch {task.epoch}, step {task.step}"
+        step, samples = self._step, self._samples
+        words = f"epoch {step.epoch}, step {step.number}"
         if i is None:
-            first = task.rows[self._places[:1]].tolist()
+            first = step.rows[self._places[:1]].tolist()
             return f"{words}, {len(self._places)} rows, the first {first}: {type(error).__name__}: {error}"
-        row = int(task.rows[self._places[i]])
+        row = int(step.rows[self._places[i]])
         words = f"{words}, shard '{samples.shard(i)}', sample '{samples.keys[i]}': {type(error).__name__}: {error}"
         in_index = samples.offset(i, "image") >= 0
-        return f"{words}; `mmdata replay CONFIG {row} --epoch {task.epoch}` makes it alone" if in_index else words
+        return f"{words}; `mmdata replay CONFIG {row} --epoch {step.epoch}` makes it alone" if in_index else words
 
     def _write_pixels(self, part: _Part) -> None:
         """Decode and crop each image into its place."""
@@ -175,7 +183,7 @@ class _PendingBatch:
                 part.stats.read_bytes += len(image.data)
                 clock.lap("read")
                 stage = "decode"
-                epoch = int(self._task.passes[place])
+                epoch = int(self._step.passes[place])
                 whole = self._pixels.decode(image, epoch=epoch)
                 clock.lap("decode")
                 stage = "transform"
@@ -204,25 +212,25 @@ class _PendingBatch:
         part.at = None
         part.clock.lap("read")
         places = self._places[part.samples.start : part.samples.stop]
-        encoded = self._tokenizer.encode(captions, self._task.bucket.length)
+        encoded = self._tokenizer.encode(captions, self._step.bucket.length)
         self._input_ids[places], self._attention_mask[places] = encoded
         part.clock.lap("tokenize")
 
     def _tokenize_negatives(self, part: _Part) -> None:
         """The negative captions, in one call."""
         assert self._negatives is not None
-        self._further = self._negatives.encode(self._tokenizer, self._places, len(self._task.rows))
+        self._further = self._negatives.encode(self._tokenizer, self._places, len(self._step.rows))
         part.clock.lap("tokenize")
 
     def _entry(self, i: int, stage: Stage, error: BadSample) -> LedgerEntry:
-        task, samples = self._task, self._samples
+        step, samples = self._step, self._samples
         offset = samples.offset(i, "caption" if stage == "caption" else "image")
-        row, shard, key = int(task.rows[self._places[i]]), samples.shard(i), samples.keys[i]
-        return LedgerEntry(task.epoch, task.step, row, shard, key, offset, stage, error.reason.value, error.detail)
+        row, shard, key = int(step.rows[self._places[i]]), samples.shard(i), samples.keys[i]
+        return LedgerEntry(step.epoch, step.number, row, shard, key, offset, stage, error.reason.value, error.detail)
 
     def _collate(self, part: _Part) -> None:
         """Put all that is in the batch together."""
-        usable = np.zeros(len(self._task.rows), bool)
+        usable = np.zeros(len(self._step.rows), bool)
         usable[self._places] = self._usable()
         valid = torch.from_numpy(usable)
         # Attention over no position at all is NaN, and NaN reaches the gradient even where the loss masks the row.
@@ -235,25 +243,25 @@ class _PendingBatch:
             input_ids=torch.from_numpy(self._input_ids),
             attention_mask=torch.from_numpy(self._attention_mask),
             valid=valid,
-            rows=torch.from_numpy(self._task.rows.copy()),
+            rows=torch.from_numpy(self._step.rows.copy()),
             keys=keys,
         )
         if self._labels:
             batch["labels"] = self._spread(self._samples.labels(), fill=-1)
-        if self._hashes:
+        if self._spec.add_hashes:
             batch["image_hash"] = self._spread(self._samples.image_hashes(), fill=0)
             batch["caption_hash"] = self._spread(self._samples.caption_hashes(), fill=0)
         if self._negatives is not None:
             there = self._spread(self._negatives.there().astype(np.int64), fill=0).bool()
             batch["negative_input_ids"], batch["negative_attention_mask"] = map(torch.from_numpy, self._further)
             batch["negative_valid"] = valid & there
-            if self._hashes:
+            if self._spec.add_hashes:
                 batch["negative_caption_hash"] = self._spread(self._negatives.hashes(), fill=0)
         part.clock.lap("collate")
 
     def _spread(self, values: NDArray[np.int64], *, fill: int) -> Tensor:
         """Values of the samples (n,) at their places in the batch (B,)."""
-        spread = np.full(len(self._task.rows), fill, np.int64)
+        spread = np.full(len(self._step.rows), fill, np.int64)
         spread[self._places] = values
         return torch.from_numpy(spread)
 
@@ -268,7 +276,7 @@ class _PendingBatch:
         usable, valid = self._usable(), self._batch["valid"]
         total = Stats(rows=int(valid.sum()), masked=int((~valid).sum()))
         total.tokens = int(self._batch["attention_mask"][valid].sum())
-        total.token_places = total.rows * self._task.bucket.length
+        total.token_places = total.rows * self._step.bucket.length
         for part in self._parts:
             for worker in part.stats.workers.values():
                 worker["rows"] = int(usable[part.wrote.start : part.wrote.stop].sum())

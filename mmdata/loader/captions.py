@@ -12,25 +12,25 @@ from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.samples import IndexSamples
 
 
-def all_captions(worker: BatchMaker, rows: NDArray[np.int64]) -> CaptionBatch:
+def all_captions(maker: BatchMaker, rows: NDArray[np.int64]) -> CaptionBatch:
     """The captions of those of the rows that have several; none of a row that has one.
 
     Args:
-        worker: knows the index, the shards and the tokenizer.
+        maker: of the index, the shards and the tokenizer.
         rows: int64 (n,), row numbers in the index, each once.
 
     Raises:
         DataError: a caption is not the one that was indexed.
     """
-    offsets, _ = worker.index.take_lists(rows, "caption_hash")
+    offsets, _ = maker.index.take_lists(rows, "caption_hash")
     counts = np.diff(offsets)
     counts[counts == 1] = 0
     of_rows = np.repeat(rows, counts)  # (T,)
     # A row goes through its captions pass by pass, so as many passes give each of them once.
     passes = np.arange(len(of_rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    samples = IndexSamples(worker.index, worker.store, of_rows, passes)
+    samples = IndexSamples(maker.index, maker.store, of_rows, passes)
     texts = [_caption(samples, i) for i in range(len(of_rows))]
-    tokenizer = worker.tokenizer
+    tokenizer = maker.tokenizer
     length = min(max(tokenizer.count(texts)), tokenizer.max_length) if texts else 1
     input_ids, attention_mask = tokenizer.encode(texts, length)
     attention_mask[:, 0] = 1  # attention over no position at all is NaN

@@ -1,18 +1,46 @@
-"""The corpus that a section `data` names: its index, opened once, with the cache for shards behind URLs."""
+"""The corpus that a section `data` names: index, tokenizer and negative captions, opened once."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from pathlib import Path
 
 from mmdata.config import DataConfig
 from mmdata.config.data import sources
+from mmdata.loader.negative_captions import NegativeCaptions
 from mmdata.loader.shard_prefetch import warn_of_small_cache
 from mmdata.loader.workers.open_files import ensure_files, files_needed
 from mmdata.shards import Index, ShardCache
 from mmdata.shards.cache import GB
 from mmdata.shards.columns import OLDEST_VERSION
+from mmdata.transform.text import Tokenizer
 
 logger = logging.getLogger("mmdata")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What the plan and the batches of a section `data` are made of."""
+
+    index: Index
+    tokenizer: Tokenizer
+    negatives: NegativeCaptions | None = None
+
+
+def open_corpus(data: DataConfig) -> Corpus:
+    """Open what a section `data` names.
+
+    Raises:
+        ConfigError: there is no such tokenizer, the negative captions are of another corpus, or this process may not
+            open as many files as a loader needs.
+        DataError: the shards have no index, or the file of negative captions is damaged.
+    """
+    tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
+    index = open_index(data)
+    if data.negative_captions is None:
+        return Corpus(index, tokenizer)
+    return Corpus(index, tokenizer, NegativeCaptions.read(Path(data.negative_captions), index, tokenizer))
 
 
 def open_index(data: DataConfig) -> Index:
@@ -20,6 +48,7 @@ def open_index(data: DataConfig) -> Index:
 
     Raises:
         ConfigError: this process may not open as many files as a loader over it needs.
+        DataError: the shards have no index.
     """
     cache = ShardCache(data.cache_dir, max_bytes=int(data.cache_gb * GB))
     index = Index.open([source.shards for source in sources(data)], cache=cache)
@@ -28,6 +57,12 @@ def open_index(data: DataConfig) -> Index:
     _warn_of_missing_hashes(data, index)
     ensure_files(files_needed(data, index.manifest.num_shards))
     return index
+
+
+def needs_hashes(data: DataConfig) -> bool:
+    """Whether batches carry hashes: they are asked for, or rows that are no negatives of each other may meet."""
+    again = any((source.repeat or 1.0) != 1.0 or source.weight is not None for source in sources(data))
+    return data.hashes or data.unique or again or (data.groups is not None and data.groups.candidates is not None)
 
 
 def _warn_of_missing_hashes(data: DataConfig, index: Index) -> None:
@@ -45,9 +80,3 @@ def _warn_of_missing_hashes(data: DataConfig, index: Index) -> None:
 
 
 _warned_of: set[str] = set()  # fingerprints of the indexes that this process has warned of
-
-
-def needs_hashes(data: DataConfig) -> bool:
-    """Whether batches carry hashes: they are asked for, or rows that are no negatives of each other may meet."""
-    again = any((source.repeat or 1.0) != 1.0 or source.weight is not None for source in sources(data))
-    return data.hashes or data.unique or again or (data.groups is not None and data.groups.candidates is not None)

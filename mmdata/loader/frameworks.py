@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from typing import NoReturn, SupportsIndex, TypeVar
 
+from typing_extensions import Self
+
 T = TypeVar("T")
 
 
@@ -18,6 +20,18 @@ class Interoperable(ABC):
     @abstractmethod
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration at the start of an epoch."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the workers and drop what they made ahead. Iterating again starts others."""
+
+    def __enter__(self) -> Self:
+        """`with loader:` closes it at the end."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+        self.close()
 
     @property
     def batch_sampler(self) -> EpochSampler:

@@ -21,9 +21,9 @@ class PixelEntries(TypedDict):
     spatial_shapes: NotRequired[Tensor]
 
 
-def batch_pixels(bucket: Bucket, rows: int, slots: BufferPool, transform: PixelTransform) -> Images | Patches:
+def batch_pixels(bucket: Bucket, rows: int, buffers: BufferPool, transform: PixelTransform) -> Images | Patches:
     """Places for the images of a batch, of the kind that its bucket asks for; arguments as for `Images`."""
-    return (Patches if bucket.patches else Images)(bucket, rows, slots, transform)
+    return (Patches if bucket.patches else Images)(bucket, rows, buffers, transform)
 
 
 class Images:
@@ -32,14 +32,14 @@ class Images:
     Args:
         bucket: of the batch.
         rows: of the batch, B.
-        slots: lends the memory.
+        buffers: lends the memory.
         transform: decodes, crops and resizes.
     """
 
-    def __init__(self, bucket: Bucket, rows: int, slots: BufferPool, transform: PixelTransform) -> None:
+    def __init__(self, bucket: Bucket, rows: int, buffers: BufferPool, transform: PixelTransform) -> None:
         self._transform = transform
         self._shape = (bucket.height, bucket.width)
-        self._pixel_values = slots.lend((rows, 3, bucket.height, bucket.width))
+        self._pixel_values = buffers.lend((rows, 3, bucket.height, bucket.width))
         self._places = self._pixel_values.unbind()
 
     def decode(self, image: EncodedImage, *, epoch: int) -> Decoded:
@@ -59,9 +59,9 @@ class Images:
 class Patches:
     """Images in their own aspect ratio, as at most `bucket.patches` patches each; used as `Images`."""
 
-    def __init__(self, bucket: Bucket, rows: int, slots: BufferPool, transform: PixelTransform) -> None:
+    def __init__(self, bucket: Bucket, rows: int, buffers: BufferPool, transform: PixelTransform) -> None:
         self._transform = transform
-        self._pixel_values = slots.lend((rows, bucket.patches, transform.patch_size**2 * 3))
+        self._pixel_values = buffers.lend((rows, bucket.patches, transform.patch_size**2 * 3))
         self._shapes = torch.ones(rows, 2, dtype=torch.int64)
 
     def decode(self, image: EncodedImage, *, epoch: int) -> Decoded:

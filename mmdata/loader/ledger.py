@@ -1,18 +1,20 @@
-"""Rows that could not be used: each masked in its batch, listed with its reason, and few enough, or the run ends."""
+"""Rows that could not be used: each is masked in its batch and listed with its reason; too many end the run."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
+import os
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from mmdata.atomic import naming, write_whole
 from mmdata.errors import ConfigError, DataError
+from mmdata.launcher import Ranks
 
 logger = logging.getLogger("mmdata")
 
@@ -78,47 +80,68 @@ class RowCounts:
         return cls(seen, Counter(masked))  # type: ignore[arg-type]
 
 
-class Ledger:
-    """Rows that were masked. Ends the run when they are more than a share of the rows seen.
+class Ledger(Sequence[LedgerEntry]):
+    """The rows that were masked, newest last. Ends the run when they are more than a share of the rows seen.
 
     One of several ranks does not judge by its own rows: it would end while the others wait for it in a collective. It
     warns, and the program that runs all ranks calls `judge` on each with the counts of all (`Loader.check_rows`).
 
+    As a sequence it holds the newest entries, at most `KEPT_ENTRIES`; `write_to` keeps all in a file.
+
     Args:
         max_bad_share: of the rows seen, from the thousandth row on, and again at the end of an epoch.
-        rank: of this loader, for the warning.
-        world_size: ranks of the run.
+        ranks: which rank this is, for the warning.
 
     Attributes:
-        entries: the newest, at most `KEPT_ENTRIES`.
         earlier: rows of the run before it was resumed, of all its ranks.
         own: rows since then, of this rank.
-        alone: `add` and `check` look at what this rank has seen; False: the program calls `judge`.
     """
 
-    def __init__(self, max_bad_share: float, *, rank: int = 0, world_size: int = 1) -> None:
-        self.entries: deque[LedgerEntry] = deque(maxlen=KEPT_ENTRIES)
+    def __init__(self, max_bad_share: float, ranks: Ranks = Ranks()) -> None:  # noqa: B008
         self.earlier = self.own = RowCounts()
-        self.alone = True
-        self._rank, self._world_size = rank, world_size
+        self._entries: deque[LedgerEntry] = deque(maxlen=KEPT_ENTRIES)
+        self._ranks = ranks
         self._warned = False
         self._max_bad_share = max_bad_share
         self._path: Path | None = None
+
+    def __len__(self) -> int:
+        """Entries that are kept."""
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, index: int) -> LedgerEntry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[LedgerEntry]: ...
+
+    def __getitem__(self, index: int | slice) -> LedgerEntry | list[LedgerEntry]:
+        """An entry, or a list of them."""
+        return self._entries[index] if isinstance(index, int) else list(self._entries)[index]
+
+    @property
+    def masked(self) -> Counter[str]:
+        """Rows that were masked since the loader was built or resumed, by reason, exact."""
+        return self.own.masked
 
     @property
     def counts(self) -> RowCounts:
         """Rows of the whole run, as far as this rank knows."""
         return self.earlier + self.own
 
-    def write_to(self, path: Path, *, epoch: int, step: int) -> None:
-        """Append each entry to a file as it comes, one JSON object a line; what it holds is cut with `cut_ledger`."""
-        cut_ledger(path, epoch=epoch, step=step)
-        self._path = path
+    def write_to(self, path: str | os.PathLike[str], *, epoch: int, step: int) -> None:
+        """Append each entry to a file as it comes, one JSON object a line.
+
+        Entries of batches from (epoch, step) on are cut off: a run that was killed wrote them, and the resumed run
+        makes these batches again. So each masked row stands in the file once.
+        """
+        self._path = Path(path)
+        cut_ledger(self._path, epoch=epoch, step=step)
 
     def restore(self, counts: RowCounts) -> None:
         """Go on from the counts of a run that was stopped."""
         self.earlier, self.own = counts, RowCounts()
-        self.entries.clear()
+        self._entries.clear()
 
     def merge(self, counts: Sequence[RowCounts]) -> RowCounts:
         """The counts of all ranks as one: what they had before they were resumed counts once.
@@ -145,7 +168,7 @@ class Ledger:
                     entry.reason,
                     entry.detail,
                 )
-        self.entries += entries
+        self._entries += entries
         self.own += RowCounts(rows_seen, Counter(entry.reason for entry in entries))
         if entries and self._path is not None:
             with naming(self._path), self._path.open("a", encoding="utf-8") as file:
@@ -154,21 +177,21 @@ class Ledger:
             self.check()
 
     def check(self) -> None:
-        """Judge what this rank has seen, where nobody else does: raise a DataError, or warn if it is one of several."""
-        if not self.alone or self._warned:
+        """Judge what this rank has seen: raise a DataError, or warn once if it is one of several."""
+        if self._warned:
             return
         try:
             self.judge(self.counts)
         except DataError as error:
-            if self._world_size == 1:
+            if self._ranks.world_size == 1:
                 raise
             self._warned = True
             logger.warning(
-                "rank %d of %d: %s. A rank that ended alone would leave the others waiting, so this one goes on: call "
-                "check_rows(merge_states(states)) with the states of all ranks, on every rank at the same step, as "
-                "mmdata's trainer and integrations do",
-                self._rank,
-                self._world_size,
+                "rank %d of %d: %s. A rank that ended alone would leave the others waiting, so this one goes on. "
+                "check_rows(merge_states(states)), called with the states of all ranks on every rank at the same step, "
+                "ends all of them, as in mmdata's trainer and integrations",
+                self._ranks.rank,
+                self._ranks.world_size,
                 str(error),
             )
 
@@ -177,7 +200,7 @@ class Ledger:
         bad = counts.masked.total()
         if bad > self._max_bad_share * counts.seen:
             listed = ", ".join(f"{reason} {count}" for reason, count in counts.masked.most_common())
-            first = [f"; the first: shard '{e.shard}', sample '{e.key}': {e.detail}" for e in list(self.entries)[:1]]
+            first = [f"; the first: shard '{e.shard}', sample '{e.key}': {e.detail}" for e in list(self._entries)[:1]]
             raise DataError(
                 f"{bad} of {counts.seen} rows could not be used ({listed}), more than max_bad_share "
                 f"{self._max_bad_share:.1%}{''.join(first)}. "

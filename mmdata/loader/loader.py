@@ -1,4 +1,4 @@
-"""Executes a plan: the batches of one rank, made ahead by worker threads, in the plan's order.
+"""Executes a plan: the batches of one rank, made ahead by workers, in the plan's order.
 
 What a batch holds depends on the plan alone; workers change only who makes it and when.
 """
@@ -9,27 +9,27 @@ import os
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import deprecated
 
 from mmdata.batch import Batch, CaptionBatch
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse
-from mmdata.cores import NumWorkers
+from mmdata.cores import NumWorkers, most_workers
 from mmdata.launcher import resolve_ranks
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.captions import all_captions
+from mmdata.loader.corpus import open_corpus
 from mmdata.loader.frameworks import Interoperable, Iteration
-from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
+from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, RowCounts
 from mmdata.loader.state import Identity, identity_of, position_of
 from mmdata.loader.stats import Stats
+from mmdata.loader.work import BatchSource
 from mmdata.loader.workers.choose import make_source
-from mmdata.loader.workers.handover import StartupHandover
-from mmdata.loader.workers.parent import WorkerProcesses
 from mmdata.loader.workers.steps import RankSteps
 from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import Plan
@@ -41,24 +41,23 @@ class Loader(Interoperable):
     """The batches of one rank, epoch after epoch.
 
     Iterating gives the rest of the current epoch; when it is exhausted the next epoch begins, also without
-    `set_epoch`, and its first batches are made meanwhile: `prefetch`, as ever, until somebody asks for them
-    or goes elsewhere. A batch may be kept; its memory is used again once it is gone.
+    `set_epoch`. Its first batches are made before they are asked for. A batch may be kept; its memory is used again
+    once it is gone. `close`, or leaving a `with` block, ends the workers.
 
     Args:
         plan: of the global batches.
-        worker: makes batches.
+        maker: makes batches.
         rank: 0 … world_size-1; None: the launcher's, see `resolve_ranks`.
         world_size: processes that share each global batch; must divide the global batch size. Given with rank.
-        num_workers: threads, or auto (see `Tuner`); 0 makes batches in the caller's thread. Those of a side process:
-            only by `from_config`.
+        num_workers: threads, auto (all usable cores of the rank); 0 makes batches in the caller's thread.
         prefetch: batches made ahead of the one that was yielded, by all workers together.
         max_bad_share: of the rows seen; the run ends when more could not be used. One of several ranks only warns:
             `check_rows` judges the rows of all.
+        source: makes the batches instead of such threads, as `from_config` gives it.
 
     Attributes:
-        plan, worker, index, rank, world_size: as given.
-        ledger: the newest entries of the rows that were masked on this rank.
-        masked: how many were, by reason.
+        plan, maker, index, rank, world_size: as given.
+        ledger: the rows that were masked on this rank.
         stats: sums over the batches yielded.
 
     Raises:
@@ -74,29 +73,28 @@ class Loader(Interoperable):
     def __init__(
         self,
         plan: Plan,
-        worker: BatchMaker,
+        maker: BatchMaker,
         *,
         rank: int | None = None,
         world_size: int | None = None,
-        num_workers: NumWorkers = 2,
+        num_workers: NumWorkers = "auto",
         prefetch: int = 2,
         max_bad_share: float = 0.05,
+        source: BatchSource | None = None,
     ) -> None:
-        rank, world_size = self.rank, self.world_size = resolve_ranks(rank, world_size)
-        plan.check_ranks(rank, world_size)
+        ranks = resolve_ranks(rank, world_size)
+        plan.check_ranks(*ranks)
         self.plan = plan
-        self.index = worker.index
+        self.maker = maker
+        self.index = maker.index
+        self.rank, self.world_size = ranks
         self.stats = Stats()
-        self._ledger = Ledger(max_bad_share, rank=rank, world_size=world_size)
-        self.worker = worker
-        tasks = RankSteps(plan, worker, rank=rank, world_size=world_size)
-        self._source: ThreadedBatches | WorkerProcesses | StartupHandover = ThreadedBatches(
-            tasks, worker, count=num_workers, room=prefetch
+        self.ledger = Ledger(max_bad_share, ranks)
+        self._source = source or ThreadedBatches(
+            RankSteps(plan, maker, ranks), maker, num_threads=most_workers(num_workers), prefetch=prefetch
         )
-        # Process, epoch and step of the batch that the source gives next.
+        # Process, epoch and step of the batch that the source gives next. A forked child has none of the workers.
         self._next: tuple[int, int, int] | None = None
-        self._onward = True  # at the end of an epoch the source goes on with the one after it
-        self._follows: tuple[int, int] | None = None  # the position after the last epoch that was given to its end
         self._position = Position()
 
     @classmethod
@@ -119,21 +117,13 @@ class Loader(Interoperable):
             ConfigError: a setting is unknown, missing or out of range, or there is no such tokenizer.
             DataError: the shards have no index, or are not those that were indexed.
         """
-        rank, world_size = resolve_ranks(rank, world_size)
+        ranks = resolve_ranks(rank, world_size)
         data = data_config(config)
-        worker = BatchMaker.from_config(data)
-        loader = cls(
-            build_plan(data, worker.index, worker.tokenizer),
-            worker,
-            rank=rank,
-            world_size=world_size,
-            num_workers=data.num_workers,
-            prefetch=data.prefetch,
-            max_bad_share=data.max_bad_share,
-        )
-        beside = make_source(data, loader.plan, worker, rank=rank, world_size=world_size)
-        loader._source = beside or loader._source
-        return loader
+        corpus = open_corpus(data)
+        plan = build_plan(data, corpus.index, corpus.tokenizer)
+        maker = BatchMaker.from_config(data, corpus)
+        source = make_source(data, plan, maker, ranks)
+        return cls(plan, maker, **ranks._asdict(), max_bad_share=data.max_bad_share, source=source)
 
     def __len__(self) -> int:
         """Steps of the current epoch, exact, the same on every rank.
@@ -147,24 +137,6 @@ class Loader(Interoperable):
         """Rows of a batch on this rank; with a token budget, at most."""
         return self.plan.global_batch_size // self.world_size
 
-    @property
-    def ledger(self) -> list[LedgerEntry]:
-        """The newest 10,000 rows that were masked on this rank, each with its reason; `write_ledger` keeps all."""
-        return list(self._ledger.entries)
-
-    @property
-    def masked(self) -> Counter[str]:
-        """Rows that this loader has masked, by reason, exact."""
-        return self._ledger.own.masked
-
-    def write_ledger(self, path: str | os.PathLike[str]) -> None:
-        """Append each row that is masked from here on to a file, one JSON object a line, before its batch is yielded.
-
-        Call it once the loader is where it shall begin: what the file says of later batches, left by a run that was
-        killed, is cut off, so that each masked row is there once.
-        """
-        self._ledger.write_to(Path(path), epoch=self._position.epoch, step=self._position.step)
-
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration at the start of an epoch.
 
@@ -177,7 +149,7 @@ class Loader(Interoperable):
             ValueError: epoch is negative, or above 1,048,575.
         """
         if self._position.set_epoch(epoch, len(self)):
-            self._give_up_what_is_elsewhere()
+            self._discard_prefetched_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is, counted in batches yielded, and the plan it belongs to; JSON, under 1 KB.
@@ -186,7 +158,7 @@ class Loader(Interoperable):
         makes one state of those of all ranks.
         """
         place = {"epoch": self._position.epoch, "step": self._position.step}
-        return {**place, **self._ledger.counts.state(), "plan": self.identity}
+        return {**place, **self.ledger.counts.state(), "plan": self.identity}
 
     @cached_property  # takes a millisecond; a state may be asked for at every step
     def identity(self) -> Identity:
@@ -194,22 +166,15 @@ class Loader(Interoperable):
 
         Of a transform of your own it knows the name, and whether its file has changed, which is logged, not refused.
         """
-        return identity_of(self.plan, self.worker)
+        return identity_of(self.plan, self.maker)
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of those that all ranks took at the same step: the rows that they have counted are added up."""
-        return {**states[0], **self._ledger.merge([RowCounts.of(state) for state in states]).state()}
+        return {**states[0], **self.ledger.merge([RowCounts.of(state) for state in states]).state()}
 
     def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
         """All captions of those of the rows that have several: an evaluation counts each, a batch has one a row."""
-        return all_captions(self.worker, rows)
-
-    def judge_together(self) -> None:
-        """Leave it to `check_rows`, called with a merged state on every rank, whether too many rows are bad.
-
-        Otherwise too many bad rows end the iteration with an error; with several ranks they give a warning.
-        """
-        self._ledger.alone = False
+        return all_captions(self.maker, rows)
 
     def check_rows(self, state: dict[str, Any]) -> None:
         """Judge the rows that a state counts, from the thousandth row or the end of the first epoch on.
@@ -219,7 +184,7 @@ class Loader(Interoperable):
         """
         counts = RowCounts.of(state)
         if counts.seen >= MIN_ROWS_FOR_RATE or state["epoch"] > 0 or state["step"] == self.plan.num_steps(0):
-            self._ledger.judge(counts)
+            self.ledger.judge(counts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the last batch that was yielded when the state was taken.
@@ -232,9 +197,9 @@ class Loader(Interoperable):
                 is none that `state_dict` gives.
         """
         epoch, step = position_of(state, self.identity, self.plan)
-        self._ledger.restore(RowCounts.of(state))
+        self.ledger.restore(RowCounts.of(state))
         self._position.restore(epoch, step)
-        self._give_up_what_is_elsewhere()
+        self._discard_prefetched_epoch()
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the current epoch, from where `load_state_dict` put it, or from its start.
@@ -249,16 +214,15 @@ class Loader(Interoperable):
         position = self._position
         iteration, restores = position.begin(len(self)), position.restores
         epoch, num_steps = position.epoch, len(self)
-        if self._follows:  # whoever went elsewhere after the last epoch may do so again: nothing is made in vain twice
-            self._onward, self._follows = self._follows == (epoch, position.step), None
         try:
             for step in range(position.step, num_steps):
                 position.check(iteration, of="loader")
-                # No reference stays here: its user frees its memory.
+                # No reference stays in this frame: the caller frees the batch's memory.
                 yield self._take(iteration, epoch, step, num_steps)
             if position.restores == restores:  # the rows that are counted are still those of this iteration
-                self._ledger.check()
+                self.ledger.check()
         except BaseException as error:
+            # What is made ahead is dropped, unless it begins the next epoch and the loop has merely ended.
             at_the_end = self._next is not None and self._next[2] == 0
             if position.is_of(iteration) and not (at_the_end and isinstance(error, GeneratorExit)):
                 self._stop()
@@ -267,20 +231,38 @@ class Loader(Interoperable):
 
     def _take(self, iteration: int, epoch: int, step: int, num_steps: int) -> Batch:
         """The batch of a step, accounted for."""
-        if self._next != (os.getpid(), epoch, step):  # a forked child has none of its parent's workers
-            self._source.begin(epoch, step, onward=self._onward)
+        if self._next != (os.getpid(), epoch, step):
+            self._source.begin(epoch, step)
         started = perf_counter()
         made = self._source.take(epoch, step)
         self.stats.wait_s += perf_counter() - started
-        self._next = (os.getpid(), epoch, step + 1)
-        if step + 1 == num_steps:
-            self._next, self._follows = (os.getpid(), epoch + 1, 0), (epoch + 1, 0)
-            if not self._onward:
-                self._stop()
+        self._next = (os.getpid(), epoch, step + 1) if step + 1 < num_steps else (os.getpid(), epoch + 1, 0)
         self.stats.add(made.stats)
-        self._ledger.add(made.masked, made.stats.rows + len(made.masked))
+        self.ledger.add(made.masked, made.stats.rows + len(made.masked))
         self._position.advance(iteration)
         return made.batch
+
+    def close(self) -> None:
+        """End the workers and drop what they made ahead. Iterating again starts others."""
+        self._next = None
+        self._source.close()
+
+    @property
+    @deprecated("loader.worker is now called loader.maker; the old name goes with the next release")
+    def worker(self) -> BatchMaker:
+        """See `maker`."""
+        return self.maker
+
+    @property
+    @deprecated("loader.masked is now loader.ledger.masked; the old name goes with the next release")
+    def masked(self) -> Counter[str]:
+        """See `Ledger.masked`."""
+        return self.ledger.masked
+
+    @deprecated("loader.write_ledger is now loader.ledger.write_to; the old name goes with the next release")
+    def write_ledger(self, path: str | os.PathLike[str]) -> None:
+        """See `Ledger.write_to`."""
+        self.ledger.write_to(path, epoch=self._position.epoch, step=self._position.step)
 
     def _how_to_skip(self) -> str:
         return (
@@ -292,8 +274,8 @@ class Loader(Interoperable):
     def _how_to_make(self) -> str:
         return "Loader.from_config(config, rank=rank, world_size=world_size)"
 
-    def _give_up_what_is_elsewhere(self) -> None:
-        """Drop the batches that were made ahead where others are asked for."""
+    def _discard_prefetched_epoch(self) -> None:
+        """Drop the batches that were made ahead where others are to come next."""
         if self._next and self._next[1:] != (self._position.epoch, self._position.step):
             self._stop()
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from mmdata.config import DataConfig
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.hashing import hash64
 from mmdata.plan import choose_captions
@@ -30,7 +29,7 @@ CHUNK = 4096
 
 @dataclass(frozen=True)
 class NegativeTexts:
-    """Further captions of the n rows of a task.
+    """Further captions of the n rows of a step.
 
     Attributes:
         texts: n captions, None for a row without one.
@@ -111,15 +110,6 @@ class NegativeCaptions:
         found: list[str | None] = self._texts.take(pa.array(np.where(there, chosen, 0))).to_pylist()
         texts = [text if some else None for text, some in zip(found, there.tolist(), strict=True)]
         return NegativeTexts(texts, self.length)
-
-
-def open_negative_captions(data: DataConfig, index: Index, tokenizer: Tokenizer) -> NegativeCaptions | None:
-    """The negative captions that a section `data` names, if any."""
-    return (
-        None
-        if data.negative_captions is None
-        else NegativeCaptions.read(Path(data.negative_captions), index, tokenizer)
-    )
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str | None]], str]:

@@ -1,4 +1,4 @@
-"""What a batch is made of: the samples of a task, read when they are asked for, wherever they lie."""
+"""What a batch is made of: the samples of a step, read when they are asked for, wherever they lie."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmdata.transform.pixels import EncodedImage
 
 
 class Samples(Protocol):
-    """The n samples of a task, for its rows that are not -1, in that order; i is 0 … n-1."""
+    """The n samples of a step, for its rows that are not -1, in that order; i is 0 … n-1."""
 
     @property
     def keys(self) -> Sequence[str]:

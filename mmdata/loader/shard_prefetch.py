@@ -9,30 +9,30 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from mmdata.loader.work import Task
 from mmdata.loader.workers.promise import Stop
+from mmdata.plan import Step
 from mmdata.shards import Index, ShardStore
 from mmdata.shards.cache import GB
 
 logger = logging.getLogger("mmdata")
 
 FETCHERS = 4
-"""Shards fetched at once."""
+"""Shards fetched concurrently."""
 LOOK_AGAIN = 64
-"""Tasks after which a shard is looked for again: it may have been removed."""
+"""Steps after which a shard is looked for again: it may have been removed."""
 MAX_ROWS = 2**20
-"""Rows of the tasks that are taken from the plan before their turn: 16 bytes each."""
+"""Rows of the steps that are taken from the plan before their turn: 16 bytes each."""
 
 
-def fetch_ahead(tasks: Iterator[Task], index: Index, store: ShardStore) -> Iterator[Task]:
-    """The tasks, in their order, as soon as the plan has them; shards they need are fetched meanwhile.
+def fetch_ahead(steps: Iterator[Step], index: Index, store: ShardStore) -> Iterator[Step]:
+    """The steps, in their order, as soon as the plan has them; shards they need are fetched meanwhile.
 
     Of a corpus on a local disk nothing is fetched, and no thread is started.
     """
     if not index.caches:
-        yield from tasks
+        yield from steps
         return
-    ahead = ShardPrefetcher(tasks, index, store)
+    ahead = ShardPrefetcher(steps, index, store)
     try:
         yield from ahead
     finally:
@@ -40,19 +40,19 @@ def fetch_ahead(tasks: Iterator[Task], index: Index, store: ShardStore) -> Itera
 
 
 class ShardPrefetcher:
-    """Goes through tasks in a thread of its own, and fetches their shards in others.
+    """Goes through steps in a thread of its own, and fetches their shards in others.
 
     What is fetched and not used yet takes at most half of the cache: the other half is for what is in use. A shard
     that cannot be fetched is no error here; the worker that needs it asks again, and says what is wrong.
 
     Args:
-        tasks: of one epoch; iterated in another thread.
+        steps: of one epoch; iterated in another thread.
         index: of the shards.
         store: brings them into the cache.
     """
 
-    def __init__(self, tasks: Iterator[Task], index: Index, store: ShardStore) -> None:
-        self._tasks = tasks
+    def __init__(self, steps: Iterator[Step], index: Index, store: ShardStore) -> None:
+        self._steps = steps
         self._index = index
         self._store = store
         self._room = min(cache.max_bytes for cache in index.caches) // 2  # bytes
@@ -60,11 +60,11 @@ class ShardPrefetcher:
         self._changed = threading.Condition(self._lock)  # waited for by the threads alone
         self._stop = Stop()
         self._error: Exception | None = None  # what the plan raised
-        self._ready: SimpleQueue[Task | None] = SimpleQueue()  # None: there are no more
+        self._ready: SimpleQueue[Step | None] = SimpleQueue()  # None: there are no more
         self._rows = 0  # of what is ready
-        self._taken = 0  # tasks
-        self._unused: dict[int, int] = {}  # shard -> bytes, asked for, and no task that needs it was taken yet
-        self._looked: dict[int, int] = {}  # shard -> number of the task for which it was last looked for
+        self._taken = 0  # steps
+        self._unused: dict[int, int] = {}  # shard -> bytes, asked for, and no step that needs it was taken yet
+        self._looked: dict[int, int] = {}  # shard -> number of the step for which it was last looked for
         self._wanted: SimpleQueue[int | None] = SimpleQueue()
         threads = [threading.Thread(target=self._look_ahead, name="mmdata-ahead", daemon=True)]
         # Daemons: a program that ends does not wait for a server that does not answer.
@@ -76,16 +76,16 @@ class ShardPrefetcher:
             self.close()
             raise
 
-    def __iter__(self) -> Iterator[Task]:
-        """The tasks; what the plan raises is raised in its place."""
-        while (task := self._ready.get()) is not None:
+    def __iter__(self) -> Iterator[Step]:
+        """The steps; what the plan raises is raised in its place."""
+        while (step := self._ready.get()) is not None:
             with self._lock:
                 self._taken += 1
-                self._rows -= len(task.rows)
-                for shard in self._shards(task):
+                self._rows -= len(step.rows)
+                for shard in self._shards(step):
                     self._unused.pop(shard, None)
                 self._changed.notify_all()
-            yield task
+            yield step
         if self._error:
             raise self._error
 
@@ -95,17 +95,17 @@ class ShardPrefetcher:
         with self._lock:
             self._changed.notify_all()
 
-    def _shards(self, task: Task) -> list[int]:
-        return np.unique(self._index.locate(task.rows[task.rows >= 0])[0]).tolist()
+    def _shards(self, step: Step) -> list[int]:
+        return np.unique(self._index.locate(step.rows[step.rows >= 0])[0]).tolist()
 
     def _look_ahead(self) -> None:
         try:
-            for number, task in enumerate(self._tasks):
+            for number, step in enumerate(self._steps):
                 with self._lock:
                     self._changed.wait_for(lambda: self._stop.is_set() or self._rows < MAX_ROWS)
-                    self._rows += len(task.rows)
-                self._ready.put(task)
-                for shard in self._shards(task):
+                    self._rows += len(step.rows)
+                self._ready.put(step)
+                for shard in self._shards(step):
                     self._ask_for(shard, number)
                 if self._stop.is_set():
                     return
@@ -117,7 +117,7 @@ class ShardPrefetcher:
                 self._wanted.put(None)
 
     def _ask_for(self, shard: int, number: int) -> None:
-        """Have a shard that task `number` needs fetched, once there is room ahead for it."""
+        """Have a shard that step `number` needs fetched, once there is room ahead for it."""
         if number - self._looked.get(shard, -LOOK_AGAIN) < LOOK_AGAIN:
             return
         self._looked[shard] = number

@@ -29,20 +29,20 @@ SINCE = {
 """What earlier versions did not write into their states: taken to be as it was, with a warning."""
 
 
-def identity_of(plan: Plan, worker: BatchMaker) -> Identity:
+def identity_of(plan: Plan, maker: BatchMaker) -> Identity:
     """What the batches of a plan depend on: which rows are in them, and what pixels and tokens those have.
 
     Not in it is what may change when a run is resumed: workers and where they run, prefetch, caches, the number of
     ranks, hashes beside the rows, the share of bad rows.
     """
-    transform = worker.transform
+    transform = maker.transform
     own_seed = transform.identity()["transform"] != "eval" and transform.seed != plan.seed
     return {
         **plan.identity(),
-        "negative_captions": worker.negatives and worker.negatives.fingerprint,
+        "negative_captions": maker.negatives and maker.negatives.fingerprint,
         **transform.identity(),
         "transform_seed": transform.seed if own_seed else None,
-        "tokenizer": worker.tokenizer.identity,
+        "tokenizer": maker.tokenizer.identity,
     }
 
 

@@ -1,18 +1,14 @@
-"""A piece of work in units, which threads share: any unit may be done by any thread, several at the same time."""
+"""What workers are given and what they give: units of work that threads share, and the batch they make."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Generic, Protocol, TypeVar
 
 from mmdata.batch import Batch
 from mmdata.loader.ledger import LedgerEntry
 from mmdata.loader.stats import Stats
-from mmdata.plan import Bucket
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -20,10 +16,10 @@ U = TypeVar("U")
 
 @dataclass(frozen=True)
 class Work(Generic[T]):
-    """A batch in progress.
+    """A result in units, which any thread may do, several at the same time.
 
     Attributes:
-        units: each is to be called once, in any order. After one has raised, the others return at once.
+        units: each is to be called once, in any order. After one has raised, the others return immediately.
         finish: called once, when all units have returned; gives the result.
     """
 
@@ -31,38 +27,47 @@ class Work(Generic[T]):
     finish: Callable[[], T]
 
     def then(self, change: Callable[[T], U]) -> Work[U]:
-        """The same work, and its result changed by the thread that finishes it."""
+        """The same work, with its result changed by the thread that finishes it."""
         return Work(self.units, lambda: change(self.finish()))
 
     def run(self) -> T:
-        """Do it all, in the caller's thread."""
+        """Do all of it in the caller's thread."""
         for unit in self.units:
             unit()
         return self.finish()
 
 
 @dataclass(frozen=True)
-class Task:
-    """One rank's part of one step.
-
-    Attributes:
-        epoch, step: which.
-        bucket: shape of the batch.
-        rows: int64 (B,), -1 where the batch is filled up.
-        passes: int64 (B,), which pass over its dataset each row is in: decides its caption and its crop.
-    """
-
-    epoch: int
-    step: int
-    bucket: Bucket
-    rows: NDArray[np.int64]
-    passes: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
 class LoadedBatch:
-    """A batch, and what happened while it was made."""
+    """A batch, the rows of it that are masked, and the clock of the workers that made it."""
 
     batch: Batch
     masked: list[LedgerEntry]
     stats: Stats
+
+
+class BatchSource(Protocol):
+    """Whoever makes a loader's batches: threads, worker processes, or threads that hand over to processes.
+
+    A source makes batches ahead, in the order of the plan, from one epoch into the next.
+    """
+
+    def begin(self, epoch: int, start: int) -> None:
+        """Make the batches from step `start` of an epoch on; those that were made ahead are dropped."""
+        ...
+
+    def take(self, epoch: int, step: int) -> LoadedBatch:
+        """Wait for the next batch, which is that of the given step.
+
+        Raises:
+            LoadError, DataError, ConfigError: see `BatchBuilder`.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Make no more, and drop what was made; `begin` goes on."""
+        ...
+
+    def close(self) -> None:
+        """Stop, and end threads and processes; `begin` starts them again."""
+        ...

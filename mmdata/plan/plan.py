@@ -32,13 +32,15 @@ class Step(NamedTuple):
     """One global batch, or a rank's part of it.
 
     Attributes:
-        number: from 0, within the epoch.
+        epoch: that the step is in.
+        number: of the step, from 0, within the epoch.
         bucket: the shape of the batch, on every rank.
         rows: int64 (n,); -1 where the batch is filled up.
         passes: int64 (n,), how often the row's dataset was passed over before: decides caption and crop of the row. The
             epoch, but in mixtures; -1 where the batch is filled up.
     """
 
+    epoch: int
     number: int
     bucket: Bucket
     rows: Ints
@@ -166,7 +168,7 @@ class Plan:
                 mine = rank_slice(self.batch_sizes[bucket], rank, world_size)
                 before = first * self.batch_sizes[bucket] // self.num_lanes  # rows of lanes that this rank leaves out
                 uses = self._lay_out([part[position] for part in parts])[mine.start - before : mine.stop - before]
-                yield Step(number, self.policy.buckets[bucket], rows_of(uses), passes_of(uses))
+                yield Step(epoch, number, self.policy.buckets[bucket], rows_of(uses), passes_of(uses))
                 number += 1
 
     def check_ranks(self, rank: int, world_size: int) -> None:

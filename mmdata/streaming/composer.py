@@ -1,6 +1,6 @@
-"""A pass over a stream as a sequence of tasks: a bounded buffer, bucketed as samples flow through it.
+"""A pass over a stream as a sequence of steps: a bounded buffer, bucketed as samples flow through it.
 
-A task depends only on the samples and their order, the settings, the epoch, rank and world size; nothing here decodes
+A step depends only on the samples and their order, the settings, the epoch, rank and world size; nothing here decodes
 an image or looks at a clock.
 """
 
@@ -16,13 +16,13 @@ import numpy as np
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.loader.ledger import LedgerEntry
-from mmdata.loader.work import Task
 from mmdata.plan import (
     Bucket,
     BucketPolicy,
     LengthAspectPolicy,
     NativePolicy,
     Shapes,
+    Step,
     choose_captions,
     choose_lengths,
 )
@@ -44,7 +44,7 @@ CHUNK_ROWS = 256
 
 
 @dataclass(frozen=True)
-class StreamTask:
+class StreamStep:
     """A batch to be made, and the samples that were dropped since the batch before it.
 
     Attributes:
@@ -52,7 +52,7 @@ class StreamTask:
         labels: the batch has them: a sample of the pass had one by now.
     """
 
-    task: Task
+    step: Step
     place: Place
     samples: WaitingSamples
     labels: bool
@@ -60,7 +60,7 @@ class StreamTask:
 
 
 class Composer:
-    """Makes tasks of samples.
+    """Makes steps of samples.
 
     Args:
         data: settings.
@@ -135,10 +135,10 @@ class Pass:
     Args:
         composer: the settings, and what earlier passes chose.
         epoch: number of the pass, from 0; its captions and crops are those of the epoch of this number.
-        dropped: samples that could not be used before it, and that no task has told of.
+        dropped: samples that could not be used before it, and that no step has told of.
 
     Attributes:
-        dropped: samples that could not be used, since the last task.
+        dropped: samples that could not be used, since the last step.
         seen: samples that came, dropped ones included.
     """
 
@@ -154,8 +154,8 @@ class Pass:
         self._queues: list[list[Waiting]] = []  # one a bucket
         self._held_rows, self._held_bytes = 0, 0  # in both
 
-    def tasks(self, samples: Iterable[StreamSample | Dropped]) -> Iterator[StreamTask]:
-        """The tasks of the pass; every sample that was not dropped is in one of them, once."""
+    def steps(self, samples: Iterable[StreamSample | Dropped]) -> Iterator[StreamStep]:
+        """The steps of the pass; every sample that was not dropped is in one of them, once."""
         flow = iter(samples)
         while chunk := list(islice(flow, CHUNK_ROWS)):
             self.seen += len(chunk)
@@ -187,8 +187,8 @@ class Pass:
     def _full(self) -> bool:
         return self._held_rows >= self._composer.buffer_rows or self._held_bytes >= BUFFER_BYTES
 
-    def _assign(self) -> Iterator[StreamTask]:
-        """Samples to their buckets, and tasks of those that are full."""
+    def _assign(self) -> Iterator[StreamStep]:
+        """Samples to their buckets, and steps of those that are full."""
         waiting, self._unassigned = self._unassigned, []
         if not waiting:
             return
@@ -204,7 +204,7 @@ class Pass:
         while self._full() and (drawn := self._draw()) is not None:
             yield self._cut(drawn)
 
-    def _finish(self) -> Iterator[StreamTask]:
+    def _finish(self) -> Iterator[StreamStep]:
         """What is left: full batches, then the rests merged (`merge_groups`), the last one filled up."""
         while (drawn := self._draw()) is not None:
             yield self._cut(drawn)
@@ -231,7 +231,7 @@ class Pass:
         drawn = int(random_raw(1, purpose=Purpose.BATCH_ORDER, **self._randomness())[0]) % sum(counts)
         return full[int(np.searchsorted(np.cumsum(counts), drawn, side="right"))]
 
-    def _cut(self, bucket: int) -> StreamTask:
+    def _cut(self, bucket: int) -> StreamStep:
         """A batch of a bucket's samples: its oldest, or some by chance."""
         size, queue = self._composer.batch_size, self._queues[bucket]
         if self._composer.data.shuffle:
@@ -240,16 +240,16 @@ class Pass:
         self._queues[bucket] = queue[size:]
         return self._emit(bucket, queue[:size])
 
-    def _emit(self, bucket: int, waiting: list[Waiting]) -> StreamTask:
+    def _emit(self, bucket: int, waiting: list[Waiting]) -> StreamStep:
         self._labels = self._labels or any(one.sample.label >= 0 for one in waiting)
         rows = fill_up(np.array([[one.row] for one in waiting], np.int64), self._composer.batch_size)[:, 0]
-        task = Task(self._epoch, self._step, self._buckets()[bucket], rows, np.full_like(rows, self._epoch))
+        step = Step(self._epoch, self._step, self._buckets()[bucket], rows, np.full_like(rows, self._epoch))
         dropped, self.dropped = self.dropped, []
         self._step += 1
         self._held_rows -= len(waiting)
         self._held_bytes -= sum(len(one.sample.image) for one in waiting)
         place = Place(self._epoch, self._step)
-        return StreamTask(task, place, WaitingSamples(waiting), self._labels, dropped)
+        return StreamStep(step, place, WaitingSamples(waiting), self._labels, dropped)
 
     def _buckets(self) -> tuple[Bucket, ...]:
         assert self._composer.policy is not None

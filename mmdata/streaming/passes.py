@@ -10,26 +10,26 @@ from itertools import count, islice
 from mmdata.loader.ledger import LedgerEntry
 from mmdata.loader.workers.turns import Turns
 from mmdata.seeding import Purpose, permutation
-from mmdata.streaming.composer import Composer, Pass, StreamTask
+from mmdata.streaming.composer import Composer, Pass, StreamStep
 from mmdata.streaming.position import Place
 from mmdata.streaming.samples import Dropped, StreamSample, read_shard
 from mmdata.streaming.shard_names import deal
 
 
 class Passes:
-    """The tasks of a rank from a place on.
+    """The steps of a rank from a place on.
 
     Args:
         shards: of all ranks.
-        composer: makes tasks; knows the settings and the rank.
-        start: the first task comes after this place. The pass is read from its start, and what came before is left
+        composer: makes steps; knows the settings and the rank.
+        start: the first step comes after this place. The pass is read from its start, and what came before is left
             out without being decoded.
         endless: after a pass comes the next; else there is one.
 
     Attributes:
-        tasks: an iterator; it ends after the one pass, or where no pass has a sample that can be used.
+        steps: an iterator; it ends after the one pass, or where no pass has a sample that can be used.
         ended: it has ended.
-        dropped: samples that could not be used and came after the last task, once it has ended.
+        dropped: samples that could not be used and came after the last step, once it has ended.
         seen: samples that came.
     """
 
@@ -42,27 +42,27 @@ class Passes:
         self._start = start
         self._endless = endless
         self._stopped = False
-        self.tasks = Turns(self._make())
+        self.steps = Turns(self._make())
 
     def stop(self) -> None:
-        """Read no further; also while another thread waits for a task."""
+        """Read no further; also while another thread waits for a step."""
         self._stopped = True
 
     def close(self) -> None:
-        """Close the shard that is open; where a thread waits for a task, it does so itself."""
-        self.tasks.close()
+        """Close the shard that is open; where a thread waits for a step, it does so itself."""
+        self.steps.close()
 
-    def _make(self) -> Generator[StreamTask]:
-        barren = 0  # passes in a row that had no task
+    def _make(self) -> Generator[StreamStep]:
+        barren = 0  # passes in a row that had no step
         for number in count(self._start.number):
             passing = Pass(self._composer, number, dropped=self.dropped)
             left_out = self._start.batches if number == self._start.number else 0
             barren += 1
             with closing(self._samples(number)) as samples:
-                for task in passing.tasks(samples):
+                for step in passing.steps(samples):
                     barren = 0
-                    if task.place.batches > left_out:
-                        yield task
+                    if step.place.batches > left_out:
+                        yield step
             self.seen += passing.seen
             self.dropped = passing.dropped
             # So many passes of a rank read all shards.

@@ -19,7 +19,7 @@ from mmdata.config import DataConfig
 from mmdata.cores import most_workers
 from mmdata.errors import DataError
 from mmdata.launcher import resolve_ranks
-from mmdata.loader.batch_builder import BatchBuilder
+from mmdata.loader.batch_builder import BatchBuilder, BatchSpec
 from mmdata.loader.frameworks import Interoperable, Iteration
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.loader import data_config
@@ -28,7 +28,7 @@ from mmdata.loader.work import LoadedBatch, Work
 from mmdata.plan import rank_slice
 from mmdata.plan.position import check_count, check_epoch, check_state
 from mmdata.shards.texts import Loss, Losses
-from mmdata.streaming.composer import Composer, StreamTask
+from mmdata.streaming.composer import Composer, StreamStep
 from mmdata.streaming.passes import Passes
 from mmdata.streaming.position import Place, RankPosition, RankState, check_identity, check_steps, identity, rank_state
 from mmdata.streaming.prefetch import make_ahead
@@ -99,6 +99,8 @@ class Stream(Interoperable):
 
     Attributes:
         shards, rank, world_size: as given.
+        ledger: the samples that could not be used. Row -1 where that was found before batching, else the row is masked
+            in its batch.
         stats: sums over the batches yielded.
     """
 
@@ -111,7 +113,8 @@ class Stream(Interoperable):
         world_size: int | None = None,
         steps_per_epoch: int | None = None,
     ) -> None:
-        rank, world_size = self.rank, self.world_size = resolve_ranks(rank, world_size)
+        ranks = resolve_ranks(rank, world_size)
+        self.rank, self.world_size = rank, world_size = ranks
         rank_slice(data.global_batch_size, rank, world_size)  # raises if they do not fit
         deal(shards, rank, world_size)  # likewise
         check_steps(steps_per_epoch, world_size, data.global_batch_size)
@@ -121,10 +124,10 @@ class Stream(Interoperable):
         self.stats = Stats()
         self._data = data
         self._steps = steps_per_epoch
-        self._ledger = Ledger(data.max_bad_share, rank=rank, world_size=world_size)
+        self.ledger = Ledger(data.max_bad_share, ranks)
         self._losses = Losses()
         self._composer = Composer(data, tokenizer, rank=rank, world_size=world_size)
-        self._assembler = BatchBuilder(tokenizer, transform, hashes=data.hashes)
+        self._spec = BatchSpec(tokenizer, transform, add_hashes=data.hashes)
         self._identity = identity(shards, data, steps_per_epoch, transform=transform, tokenizer=tokenizer)
         self._position = RankPosition(steps_per_epoch)
         self._kept: tuple[Place, Passes] | None = None  # where an epoch ended; no thread is at them
@@ -154,19 +157,6 @@ class Stream(Interoperable):
         return self._composer.batch_size
 
     @property
-    def ledger(self) -> list[LedgerEntry]:
-        """The newest 10,000 samples that could not be used.
-
-        Row -1 where that was found before batching, else the row masked in its batch.
-        """
-        return list(self._ledger.entries)
-
-    @property
-    def masked(self) -> Counter[str]:
-        """Samples that could not be used, by reason, exact."""
-        return self._ledger.own.masked
-
-    @property
     def lost(self) -> Counter[str]:
         """Samples in the batches so far of which a text member could not be used, by what they lost."""
         return Counter(self._losses.as_dict())
@@ -191,7 +181,7 @@ class Stream(Interoperable):
         return {
             "epoch": self._position.epoch,
             "step": self._position.step,
-            **self._ledger.counts.state(),
+            **self.ledger.counts.state(),
             "world_size": self._composer.world_size,
             "ranks": {str(self._composer.rank): own.pack()},
             "stream": self._identity,
@@ -200,12 +190,8 @@ class Stream(Interoperable):
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of those that all ranks took at the same step."""
         ranks = {rank: place for state in states for rank, place in state["ranks"].items()}
-        counts = self._ledger.merge([RowCounts.of(state) for state in states])
+        counts = self.ledger.merge([RowCounts.of(state) for state in states])
         return {**states[0], **counts.state(), "ranks": ranks}
-
-    def judge_together(self) -> None:
-        """Leave it to `check_rows`, called with a merged state on every rank, whether too many samples are bad."""
-        self._ledger.alone = False
 
     def check_rows(self, state: dict[str, Any]) -> None:
         """Judge the samples that a state counts, from the thousandth or the end of the first epoch on.
@@ -215,7 +201,7 @@ class Stream(Interoperable):
         """
         counts = RowCounts.of(state)
         if counts.seen >= MIN_ROWS_FOR_RATE or state["epoch"] > 0 or state["step"] == self._steps:
-            self._ledger.judge(counts)
+            self.ledger.judge(counts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the last batch that was yielded when the state was taken.
@@ -236,7 +222,7 @@ class Stream(Interoperable):
         self._drop_kept()
         if own.lengths:
             self._composer.use_lengths(own.lengths)
-        self._ledger.restore(counts)
+        self.ledger.restore(counts)
         self._position.restore(epoch, step, own.place, start=own.start)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -249,12 +235,16 @@ class Stream(Interoperable):
         """
         return Iteration(self._iterate(), of="stream")
 
+    def close(self) -> None:
+        """Close the shard that waits for the next epoch. The threads of an iteration end with the iteration."""
+        self._drop_kept()
+
     def _iterate(self) -> Generator[Batch]:
         position = self._position
         iteration, restores = position.begin(), position.restores
         passes = self._passes()
         workers = {"num_workers": most_workers(self._data.num_workers), "prefetch": self._data.prefetch}
-        batches = make_ahead(self._numbered(passes.tasks), self._begin, stats=self.stats, **workers)
+        batches = make_ahead(self._numbered(passes.steps), self._begin, stats=self.stats, **workers)
         kept = False  # for the next epoch
         try:
             for made, dropped, place, lost in batches:
@@ -296,7 +286,7 @@ class Stream(Interoperable):
             if passes.seen == 0:
                 first = self.shards[0]
                 raise DataError(f"stream: no sample in any of {len(self.shards)} shards; the first is '{first}'")
-        self._ledger.check()
+        self.ledger.check()
         if nothing_came:
             raise DataError(
                 f"stream: no sample for rank {self._composer.rank} in any of {len(self.shards)} shards: all came into "
@@ -306,7 +296,7 @@ class Stream(Interoperable):
     def _account(self, dropped: list[LedgerEntry], made: LoadedBatch | None) -> None:
         self.stats.masked += len(dropped)
         bad = [*dropped, *(made.masked if made else [])]
-        self._ledger.add(bad, len(bad) + (made.stats.rows if made else 0))
+        self.ledger.add(bad, len(bad) + (made.stats.rows if made else 0))
 
     def _count_losses(self, lost: list[tuple[str, dict[Loss, str]]]) -> None:
         for place, losses in lost:
@@ -324,14 +314,13 @@ class Stream(Interoperable):
     def _how_to_make(self) -> str:
         return "mmdata.stream(shards, config, rank=rank, world_size=world_size, steps_per_epoch=steps)"
 
-    def _numbered(self, tasks: Iterator[StreamTask]) -> Iterator[StreamTask]:
-        """The tasks of what is left of the epoch, with its number and their step in it."""
-        epoch, step = self._position.epoch, self._position.step
-        for task in islice(tasks, self._position.left):
-            dropped = [replace(entry, epoch=epoch, step=step) for entry in task.dropped]
-            yield replace(task, task=replace(task.task, epoch=epoch, step=step), dropped=dropped)
-            step += 1
+    def _numbered(self, steps: Iterator[StreamStep]) -> Iterator[StreamStep]:
+        """The steps of what is left of the epoch, numbered within it."""
+        epoch = self._position.epoch
+        for number, step in enumerate(islice(steps, self._position.left), self._position.step):
+            dropped = [replace(entry, epoch=epoch, step=number) for entry in step.dropped]
+            yield replace(step, step=step.step._replace(epoch=epoch, number=number), dropped=dropped)
 
-    def _begin(self, task: StreamTask) -> Work[_Outcome]:
-        job = self._assembler.begin(task.task, task.samples, labels=task.labels)
-        return job.then(lambda made: _Outcome(made, task.dropped, task.place, task.samples.losses()))
+    def _begin(self, step: StreamStep) -> Work[_Outcome]:
+        work = BatchBuilder(self._spec, step.step, step.samples, labels=step.labels).work()
+        return work.then(lambda made: _Outcome(made, step.dropped, step.place, step.samples.losses()))

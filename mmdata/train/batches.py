@@ -47,7 +47,6 @@ class LoaderExtras:
         index: the corpus that row numbers are of.
         stats: the loader's clock, a `mmdata.loader.Stats`.
         all_captions: takes row numbers int64 (n,); gives the captions of those of the rows that have several.
-        judge_together: leaves it to `check_rows` whether too many rows are bad.
         merge_states: takes the states of all ranks at the same step; gives one, with the rows of all of them counted.
         check_rows: raises a DataError if too many of the rows that a state counts could not be used.
     """
@@ -55,7 +54,6 @@ class LoaderExtras:
     index: Sized | None
     stats: Any
     all_captions: Callable[[NDArray[np.int64]], CaptionBatch] | None
-    judge_together: Callable[[], None] | None
     merge_states: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] | None
     check_rows: Callable[[dict[str, Any]], None] | None
 

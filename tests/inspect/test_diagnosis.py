@@ -20,9 +20,11 @@ from mmdata.inspect import remedies as found_remedies
 from mmdata.inspect.profile import Profile, profile
 from mmdata.inspect.remedies import Remedy, cores_in_words, remedies, storage_in_words
 from mmdata.loader import BatchMaker, Loader, Stats
+from mmdata.loader.corpus import open_index
 from mmdata.loader.loader import data_config
 from mmdata.plan.from_config import build_plan
 from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer, train_tokenizer
 from tests.shards.servers import Answer, Server, running
 
@@ -140,12 +142,11 @@ class PythonTokenizer(Tokenizer):
 
 def test_diagnosis_names_a_slow_tokenizer_though_its_lock_slows_all_else(make: Callable[..., dict[str, Any]]):
     data = data_config(make(48))
-    worker = BatchMaker.from_config(data)
+    index = open_index(data)
     backend = tokenizers.Tokenizer.from_file(f"{data.tokenizer}/tokenizer.json")
     slow = PythonTokenizer(backend, max_length=77, pad_id=0)
-    loader = Loader(
-        build_plan(data, worker.index, slow), BatchMaker(worker.index, slow, worker.transform), num_workers=2
-    )
+    maker = BatchMaker(index, slow, PixelTransform.from_config(data))
+    loader = Loader(build_plan(data, index, slow), maker, num_workers=2)
     found = profile(loader, 6)
     assert found.bottleneck == "tokenize"
     best = remedies(loader, data, found)[0]

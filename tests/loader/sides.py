@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mmdata import Loader
-from mmdata.loader.workers import resolve_workers
+from mmdata.loader.workers import choose
 
 from .conftest import Corpus
 
@@ -46,7 +46,7 @@ def gone(pid: int, *, within_s: float = 10.0) -> bool:
     while time.monotonic() < until:
         try:
             # While other threads of it live, its files are open.
-            threads = len(os.listdir(f"/proc/{pid}/task"))
+            threads = len(os.listdir(f"/proc/{pid}/step"))
             if threads == 1 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return True
         except FileNotFoundError:
@@ -59,7 +59,7 @@ def wait_until_ready(loader: Loader) -> None:
     """Until side processes whose start threads bridge could take over."""
     source: Any = loader._source
     until = time.monotonic() + 60
-    while not source._beside.look(0, 0):
+    while not source._processes.are_ready(0, 0):
         assert time.monotonic() < until
         time.sleep(0.05)
 
@@ -67,7 +67,7 @@ def wait_until_ready(loader: Loader) -> None:
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Side processes make all batches, and end with their loaders."""
-    monkeypatch.setattr(resolve_workers, "threads_may_start", lambda data: False)
+    monkeypatch.setattr(choose, "threads_may_start", lambda data: False)
     yield
     gc.collect()
     assert sides() == []
@@ -76,8 +76,8 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 PROGRAM = """
     import json, os, sys, time
     import mmdata
-    from mmdata.loader import choice
-    choice.may_bridge = lambda data: False
+    from mmdata.loader.workers import choose
+    choose.threads_may_start = lambda data: False
     loader = mmdata.Loader.from_config(json.loads(sys.argv[1]))
     batches = iter(loader)
     next(batches)

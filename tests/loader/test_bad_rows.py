@@ -15,9 +15,9 @@ import webdataset
 from mmdata import Batch, Index
 from mmdata.errors import DataError
 from mmdata.inspect.corpus import _card
-from mmdata.inspect.replay import find_task, replay
+from mmdata.inspect.replay import find_step, replay
+from mmdata.loader import corpus as corpus_of_config
 from mmdata.loader.ledger import Ledger, LedgerEntry
-from mmdata.plan import from_config
 from mmdata.shards import ShardStore, verify
 from mmdata.transform.image import orient
 from mmdata.transform.pixels import PixelTransform
@@ -259,7 +259,7 @@ def test_loader_masks_an_image_of_which_one_bit_changed(corpus: Corpus, damaged:
 def test_loader_compares_sha256_where_an_index_has_no_fast_hash(
     damaged: Corpus, corpus: Corpus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(from_config, "_warned_of", set())
+    monkeypatch.setattr(corpus_of_config, "_warned_of", set())
     version_2(damaged.folder / "shards")
     flip(damaged, JPEG_ROW, 1)
     (entry,) = compare(damaged, corpus, {JPEG_ROW}, check_images="always")
@@ -276,7 +276,7 @@ def test_loader_compares_sha256_where_an_index_has_no_fast_hash(
 def test_replay_and_report_see_an_image_that_changed(damaged: Corpus):
     flip(damaged, JPEG_ROW, 1)
     loader = damaged.loader(shuffle=False)
-    made = replay(loader.worker, find_task(loader.plan, JPEG_ROW, 0))
+    made = replay(loader.maker, find_step(loader.plan, JPEG_ROW, 0))
     assert made.decoded is None
     assert [(entry.row, entry.reason) for entry in made.made.masked] == [(JPEG_ROW, "file_changed")]
     assert _card(damaged.index, ShardStore(damaged.index), JPEG_ROW).problem.startswith(

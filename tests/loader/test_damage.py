@@ -89,7 +89,7 @@ def test_one_per_cent_damaged_each_counted_once_and_no_other_row_changes(
     assert sorted(seen) == sorted(set(range(ROWS)) - set(DAMAGE))
     assert {(e.row, e.stage, e.reason) for e in loader.ledger} == {(r, "decode", d[1]) for r, d in DAMAGE.items()}
     assert len(loader.ledger) == len(DAMAGE)
-    assert loader.masked == {CORRUPT: 3, TOO_LARGE: 2}
+    assert loader.ledger.masked == {CORRUPT: 3, TOO_LARGE: 2}
 
 
 def test_wrong_types_are_corrupt_images(clean: Corpus, tmp_path: Path, photo: Callable[..., bytes]):

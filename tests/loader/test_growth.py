@@ -38,7 +38,7 @@ class Held(NamedTuple):
 def held() -> Held:
     gc.collect()
     own = os.getpid()
-    children = [int(i) for file in Path(f"/proc/{own}/task").glob("*/children") for i in file.read_text().split()]
+    children = [int(i) for file in Path(f"/proc/{own}/step").glob("*/children") for i in file.read_text().split()]
     lines = [line for i in (own, *children) for line in Path(f"/proc/{i}/smaps_rollup").read_text().splitlines()]
     return Held(
         sum(len(os.listdir(f"/proc/{i}/fd")) for i in (own, *children)),

@@ -18,7 +18,7 @@ import pytest
 from .conftest import Corpus
 from .sides import ROOT
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks into /proc")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/step").exists(), reason="looks into /proc")
 
 PROGRAM = """
 import json, sys

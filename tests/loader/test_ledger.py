@@ -101,7 +101,7 @@ def test_loader_resumed_writes_each_masked_row_once_and_goes_on_counting(corpus:
     for row in range(0, 50, 5):
         damaged.overwrite(row, "image", bytes(400))
     killed = damaged.loader(max_bad_share=0.5)
-    killed.write_ledger(path)
+    killed.ledger.write_to(path, epoch=0, step=0)
     iterator = iter(killed)
     for _ in range(3):
         next(iterator)
@@ -111,13 +111,13 @@ def test_loader_resumed_writes_each_masked_row_once_and_goes_on_counting(corpus:
     assert {step for _, step, _ in places(path)} > {3}
     resumed = damaged.loader(max_bad_share=0.5)
     resumed.load_state_dict(state)
-    resumed.write_ledger(path)
+    resumed.ledger.write_to(path, epoch=state["epoch"], step=state["step"])
     assert {step for _, step, _ in places(path)} <= {0, 1, 2}
     list(resumed)
     assert sorted(row for _, _, row in places(path)) == list(range(0, 50, 5))
     end = resumed.state_dict()
     assert (end["rows_seen"], end["rows_masked"]) == (50, {"file_changed": 10})
-    assert resumed.masked.total() == len(resumed.ledger) < 10
+    assert resumed.ledger.masked.total() == len(resumed.ledger) < 10
 
 
 def test_loader_states_of_two_ranks_merge_into_one_for_any_number(corpus: Corpus, tmp_path: Path):
@@ -126,7 +126,6 @@ def test_loader_states_of_two_ranks_merge_into_one_for_any_number(corpus: Corpus
         damaged.overwrite(row, "image", bytes(400))
     ranks = [damaged.loader(rank=rank, world_size=2, max_bad_share=0.1) for rank in range(2)]
     for loader in ranks:
-        loader.judge_together()
         list(loader)
     states = [json.loads(json.dumps(loader.state_dict())) for loader in ranks]
     merged = ranks[1].merge_states(states)

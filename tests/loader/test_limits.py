@@ -25,9 +25,9 @@ from .sides import ROOT, sides
 LIMITED = """
 import json, os, resource, sys
 from mmdata import Loader
-from mmdata.data_config import DataConfig
-from mmdata.loader.limits import files_needed
-from mmdata.settings import parse
+from mmdata.config import DataConfig
+from mmdata.loader.workers.open_files import files_needed
+from mmdata.config.strict_yaml import parse
 
 settings = json.loads(sys.argv[1])
 needed = files_needed(parse(DataConfig, settings, origin="test"), int(sys.argv[2]))
@@ -109,7 +109,7 @@ def test_loader_says_before_it_begins_that_files_are_too_few(corpus: Corpus, tmp
         Loader.from_config(settings)
     except ConfigError as error:
         print(error)
-    print(there, open(f"/proc/self/task/{os.getpid()}/children").read().split())
+    print(there, open(f"/proc/self/step/{os.getpid()}/children").read().split())
     """
     done = limited(tmp_path, more, {**corpus.settings, "workers": workers}, 3)
     said, _, there_and_children = done.stdout.strip().rpartition("\n")

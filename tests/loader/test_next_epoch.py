@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmdata import Batch, Loader
-from mmdata.loader.work import LoadedBatch, Task, Work
+from mmdata.loader.work import LoadedBatch, Work
+from mmdata.plan import Step
 
 from .conftest import Corpus
 
@@ -29,13 +31,13 @@ class Watched:
     def __init__(self, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loader = corpus.loader(prefetch=3)
         self.begun: list[tuple[int, int]] = []
-        begun, begin = self.begun, self.loader.worker.begin  # the threads must not hold the loader
+        begun, begin = self.begun, self.loader.maker.begin  # the threads must not hold the loader
 
-        def watched(task: Task, stop: threading.Event | None = None) -> Work[LoadedBatch]:
-            begun.append((task.epoch, task.step))
-            return begin(task, stop)
+        def watched(step: Step, stop: threading.Event | None = None) -> Work[LoadedBatch]:
+            begun.append((step.epoch, step.number))
+            return begin(step, stop)
 
-        monkeypatch.setattr(self.loader.worker, "begin", watched)
+        monkeypatch.setattr(self.loader.maker, "begin", watched)
 
     def of_epoch(self, epoch: int) -> list[int]:
         """Its steps that were begun until all threads wait."""
@@ -80,16 +82,33 @@ def test_loop_that_counts_to_len_finds_them_too(watched: Watched, tell: Callable
     assert watched.of_epoch(1) == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_another_epoch_gives_them_up_and_is_remembered(watched: Watched, corpus: Corpus, same: Same):
+def test_another_epoch_gives_them_up(watched: Watched, corpus: Corpus, same: Same):
     first = list(watched.loader)
     assert watched.of_epoch(1) == [0, 1, 2]
     watched.loader.set_epoch(0)
     assert workers() == []
     assert all(same(a, b) for a, b in zip(watched.loader, first, strict=True))
-    assert watched.of_epoch(1) == [0, 1, 2], "a loader that goes back each time, as for validation, makes none in vain"
-    assert list(map(len, watched.loader)) == list(map(len, first))
-    assert watched.of_epoch(1) == [0, 0, 1, 1, 2, 2, 3, 4, 5, 6]
-    assert watched.of_epoch(2) == [0, 1, 2], "the next epoch was asked for: it goes on again"
+    assert watched.of_epoch(1) == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("changes", [{}, {"workers": "process"}])
+def test_closed_loader_has_no_worker_and_goes_on_where_it_was(corpus: Corpus, same: Same, changes: dict[str, Any]):
+    whole = list(corpus.loader())
+    with corpus.loader(**changes) as loader:
+        some = [next(batches := iter(loader)), next(batches)]
+        state = loader.state_dict()
+    assert workers() == []
+    assert children() == []
+    loader.load_state_dict(state)
+    assert all(same(a, b) for a, b in zip([*some, *loader], whole, strict=True))
+    loader.close()
+    loader.close()
+    assert workers() == children() == []
+
+
+def children() -> list[str]:
+    """Processes that this one has started and that run, by their numbers."""
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 
 
 @pytest.mark.parametrize("changes", [{}, {"workers": "process"}])

@@ -18,7 +18,8 @@ import pytest
 
 from mmdata import Batch
 from mmdata.errors import ConfigError, DataError
-from mmdata.loader.workers import resolve_workers
+from mmdata.launcher import Ranks
+from mmdata.loader.workers import choose
 from mmdata.loader.workers.handover import StoppableSteps
 
 from .conftest import Corpus
@@ -57,7 +58,7 @@ def test_relay_gives_the_batches_of_threads_wherever_it_hands_over(
                 wait_until_ready(loader)
     assert loader._source._here is None
     assert loader.state_dict() == threads.state_dict()
-    assert (loader.stats.rows, loader.masked) == (threads.stats.rows, threads.masked) == (150, {})
+    assert (loader.stats.rows, loader.ledger.masked) == (threads.stats.rows, threads.ledger.masked) == (150, {})
     assert len(sides()) == num_processes
 
 
@@ -152,7 +153,7 @@ def test_relay_of_a_forked_child_has_threads_of_its_own(corpus: Corpus):
         done = 1
         with suppress(BaseException):
             done = 0 if len(list(loader)) == 7 else 2
-            loader._source._beside.close()
+            loader._source._processes.close()
         os._exit(done)
     assert os.waitpid(pid, 0)[1] == 0
     assert len(list(batches)) == 6
@@ -164,7 +165,7 @@ def test_relay_error_of_a_process_that_starts_ends_the_epoch(corpus: Corpus, tmp
     batches = iter(loader)
     next(batches)
     (folder := changed.folder / "tokenizer").rename(changed.folder / "elsewhere")
-    assert loader._source._beside._processes[0]._channel.wait(60)
+    assert loader._source._processes._processes[0]._channel.wait(60)
     with pytest.raises(ConfigError, match=f"'{folder}'"):
         next(batches)
     assert (sides(), workers()) == ([], [])
@@ -173,7 +174,7 @@ def test_relay_error_of_a_process_that_starts_ends_the_epoch(corpus: Corpus, tmp
 def test_relay_that_was_chosen_stays_with_threads_where_no_process_starts(
     corpus: Corpus, same: Same, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(resolve_workers, "has_gpu", lambda: True)
+    monkeypatch.setattr(choose, "has_gpu", lambda: True)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     loader, threads = corpus.loader(), corpus.loader(workers="thread")
     for _ in range(2):
@@ -197,18 +198,17 @@ def test_relay_error_of_a_worker_is_the_threads(corpus: Corpus, tmp_path: Any):
 
 def test_relay_tasks_end_where_somebody_else_goes_on(corpus: Corpus):
     loader = corpus.loader(workers="thread")
-    tasks = StoppableSteps(loader.plan, loader.worker, rank=0, world_size=1)
+    steps = StoppableSteps(loader.plan, loader.maker, Ranks())
 
-    def position(taken: int, *, onward: bool = True, start: int = 5) -> tuple[int, int] | None:
-        rest = tasks.begin(3, start, onward=onward)
+    def position(taken: int) -> tuple[int, int] | None:
+        rest = steps.begin(3, 5)
         for _ in range(taken):
             next(rest)
-        end = tasks.end()
-        assert (next(rest, None) is None) == (end is not None or not onward)
+        end = steps.end()
+        assert next(rest, None) is None
         return end
 
     assert [position(taken) for taken in (0, 1, 2, 3)] == [(3, 5), (3, 6), (4, 0), (4, 1)]
-    assert [position(taken, onward=False) for taken in (1, 2)] == [(3, 6), None]
 
 
 def test_relay_in_a_program_that_ends_while_the_process_starts(corpus: Corpus):

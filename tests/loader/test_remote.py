@@ -171,11 +171,11 @@ def test_what_cannot_be_fetched_ends_the_loop(config, far: Path, monkeypatch):
 def test_what_the_plan_raises_ends_the_loop(config, far: Path):
     loader = Loader.from_config({**config, "shards": f"file://{far}"})
 
-    def tasks():
+    def steps():
         yield from ()
         raise DataError("the plan broke")
 
-    ahead = ShardPrefetcher(tasks(), loader.index, loader.worker.store)
+    ahead = ShardPrefetcher(steps(), loader.index, loader.maker.store)
     with pytest.raises(DataError, match="the plan broke"):
         list(ahead)
     ahead.close()

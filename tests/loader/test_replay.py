@@ -16,7 +16,7 @@ from PIL import Image
 
 from mmdata import cli
 from mmdata.errors import DataError
-from mmdata.inspect.replay import find_task, place_in_ledger, replay, row_of_key
+from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
 
 from .conftest import Corpus
 
@@ -48,8 +48,8 @@ def test_replay_gives_the_rows_of_the_batches_bit_for_bit(corpus: Corpus, settin
                 row = int(batch["rows"][place])
                 if row < 0:
                     continue
-                found = replay(loader.worker, find_task(loader.plan, row, epoch))
-                assert (found.task.epoch, found.task.step, found.key) == (epoch, step, batch["keys"][place])
+                found = replay(loader.maker, find_step(loader.plan, row, epoch))
+                assert (found.step.epoch, found.step.number, found.key) == (epoch, step, batch["keys"][place])
                 for name, value in batch.items():
                     if isinstance(value, torch.Tensor):
                         assert torch.equal(found.made.batch[name][0], value[place]), name  # type: ignore[literal-required]
@@ -57,14 +57,14 @@ def test_replay_gives_the_rows_of_the_batches_bit_for_bit(corpus: Corpus, settin
 
 def test_replay_says_what_happened_at_each_stage(corpus: Corpus):
     loader = corpus.loader()
-    found = replay(loader.worker, find_task(loader.plan, 9, 0))  # row % 9 == 0: turned by EXIF
+    found = replay(loader.maker, find_step(loader.plan, 9, 0))  # row % 9 == 0: turned by EXIF
     assert found.image.orientation == 6
     assert bytes(found.image.data) == corpus.samples[9].image
     assert found.caption in corpus.samples[9].captions
     info = corpus.samples[9].info
     assert found.size == (info.width, info.height)
     assert found.decoded is not None
-    assert found.decoded.size == (found.task.bucket.height, found.task.bucket.width)
+    assert found.decoded.size == (found.step.bucket.height, found.step.bucket.width)
     tar = (corpus.folder / "shards" / found.shard).read_bytes()
     assert tar[found.image_offset :].startswith(corpus.samples[9].image)
     assert found.made.masked == []
@@ -75,7 +75,7 @@ def test_replay_row_that_is_in_no_batch_is_an_error(corpus: Corpus):
     with pytest.raises(
         DataError, match=r"^row 20 is in no batch of epoch 3 from step 0 on; the index has rows 0 to 19"
     ):
-        find_task(loader.plan, 20, 3)
+        find_step(loader.plan, 20, 3)
 
 
 def test_replay_key_must_be_that_of_one_row(corpus: Corpus):
@@ -108,9 +108,9 @@ def test_replay_program_prints_the_stages_and_saves_the_pixels(
     names = [line.split()[0] for line in shown.splitlines()]
     assert names == ["row", "batch", "read", "decode", "transform", "caption", "tokenize", "pixels", "pixels:"]
     loader = corpus.loader()
-    task = find_task(loader.plan, 7, 1)
-    assert f"epoch 1, step {task.step}: {task.bucket.length} tokens, {task.bucket.image}" in shown
-    expected = replay(loader.worker, task).made.batch["pixel_values"][0].permute(1, 2, 0)
+    step = find_step(loader.plan, 7, 1)
+    assert f"epoch 1, step {step.number}: {step.bucket.length} tokens, {step.bucket.image}" in shown
+    expected = replay(loader.maker, step).made.batch["pixel_values"][0].permute(1, 2, 0)
     assert np.array_equal(np.asarray(Image.open(png)), expected.numpy())
     assert run_tool(monkeypatch, path, "--key", "00007", "--epoch", 1) == 0
     first = [line for line in capsys.readouterr().out.splitlines() if " ms  " not in line]
@@ -124,7 +124,7 @@ def test_replay_program_says_why_a_row_of_the_ledger_is_masked(
     damaged.overwrite(3, "image", bytes(400))
     loader = damaged.loader(max_bad_share=0.5)
     loader.set_epoch(1)
-    loader.write_ledger(tmp_path / "l.jsonl")
+    loader.ledger.write_to(tmp_path / "l.jsonl", epoch=0, step=0)
     list(loader)
     assert run_tool(monkeypatch, config(damaged, tmp_path), "--ledger", tmp_path / "l.jsonl") == 1
     shown = capsys.readouterr().out

@@ -176,7 +176,7 @@ def test_side_transform_that_raises_masks_its_row(corpus: Corpus, tmp_path: Path
     assert len(list(loader)) == len(list(threads)) == 7
     assert loader.ledger == threads.ledger
     assert {entry.detail for entry in loader.ledger} == {"RuntimeError: no landscapes"}
-    assert loader.masked == threads.masked
+    assert loader.ledger.masked == threads.ledger.masked
 
 
 def test_side_transform_that_fails_at_import_is_an_error(

@@ -56,9 +56,9 @@ def test_state_of_another_tokenizer_is_refused_where_lengths_do_not_tell(corpus:
 def test_state_of_another_seed_of_the_transform_alone_is_refused(corpus: Corpus):
     loader = corpus.loader()
     state = loader.state_dict()
-    loader.worker.transform.seed = 6
+    loader.maker.transform.seed = 6
     with pytest.raises(ConfigError, match=r"other pixels or tokens: transform_seed was None and is 6; resume"):
-        Loader(loader.plan, loader.worker).load_state_dict(state)
+        Loader(loader.plan, loader.maker).load_state_dict(state)
 
 
 @pytest.mark.parametrize(

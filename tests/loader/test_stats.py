@@ -8,7 +8,7 @@ import pytest
 
 from mmdata.loader import Stats
 from mmdata.loader.stats import Bottleneck, StageClock
-from mmdata.loader.workers import resolve_workers
+from mmdata.loader.workers import choose
 
 from .conftest import Corpus
 
@@ -88,9 +88,7 @@ def test_loader_adds_up_the_clocks_of_its_workers(corpus: Corpus, workers: str):
 
 
 def test_loader_keeps_the_clocks_of_side_processes_apart(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        resolve_workers, "threads_may_start", lambda data: False
-    )  # no batch is made by a thread of this process
+    monkeypatch.setattr(choose, "threads_may_start", lambda data: False)  # no batch is made by a thread of this process
     loader = corpus.loader(workers="process", num_workers=4, num_processes=2)
     rows = [int(batch["valid"].sum()) for batch in loader]
     found = {0: 0.0, 1: 0.0}

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from functools import partial
@@ -19,12 +18,12 @@ from mmdata.loader.workers.threads import WorkerThreads
 SEEN_BY_ALL = """
 import threading, torch
 torch.set_num_threads(3)
-from mmdata.loader.job import Job
-from mmdata.loader.threads import WorkerThreads
+from mmdata.loader.work import Work
+from mmdata.loader.workers.threads import WorkerThreads
 
 workers, born_later = [], []
-def begin(task, stop):
-    return Job([lambda: workers.append(torch.get_num_threads())], lambda: task)
+def begin(step, stop):
+    return Work([lambda: workers.append(torch.get_num_threads())], lambda: step)
 threads = WorkerThreads((n for n in range(4)), begin, 2)
 for _ in range(4):
     threads.ask()
@@ -45,9 +44,9 @@ def counted(n: int) -> Iterator[int]:
     yield from range(n)
 
 
-def started(make: Callable[[int], Work[int]], count: int, tasks: int) -> WorkerThreads[int, int]:
-    threads: WorkerThreads[int, int] = WorkerThreads(counted(tasks), lambda task, _: make(task), count)
-    for _ in range(tasks):
+def started(make: Callable[[int], Work[int]], count: int, steps: int) -> WorkerThreads[int, int]:
+    threads: WorkerThreads[int, int] = WorkerThreads(counted(steps), lambda step, _: make(step), count)
+    for _ in range(steps):
         threads.ask()
     return threads
 
@@ -63,17 +62,17 @@ def test_workers_use_one_thread_of_torch_and_leave_the_others_theirs():
 def test_units_of_one_batch_are_shared_by_the_threads():
     meeting = threading.Barrier(3, timeout=20)
     job = Work([meeting.wait] * 3, lambda: 7)  # no thread gets past its unit before three are at one
-    assert started(lambda _: job, count=3, tasks=1).take() == 7
+    assert started(lambda _: job, count=3, steps=1).take() == 7
 
 
 def test_results_come_in_the_order_of_the_tasks_whichever_is_finished_first():
     later_is_done = threading.Event()
 
-    def make(task: int) -> Work[int]:
-        unit = (lambda: later_is_done.wait(20)) if task == 0 else later_is_done.set
-        return Work([unit], lambda: task * 10)
+    def make(step: int) -> Work[int]:
+        unit = (lambda: later_is_done.wait(20)) if step == 0 else later_is_done.set
+        return Work([unit], lambda: step * 10)
 
-    threads = started(make, count=2, tasks=2)
+    threads = started(make, count=2, steps=2)
     assert [threads.take(), threads.take()] == [0, 10]
 
 
@@ -81,47 +80,24 @@ def test_the_first_error_of_a_batch_is_its_result_and_the_next_batch_is_made():
     def fail() -> None:
         raise ValueError("unit 1")
 
-    def make(task: int) -> Work[int]:
-        return Work([lambda: None, fail, lambda: None] if task == 0 else [lambda: None], lambda: task)
+    def make(step: int) -> Work[int]:
+        return Work([lambda: None, fail, lambda: None] if step == 0 else [lambda: None], lambda: step)
 
-    threads = started(make, count=2, tasks=2)
+    threads = started(make, count=2, steps=2)
     with pytest.raises(ValueError, match="unit 1"):
         threads.take()
     assert threads.take() == 1
 
 
-def test_resize_ends_the_threads_that_are_too_many():
-    names: Counter[str] = Counter()
-    threads: WorkerThreads[int, int] = WorkerThreads(
-        counted(100), lambda task, _: Work([lambda: names.update([threading.current_thread().name])], lambda: task), 3
-    )
-    threads.resize(1)
-    for _ in range(20):
-        threads.ask()
-    assert [threads.take() for _ in range(20)] == list(range(20))
-    names.clear()
-    for _ in range(20):
-        threads.ask()
-    assert [threads.take() for _ in range(20)] == list(range(20, 40))
-    assert names == {"mmdata-worker_0": 20}
-
-
-def test_resize_to_more_threads_has_them_work_at_once():
-    meeting = threading.Barrier(3, timeout=20)
-    threads = started(lambda task: Work([meeting.wait] * 3, lambda: task), count=1, tasks=1)
-    threads.resize(3)
-    assert threads.take() == 0
-
-
 def test_whoever_waits_for_a_batch_that_was_not_begun_is_told_when_the_threads_end():
     begun = threading.Event()
 
-    def begin(task: int, stop: threading.Event) -> Work[int]:
+    def begin(step: int, stop: threading.Event) -> Work[int]:
         def unit() -> None:
             begun.set()
             stop.wait(20)
 
-        return Work([unit], lambda: task)
+        return Work([unit], lambda: step)
 
     threads: WorkerThreads[int, int] = WorkerThreads(counted(2), begin, 1)
     got: list[int | type[BaseException]] = []
@@ -146,17 +122,17 @@ def test_whoever_waits_for_a_batch_that_was_not_begun_is_told_when_the_threads_e
     assert sorted(got, key=str) == [0, CancelledError]
 
 
-@pytest.mark.parametrize("ended_by", ["nobody wants it", "an error", "no more tasks"])
+@pytest.mark.parametrize("ended_by", ["nobody wants it", "an error", "no more steps"])
 def test_memory_of_batches_that_are_given_up_goes_at_once(ended_by: str):
     lent: list[weakref.ref[Memory]] = []
-    tasks = counted(1 if ended_by == "no more tasks" else 4)
+    steps = counted(1 if ended_by == "no more steps" else 4)
 
-    def begin(task: int, stop: threading.Event, of_worker: Memory) -> Work[Memory]:
+    def begin(step: int, stop: threading.Event, of_worker: Memory) -> Work[Memory]:
         of_batch = Memory()
         lent.append(weakref.ref(of_batch))
 
         def unit() -> None:
-            if ended_by != "no more tasks":
+            if ended_by != "no more steps":
                 assert stop.wait(20 if ended_by == "nobody wants it" else 0), of_batch
             assert of_worker
 
@@ -167,7 +143,7 @@ def test_memory_of_batches_that_are_given_up_goes_at_once(ended_by: str):
     gc.collect()
     gc.disable()  # its next full round may be minutes away, and a batch is some 100 MB
     try:
-        threads: WorkerThreads[int, Memory] = WorkerThreads(tasks, partial(begin, of_worker=worker), 2)
+        threads: WorkerThreads[int, Memory] = WorkerThreads(steps, partial(begin, of_worker=worker), 2)
         for _ in range(3):
             threads.ask()
         while len(lent) < 2:

@@ -80,8 +80,8 @@ def test_bad_rows_end_every_rank_of_an_integration_with_one_error(seen: list[dic
     loaders = [bad.loader(rank=rank, world_size=2, max_bad_share=1.0) for rank in range(2)]
     for loader in loaders:
         list(loader)
-    masked = sum(loader.masked.total() for loader in loaders)
-    assert loaders[1].masked.total() > 0
+    masked = sum(loader.ledger.masked.total() for loader in loaders)
+    assert loaders[1].ledger.masked.total() > 0
     for found in seen:
         assert re.match(r"over 2 ranks, \d of 10\d\d rows could not be used \(", found["integration of a stream"])
         assert found["integration"].startswith(f"over 2 ranks, {masked} of 1050 rows could not be used (")

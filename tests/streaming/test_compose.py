@@ -13,7 +13,7 @@ from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.shards import ImageInfo
 from mmdata.streaming import composer
-from mmdata.streaming.composer import Composer, Pass, StreamTask
+from mmdata.streaming.composer import Composer, Pass, StreamStep
 from mmdata.streaming.samples import StreamSample
 from mmdata.transform.text import Tokenizer
 
@@ -54,8 +54,8 @@ def make_composer(tokenizer, monkeypatch):
     return make
 
 
-def keys(tasks: list[StreamTask]) -> list[list[str]]:
-    return [task.samples.keys for task in tasks]
+def keys(steps: list[StreamStep]) -> list[list[str]]:
+    return [step.samples.keys for step in steps]
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 97, 500])
@@ -64,30 +64,30 @@ def keys(tasks: list[StreamTask]) -> list[list[str]]:
 def test_pass_has_every_sample_once_and_one_batch_that_is_not_full(make_composer, count, shuffle, text_buckets):
     made = make_composer(shuffle=shuffle, text_buckets=text_buckets)
     samples = make_samples(count)
-    tasks = list(Pass(made, epoch=0).tasks(samples))
-    assert sorted(chain(*keys(tasks))) == sorted(sample.key for sample in samples)
-    assert [task.task.step for task in tasks] == list(range(math.ceil(count / BATCH)))
-    assert all((task.task.rows >= 0).all() for task in tasks[:-1])
-    rows = np.concatenate([task.task.rows for task in tasks])
+    steps = list(Pass(made, epoch=0).steps(samples))
+    assert sorted(chain(*keys(steps))) == sorted(sample.key for sample in samples)
+    assert [step.step.number for step in steps] == list(range(math.ceil(count / BATCH)))
+    assert all((step.step.rows >= 0).all() for step in steps[:-1])
+    rows = np.concatenate([step.step.rows for step in steps])
     assert sorted(rows[rows >= 0]) == list(range(count))
 
 
 @pytest.mark.parametrize("text_buckets", ["auto", [12, 24, 48]])
 def test_pass_gives_each_caption_a_bucket_that_holds_it(make_composer, text_buckets):
     made = make_composer(text_buckets=text_buckets)
-    tasks = list(Pass(made, epoch=0).tasks(make_samples(500)))
-    for task in tasks:
-        captions = [task.samples.caption(i) for i in range(len(task.samples.keys))]
-        assert max(min(n, 48) for n in made.tokenizer.count(captions)) <= task.task.bucket.length
-    assert len({task.task.bucket for task in tasks}) == 6
+    steps = list(Pass(made, epoch=0).steps(make_samples(500)))
+    for step in steps:
+        captions = [step.samples.caption(i) for i in range(len(step.samples.keys))]
+        assert max(min(n, 48) for n in made.tokenizer.count(captions)) <= step.step.bucket.length
+    assert len({step.step.bucket for step in steps}) == 6
 
 
 def test_pass_depends_on_samples_settings_and_epoch_alone(make_composer):
     samples = make_samples(300)
-    first = keys(list(Pass(make_composer(seed=3), epoch=5).tasks(samples)))
-    assert keys(list(Pass(make_composer(seed=3), epoch=5).tasks(samples))) == first
-    assert keys(list(Pass(make_composer(seed=3), epoch=6).tasks(samples))) != first
-    assert keys(list(Pass(make_composer(seed=4), epoch=5).tasks(samples))) != first
+    first = keys(list(Pass(make_composer(seed=3), epoch=5).steps(samples)))
+    assert keys(list(Pass(make_composer(seed=3), epoch=5).steps(samples))) == first
+    assert keys(list(Pass(make_composer(seed=3), epoch=6).steps(samples))) != first
+    assert keys(list(Pass(make_composer(seed=4), epoch=5).steps(samples))) != first
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -102,9 +102,9 @@ def test_pass_never_holds_more_than_its_buffer(make_composer, shuffle):
             yield sample
 
     handed_out, held = 0, []
-    for task in Pass(made, epoch=0).tasks(counted()):
+    for step in Pass(made, epoch=0).steps(counted()):
         held.append(came - handed_out)
-        handed_out += len(task.samples.keys)
+        handed_out += len(step.samples.keys)
     assert made.buffer_rows == 2 * 6 * BATCH
     assert max(held) <= made.buffer_rows + composer.CHUNK_ROWS
 
@@ -121,7 +121,7 @@ def test_pass_begins_when_the_buffer_is_full_of_bytes(make_composer, monkeypatch
 
     made = make_composer()
     made.buffer_rows = 1000
-    first = next(Pass(made, epoch=0).tasks(counted()))
+    first = next(Pass(made, epoch=0).steps(counted()))
     assert len(first.samples.keys) == BATCH
     assert 40 <= came <= 40 + composer.CHUNK_ROWS
 
@@ -129,12 +129,12 @@ def test_pass_begins_when_the_buffer_is_full_of_bytes(make_composer, monkeypatch
 def test_composer_keeps_its_text_lengths_for_later_passes_and_longer_captions(make_composer):
     made = make_composer()
     short = [s for s in make_samples(200) if len(s.captions[0]) < 80]
-    list(Pass(made, epoch=0).tasks(short))
+    list(Pass(made, epoch=0).steps(short))
     assert made.policy is not None
     buckets = made.policy.buckets
     assert max(bucket.length for bucket in buckets) == 48
-    tasks = list(Pass(made, epoch=1).tasks(make_samples(200, seed=1)))
-    assert {task.task.bucket for task in tasks} <= set(buckets)
+    steps = list(Pass(made, epoch=1).steps(make_samples(200, seed=1)))
+    assert {step.step.bucket for step in steps} <= set(buckets)
 
 
 def test_composer_refuses_what_only_an_index_can_plan(make_composer):
@@ -151,17 +151,17 @@ def test_pass_adds_labels_from_the_first_sample_on_that_has_one(make_composer):
     samples = make_samples(24)
     labelled = [StreamSample(**{**vars(s), "label": 5 if i == 12 else -1}) for i, s in enumerate(samples)]
     made = make_composer(shuffle=False, text_buckets=[48], image_buckets=None)
-    assert [task.labels for task in Pass(made, epoch=0).tasks(labelled)] == [False, True, True]
+    assert [step.labels for step in Pass(made, epoch=0).steps(labelled)] == [False, True, True]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_pass_is_the_same_with_text_lengths_known_beforehand(make_composer, shuffle):
     samples = make_samples(500)
     first, again = make_composer(shuffle=shuffle), make_composer(shuffle=shuffle)
-    expected = list(Pass(first, epoch=0).tasks(samples))
+    expected = list(Pass(first, epoch=0).steps(samples))
     assert first.lengths is not None
     again.use_lengths(first.lengths)
-    tasks = list(Pass(again, epoch=0).tasks(samples))
-    assert keys(tasks) == keys(expected)
-    assert [task.task.bucket for task in tasks] == [task.task.bucket for task in expected]
-    assert [task.place for task in tasks] == [(0, step + 1) for step in range(63)]
+    steps = list(Pass(again, epoch=0).steps(samples))
+    assert keys(steps) == keys(expected)
+    assert [step.step.bucket for step in steps] == [step.step.bucket for step in expected]
+    assert [step.place for step in steps] == [(0, step + 1) for step in range(63)]

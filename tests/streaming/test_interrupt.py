@@ -57,7 +57,7 @@ def test_an_interrupt_while_a_thread_starts_is_a_keyboard_interrupt(
     shards: Path, config: Any, no_threads_left: None, name: str
 ):
     with serve(shards) as server:
-        server.held = "000000.tar"  # whoever takes a task waits for the server
+        server.held = "000000.tar"  # whoever takes a step waits for the server
         stream = mmdata.stream(f"{server.url}/000000.tar", config(num_workers=3, prefetch=3))
         before = sys.gettrace()
         sys.settrace(interrupt_at_thread(name, server.holding))

@@ -178,7 +178,7 @@ def test_stream_counts_what_its_samples_have_lost(tmp_path, tar, members, config
     path = write(tmp_path / "x.tar", tar(sorted([*members, *odd])))
     stream = mmdata.stream(path, config())
     (batch,) = stream
-    assert (sorted(filter(None, batch["keys"])), stream.masked.total()) == (["a/0", "a/1", "a/2"], 0)
+    assert (sorted(filter(None, batch["keys"])), stream.ledger.masked.total()) == (["a/0", "a/1", "a/2"], 0)
     assert stream.lost == {"json_unreadable": 2, "label_name": 1}
     (told,) = [line for line in caplog.messages if "label_name" in line]
     assert told == (

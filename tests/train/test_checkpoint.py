@@ -59,7 +59,7 @@ def test_checkpoint_killed_in_mid_write_leaves_the_one_before(tmp_path: Path):
     program = (
         "import os, signal, sys, torch\n"
         "from pathlib import Path\n"
-        "from mmdata.train import checkpoint\n"
+        "from mmdata.train.run import checkpoint\n"
         "def cut(state, file):\n"
         "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
         "torch.save = cut\n"

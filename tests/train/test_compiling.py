@@ -156,7 +156,7 @@ def test_compiling_with_inductor_draws_the_same_dropout_in_both_passes(monkeypat
 def test_compiling_without_a_compiler_is_an_error_before_training():
     code = """
 import torch
-from mmdata.train import parallel
+from mmdata.train.ranks import parallel
 from mmdata.errors import ConfigError
 from tests.train.test_compiling import make_model
 parallel.BACKEND = "inductor"

@@ -155,7 +155,7 @@ import torch
 from mmdata import Config, Loader, load_config
 from mmdata.errors import DataError
 from mmdata.train import DualEncoder, distributed, losses
-from mmdata.train.evaluate import evaluate_retrieval
+from mmdata.train.evaluation.evaluate import evaluate_retrieval
 
 distributed.init("cpu")
 torch.set_num_threads(1)
@@ -185,7 +185,7 @@ class OneRanksCaptions:
 changes = {"max_bad_share": 0.03, "transform": "eval", "global_batch_size": 2}
 data = load_config(sys.argv[1]).data.model_copy(update=changes)
 loader = Loader.from_config(data, rank=rank, world_size=2)
-model = DualEncoder.from_config(Config(data=data).model, vocab_size=loader.worker.tokenizer.vocab_size).eval()
+model = DualEncoder.from_config(Config(data=data).model, vocab_size=loader.maker.tokenizer.vocab_size).eval()
 lines = [
     said(lambda: losses.clip_loss(features, features, scale, miner=one_ranks_fault)),
     said(lambda: torch.autograd.grad(losses.clip_loss(features, features, scale), features, create_graph=True)),

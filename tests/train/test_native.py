@@ -188,7 +188,7 @@ def test_naflex_trains_and_is_evaluated_on_shards(tmp_path: Path, photo: Callabl
     assert all(p.isfinite().all() for p in encoder.parameters())
     weight = "image_tower.model.embeddings.patch_embedding.weight"
     assert not torch.equal(before[weight], encoder.get_parameter(weight))
-    assert validation.masked == {"corrupt_image": 1}
+    assert validation.ledger.masked == {"corrupt_image": 1}
     scores = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert scores["rows"] == 22
     assert 0 <= scores["image_to_text_r1"] <= scores["image_to_text_r10"] <= 1

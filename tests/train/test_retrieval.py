@@ -196,7 +196,7 @@ class Known(nn.Module):
 @pytest.mark.parametrize("shape", ["lists", "rows"])
 def test_evaluation_counts_all_captions_of_both_shapes_of_data(corpora: dict[str, Path], shape: str):
     loader = loader_over(corpora[shape])
-    model = Known(loader.worker.tokenizer)
+    model = Known(loader.maker.tokenizer)
     expected = clip_benchmark(model.images, model.texts, model.image_of_text)
     assert 0 < expected["text_to_image_r1"] < expected["text_to_image_r5"] < 1
     scores = evaluate_retrieval(model, loader)
@@ -208,7 +208,7 @@ def test_evaluation_counts_all_captions_of_both_shapes_of_data(corpora: dict[str
 
 def test_evaluation_counts_all_captions_in_any_epoch_and_without_hashes(corpora: dict[str, Path]):
     loader = loader_over(corpora["lists"], hashes=False)
-    model = Known(loader.worker.tokenizer)
+    model = Known(loader.maker.tokenizer)
     expected = clip_benchmark(model.images, model.texts, model.image_of_text)
     for epoch in (0, 3):
         loader.set_epoch(epoch)
@@ -232,7 +232,7 @@ def test_evaluation_refuses_a_caption_that_changed(corpora: dict[str, Path], tmp
         tar.write_bytes(tar.read_bytes().replace(b"number 2 of picture 3", b"number 2 of picture 4"))
     loader = loader_over(shards)
     with pytest.raises(DataError, match=r"sample '.*': file_changed: .*; an evaluation needs all captions of the rows"):
-        evaluate_retrieval(Known(loader.worker.tokenizer), loader)
+        evaluate_retrieval(Known(loader.maker.tokenizer), loader)
 
 
 def test_evaluation_of_no_valid_row_says_so():

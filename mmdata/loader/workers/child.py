@@ -18,14 +18,17 @@ from itertools import islice
 from typing import Any
 
 from mmdata.config import DataConfig
+from mmdata.launcher import Ranks
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.buffer_pool import BufferPool
+from mmdata.loader.corpus import open_corpus
 from mmdata.loader.state import identity_of
-from mmdata.loader.work import Task, Work
+from mmdata.loader.work import Work
 from mmdata.loader.workers.channel import Channel, message_of
 from mmdata.loader.workers.shared_memory import ExportedBuffers, Packed, to_shared
 from mmdata.loader.workers.steps import RankSteps
 from mmdata.loader.workers.threads import WorkerThreads
+from mmdata.plan import Step
 from mmdata.plan.from_config import build_plan
 
 LOOK_S = 1.0
@@ -87,7 +90,7 @@ class Run:
         stopped: the other side wants no more.
     """
 
-    def __init__(self, number: int, threads: WorkerThreads[Task, Packed], room: int) -> None:
+    def __init__(self, number: int, threads: WorkerThreads[Step, Packed], room: int) -> None:
         self.number = number
         self.threads = threads
         self.room = threading.Semaphore(room)
@@ -109,16 +112,17 @@ class WorkerProcess:
         self._memory = ExportedBuffers()
         self._pixels, self._rest = BufferPool(self._memory.allocate), BufferPool(self._memory.allocate)
         self._forks = 0  # of the other side
-        self._worker = BatchMaker.from_config(data, slots=self._pixels)
-        plan = build_plan(data, self._worker.index, self._worker.tokenizer)
-        self._tasks = RankSteps(plan, self._worker, rank=settings["rank"], world_size=settings["world_size"])
+        corpus = open_corpus(data)
+        plan = build_plan(data, corpus.index, corpus.tokenizer)
+        self._maker = BatchMaker.from_config(data, corpus, buffers=self._pixels)
+        self._steps = RankSteps(plan, self._maker, Ranks(settings["rank"], settings["world_size"]))
         self._places, self._num_threads = settings["places"], settings["threads"]
         self._thread_name = f"mmdata-process_{settings['place']}-worker"
         self._room = -(-data.prefetch // self._places)
         self._lent: dict[int, Any] = {}  # tensors in the buffers that the other side looks at, by number
         self._run: Run | None = None
         self._thread = threading.Thread()
-        channel.send({"ready": json.loads(json.dumps(identity_of(plan, self._worker)))})
+        channel.send({"ready": json.loads(json.dumps(identity_of(plan, self._maker)))})
 
     def take(self, message: dict[str, Any]) -> None:
         """Do what a message asks for."""
@@ -130,8 +134,8 @@ class WorkerProcess:
             del self._lent[number]
         if message["do"] == "begin":
             self._stop()
-            tasks = self._tasks.begin(message["epoch"], message["start"], onward=message["onward"])
-            own = every(tasks, message["place"], self._places)
+            steps = self._steps.begin(message["epoch"], message["start"])
+            own = every(steps, message["place"], self._places)
             threads = WorkerThreads(own, self._begin, self._num_threads, name=self._thread_name)
             self._run = Run(message["run"], threads, self._room)
             self._thread = threading.Thread(target=self._send_all, args=(self._run,), daemon=True)
@@ -140,7 +144,7 @@ class WorkerProcess:
             if message["do"] == "stop":
                 self._stop()
             else:
-                self._tasks.asked = message["epoch"]
+                self._steps.current_epoch = message["epoch"]
                 self._run.room.release()
 
     def _stop(self) -> None:
@@ -160,15 +164,15 @@ class WorkerProcess:
                 else:
                     self._send(run, run.threads.take())
         except StopIteration:
-            pass  # it was not to go on into the next epoch
+            pass  # the next epoch has no steps
         except EOFError:
             os._exit(0)  # the other side is gone
         except BaseException as error:  # a user's transform may end with SystemExit; the other side waits for this
             if not run.stopped:
                 self._channel.send({"run": run.number, "error": message_of(error)})
 
-    def _begin(self, task: Task, stop: threading.Event) -> Work[Packed]:
-        return self._worker.begin(task, stop).then(lambda made: to_shared(made, self._memory, self._rest))
+    def _begin(self, step: Step, stop: threading.Event) -> Work[Packed]:
+        return self._maker.begin(step, stop).then(lambda made: to_shared(made, self._memory, self._rest))
 
     def _send(self, run: Run, packed: Packed) -> None:
         untold = [found for buffer in packed.buffers if (found := self._memory.untold(buffer)) is not None]
@@ -181,7 +185,7 @@ class WorkerProcess:
         self._channel.send({**message, "removed": removed}, [new[2] for new in untold])
 
 
-def every(tasks: Generator[Task, None, None], first: int, step: int) -> Generator[Task, None, None]:
-    """Every step-th task from the first-th on."""
-    with closing(tasks):
-        yield from islice(tasks, first, None, step)
+def every(steps: Generator[Step, None, None], first: int, step: int) -> Generator[Step, None, None]:
+    """Every step-th step from the first-th on."""
+    with closing(steps):
+        yield from islice(steps, first, None, step)

@@ -1,4 +1,4 @@
-"""Threads that make a loader's first batches while its side processes start, and hand over to them between two batches.
+"""Threads make a loader's first batches while its worker processes start, and hand over to them between two batches.
 
 A batch follows from its position in the plan alone, so nobody can tell from the batches who made which.
 """
@@ -11,30 +11,32 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 
 from mmdata.errors import ConfigError, LoadError
+from mmdata.launcher import Ranks
 from mmdata.loader.batch_maker import BatchMaker
-from mmdata.loader.work import LoadedBatch, Task
+from mmdata.loader.work import LoadedBatch
 from mmdata.loader.workers.parent import WorkerProcesses
 from mmdata.loader.workers.steps import RankSteps
 from mmdata.loader.workers.threads import ThreadedBatches
-from mmdata.plan import Plan
+from mmdata.plan import Plan, Step
 
 logger = logging.getLogger("mmdata")
 
 
 class StartupHandover:
-    """A source of batches: threads of this process at first, side processes as soon as all of them are ready.
+    """Makes batches in threads of this process at first, and in worker processes as soon as all of them are ready.
 
-    Whenever a batch is taken, it is looked whether they are. Then the threads take no new task: the side processes
-    begin with the first that is not taken, at once, while the batches that the threads are at are taken one by one.
-    After the last of them the threads and their memory go. Nothing waits, and no batch is made twice.
+    Whenever a batch is taken, the processes are asked whether they are ready. When they are, the threads take no new
+    step: the processes immediately begin with the first step that no thread has taken, while the batches that the
+    threads are making are taken one by one. After the last of these the threads end, and their memory is freed.
+    Nothing waits, and no batch is made twice.
 
-    A side process that is killed later is replaced by another, not by threads: a batch that kills the process it is
-    made in would end the training loop as well.
+    A worker process that is killed later is replaced by another process, not by threads: a batch that kills the
+    process it is made in would end the training loop as well.
 
     Args:
-        beside: the side processes.
-        new_threads: makes the threads, and the tasks they take.
-        optional: where side processes cannot be started the threads stay, with a warning; otherwise it is an error.
+        processes: the worker processes.
+        new_threads: makes the threads, and the steps they take.
+        optional: if worker processes cannot be started the threads stay, with a warning; otherwise it is an error.
 
     Example:
         Two threads, the processes are ready when batch 7 is asked for; batches 7 and 8 are made, 9 and 10 are being
@@ -43,32 +45,29 @@ class StartupHandover:
 
     def __init__(
         self,
-        beside: WorkerProcesses,
+        processes: WorkerProcesses,
         new_threads: Callable[[], tuple[StoppableSteps, ThreadedBatches]],
         *,
         optional: bool,
     ) -> None:
-        self._beside: WorkerProcesses | None = beside
+        self._processes: WorkerProcesses | None = processes
         self._new_threads = new_threads
         self._optional = optional
-        self._here: tuple[StoppableSteps, ThreadedBatches] | None = None
-        self._until: tuple[int, int] | None = None  # epoch and step from which the side processes make the batches
-        self._onward = False
+        self._threads: tuple[StoppableSteps, ThreadedBatches] | None = None
+        self._until: tuple[int, int] | None = None  # epoch and step from which the processes make the batches
 
-    def begin(self, epoch: int, start: int, *, onward: bool) -> None:
-        """Make the batches from step `start` of an epoch on; `onward`: also those of the epochs after it.
+    def begin(self, epoch: int, start: int) -> None:
+        """Make the batches from step `start` of an epoch on.
 
         Raises:
-            ConfigError, DataError, LoadError: a side process cannot be started.
+            ConfigError, DataError, LoadError: a worker process cannot be started.
         """
         self.stop()
-        self._onward = onward
-        ready = self._look(epoch, start)
-        if ready:
-            ready.begin(epoch, start, onward=onward)
+        if ready := self._ready(epoch, start):
+            ready.begin(epoch, start)
         else:
-            self._here = self._new_threads()
-            self._here[1].begin(epoch, start, onward=onward)
+            self._threads = self._new_threads()
+            self._threads[1].begin(epoch, start)
 
     def take(self, epoch: int, step: int) -> LoadedBatch:
         """The next batch, which is that of the given step.
@@ -76,65 +75,71 @@ class StartupHandover:
         Raises:
             ConfigError, DataError, LoadError: see `BatchMaker.make` and `WorkerProcesses.take`.
         """
-        if self._here:
-            tasks, threads = self._here
-            if not self._until and (ready := self._look(epoch, step)):
-                self._until = tasks.end()
+        if self._threads:
+            steps, threads = self._threads
+            if not self._until and (ready := self._ready(epoch, step)):
+                self._until = steps.end()
                 if self._until:
-                    ready.begin(*self._until, onward=self._onward)
+                    ready.begin(*self._until)
             if self._until != (epoch, step):
                 return threads.take(epoch, step)
             threads.stop()
-            self._here = self._until = None
-        assert self._beside
-        return self._beside.take(epoch, step)
+            self._threads = self._until = None
+        assert self._processes
+        return self._processes.take(epoch, step)
 
     def stop(self) -> None:
-        """Make no more. A side process that is starting goes on with that, for whoever begins next."""
-        if self._here:
-            self._here[1].stop()
-        self._here = self._until = None
-        if self._beside:
-            self._beside.stop()
+        """Make no more. Processes that are still starting go on with that, for the next `begin`."""
+        if self._threads:
+            self._threads[1].stop()
+        self._threads = self._until = None
+        if self._processes:
+            self._processes.stop()
 
-    def _look(self, epoch: int, step: int) -> WorkerProcesses | None:
-        """The side processes, if all are ready."""
-        if not self._beside:
+    def close(self) -> None:
+        """End threads and processes; `begin` starts others."""
+        self.stop()
+        if self._processes:
+            self._processes.close()
+
+    def _ready(self, epoch: int, step: int) -> WorkerProcesses | None:
+        """The worker processes, if all are ready."""
+        if not self._processes:
             return None
         try:
-            return self._beside if self._beside.look(epoch, step) else None
+            return self._processes if self._processes.are_ready(epoch, step) else None
         except (ConfigError, LoadError) as error:
             if not self._optional:
                 raise
             logger.warning("%s. Threads of this process make all batches", str(error))
-            self._beside = None
+            self._processes = None
             return None
 
 
 class StoppableSteps(RankSteps):
-    """The tasks of one rank, until somebody else is to go on with them.
+    """The steps of one rank, until another source is to go on with them.
 
     Args:
-        plan, worker, rank, world_size: see `RankSteps`.
+        plan, maker, ranks: see `RankSteps`.
     """
 
-    def __init__(self, plan: Plan, worker: BatchMaker, *, rank: int, world_size: int) -> None:
-        super().__init__(plan, worker, rank=rank, world_size=world_size)
+    def __init__(self, plan: Plan, maker: BatchMaker, ranks: Ranks) -> None:
+        super().__init__(plan, maker, ranks)
         self._turn = threading.Lock()
         self._ended = False
-        self._next: tuple[int, int] | None = None  # position of the next task
+        self._next: tuple[int, int] | None = None  # position of the next step
 
-    def begin(self, epoch: int, start: int, *, onward: bool) -> Generator[Task, None, None]:
-        """The tasks from step `start` of an epoch on, to its end; `onward`: also those of the epochs after it."""
+    def begin(self, epoch: int, start: int) -> Generator[Step, None, None]:
+        """See `RankSteps.begin`."""
         self._ended, self._next = False, (epoch, start)
-        return self._until_ended(super().begin(epoch, start, onward=onward), onward)
+        return self._until_ended(super().begin(epoch, start))
 
     def end(self) -> tuple[int, int] | None:
-        """Hand out no more tasks.
+        """Hand out no more steps.
 
         Returns:
-            Epoch and step of the first that was not handed out; None: there is none, or one is just being taken from
-            the plan, and the tasks have not been ended.
+            Epoch and step of the first that was not handed out. None: the plan has no more, or a thread is taking one
+            at this moment and the steps have not been ended.
         """
         if self._turn.locked():
             return None
@@ -142,16 +147,16 @@ class StoppableSteps(RankSteps):
             self._ended = self._next is not None
             return self._next
 
-    def _until_ended(self, tasks: Generator[Task, None, None], onward: bool) -> Generator[Task, None, None]:
-        with closing(tasks):
+    def _until_ended(self, steps: Generator[Step, None, None]) -> Generator[Step, None, None]:
+        with closing(steps):
             while True:
                 with self._turn:
-                    task = None if self._ended else next(tasks, None)
-                    if task is None:
+                    step = None if self._ended else next(steps, None)
+                    if step is None:
                         if not self._ended:
                             self._next = None
                         return
-                    self._next = (task.epoch, task.step + 1)
-                    if task.step + 1 == self._plan.num_steps(task.epoch):
-                        self._next = (task.epoch + 1, 0) if onward else None
-                yield task
+                    self._next = (step.epoch, step.number + 1)
+                    if step.number + 1 == self._plan.num_steps(step.epoch):
+                        self._next = (step.epoch + 1, 0)
+                yield step

@@ -1,6 +1,6 @@
-"""The loader's end of its side processes: starts them, takes their batches, and says so when one is gone.
+"""The training process's end of the worker processes: starts them, takes their batches, replaces one that is killed.
 
-The training loop reads one small message a batch, and makes views of memory that is shared; all else is done elsewhere.
+The training loop reads one small message a batch and makes views of shared memory; the processes do everything else.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from mmdata.config import DataConfig
 from mmdata.cores import most_workers
 from mmdata.errors import ConfigError, DataError, LoadError
+from mmdata.launcher import Ranks
 from mmdata.loader.work import LoadedBatch
 from mmdata.loader.workers.channel import Channel, error_of
 from mmdata.loader.workers.shared_memory import REMEDY, ImportedBuffers, from_shared
@@ -31,31 +32,30 @@ START = "import sys; sys.path[:] = sys.argv[2:]; from mmdata.loader.workers.chil
 MAX_RESTARTS = 3
 """For one batch: one that kills its process each time would do so for ever."""
 AGAIN = "Iterating anew starts another; the loader's state is what was yielded before"
-KILLED = "the system kills a process so when memory runs out: lower data.prefetch or data.num_workers"
+KILLED = "the kernel's out-of-memory killer does this: lower data.prefetch or data.num_workers"
 
 
 class WorkerProcesses:
-    """Side processes that make a loader's batches: process p makes every num_processes-th batch from the p-th on.
+    """Worker processes that make a loader's batches: process p makes every num_processes-th batch from the p-th on.
 
     They are started when first needed, wait between epochs, and end with this object or with this process.
 
     Args:
         data: settings.
         identity: of the plan; theirs must be the same.
-        rank: 0 … world_size-1.
-        world_size: processes that share each global batch.
+        ranks: which share of each global batch.
 
     Raises:
         ConfigError: a transform that another process cannot import.
     """
 
-    def __init__(self, data: DataConfig, identity: dict[str, Any], *, rank: int, world_size: int) -> None:
+    def __init__(self, data: DataConfig, identity: dict[str, Any], ranks: Ranks) -> None:
         if data.transform.startswith("__main__:"):
             raise ConfigError(
                 f"transform '{data.transform}': data.workers is process, and another process cannot import what is "
                 "defined in the program itself; put it into a file of its own, or set data.workers to thread"
             )
-        self._settings = {"data": data.model_dump(mode="json"), "rank": rank, "world_size": world_size}
+        self._settings = {"data": data.model_dump(mode="json"), **ranks._asdict()}
         self._identity = json.loads(json.dumps(identity))
         self._num_processes = data.num_processes
         self._num_threads = max(most_workers(data.num_workers), data.num_processes)
@@ -64,16 +64,15 @@ class WorkerProcesses:
         self._killed = 0  # processes, since the last batch
         self._run = 0  # counts the positions that were gone to
         self._taken = 0  # batches of this run
-        self._onward = False
 
-    def begin(self, epoch: int, start: int, *, onward: bool) -> None:
-        """Go to step `start` of an epoch; `onward`: at its end make the batches of the epochs after it.
+    def begin(self, epoch: int, start: int) -> None:
+        """Make the batches from step `start` of an epoch on.
 
-        Processes that are ready begin at once, others with the first `take`.
+        Processes that are ready begin immediately, others with the first `take`.
         """
         self.stop()
         self._run += 1
-        self._taken, self._onward = 0, onward
+        self._taken = 0
         if self._pid == os.getpid():
             with self._ended_by_errors(), suppress(LoadError):  # one is gone: `take` says so, or starts another
                 self._direct(epoch, start)
@@ -96,8 +95,8 @@ class WorkerProcesses:
                     self._taken, self._killed = self._taken + 1, 0
                     return made
 
-    def look(self, epoch: int, step: int) -> bool:
-        """Whether all processes are ready for `begin`. Starts them where they are not there, and waits for nothing.
+    def are_ready(self, epoch: int, step: int) -> bool:
+        """Whether all processes are ready for `begin`. Starts those that are missing, and waits for nothing.
 
         The position is that of the caller, for messages. Raises what `take` would while they start.
         """
@@ -161,7 +160,7 @@ class WorkerProcesses:
         for place, process in self._processes.items():
             if process.ready and process.run != self._run:
                 first = (place - due) % self._num_processes
-                process.begin(self._run, epoch=epoch, start=step, place=first, onward=self._onward)
+                process.begin(self._run, epoch=epoch, start=step, place=first)
 
 
 class WorkerProcessKilled(LoadError):

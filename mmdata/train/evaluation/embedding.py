@@ -86,8 +86,6 @@ def embed(
     device = next(model.parameters()).device
     source = batches if source is None else source
     extras, several = LoaderExtras.of(source), collectives.world_size() > 1
-    if several and extras.judge_together is not None:
-        extras.judge_together()
     columns: dict[str, list[Tensor]] = {}
     texts: dict[str, list[Tensor]] = {}
     for on_cpu in batches:

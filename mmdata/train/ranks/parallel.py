@@ -87,10 +87,10 @@ def is_compiled(model: nn.Module) -> bool:
 
 def _try(device: torch.device) -> None:
     """Compile something small now: without a compiler the first step of training would fail, minutes later."""
-    # What a cache has would not need the compiler.
-    options: dict[str, Any] = {"options": {"force_disable_caches": True}} if BACKEND == "inductor" else {}
+    config: Any = import_module("torch.compiler.config")
     try:
-        torch.compile(_small, backend=BACKEND, **options)(torch.ones(2, device=device))
+        with config.patch(force_disable_caches=True):  # a cached graph would not need the compiler
+            torch.compile(_small, backend=BACKEND)(torch.ones(2, device=device))
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         needed = "Triton and a C compiler" if device.type == "cuda" else "a C++ compiler (g++) and Python's headers"

@@ -21,7 +21,7 @@ from mmdata.atomic import write_whole
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError, TrainingError
-from mmdata.train.batches import Batches, LoaderExtras, count_steps
+from mmdata.train.batches import Batches, count_steps
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.kept import FeatureMemory
 from mmdata.train.objective import check_objective, make_loss
@@ -90,9 +90,6 @@ class Trainer:
         several = collectives.world_size() > 1
         group = dist.new_group(backend="gloo", timeout=collectives.TIMEOUT) if several else None
         self.group = cast("dist.ProcessGroup | None", group)
-        judge_together = LoaderExtras.of(batches).judge_together
-        if several and judge_together is not None:
-            judge_together()
         self.teacher = EMA.from_config(model, config)
         self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=AUTOCAST[config.precision])
         self.optimizer = make_optimizer(model, config)
