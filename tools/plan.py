@@ -64,7 +64,7 @@ def main() -> int:
                 f"{used / max(own, 1):.2f} passes over its {own:,}"
             )
     if groups := plan.mixture.groups:
-        print(f"groups: {describe_groups(groups, int(rows.starts[-1]), data.window_rows)}")
+        print(f"groups: {describe_groups(groups, int(rows.starts[-1]), data.shuffle_window_rows)}")
     print(f"masked: {summary.masked:,} places that no row fills; merged into another bucket: {summary.merged:,} rows")
     best = "1 is best" if len(summary.sources) == 1 else "the shares of the datasets move it away from 1"
     print(f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle ({best})")

@@ -65,7 +65,7 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count
             )
     needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
     lengths = caption_lengths(index, tokenizer) if needed else None
-    rows = IndexRows(index, lengths=lengths, limit=data.limit)
+    rows = IndexRows(index, lengths=lengths, limit=data.max_rows)
     if data.global_batch_size > rows.starts[-1] and data.token_budget is None:
         logger.warning(
             "data.global_batch_size is %d, and there are %d rows: each batch is filled up with rows that are masked",
@@ -78,7 +78,7 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count
         global_batch_size=data.global_batch_size,
         seed=data.seed,
         shuffle=data.shuffle,
-        window_rows=data.window_rows,
+        window_rows=data.shuffle_window_rows,
         num_lanes=data.num_lanes,
         mixture=build_mixture(data, index, rows),
     )
@@ -192,13 +192,13 @@ def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:
 def build_groups(settings: GroupsConfig, index: Index) -> Groups:
     """The groups of the rows: the corpus's labels, or those of a file."""
     size, candidates = settings.size or 1, settings.candidates or 0
-    if settings.by != "label":
-        of_rows = read_groups(Path(settings.by), index)
+    if settings.source != "label":
+        of_rows = read_groups(Path(settings.source), index)
         digest = hashlib.sha256(of_rows.tobytes()).hexdigest()[:16]
         return Groups(of_rows, size, candidates, f"file {digest}")
     if not index.manifest.has_labels:
         raise ConfigError(
-            "data.groups by label: no row of the corpus has a label; convert it with --label-column, or set by to a "
-            "file of groups, which `mmdata neighbours` makes"
+            "data.groups by label: no row of the corpus has a label; convert it with --label-column, or set source to "
+            "a file of groups, which `mmdata neighbours` makes"
         )
     return Groups(index.column("label"), size, candidates, "label")

@@ -172,8 +172,8 @@ class ContrastiveLoss:
         labels = batch.get(self.positives)
         if labels is None:
             raise ValueError(
-                f"loss 'multi_positive': the batch has no '{self.positives}'; set data.hashes for a hash, convert the "
-                "corpus with labels, or name another one in train.positives"
+                f"loss 'multi_positive': the batch has no '{self.positives}'; set data.add_hashes for a hash, convert "
+                "the corpus with labels, or name another one in train.positives"
             )
         check_keys(self.positives, labels)  # before they are mixed with row numbers
         # A row without a label (-1) gets a label of its own. Row numbers are at least -1, so such a label is below 0.

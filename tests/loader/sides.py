@@ -18,10 +18,11 @@ import pytest
 
 from mmdata import Loader
 from mmdata.loader.workers import choose
+from tests.flat_settings import grouped
 
 from .conftest import Corpus
 
-SIDE: dict[str, Any] = {"workers": "process"}
+SIDE: dict[str, Any] = {"worker_type": "process"}
 """In a test file with `nothing_left` no threads bridge the start (see test_relay.py)."""
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +47,7 @@ def gone(pid: int, *, within_s: float = 10.0) -> bool:
     while time.monotonic() < until:
         try:
             # While other threads of it live, its files are open.
-            threads = len(os.listdir(f"/proc/{pid}/step"))
+            threads = len(os.listdir(f"/proc/{pid}/task"))
             if threads == 1 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return True
         except FileNotFoundError:
@@ -92,7 +93,7 @@ def program(corpus: Corpus, folder: Path, more: str, **changes: Any) -> subproce
     (folder / "random.py").write_text("raise SystemExit('the current folder is not on the path of a program')")
     (folder / "elsewhere").mkdir()
     path = path.rename(folder / "elsewhere" / "program.py")
-    settings = json.dumps({**corpus.settings, **SIDE, **changes})
+    settings = json.dumps(grouped(**{**corpus.settings, **SIDE, **changes}))
     started = subprocess.Popen(
         [sys.executable, str(path), settings],
         cwd=folder,

@@ -49,7 +49,7 @@ def model(bias: float | None = None) -> DualEncoder:
             False,
             "train.miner: DropHardest leaves out a whole number, or a share below 1: got amount=1.5",
         ),
-        ({"miner": {"name": "user", "of": "none_such:A"}}, False, "train.miner.of 'none_such:A'"),
+        ({"miner": {"name": "user", "target": "none_such:A"}}, False, "train.miner.target 'none_such:A'"),
     ],
 )
 def test_what_the_first_update_would_say_is_said_before_the_run(train: dict, negative_captions: bool, message: str):
