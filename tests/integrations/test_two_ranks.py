@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 import mmdata
+from mmdata.batch import normalized, valid_inputs
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
-from mmdata.integrations.adapt import normalized, valid_inputs
 from mmdata.loader import Loader
 from mmdata.shards import Index
 from tests.programs import run_program

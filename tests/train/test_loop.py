@@ -21,7 +21,7 @@ from mmdata.config import TrainConfig
 from mmdata.config.train import TopKConfig
 from mmdata.errors import ConfigError, TrainingError
 from mmdata.train.miners import TopK
-from mmdata.train.objective import loss_at
+from mmdata.train.objective import make_loss
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
 from mmdata.train.run.optimizer import learning_rate, make_optimizer
 from mmdata.train.run.trainer import Trainer
@@ -344,8 +344,8 @@ def test_loop_epoch_that_ends_early_on_one_rank_stops_all(tmp_path: Path):
 
 def test_loop_mines_only_after_the_steps_that_are_set():
     config = TrainConfig(steps=9, miner=TopKConfig(name="top_k", k=5, after_steps=3), mask_false_negatives=True)
-    assert [loss_at(step, config).miner for step in (0, 2, 3, 8)] == [None, None, TopK(5), TopK(5)]
-    assert loss_at(8, TrainConfig(steps=9)).miner is None
+    assert [make_loss(step, config).miner for step in (0, 2, 3, 8)] == [None, None, TopK(5), TopK(5)]
+    assert make_loss(8, TrainConfig(steps=9)).miner is None
 
 
 def test_loop_finished_run_does_nothing_again(tmp_path: Path):

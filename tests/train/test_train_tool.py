@@ -129,7 +129,7 @@ def test_train_writes_config_and_evaluation_that_evaluate_extends(
     assert run_tool("train", config, *overrides, miner, monkeypatch=monkeypatch) == 0
     output = tmp_path / "runs" / "small"
     written = yaml.safe_load((output / "config.yaml").read_text())
-    left_out = {"false_negative_margin": None, "skip_hottest": None}
+    left_out = {"false_negative_margin": None, "drop_hardest": None}
     assert written["train"]["miner"] == {"name": "top_k", "k": 2, "after_steps": 0, **left_out}
     assert written["data"]["global_batch_size"] == 6
     scores = json.loads((output / "evaluation.json").read_text())
