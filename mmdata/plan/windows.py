@@ -151,10 +151,6 @@ class EpochWindows:
 
 def _check(mixture: Mixture, batch_sizes: list[int], num_lanes: int) -> None:
     """Raise ValueError where lanes, shares and groups do not divide the batches."""
-    if mixture.groups and mixture.unique:
-        raise ValueError("unique: rows of a group must stay together and cannot be kept apart; set unique or groups")
-    if mixture.unique and num_lanes > 1:
-        raise ValueError(f"unique: a rank sees only the rows of its own of the {num_lanes} lanes; set num_lanes to 1")
     if len(mixture.shares) > 1 and (mixture.groups or len(set(batch_sizes)) > 1):
         raise ValueError(
             "weights: a fixed share of every batch needs batches of one size without groups; mix by repeat instead"
