@@ -13,8 +13,7 @@ from torch.utils.benchmark import Measurement, Timer
 from transformers import CLIPModel
 
 import mmdata
-from mmdata.batch import Batch, to_device
-from mmdata.integrations.adapt import normalized, valid_inputs
+from mmdata.batch import Batch, normalized, to_device, valid_inputs
 
 
 def time_it(name: str, **call: Any) -> Measurement:

@@ -41,6 +41,9 @@ def _warned_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         ("data", {"groups": {"by": "g.npy", "size": 2}}, {"groups": {"source": "g.npy", "size": 2}}),
         ("train", {"miner": {"name": "user", "of": "m:f"}}, {"miner": MINER}),
         ("train", {"feature_cache": {"of": "image"}}, {"feature_cache": {"side": "image"}}),
+        ("train", {"hard_negative_positive_share": 0.1}, {"hard_negative_prior": 0.1}),
+        ("train", {"miner": {"name": "all", "skip_hottest": 2}}, {"miner": {"name": "all", "drop_hardest": 2}}),
+        ("train", {"miner": {"name": "user", "of": "m:f", "skip_hottest": 2}}, {"miner": {**MINER, "drop_hardest": 2}}),
     ],
 )  # fmt: skip
 def test_old_names_give_the_same_settings(section: str, old: dict[str, Any], new: dict[str, Any]):

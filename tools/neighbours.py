@@ -107,7 +107,7 @@ def embed_corpus(checkpoint: Path, data: DataConfig, out: Path, how: tuple[Any, 
         once_in_order(config.data.model_copy(update={**changes, "num_lanes": 1})), rank=0, world_size=1
     )
     batches: Iterable[Batch] = track(loader, "embedding", total=len(loader), console=Console(stderr=True))
-    parts = embed_rows(model, batches, of=of, autocast_dtype=AUTOCAST[config.train.precision])
+    parts = embed_rows(model, batches, side=of, autocast_dtype=AUTOCAST[config.train.precision])
     write_whole(out, lambda file: write_features(file, len(loader.index), parts))
     for reason, count in loader.ledger.masked.items():
         print(f"rows that could not be loaded ({reason}) and have no group: {count:,}")

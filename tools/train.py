@@ -54,7 +54,7 @@ def train(config: Config, output: Path, device: torch.device) -> int:
     tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
     torch.manual_seed(config.train.seed)  # the same weights on all ranks
     model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size).to(device)
-    check_objective(config.train, model, negative_captions=data.negative_captions is not None)
+    check_objective(config.train, model, has_negative_captions=data.negative_captions is not None)
     evaluate = evaluate_on(data, AUTOCAST[config.train.precision]) if data.val_shards else None
     settings = config.model_dump(mode="json")
     trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate)

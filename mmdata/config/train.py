@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from mmdata.config.settings import BelowOne, Count, Integer, Location, MayChange, Positive, Settings
-
-
-def _number_or_share(value: float) -> float:
-    if 0 < value < 1 or (value >= 1 and value % 1 == 0):
-        return value
-    raise ValueError(f"expected a whole number, or a share below 1; got {value}")
-
 
 Cosine = Annotated[float, Field(ge=-2.0, le=2.0)]
 """A difference of cosine similarities."""
@@ -28,10 +21,12 @@ PositivesBy = Literal["labels", "image_hash", "caption_hash"]
 class MinerConfig(Settings):
     """Which in-batch negatives enter the loss. The negatives that these settings leave out never reach the miner."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"train.miner.skip_hottest": "train.miner.drop_hardest"}
+
     false_negative_margin: Cosine | None = None
     """Leave out negatives above the positive's cosine, or less than this below it; null: leave none out."""
-    skip_hottest: Annotated[float, Field(strict=True), AfterValidator(_number_or_share)] | None = None
-    """Then leave out this many of the most similar negatives; below 1: this share of them."""
+    drop_hardest: Annotated[float, Field(strict=True, gt=0.0)] | None = None
+    """Then leave out this number of the most similar negatives, or this share of them if it is below 1."""
     after_steps: Count = 0
     """Updates with all negatives first: an untrained model's hardest negatives are noise, and it collapses on them."""
 
@@ -77,12 +72,6 @@ class DistanceWeightedConfig(MinerConfig):
     farthest: Annotated[float, Field(gt=0.0, le=2.0)] = 1.4
     """Negatives at this distance or beyond are never drawn."""
 
-    @model_validator(mode="after")
-    def _in_order(self) -> DistanceWeightedConfig:
-        if self.cutoff >= self.farthest:
-            raise ValueError(f"cutoff must be below farthest: got {self.cutoff} and {self.farthest}")
-        return self
-
 
 class GumbelTopKConfig(MinerConfig):
     """gumbel_top_k: drawn without replacement, the likelier the more similar."""
@@ -111,7 +100,7 @@ class SameGroupConfig(MinerConfig):
 class UserConfig(MinerConfig):
     """user: a function of your own, or a class called with `arguments` (docs/train.md)."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"train.miner.of": "train.miner.target"}
+    RENAMED: ClassVar[Mapping[str, str]] = {**MinerConfig.RENAMED, "train.miner.of": "train.miner.target"}
 
     name: Literal["user"]
     target: str
@@ -166,6 +155,8 @@ class FeatureCacheConfig(Settings):
 class TrainConfig(Settings):
     """How the towers are trained."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"train.hard_negative_positive_share": "train.hard_negative_prior"}
+
     output: MayChange[Location | None] = None
     """Folder of the run; runs/NAME for configs/NAME.yaml unless given. A run found there is resumed."""
     epochs: Positive | None = None
@@ -200,8 +191,8 @@ class TrainConfig(Settings):
     """Of the loss triplet: a negative's cosine is to be so much below the positive's."""
     hard_negative_beta: Annotated[float, Field(ge=0.0)] = 1.0
     """Of the loss hard_negative: weights go with exp(beta · logit); 0 weighs all the same."""
-    hard_negative_positive_share: BelowOne = 0.0
-    """Of the loss hard_negative: the probability that a negative is a false one, which is corrected for."""
+    hard_negative_prior: BelowOne = 0.0
+    """For the loss hard_negative: the probability τ⁺ that a negative is a false one, which the loss corrects for."""
     miner: NamedMinerConfig | None = None
     teacher: TeacherConfig | None = None
     queue: QueueConfig | None = None
@@ -247,22 +238,5 @@ class TrainConfig(Settings):
         if self.parallel == "fsdp" and self.precision == "fp16":
             raise ValueError(
                 "parallel 'fsdp' has no gradient scaler: set precision to bf16 or fp32, or parallel to ddp"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _mining_fits(self) -> TrainConfig:
-        if self.loss == "hard_negative" and (self.miner is not None or self.teacher is not None):
-            raise ValueError(
-                "loss hard_negative weighs all negatives itself: leave miner and teacher out, or set loss to clip"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _queue_fits(self) -> TrainConfig:
-        if self.queue is not None and (self.loss != "clip" or not self.mask_false_negatives):
-            raise ValueError(
-                "queue needs loss: clip and mask_false_negatives: true "
-                f"(got {self.loss}, {self.mask_false_negatives}): it holds the same images and captions, seen before"
             )
         return self

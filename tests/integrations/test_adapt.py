@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from mmdata.batch import Batch
+from mmdata.batch import Batch, normalized, valid_inputs
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
-from mmdata.integrations.adapt import SameEpoch, normalized, valid_inputs
+from mmdata.integrations.adapt import SameEpoch
 from mmdata.loader import Loader
 
 

@@ -14,7 +14,7 @@ from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
 from mmdata.train import losses, miners
-from mmdata.train.objective import loss_at
+from mmdata.train.objective import make_loss
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ from mmdata.train.objective import loss_at
         ({"name": "gumbel_top_k", "gradient": "relaxed"}, miners.GumbelTopK(64, gradient="relaxed")),
         ({"name": "same_group", "size": 4, "k": 2}, miners.SameGroup(4, 2)),
         (
-            {"name": "top_k", "k": 2, "skip_hottest": 0.01, "false_negative_margin": 0.05},
-            miners.Chain((miners.FalseNegativeMargin(0.05), miners.SkipHottest(0.01), miners.TopK(2))),
+            {"name": "top_k", "k": 2, "drop_hardest": 0.01, "false_negative_margin": 0.05},
+            miners.Chain((miners.FalseNegativeMargin(0.05), miners.DropHardest(0.01), miners.TopK(2))),
         ),
     ],
 )
 def test_settings_name_each_miner(config: dict[str, Any], miner: miners.AnyMiner):
-    assert loss_at(0, parse(TrainConfig, {"steps": 1, "miner": config}, origin="c")).miner == miner
+    assert make_loss(0, parse(TrainConfig, {"steps": 1, "miner": config}, origin="c")).miner == miner
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def loss_of(config: dict[str, Any]) -> Any:
-    return loss_at(config.get("after_steps", 0), parse(TrainConfig, {"steps": 1, "miner": config}, origin="c"))
+    return make_loss(config.get("after_steps", 0), parse(TrainConfig, {"steps": 1, "miner": config}, origin="c"))
 
 
 def test_miner_of_a_user_is_ten_lines_and_a_setting(own: dict[str, Any]):

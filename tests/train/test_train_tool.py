@@ -21,6 +21,7 @@ from mmdata.config import load_config
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.train.run.overfit import FirstBatches
+from tests.programs import Program
 
 TOOLS = Path(__file__).parents[2] / "tools"
 CLOCKS = ("samples_per_s", "data_wait_share")
@@ -104,7 +105,7 @@ def test_train_stopped_by_sigterm_goes_on_with_the_same_command(
     words = [config, "train.epochs=8", "train.evaluate_every_epochs=4", "model.dropout=0.1"]
     command = [sys.executable, str(TOOLS / "train.py"), *map(str, words)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with Program(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         while not process.stdout.readline().startswith("step 2 "):
             assert process.poll() is None
@@ -128,7 +129,7 @@ def test_train_writes_config_and_evaluation_that_evaluate_extends(
     assert run_tool("train", config, *overrides, miner, monkeypatch=monkeypatch) == 0
     output = tmp_path / "runs" / "small"
     written = yaml.safe_load((output / "config.yaml").read_text())
-    left_out = {"false_negative_margin": None, "skip_hottest": None}
+    left_out = {"false_negative_margin": None, "drop_hardest": None}
     assert written["train"]["miner"] == {"name": "top_k", "k": 2, "after_steps": 0, **left_out}
     assert written["data"]["global_batch_size"] == 6
     scores = json.loads((output / "evaluation.json").read_text())
