@@ -26,8 +26,9 @@ def rows_of(corpus: Corpus, rank: int) -> list[list[int]]:
 
 def streamed(corpus: Corpus) -> dict[str, Any]:
     """Settings that read the corpus's shards without its index, in order."""
-    shapes = {"image_buckets": None, "image_size": 32, "text_buckets": [32], "shuffle": False, "max_bad_share": 0.0}
-    return {**corpus.settings, **shapes, "shards": str(corpus.folder / "shards")}
+    shapes = {"image_buckets": None, "image_size": 32, "text_buckets": [32], "shuffle": False}
+    loading = {"max_bad_share": 0.0}
+    return {**corpus.settings, **shapes, "shards": str(corpus.folder / "shards"), "loading": loading}
 
 
 @pytest.fixture(scope="module")
