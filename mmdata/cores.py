@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 NumWorkers = int | Literal["auto"]
-"""The type of `data.num_workers`; "auto" is all usable cores of the rank."""
+"""The type of `data.loading.num_workers`; "auto" is all usable cores of the rank."""
 
 
 def most_workers(num_workers: NumWorkers) -> int:

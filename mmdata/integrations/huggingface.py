@@ -16,17 +16,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
+from mmdata.batch import CLIP_MEAN, CLIP_STD, normalized, valid_inputs
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
-from mmdata.integrations.adapt import (
-    CLIP_MEAN,
-    CLIP_STD,
-    check_launched,
-    judged_together,
-    normalized,
-    valid_inputs,
-)
+from mmdata.integrations.adapt import check_launched, judged_together
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
 
@@ -132,7 +126,7 @@ class LoaderTrainer(Trainer):
         if self._evaluation is None:
             self._evaluation = self._batches(evaluation_data(self.data), repeat=True)
             # The Trainer computes a loss only where the batches have all that it takes for labels.
-            has_labels = self._evaluation.dataset.loader.index.manifest.has_labels  # type: ignore[attr-defined]
+            has_labels = self._evaluation.dataset.loader.index.has_labels  # type: ignore[attr-defined]
             self.label_names = [name for name in self.label_names if name == "labels" and has_labels]
         return self._evaluation
 

@@ -68,7 +68,7 @@ COLUMNS = [
 
 
 CheckImages = Literal["auto", "always", "never"]
-"""See `DataConfig.check_images`."""
+"""See `LoadingConfig.check_images`."""
 
 
 class IndexSamples:
@@ -79,7 +79,7 @@ class IndexSamples:
         store: reads its members.
         rows: int64 (n,).
         passes: int64 (n,), decide which of its captions each row has.
-        check_images: see `DataConfig.check_images`.
+        check_images: see `LoadingConfig.check_images`.
         stop: once it is set, nothing more is read.
     """
 

@@ -55,7 +55,7 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count
     Raises:
         DataError: the index has no rows, or a dataset of a mixture has none.
     """
-    for part in index.manifest.parts:
+    for part in index.manifests:
         if part.rows == 0:
             raise DataError(
                 f"shards '{part.folder}': no rows in the index; see __mmdata__/quarantine.jsonl there for those left "
@@ -63,7 +63,7 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count
             )
     needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
     lengths = caption_lengths(index, tokenizer) if needed else None
-    rows = IndexRows(index, lengths=lengths, limit=data.limit)
+    rows = IndexRows(index, lengths=lengths, limit=data.max_rows)
     if data.global_batch_size > rows.starts[-1] and data.token_budget is None:
         logger.warning(
             "data.global_batch_size is %d, and there are %d rows: each batch is filled up with rows that are masked",
@@ -76,7 +76,7 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count
         global_batch_size=data.global_batch_size,
         seed=data.seed,
         shuffle=data.shuffle,
-        window_rows=data.window_rows,
+        window_rows=data.shuffle_window_rows,
         num_lanes=data.num_lanes,
         mixture=build_mixture(data, index, rows),
     )
@@ -132,7 +132,7 @@ def text_lengths(data: DataConfig, index: Index, lengths: Lengths) -> list[int]:
     """The text length bounds that the settings name, or those that leave the least padding; at most max_length."""
     if isinstance(data.text_buckets, list):
         return data.text_buckets
-    histogram = np.bincount(lengths[1]) if isinstance(lengths, tuple) else index.manifest.token_histogram()
+    histogram = np.bincount(lengths[1]) if isinstance(lengths, tuple) else index.token_histogram()
     cut = np.minimum(np.arange(len(histogram)), data.max_length)  # longer captions are cut
     return choose_lengths(np.bincount(cut, histogram).astype(np.int64), data.num_text_buckets)
 
@@ -161,7 +161,7 @@ def caption_histogram(index: Index, lengths: Lengths, *, max_length: int) -> NDA
             cut = np.minimum(tokens[offsets[start] : offsets[stop]], max_length)
             counts += np.bincount(pack_cells(cut, bins), minlength=len(counts))
     else:
-        for _, cells, captions in index.manifest.cells():
+        for _, cells, captions in index.cells():
             tokens, bins = unpack_cells(cells)
             counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), captions, minlength=len(counts))
     return counts.reshape(-1, ASPECT_BINS).astype(np.int64)  # exact: float64 counts to 2^53
@@ -190,13 +190,13 @@ def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:
 def build_groups(settings: GroupsConfig, index: Index) -> Groups:
     """The group of each row: the corpus's labels, or the groups of a file."""
     size, candidates = settings.size or 1, settings.candidates or 0
-    if settings.by != "label":
-        of_rows = read_groups(Path(settings.by), index)
+    if settings.source != "label":
+        of_rows = read_groups(Path(settings.source), index)
         digest = hashlib.sha256(of_rows.tobytes()).hexdigest()[:16]
         return Groups(of_rows, size, candidates, f"file {digest}")
-    if not index.manifest.has_labels:
+    if not index.has_labels:
         raise ConfigError(
-            "data.groups by label: no row of the corpus has a label; convert it with --label-column, or set by to a "
-            "file of groups, which `mmdata neighbours` makes"
+            "data.groups by label: no row of the corpus has a label; convert it with --label-column, or set source to "
+            "a file of groups, which `mmdata neighbours` makes"
         )
     return Groups(index.column("label"), size, candidates, "label")

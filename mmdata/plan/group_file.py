@@ -35,7 +35,7 @@ def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
             of_rows = table.column("group").combine_chunks().to_numpy(zero_copy_only=False)
             made_for = (table.schema.metadata or {}).get(b"index", b"").decode()
     except FileNotFoundError:
-        raise ConfigError(f"data.groups.by '{path}': no such file; {remade}, or set by to label") from None
+        raise ConfigError(f"data.groups.source '{path}': no such file; {remade}, or set source to label") from None
     except (ValueError, KeyError, EOFError, pa.ArrowException) as error:
         raise DataError(f"file of groups '{path}': cannot be read: {error}; {remade}") from error
     if of_rows.dtype != np.int64 or of_rows.ndim != 1:
@@ -45,7 +45,7 @@ def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
     if len(of_rows) != len(index) or made_for != index.fingerprint:
         other = " of other content" if is_arrow else ""
         raise ConfigError(
-            f"data.groups.by '{path}': made for another corpus: {len(of_rows)} rows, and data.shards has "
+            f"data.groups.source '{path}': made for another corpus: {len(of_rows)} rows, and data.shards has "
             f"{len(index)}{other}; {remade}"
         )
     return of_rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -15,8 +15,7 @@ from mmdata.seeding import mix
 from mmdata.shards.caption_lengths import CaptionTokens
 from mmdata.shards.histogram import ASPECT_BINS, aspect_ratio, unpack_cells
 from mmdata.shards.index import Index
-from mmdata.shards.manifest import Manifest
-from mmdata.shards.union import UnionManifest
+from mmdata.shards.pages import Histograms
 
 COUNT_ROWS = 2**20
 """About how many rows are in memory at a time when a corpus is counted."""
@@ -100,24 +99,24 @@ class IndexRows:
         """Rows of each of n consecutive shards by bucket, int64 (n, K)."""
         # The manifest's histograms tell, if every row has one caption and the policy looks at nothing finer than their
         # cells. Otherwise the shape of every row has to be read from the index.
-        manifest = self._index.manifest
-        known = manifest.captions == manifest.rows and not isinstance(self._lengths, tuple) and not self._limited
+        one_each = self._index.captions == len(self._index)
+        known = one_each and not isinstance(self._lengths, tuple) and not self._limited
         if known and getattr(policy, "uses_cells", False):
-            return count_cells(manifest, policy, lengths=self._lengths is not None)[shards]
+            return count_cells(self._index.cells(), policy, lengths=self._lengths is not None)[shards]
         return count_buckets(self, policy, epoch, shards)
 
 
-def count_cells(manifest: Manifest | UnionManifest, policy: BucketPolicy, *, lengths: bool) -> NDArray[np.int64]:
-    """`Rows.bucket_counts` from the histograms of a manifest whose rows have one caption each.
+def count_cells(histograms: Iterable[Histograms], policy: BucketPolicy, *, lengths: bool) -> NDArray[np.int64]:
+    """`Rows.bucket_counts` from the histograms of an index whose rows have one caption each.
 
     Args:
-        manifest: of the shards.
+        histograms: of the shards, in their order; see `Manifest.cells`.
         policy: a policy with `uses_cells`.
         lengths: False counts all captions as one token long.
     """
     num_buckets = len(policy.buckets)
     parts = [np.empty((0, num_buckets), np.int64)]
-    for offsets, cells, captions in manifest.cells():
+    for offsets, cells, captions in histograms:
         shard = np.repeat(np.arange(len(offsets) - 1, dtype=np.int32), np.diff(offsets))
         # The policy is asked once for each cell that occurs, not for each shard's: cells are few, shards are not.
         occurring = np.flatnonzero(np.bincount(cells))
