@@ -121,8 +121,8 @@ class Plan:
         self._schedules: dict[int, tuple[list[list[Window]], Schedule]] = {}
 
     def __len__(self) -> int:
-        """Steps of the first epoch; of all epochs, unless batch sizes differ, rows stand in groups or a repeat is no
-        whole number."""
+        """Steps of the first epoch. Others may have more or fewer only if batch sizes differ, rows stand in groups or a
+        repeat is no whole number."""
         return self.num_steps(0)
 
     def num_steps(self, epoch: int) -> int:

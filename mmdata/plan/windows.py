@@ -115,7 +115,7 @@ class EpochWindows:
         return result
 
     def _bounds(self, lane_share: int, epoch: int) -> list[tuple[int, int]]:
-        """Of each dataset of a first share: the positions in its endless passes at which an epoch begins and ends."""
+        """The positions at which an epoch begins and ends in the endless passes of each dataset of a first share."""
         return [(math.floor(epoch * rate), math.floor((epoch + 1) * rate)) for rate in self._rates(lane_share)]
 
     def _rates(self, lane_share: int) -> list[Fraction]:
