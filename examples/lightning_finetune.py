@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from transformers import CLIPModel
 
-from mmdata.integrations.adapt import normalized, valid_inputs
+from mmdata.batch import normalized, valid_inputs
 from mmdata.integrations.lightning import LoaderDataModule
 
 

@@ -13,8 +13,7 @@ import torch
 from transformers import CLIPModel
 
 import mmdata
-from mmdata.batch import to_device
-from mmdata.integrations.adapt import normalized, valid_inputs
+from mmdata.batch import normalized, to_device, valid_inputs
 
 
 def main() -> None:

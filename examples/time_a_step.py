@@ -13,8 +13,7 @@ from torch.utils.benchmark import Measurement, Timer
 from transformers import CLIPModel
 
 import mmdata
-from mmdata.batch import Batch, to_device
-from mmdata.integrations.adapt import normalized, valid_inputs
+from mmdata.batch import Batch, normalized, to_device, valid_inputs
 
 
 def time_it(name: str, **call: Any) -> Measurement:
@@ -47,7 +46,7 @@ def main() -> None:
             "global_batch_size": given.batch_size,
             "image_size": model.config.vision_config.image_size,
             "max_length": model.config.text_config.max_position_embeddings,
-            "num_workers": given.num_workers,
+            "loading": {"num_workers": given.num_workers},
         }
     )
 

@@ -5,6 +5,7 @@ Every array of a batch has the same number of rows B, whatever could or could no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypedDict, cast
 
 import torch
@@ -12,6 +13,11 @@ from torch import Tensor
 from typing_extensions import NotRequired
 
 MODEL_KEYS = ("pixel_values", "pixel_attention_mask", "spatial_shapes", "input_ids", "attention_mask", "labels")
+"""Entries of a batch that a Hugging Face model takes."""
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+"""Mean of red, green and blue, from 0 to 1, with which OpenAI's CLIP and its descendants were trained; SigLIP: 0.5."""
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+"""Their standard deviation; SigLIP: 0.5."""
 
 
 class Batch(TypedDict):
@@ -23,17 +29,17 @@ class Batch(TypedDict):
             a patch in the order height, width, channel; N is the bucket's number of patches.
         pixel_attention_mask: int64 (B, N), 1 on patches, 0 after the last; the first position is 1 in every row. Only
             at native resolution (`data.image_patches`).
-        spatial_shapes: int64 (B, 2), patches of each image (high, wide); (1, 1) where not valid. Likewise.
+        spatial_shapes: int64 (B, 2), rows and columns of patches of each image; (1, 1) where not valid. Likewise.
         input_ids: int64 (B, L), L is the text length of the batch's bucket.
         attention_mask: int64 (B, L), 1 on tokens, 0 on padding; the first position is 1 in every row.
         labels: int64 (B,), -1 where a row has none; only when the corpus has labels.
-        image_hash: int64 (B,), equal for equal image bytes; only with `data.hashes`.
-        caption_hash: int64 (B,), equal for equal captions; only with `data.hashes`.
+        image_hash: int64 (B,), equal for equal image bytes; only with `data.add_hashes`.
+        caption_hash: int64 (B,), equal for equal captions; only with `data.add_hashes`.
         negative_input_ids: int64 (B, Lx), a negative caption for each row; Lx is the same in all
             batches. This and the three below: only with `data.negative_captions`.
         negative_attention_mask: int64 (B, Lx), as attention_mask.
         negative_valid: bool (B,), False where the row has none or is not valid itself.
-        negative_caption_hash: int64 (B,), as caption_hash, 0 where there is none; only with `data.hashes`.
+        negative_caption_hash: int64 (B,), as caption_hash, 0 where there is none; only with `data.add_hashes`.
         valid: bool (B,), False where a row is padding or could not be decoded.
         rows: int64 (B,), row numbers in the index; -1 where a row is padding.
         keys: B strings; "" where a row is padding.
@@ -75,6 +81,46 @@ class CaptionBatch(NamedTuple):
 def model_inputs(batch: Batch) -> dict[str, Tensor]:
     """The entries a Hugging Face model takes: `model(**model_inputs(batch))`."""
     return {key: value for key, value in batch.items() if key in MODEL_KEYS and isinstance(value, Tensor)}
+
+
+def valid_inputs(batch: Batch) -> dict[str, Tensor]:
+    """A Hugging Face model's inputs from the rows of a batch that hold data.
+
+    A batch without any keeps its first, empty row: every rank must take part in a step, and one row has no
+    negatives, so that its CLIP loss and gradient are 0.
+
+    Returns:
+        pixel_values uint8 (b, 3, H, W), input_ids and attention_mask int64 (b, L), labels (b,) where there are any; at
+        native resolution pixel_values uint8 (b, N, D), pixel_attention_mask (b, N) and spatial_shapes (b, 2).
+    """
+    valid = batch["valid"].clone()
+    if not bool(valid.any()):
+        valid[0] = True
+    return {name: value if bool(valid.all()) else value[valid] for name, value in model_inputs(batch).items()}
+
+
+def normalized(pixel_values: Tensor, mean: Sequence[float] = CLIP_MEAN, std: Sequence[float] = CLIP_STD) -> Tensor:
+    """Integer pixels to float32 as a model expects them, (value / 255 - mean) / std; floats pass as they are.
+
+    Call it on the device: uint8 is a quarter of the bytes to copy.
+
+    Args:
+        pixel_values: (B, 3, H, W), or patches (B, N, patch_size² · 3) of native resolution.
+        mean: of each channel, on the scale 0 to 1.
+        std: standard deviation of each channel, likewise.
+    """
+    on_device = (torch.tensor(values, device=pixel_values.device).view(3, 1, 1) * 255 for values in (mean, std))
+    return standardized(pixel_values, *on_device)
+
+
+def standardized(pixel_values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """As `normalized`, with mean and std as tensors (3, 1, 1) on the scale 0 to 255; the result has their dtype."""
+    if pixel_values.is_floating_point():
+        return pixel_values
+    if pixel_values.ndim == 4:  # (B, 3, H, W)
+        return (pixel_values.to(mean.dtype) - mean) / std
+    by_channel = pixel_values.unflatten(2, (-1, 3, 1, 1)).to(mean.dtype)  # (B, N, patch_size², 3, 1, 1)
+    return ((by_channel - mean) / std).flatten(2)
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def renamed_names(module: str, names: dict[str, str]) -> Callable[[str], Any]:
@@ -30,3 +33,51 @@ def renamed_names(module: str, names: dict[str, str]) -> Callable[[str], Any]:
         return getattr(sys.modules[module], names[name])
 
     return get
+
+
+def renamed_attribute(old: str, new: str) -> property:
+    """A property for the old name of an attribute: it gives the new one, with a DeprecationWarning.
+
+    Example:
+        streams = renamed_attribute("streams", "shares")
+    """
+
+    def get(self: object) -> Any:
+        name = type(self).__name__
+        warnings.warn(
+            f"{name}.{old} is now called {name}.{new}; the old name goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(self, new)
+
+    return property(get)
+
+
+def renamed_arguments(**names: str) -> Callable[[Function], Function]:
+    """A decorator: the function also takes keyword arguments by their old names, with a DeprecationWarning.
+
+    Args:
+        names: old name to new name.
+
+    Example:
+        @renamed_arguments(positive_share="prior")
+    """
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def call(*positional: Any, **named: Any) -> Any:
+            for old, new in names.items():
+                if old in named:
+                    warnings.warn(
+                        f"{function.__name__}'s argument {old} is now called {new}; the old name goes with the next "
+                        "release",
+                        DeprecationWarning,
+                        stacklevel=2,
+                    )
+                    named[new] = named.pop(old)
+            return function(*positional, **named)
+
+        return cast(Function, call)
+
+    return decorate

@@ -5,11 +5,18 @@ from __future__ import annotations
 import importlib
 
 import pytest
+import torch
+
+from mmdata.plan import BatchShare, Mixture, ShardSpan
+from mmdata.train.losses import hard_negative_loss
 
 RENAMED = [
     ("mmdata.loader", "Worker", "BatchMaker"),
+    ("mmdata.plan", "Source", "ShardSpan"),
+    ("mmdata.plan", "Stream", "BatchShare"),
     ("mmdata.train.miners", "SkipHottest", "DropHardest"),
     ("mmdata.train.miners", "Teacher", "TeacherMask"),
+    ("mmdata.train.objective", "loss_at", "make_loss"),
 ]
 
 
@@ -20,6 +27,23 @@ def test_renamed_old_name_is_the_new_one_and_warns(module: str, old: str, new: s
         assert getattr(home, old) is getattr(home, new)
 
 
+@pytest.mark.parametrize(("old", "new"), [("streams", "shares"), ("sources", "spans")])
+def test_renamed_old_attribute_is_the_new_one_and_warns(old: str, new: str):
+    mixture = Mixture((BatchShare((ShardSpan(0, 1),)),))
+    with pytest.warns(DeprecationWarning, match=rf"^Mixture\.{old} is now called Mixture\.{new}; the old name goes"):
+        assert getattr(mixture, old) == getattr(mixture, new)
+
+
 def test_renamed_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match=r"^module 'mmdata\.loader' has no attribute 'Lodaer'$"):
         importlib.import_module("mmdata.loader").Lodaer  # noqa: B018
+
+
+def test_renamed_old_argument_is_the_new_one_and_warns():
+    features = torch.eye(3)
+    expected = hard_negative_loss(features, features, torch.tensor(2.0), prior=0.1)
+    with pytest.warns(
+        DeprecationWarning, match=r"^hard_negative_loss's argument positive_share is now called prior; the"
+    ):
+        found = hard_negative_loss(features, features, torch.tensor(2.0), positive_share=0.1)  # type: ignore[call-arg]
+    assert found == expected

@@ -29,12 +29,12 @@ def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataCon
     )
     if summary.cut:
         yield f"cut: {summary.cut:,} captions are longer than max_length ({data.max_length} tokens) and are cut to it"
-    if len(summary.sources) > 1:
+    if len(summary.rows_by_span) > 1:
         yield from _datasets(summary, plan, index)
     if groups := plan.mixture.groups:
-        yield f"groups: {_groups(groups, int(plan.rows.starts[-1]), data.window_rows)}"
+        yield f"groups: {_groups(groups, int(plan.rows.starts[-1]), data.shuffle_window_rows)}"
     yield f"masked: {summary.masked:,} places that no row fills; merged into another bucket: {summary.merged:,} rows"
-    best = "1 is best" if len(summary.sources) == 1 else "the shares of the datasets move it away from 1"
+    best = "1 is best" if len(summary.rows_by_span) == 1 else "the shares of the datasets move it away from 1"
     yield f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle ({best})"
     yield (
         f"duplicates: {summary.duplicates:,} rows meet their own image or caption in a batch"
@@ -50,7 +50,7 @@ def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataCon
 
 def _datasets(summary: PlanSummary, plan: Plan, index: Index) -> Iterator[str]:
     starts = plan.rows.starts
-    for source, span, used in zip(index.sources, plan.mixture.sources, summary.sources, strict=True):
+    for source, span, used in zip(index.sources, plan.mixture.spans, summary.rows_by_span, strict=True):
         own = int(starts[span.last_shard] - starts[span.first_shard])
         yield (
             f"dataset '{source.folder}': {used:,} rows, {used / summary.rows:.1%} of the epoch; "

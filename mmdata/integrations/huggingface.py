@@ -16,17 +16,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
+from mmdata.batch import CLIP_MEAN, CLIP_STD, normalized, valid_inputs
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
-from mmdata.integrations.adapt import (
-    CLIP_MEAN,
-    CLIP_STD,
-    check_launched,
-    judged_together,
-    normalized,
-    valid_inputs,
-)
+from mmdata.integrations.adapt import check_launched, judged_together
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
 

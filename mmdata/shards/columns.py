@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
 from mmdata.errors import DataError
+from mmdata.hashing import fast_hash
 from mmdata.shards.arrow_view import view
 from mmdata.shards.histogram import aspect_bin, count_cells, pack_cells
 from mmdata.shards.pages import ListedShard
@@ -66,12 +66,6 @@ def _schema(fixed: Sequence[str]) -> Any:
 
 
 SCHEMAS = {3: _schema([*FIXED]), 2: _schema([name for name in FIXED if name != "image_xxh3"])}
-
-
-def fast_hash(data: bytes | memoryview) -> int:
-    """64-bit XXH3 as a signed integer, never 0. Detects accidental changes, 20 times as fast as SHA-256."""
-    digest = xxhash.xxh3_64_intdigest(data)
-    return (digest - 2**64 if digest >= 2**63 else digest) or 1
 
 
 class Columns:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mmdata.hashing import hash64
-from mmdata.shards.columns import FIXED, SCHEMA_VERSION, SCHEMAS, Columns, fast_hash
+from mmdata.hashing import fast_hash, hash64
+from mmdata.shards.columns import FIXED, SCHEMA_VERSION, SCHEMAS, Columns
 from mmdata.shards.pages import ShardEntry
 from mmdata.shards.probe import FORMATS, ImageInfo
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
 from mmdata.errors import BadSample, DataError, Reason
-from mmdata.hashing import hash64
+from mmdata.hashing import fast_hash, hash64
 from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT
-from mmdata.shards.columns import fast_hash
 from mmdata.shards.encode import Place, Row
 from mmdata.shards.probe import Limits, probe, sniff
 from mmdata.shards.tar import Member, read_members, split_name

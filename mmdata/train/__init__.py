@@ -11,7 +11,7 @@ from mmdata.train import losses, miners
 from mmdata.train.models.dual_encoder import DualEncoder, DualEncoderOutput
 from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.ranks import collectives as distributed
-from mmdata.train.step import StepOutput, train_step
+from mmdata.train.step import StepOutput, gradient_cache, train_step
 
 __all__ = [
     "DevicePrefetcher",
@@ -19,6 +19,7 @@ __all__ = [
     "DualEncoderOutput",
     "StepOutput",
     "distributed",
+    "gradient_cache",
     "losses",
     "miners",
     "train_step",

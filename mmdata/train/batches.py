@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,79 +39,28 @@ class Batches(Protocol):
         ...
 
 
-@runtime_checkable
-class CountsRows(Protocol):
-    """A loader that counts rows which cannot be used, and can do so over all ranks; `mmdata.Loader` is one."""
+@dataclass(frozen=True)
+class LoaderExtras:
+    """What mmdata's loaders offer beyond `Batches`; None for what a loader lacks: the loop does without it.
 
-    def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """One state of those that all ranks took at the same step: their rows are added up."""
-        ...
+    Attributes:
+        index: the corpus that row numbers are of.
+        stats: the loader's clock, a `mmdata.loader.Stats`.
+        all_captions: takes row numbers int64 (n,); gives the captions of those of the rows that have several.
+        merge_states: takes the states of all ranks at the same step; gives one, with the rows of all of them counted.
+        check_rows: raises a DataError if too many of the rows that a state counts could not be used.
+    """
 
-    def check_rows(self, state: dict[str, Any]) -> None:
-        """Raise a DataError where too many of the rows that a state counts could not be used."""
-        ...
+    index: Sized | None
+    stats: Any
+    all_captions: Callable[[NDArray[np.int64]], CaptionBatch] | None
+    merge_states: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] | None
+    check_rows: Callable[[dict[str, Any]], None] | None
 
-
-@runtime_checkable
-class HasCaptions(Protocol):
-    """A loader that gives all captions of rows; `mmdata.Loader` is one."""
-
-    def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
-        """The captions of those of the rows that have several; none of a row that has one."""
-        ...
-
-
-@runtime_checkable
-class HasIndex(Protocol):
-    """A loader whose row numbers are those of an index; `mmdata.Loader` is one."""
-
-    @property
-    def index(self) -> Sized:
-        """All rows."""
-        ...
-
-
-class Bottleneck(Protocol):
-    """What a loader spends most time on."""
-
-    @property
-    def stage(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def words(self) -> str:
-        """A clause that says so."""
-        ...
-
-
-class Clock(Protocol):
-    """Sums of a loader's clock; `mmdata.loader.Stats` is one."""
-
-    transfer_s: float
-    """The caller was busy with the copy to the device."""
-
-    def copy(self) -> Self:
-        """The sums as they are now."""
-        ...
-
-    def since(self, earlier: Self) -> Self:
-        """The sums of what came after an earlier `copy`."""
-        ...
-
-    def bottleneck(self) -> Bottleneck | None:
-        """The stage that most time goes to."""
-        ...
-
-
-@runtime_checkable
-class KeepsClock(Protocol):
-    """A loader with a clock on its stages; `mmdata.Loader` is one."""
-
-    @property
-    def stats(self) -> Clock:
-        """Sums over the batches yielded."""
-        ...
+    @classmethod
+    def of(cls, batches: object) -> Self:
+        """What these batches offer."""
+        return cls(**{field.name: getattr(batches, field.name, None) for field in fields(cls)})
 
 
 def count_steps(batches: Batches, config: TrainConfig) -> int:

@@ -1,27 +1,29 @@
-"""A loss with its settings, as the training step takes it."""
+"""A loss with its settings, as the training step takes it. `ContrastiveLoss` alone says which settings fit together."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.config.train import LossName, PositivesBy
 from mmdata.errors import ConfigError
+from mmdata.renamed import renamed_names
 from mmdata.train import losses
 from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.keys import check_keys
 from mmdata.train.losses.telemetry import mining_telemetry
 from mmdata.train.memory.queue import FeatureQueue, keys_of
-from mmdata.train.miners import AnyMiner, Chain
+from mmdata.train.miners import All, AnyMiner, Chain
 from mmdata.train.miners.configured import configured
 from mmdata.train.models.dual_encoder import DualEncoder, DualEncoderOutput
 
 NO_IMAGE = -(2**63)
-"""Stands for the image hash of a text without an image; that a real one equals it has a chance of 1 in 2^64."""
+"""Image hash of a text without an image; a real hash equals it with a probability of 1 in 2^64."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,17 @@ class ContrastiveLoss:
             (InfoNCE with several positives), "triplet" (hinge) or "hard_negative" (InfoNCE that weighs negatives by
             their hardness).
         miner: chooses negatives; None keeps all.
-        mask_same: rows of equal image_hash or caption_hash are not negatives of each other, where the batch has them.
-        positives: of "multi_positive": the entry of the batch in which positives are equal. A row without a label has
+        mask_same: rows with equal image_hash or caption_hash are not negatives of each other, if the batch has hashes.
+        positives: for "multi_positive": the entry of the batch in which positives are equal. A row without a label has
             its own partner only.
-        margin: of "triplet", in cosine.
-        beta: of "hard_negative", how much the hardness counts.
-        positive_share: of "hard_negative", the probability that a negative is a false one.
-        queue: features of earlier batches, further negatives of both directions for "clip"; who trains fills it. Needs
-            `mask_same` and the hashes.
+        margin: for "triplet", in cosine.
+        beta: for "hard_negative", how much the hardness counts.
+        prior: for "hard_negative", the probability τ⁺ that a negative is a false one.
+        queue: features of earlier batches, further negatives of both directions for "clip". The training loop fills it.
+            Needs `mask_same` and the hashes.
+
+    Raises:
+        ValueError: a queue or a miner with a loss that takes none.
     """
 
     kind: LossName = "clip"
@@ -49,14 +54,15 @@ class ContrastiveLoss:
     positives: PositivesBy = "caption_hash"
     margin: float = 0.2
     beta: float = 1.0
-    positive_share: float = 0.0
+    prior: float = 0.0
     queue: FeatureQueue | None = None
 
     def __post_init__(self) -> None:
         if self.queue is not None and (self.kind != "clip" or not self.mask_same):
             raise ValueError(
-                f"cross-batch memory: needs loss 'clip' and mask_same, got '{self.kind}' and {self.mask_same}: without "
-                "the mask a row's own image and caption, seen an epoch ago, would be its hardest negatives"
+                f"queue: needs loss 'clip' and mask_same (train.mask_false_negatives), got '{self.kind}' and "
+                f"{self.mask_same}: without the mask a row's own image and caption, seen an epoch ago, would be its "
+                "hardest negatives"
             )
         if self.kind == "hard_negative" and self.miner is not None:
             raise ValueError(
@@ -69,33 +75,48 @@ class ContrastiveLoss:
         Raises:
             ValueError: the model or the batch lacks what the loss needs, or has negative captions that it cannot take.
         """
-        if output.negative_text_features is not None and self.kind != "clip":
-            raise ValueError(
-                f"loss '{self.kind}' takes no negative captions: set train.loss to clip, or leave "
-                "data.negative_captions out"
-            )
+        self.check_fits(
+            has_bias=output.logit_bias is not None, has_negative_captions=output.negative_text_features is not None
+        )
         loss = self._loss(output, batch)
-        # The gradient of a scalar that the loss does not look at is 0, not absent: DDP waits for every parameter.
+        # A scalar that the loss does not use gets the gradient 0 in place of none: DDP waits for every parameter.
         for value in (output.logit_scale, output.logit_bias):
             loss = loss if value is None else loss + 0.0 * value
         return loss
 
+    def check_fits(self, *, has_bias: bool, has_negative_captions: bool) -> None:
+        """Check the loss against a model and its batches.
+
+        Args:
+            has_bias: the model has a logit_bias.
+            has_negative_captions: the batches have negative captions.
+
+        Raises:
+            ValueError: the loss needs a bias, or takes no negative captions.
+        """
+        if self.kind == "siglip" and not has_bias:
+            raise ValueError("loss 'siglip' needs a bias: set model.logit_bias_init (-10 in the paper)")
+        if self.kind != "clip" and has_negative_captions:
+            raise ValueError(
+                f"loss '{self.kind}' takes no negative captions: set train.loss to clip, or leave "
+                "data.negative_captions out"
+            )
+
     def _loss(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
-        features, same, valid = output[:3], self._same(batch), batch["valid"]
+        images, texts, same, valid = *output[:2], self._same(batch), batch["valid"]
+        if self.kind == "triplet":
+            return losses.triplet_loss(images, texts, margin=self.margin, miner=self.miner, valid=valid, same=same)
+        features = images, texts, self._scale(output)
         if self.kind == "siglip":
-            if output.logit_bias is None:
-                raise ValueError("loss 'siglip' needs a bias: set model.logit_bias_init (-10 in the paper)")
+            assert output.logit_bias is not None, "check_fits"
             return losses.siglip_loss(*features, output.logit_bias, miner=self.miner, valid=valid, same=same)
         if self.kind == "multi_positive":
             labels = self._labels(batch)
             return losses.multi_positive_loss(*features, labels=labels, miner=self.miner, valid=valid, same=same)
-        if self.kind == "triplet":
-            return losses.triplet_loss(*features[:2], margin=self.margin, miner=self.miner, valid=valid, same=same)
         if self.kind == "hard_negative":
-            share = self.positive_share
-            return losses.hard_negative_loss(*features, beta=self.beta, positive_share=share, valid=valid, same=same)
+            return losses.hard_negative_loss(*features, beta=self.beta, prior=self.prior, valid=valid, same=same)
         extra_texts = self._extra_texts(output, batch, len(same))
-        extra_images, extra_texts = self._remembered(extra_texts and extra_texts.gather())
+        extra_images, extra_texts = self._with_queue(extra_texts and extra_texts.gather())
         return losses.clip_loss(
             *features,
             miner=self.miner,
@@ -106,17 +127,17 @@ class ContrastiveLoss:
         )
 
     def _extra_texts(self, output: DualEncoderOutput, batch: Batch, num_keys: int) -> ExtraNegatives | None:
-        """The negative captions as negatives of the images: not of one that has the same caption as its own."""
+        """The negative captions as negatives of all images but those whose own caption is the same text."""
         if output.negative_text_features is None:
             return None
         same: list[Tensor] = []
         if num_keys and "negative_caption_hash" in batch:
-            # As the keys of the rows: image_hash, caption_hash. No negative caption has an image of its own.
+            # In the order of the rows' keys, image_hash and caption_hash. No negative caption has an image.
             same = [torch.full_like(batch["negative_caption_hash"], NO_IMAGE), batch["negative_caption_hash"]]
         return ExtraNegatives(output.negative_text_features, same, batch.get("negative_valid"))
 
-    def _remembered(self, extra_texts: ExtraNegatives | None) -> tuple[ExtraNegatives | None, ExtraNegatives | None]:
-        """Extra images, and extra texts with those given, of the queue: all ranks hold all of it."""
+    def _with_queue(self, extra_texts: ExtraNegatives | None) -> tuple[ExtraNegatives | None, ExtraNegatives | None]:
+        """The queue's images, and its texts joined with `extra_texts`; every rank holds the whole queue."""
         kept = self.queue and self.queue.negatives()
         if kept is None:
             return None, extra_texts
@@ -128,45 +149,57 @@ class ContrastiveLoss:
         return mining_telemetry(
             output.image_features,
             output.text_features,
-            output.logit_scale,
+            self._scale(output),
             miner=self.miner,
             valid=batch["valid"],
             same=[*self._same(batch), *([self._labels(batch)] if self.kind == "multi_positive" else [])],
         )
+
+    def _scale(self, output: DualEncoderOutput) -> Tensor:
+        if output.logit_scale is None:
+            raise ValueError(
+                f"loss '{self.kind}' needs a scale, and the model's output has none: return DualEncoderOutput("
+                "image_features, text_features, logit_scale), a multiplier of cosines such as learned.exp()"
+            )
+        return output.logit_scale
 
     def _same(self, batch: Batch) -> list[Tensor]:
         hashes = (batch.get("image_hash"), batch.get("caption_hash"))
         return [key for key in hashes if self.mask_same and key is not None]
 
     def _labels(self, batch: Batch) -> Tensor:
-        """What positives have in common, int64 (B,)."""
+        """int64 (B,), equal for positives of each other."""
         labels = batch.get(self.positives)
         if labels is None:
             raise ValueError(
-                f"loss 'multi_positive': the batch has no '{self.positives}'; set data.hashes for a hash, convert the "
-                "corpus with labels, or name another one in train.positives"
+                f"loss 'multi_positive': the batch has no '{self.positives}'; set data.add_hashes for a hash, convert "
+                "the corpus with labels, or name another one in train.positives"
             )
-        check_keys(self.positives, labels)  # before they meet the row numbers
-        # -1 is no label in common. Row numbers are -1 where there is no row, so these are all below 0.
+        check_keys(self.positives, labels)  # before they are mixed with row numbers
+        # A row without a label (-1) gets a label of its own. Row numbers are at least -1, so such a label is below 0.
         return labels.where(labels >= 0, -2 - batch["rows"]) if self.positives == "labels" else labels
 
 
-def loss_at(
-    step: int, config: TrainConfig, opinion: AnyMiner | None = None, queue: FeatureQueue | None = None
+def make_loss(
+    step: int, config: TrainConfig, teacher_mask: AnyMiner | None = None, queue: FeatureQueue | None = None
 ) -> ContrastiveLoss:
     """The loss and miner that a configuration names, for the update after `step` updates.
 
     Args:
         step: updates made.
         config: how to train.
-        opinion: what a teacher leaves out before the miner chooses.
+        teacher_mask: leaves out the teacher's false negatives before the miner chooses.
         queue: features of earlier batches.
+
+    Raises:
+        ValueError: settings that do not fit together.
+        ConfigError: a miner that cannot be made.
     """
     miner = None
     if config.miner is not None and step >= config.miner.after_steps:
         miner = configured(config.miner)
-    if opinion is not None:
-        miner = opinion if miner is None else Chain((opinion, miner))
+    if teacher_mask is not None:
+        miner = teacher_mask if miner is None else Chain((teacher_mask, miner))
     return ContrastiveLoss(
         config.loss,
         miner=miner,
@@ -174,28 +207,32 @@ def loss_at(
         positives=config.positives,
         margin=config.triplet_margin,
         beta=config.hard_negative_beta,
-        positive_share=config.hard_negative_positive_share,
+        prior=config.hard_negative_prior,
         queue=queue,
     )
 
 
-def check_objective(config: TrainConfig, model: DualEncoder, *, negative_captions: bool) -> None:
-    """Say before a run begins what its first update would.
+def check_objective(config: TrainConfig, model: nn.Module, *, has_negative_captions: bool = False) -> None:
+    """Raise before a run begins what an update would raise, hundreds of steps later for a miner with `after_steps`.
 
     Args:
         config: of the run.
-        model: that is trained.
-        negative_captions: whether the batches have them.
+        model: to be trained; whether a model of your own has a bias shows in the first update.
+        has_negative_captions: the batches have negative captions.
 
     Raises:
-        ConfigError: the loss needs what the model lacks, or takes no negative captions; or there is no such miner.
+        ConfigError: see `ContrastiveLoss`; or a miner that cannot be made.
     """
-    if config.loss == "siglip" and model.logit_bias is None:
-        raise ConfigError("train.loss 'siglip' needs a bias: set model.logit_bias_init (-10 in the paper)")
-    if negative_captions and config.loss != "clip":
-        raise ConfigError(
-            f"train.loss '{config.loss}' takes no negative captions: set it to clip, or leave "
-            "data.negative_captions out"
-        )
-    if config.miner is not None:
-        configured(config.miner)
+    teacher_mask = None if config.teacher is None else All()  # stands for any miner
+    queue = None if config.queue is None else FeatureQueue(config.queue.rows)
+    has_bias = not isinstance(model, DualEncoder) or model.logit_bias is not None
+    try:
+        loss = make_loss(sys.maxsize, config, teacher_mask, queue)
+        loss.check_fits(has_bias=has_bias, has_negative_captions=has_negative_captions)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"train.{error}") from error
+
+
+__getattr__ = renamed_names(__name__, {"loss_at": "make_loss"})

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmdata.batch import Batch, to_device
-from mmdata.train.batches import Batches, Clock, KeepsClock
+from mmdata.train.batches import Batches, LoaderExtras
 
 _Copied = tuple[Callable[[], Batch], dict[str, Any]]
 """Hands a batch on to the current stream; the state of the loader that has just yielded it."""
@@ -46,9 +46,9 @@ class DevicePrefetcher:
         self._iteration = 0  # the number of the newest one; one more whenever it is overtaken
 
     @property
-    def stats(self) -> Clock:
-        """The loader's clock; an AttributeError where it keeps none."""
-        return cast(KeepsClock, self.batches).stats
+    def stats(self) -> Any:
+        """The loader's clock, a `mmdata.loader.Stats`; None if it keeps none."""
+        return LoaderExtras.of(self.batches).stats
 
     def __len__(self) -> int:
         """As the loader's."""
@@ -119,8 +119,8 @@ class DevicePrefetcher:
             batch = next(batches)
             started = perf_counter()
             copied = copy(batch)
-            if isinstance(self.batches, KeepsClock):
-                self.batches.stats.transfer_s += perf_counter() - started
+            if self.stats is not None:
+                self.stats.transfer_s += perf_counter() - started
             return copied, self.batches.state_dict()
         except Exception as error:
             return error

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from mmdata.batch import Batch
-from mmdata.train.models.dual_encoder import DualEncoder, DualEncoderOutput
+from mmdata.train.models.dual_encoder import DualEncoder
 from mmdata.train.ranks import collectives, parallel
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Type of the towers' autocast, by `train.precision`."""
 
-LossFunction = Callable[[DualEncoderOutput, Batch], Tensor]
+LossFunction = Callable[[Any, Any], Tensor]
+"""(output of the model, batch) to a scalar."""
+
+Part = TypeVar("Part")
 
 
 class StepOutput(NamedTuple):
@@ -24,16 +26,16 @@ class StepOutput(NamedTuple):
 
     Attributes:
         loss: scalar of the global batch, detached.
-        output: features and scale of this rank's rows, detached.
+        output: what the model gave for this rank's rows, detached; a `DualEncoderOutput` from a `DualEncoder`.
     """
 
     loss: Tensor
-    output: DualEncoderOutput
+    output: Any
 
 
 def train_step(
     model: nn.Module,
-    batch: Batch,
+    batch: Mapping[str, object],
     loss_function: LossFunction,
     *,
     micro_batch_size: int | None = None,
@@ -42,132 +44,187 @@ def train_step(
 ) -> StepOutput:
     """Add the gradients of one batch to `model`'s parameters; clipping, the optimizer and zero_grad are the caller's.
 
-    With micro-batches the loss still sees the whole batch: features are computed without a graph, the loss gives
-    their gradients, and a second pass carries those into the towers with the same random numbers (dropout) as the
-    first. Costs one more forward; needs layers that treat each row by itself (no batch norm).
+    With micro-batches the loss still sees the whole batch; see `gradient_cache` for what that costs and needs.
 
     Args:
-        model: a DualEncoder or a module with its forward, also inside DDP.
-        batch: this rank's rows, on the model's device.
+        model: a DualEncoder, or a module of your own whose forward takes a batch; also inside DDP.
+        batch: this rank's rows, on the model's device: a `Batch`, or a dict with any keys whose tensors and lists have
+            one entry for each row.
         loss_function: from the model's output and the batch, such as `objective.ContrastiveLoss()`.
-        micro_batch_size: rows per forward; None, or at least B: all at once.
-        autocast_dtype: torch.bfloat16 or torch.float16 runs the towers under autocast; losses stay float32.
+        micro_batch_size: rows per forward; None: all rows in one.
+        autocast_dtype: torch.bfloat16 or torch.float16 runs the model under autocast; losses stay float32.
         scaler: scales the loss (float16); the caller unscales and steps with it.
 
     Returns:
-        The loss and the features.
+        The loss, and the model's output for all rows.
 
     Raises:
-        ValueError: micro_batch_size below 1.
-
-    Source: Gao et al. 2021, gradient caching (arXiv:2101.06983).
+        ValueError: micro_batch_size below 1, or entries of the batch with different numbers of rows.
     """
     if micro_batch_size is not None and micro_batch_size < 1:
         raise ValueError(f"micro_batch_size must be at least 1: got {micro_batch_size}")
     encoder = collectives.unwrap(model)
     if isinstance(encoder, DualEncoder):
         encoder.clamp_logit_scale_()
-    scale = scaler.scale if scaler is not None else _identity
-    device = batch["pixel_values"].device
-    rows = batch["pixel_values"].shape[0]
-    if micro_batch_size is None or micro_batch_size >= rows:
-        with _autocast(device, autocast_dtype):
-            output = cast(DualEncoderOutput, model(batch))
-        loss = loss_function(output, batch)
-        scale(loss).backward()
-        return StepOutput(loss.detach(), _map(torch.detach, output))
-    parts = list(split(batch, micro_batch_size))
-    return _cached_step(model, batch, parts, loss_function, _Passes(device, autocast_dtype, scale))
+    device = next(value.device for value in tree_leaves(batch) if isinstance(value, Tensor))
+
+    def forward(part: Mapping[str, object]) -> Any:
+        # One autocast region a forward: its cache of cast weights must not outlive the pass that filled it.
+        with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
+            return model(part)
+
+    parts = [batch] if micro_batch_size is None else list(split(batch, micro_batch_size))
+    if len(parts) > 1:
+        return gradient_cache(forward, parts, lambda output: loss_function(output, batch), model=model, scaler=scaler)
+    output = forward(batch)
+    loss = loss_function(output, batch)
+    _scaled(loss, scaler).backward()
+    return StepOutput(loss.detach(), _detached(output))
 
 
-def split(batch: Batch, size: int) -> Iterator[Batch]:
-    """Parts of `size` rows, the last one with what is left."""
-    for start in range(0, batch["pixel_values"].shape[0], size):
-        rows = slice(start, start + size)
-        yield cast(Batch, {key: cast(Any, value)[rows] for key, value in batch.items()})
+def split(batch: Mapping[str, object], size: int) -> Iterator[dict[str, Any]]:
+    """Parts of `size` rows, the last one with what is left; values that are no tensor or list go into each part.
+
+    Raises:
+        ValueError: entries of the batch with different numbers of rows.
+    """
+    cut = {key: value for key, value in batch.items() if isinstance(value, list) or _has_rows(value)}
+    counts = {key: len(cast("list[object]", value)) for key, value in cut.items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"the batch's entries have different numbers of rows, and cannot be split: {counts}")
+    for start in range(0, max(counts.values(), default=0), size):
+        yield {**batch, **{key: cast(Any, value)[start : start + size] for key, value in cut.items()}}
 
 
-class _Passes(NamedTuple):
-    device: torch.device
-    autocast_dtype: torch.dtype | None
-    scale: Callable[[Tensor], Tensor]
-
-
-def _cached_step(
-    model: nn.Module, batch: Batch, parts: list[Batch], loss_function: LossFunction, passes: _Passes
+def gradient_cache(
+    forward: Callable[[Part], Any],
+    parts: Iterable[Part],
+    loss: Callable[[Any], Tensor],
+    *,
+    model: nn.Module | None = None,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> StepOutput:
-    # First pass on the bare model: DDP has nothing to do where there is no graph.
-    bare = model.module if isinstance(model, DistributedDataParallel) else model
-    # A compiled tower draws other dropout without a graph than with one: it makes one, which is dropped at once.
-    first_pass = torch.enable_grad if parallel.is_compiled(bare) else torch.no_grad
-    outputs: list[DualEncoderOutput] = []
+    """Add the gradients of a loss over a whole batch, with the activations of one part in memory at a time.
+
+    A first pass computes the outputs of all parts without a graph; the loss gives the gradients of these outputs; a
+    second pass carries them into the parameters, part by part, with the random numbers (dropout) of the first. It costs
+    one more forward, and needs a model that treats each row by itself (no batch norm).
+
+    Args:
+        forward: from a part to a tensor, or tuples, lists and dicts of tensors (also a NamedTuple, or a ModelOutput of
+            transformers). A tensor has rows of its part; one without dimensions, such as a scale, must be equal in all
+            parts, and its gradient counts once.
+        parts: the parts of the batch; `forward` is called twice with each.
+        loss: scalar, from the outputs of all parts, which have been concatenated along the rows.
+        model: the module that `forward` calls, if it is in DDP, sharded (FSDP2) or compiled: the ranks average its
+            gradients once, in the last part. Then all that the loss uses of it must be among the outputs.
+        scaler: scales the loss (float16).
+
+    Returns:
+        The loss, and the outputs of all parts.
+
+    Raises:
+        ValueError: no part, or outputs that cannot be concatenated.
+
+    Example:
+        def forward(part):
+            return model.encode_image(part["image"]), model.encode_text(part["text"]), model.logit_scale.exp()
+
+        parts = [{name: value[i : i + 64] for name, value in batch.items()} for i in range(0, 1024, 64)]
+        gradient_cache(forward, parts, lambda output: losses.clip_loss(*output))
+        optimizer.step()
+
+    Source: Gao et al. 2021, gradient caching (arXiv:2101.06983).
+    """
+    parts = list(parts)
+    if not parts:
+        raise ValueError("gradient_cache needs at least one part of a batch: got none")
+    outputs, states = _first_pass(forward, parts, model)
+    structure = tree_flatten(outputs[0])[1]
+    by_part = [tree_leaves(output) for output in outputs]  # leaves of each part's output
+    leaves = [_concatenated(values) for values in zip(*by_part, strict=True)]
+    output = tree_unflatten(leaves, structure)
+    value = loss(output)
+    _scaled(value, scaler).backward()
+    end = _random_state()
+    # For each output its gradient in each part; None where there is none to carry back.
+    grads = [_grads_by_part(leaf, values) for leaf, values in zip(leaves, zip(*by_part, strict=True), strict=True)]
+    for number, (part, state) in enumerate(zip(parts, states, strict=True)):
+        with parallel.adds_up(model, last=number == len(parts) - 1):
+            _set_random_state(state)
+            again = tree_leaves(forward(part))
+            pairs = [
+                (value, grad[number])
+                for value, grad in zip(again, grads, strict=True)
+                if grad[number] is not None and value.requires_grad
+            ]
+            if pairs:  # none if both towers are frozen and only the scale is trained
+                torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])
+    _set_random_state(end)
+    return StepOutput(value.detach(), _detached(output))
+
+
+def _first_pass(
+    forward: Callable[[Part], Any], parts: Sequence[Part], model: nn.Module | None
+) -> tuple[list[Any], list[list[Tensor]]]:
+    """Each part's output without a graph, and the random state before it."""
+    # A compiled model draws other dropout without a graph than with one: it makes one, which is dropped immediately.
+    compiled = model is not None and parallel.is_compiled(model)
+    outputs: list[Any] = []
     states: list[list[Tensor]] = []
     for part in parts:
-        states.append(_random_state(passes.device))
-        # One autocast region a forward: its cache of cast weights must not carry graph-less copies to the next pass.
-        with first_pass(), _autocast(passes.device, passes.autocast_dtype):
-            outputs.append(_map(torch.detach, cast(DualEncoderOutput, bare(part))))
-    output = _concatenate(outputs)
-    leaves = _map(lambda value: value.requires_grad_(), output)
-    loss = loss_function(leaves, batch)
-    passes.scale(loss).backward()
-    end = _random_state(passes.device)
-
-    start = 0
-    for part, state in zip(parts, states, strict=True):
-        stop = start + part["pixel_values"].shape[0]
-        last = stop == batch["pixel_values"].shape[0]
-        with parallel.adds_up(model, last=last):
-            _set_random_state(passes.device, state)
-            with _autocast(passes.device, passes.autocast_dtype):
-                again = cast(DualEncoderOutput, model(part))
-            surrogate = _surrogate(again, leaves, slice(start, stop), with_scalars=last)
-            if surrogate.requires_grad:  # not where both towers are frozen and only the scale is trained
-                surrogate.backward()
-        start = stop
-    _set_random_state(passes.device, end)
-    return StepOutput(loss.detach(), _map(torch.detach, output))
+        states.append(_random_state())
+        # Not the last: DDP must not prepare for a backward pass that does not come.
+        with torch.set_grad_enabled(compiled), parallel.adds_up(model, last=False):
+            outputs.append(_detached(forward(part)))
+    # In an autocast region of the caller, the second pass would get weights that this pass has cast without a graph.
+    torch.clear_autocast_cache()
+    return outputs, states
 
 
-def _surrogate(output: DualEncoderOutput, leaves: DualEncoderOutput, rows: slice, *, with_scalars: bool) -> Tensor:
-    """A scalar whose gradient with respect to `output` is the cached one; scale and bias count once, not per part."""
-    total = output.image_features.new_zeros(())
-    for value, leaf in zip(output, leaves, strict=True):
-        if value is None or leaf is None or leaf.grad is None or not value.requires_grad:
-            continue
-        if value.ndim:
-            total = total + (value * leaf.grad[rows]).sum()
-        elif with_scalars:
-            total = total + value * leaf.grad
-    return total
+def _concatenated(values: Sequence[Any]) -> Any:
+    """One output of all parts, as a leaf that collects its gradient; what has no rows is that of the first part."""
+    joined = values[0]
+    if _has_rows(joined):
+        try:
+            joined = torch.cat(list(values))
+        except (RuntimeError, TypeError) as error:
+            shapes = ", ".join(str(tuple(value.shape)) for value in values if isinstance(value, Tensor))
+            raise ValueError(
+                f"gradient_cache: outputs of shapes {shapes} cannot be concatenated along the rows: forward must "
+                f"return only what has one row for each row of its part, such as features ({error})"
+            ) from error
+    return joined.requires_grad_() if isinstance(joined, Tensor) and joined.is_floating_point() else joined
 
 
-def _concatenate(outputs: list[DualEncoderOutput]) -> DualEncoderOutput:
-    images = torch.cat([output.image_features for output in outputs])  # (B, D)
-    texts = torch.cat([output.text_features for output in outputs])  # (B, D)
-    extra = [output.negative_text_features for output in outputs if output.negative_text_features is not None]
-    return outputs[0]._replace(
-        image_features=images, text_features=texts, negative_text_features=torch.cat(extra) if extra else None
-    )
+def _grads_by_part(leaf: Any, values: Sequence[Any]) -> list[Tensor | None]:
+    """The gradient of an output cut as its parts were; that of a scalar counts in the last part only."""
+    grad = leaf.grad if isinstance(leaf, Tensor) else None
+    if grad is None:
+        return [None] * len(values)
+    if not grad.ndim:
+        return [*[None] * (len(values) - 1), grad]
+    return list(grad.split([len(value) for value in values]))
 
 
-def _map(change: Callable[[Tensor], Tensor], output: DualEncoderOutput) -> DualEncoderOutput:
-    return DualEncoderOutput(*(None if value is None else change(value) for value in output))  # type: ignore[arg-type]
+def _has_rows(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0
 
 
-def _autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+def _detached(output: Any) -> Any:
+    return tree_map_only(Tensor, torch.detach, output)
 
 
-def _random_state(device: torch.device) -> list[Tensor]:
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+def _scaled(loss: Tensor, scaler: torch.amp.GradScaler | None) -> Tensor:
+    return loss if scaler is None else scaler.scale(loss)
 
 
-def _set_random_state(device: torch.device, state: list[Tensor]) -> None:
-    torch.set_rng_state(state[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state[1], device)
+def _random_state() -> list[Tensor]:
+    """States of the CPU's generator and of all GPUs': which of them a forward draws from, only the forward knows."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
 
 
-def _identity(value: Tensor) -> Tensor:
-    return value
+def _set_random_state(states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(states[1:])

@@ -18,7 +18,7 @@ lightning = pytest.importorskip(
 
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
 
-from mmdata.integrations.adapt import normalized, valid_inputs  # noqa: E402
+from mmdata.batch import normalized, valid_inputs  # noqa: E402
 from mmdata.integrations.lightning import EpochLoader, LoaderDataModule  # noqa: E402
 
 ROWS, STEPS = 22, 3  # of the fixture `data`

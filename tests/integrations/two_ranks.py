@@ -14,8 +14,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from transformers import CLIPModel, TrainingArguments
 
+from mmdata.batch import normalized, valid_inputs
 from mmdata.errors import DataError
-from mmdata.integrations.adapt import normalized, valid_inputs
 from mmdata.integrations.huggingface import LoaderTrainer
 from mmdata.integrations.lightning import LoaderDataModule, StreamDataModule
 from mmdata.train.ranks import collectives

@@ -12,30 +12,30 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mmdata import Loader
-from mmdata.loader.workers import resolve_workers
+from mmdata.loader.workers import choose, parent
+from tests.flat_settings import grouped
+from tests.programs import Program
 
 from .conftest import Corpus
 
-SIDE: dict[str, Any] = {"workers": "process"}
+SIDE: dict[str, Any] = {"worker_type": "process"}
 """In a test file with `nothing_left` no threads bridge the start (see test_relay.py)."""
 ROOT = Path(__file__).parents[2]
 
 
-def sides(parent: int | None = None) -> list[int]:
+def sides(of: int | None = None) -> list[int]:
     """Process ids of a process's side processes."""
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             ppid = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if (
-                int(ppid) == (parent or os.getpid())
-                and b"mmdata.loader.workers.child" in (folder / "cmdline").read_bytes()
-            ):
+            if int(ppid) == (of or os.getpid()) and b"mmdata.loader.workers.child" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
     return found
 
@@ -46,7 +46,7 @@ def gone(pid: int, *, within_s: float = 10.0) -> bool:
     while time.monotonic() < until:
         try:
             # While other threads of it live, its files are open.
-            threads = len(os.listdir(f"/proc/{pid}/step"))
+            threads = len(os.listdir(f"/proc/{pid}/task"))
             if threads == 1 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return True
         except FileNotFoundError:
@@ -59,15 +59,16 @@ def wait_until_ready(loader: Loader) -> None:
     """Until side processes whose start threads bridge could take over."""
     source: Any = loader._source
     until = time.monotonic() + 60
-    while not source._beside.look(0, 0):
+    while not source._processes.are_ready(0, 0):
         assert time.monotonic() < until
         time.sleep(0.05)
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Side processes make all batches, and end with their loaders."""
-    monkeypatch.setattr(resolve_workers, "threads_may_start", lambda data: False)
+    """Side processes make all batches, and end with their loaders; those of this process are forked from a template."""
+    monkeypatch.setattr(parent, "subprocess", SimpleNamespace(Popen=Program, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(choose, "threads_may_start", lambda data: False)
     yield
     gc.collect()
     assert sides() == []
@@ -76,8 +77,8 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 PROGRAM = """
     import json, os, sys, time
     import mmdata
-    from mmdata.loader import choice
-    choice.may_bridge = lambda data: False
+    from mmdata.loader.workers import choose
+    choose.threads_may_start = lambda data: False
     loader = mmdata.Loader.from_config(json.loads(sys.argv[1]))
     batches = iter(loader)
     next(batches)
@@ -92,8 +93,8 @@ def program(corpus: Corpus, folder: Path, more: str, **changes: Any) -> subproce
     (folder / "random.py").write_text("raise SystemExit('the current folder is not on the path of a program')")
     (folder / "elsewhere").mkdir()
     path = path.rename(folder / "elsewhere" / "program.py")
-    settings = json.dumps({**corpus.settings, **SIDE, **changes})
-    started = subprocess.Popen(
+    settings = json.dumps(grouped(**{**corpus.settings, **SIDE, **changes}))
+    started = Program(
         [sys.executable, str(path), settings],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -16,8 +16,8 @@ from mmdata import Batch, Index
 from mmdata.errors import DataError
 from mmdata.inspect.corpus import _card
 from mmdata.inspect.replay import find_step, replay
+from mmdata.loader import corpus as corpus_of_config
 from mmdata.loader.ledger import Ledger, LedgerEntry
-from mmdata.plan import from_config
 from mmdata.shards import ShardStore, verify
 from mmdata.transform.image import orient
 from mmdata.transform.pixels import PixelTransform
@@ -259,7 +259,7 @@ def test_loader_masks_an_image_of_which_one_bit_changed(corpus: Corpus, damaged:
 def test_loader_compares_sha256_where_an_index_has_no_fast_hash(
     damaged: Corpus, corpus: Corpus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(from_config, "_warned_of", set())
+    monkeypatch.setattr(corpus_of_config, "_warned_of", set())
     version_2(damaged.folder / "shards")
     flip(damaged, JPEG_ROW, 1)
     (entry,) = compare(damaged, corpus, {JPEG_ROW}, check_images="always")
@@ -270,7 +270,10 @@ def test_loader_compares_sha256_where_an_index_has_no_fast_hash(
         assert list(loader.ledger) == []
     (record,) = [record for record in caplog.records if "no fast hashes" in record.message]
     assert f"'{damaged.folder / 'shards'}': its index was made by an earlier mmdata and has no fast" in record.message
-    assert "data.check_images=always compares the SHA-256, which takes about 5 % of a photo's time" in record.message
+    assert (
+        "data.loading.check_images=always compares the SHA-256, which takes about 5 % of a photo's time"
+        in record.message
+    )
 
 
 def test_replay_and_report_see_an_image_that_changed(damaged: Corpus):

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.flat_settings import grouped
+
 from .conftest import Corpus
 from .sides import ROOT
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/step").exists(), reason="looks into /proc")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks into /proc")
 
 PROGRAM = """
 import json, sys
@@ -35,7 +37,7 @@ while True:
 def started(corpus: Corpus, folder: Path, workers: str) -> Iterator[subprocess.Popen[str]]:
     """The program in a process group of its own, as a shell starts it; it has said that it begins."""
     (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
-    settings = {**corpus.settings, "workers": workers, "num_workers": 2}
+    settings = grouped(**corpus.settings, worker_type=workers, num_workers=2)
     if workers == "process":
         settings["num_processes"] = 2
     with subprocess.Popen(

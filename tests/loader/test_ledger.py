@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mmdata.errors import DataError
+from mmdata.launcher import Ranks
 from mmdata.loader.ledger import Ledger, LedgerEntry, RowCounts
 
 from .conftest import Corpus
@@ -28,8 +29,8 @@ def test_ledger_keeps_the_newest_entries_and_exact_counts():
     ledger = Ledger(1.0)
     ledger.add([entry(0, 0, row, "corrupt_image") for row in range(3)], 3)
     ledger.add([entry(0, 1, row, "file_changed") for row in range(10_000)], 10_000)
-    assert len(ledger.entries) == 10_000
-    assert {e.reason for e in ledger.entries} == {"file_changed"}
+    assert len(ledger) == 10_000
+    assert {e.reason for e in ledger} == {"file_changed"}
     assert ledger.counts == RowCounts(10_003, Counter({"corrupt_image": 3, "file_changed": 10_000}))
 
 
@@ -87,11 +88,14 @@ def test_ledger_merged_counts_what_was_before_the_resume_once():
     assert ranks[0].merge([ledger.counts for ledger in ranks]) == RowCounts(116, Counter(corrupt_image=3))
 
 
-def test_ledger_that_is_not_alone_leaves_the_judgement_to_others():
-    ledger = Ledger(0.0)
-    ledger.alone = False
+def test_ledger_of_one_of_several_ranks_warns_once_and_leaves_the_judgement_to_the_caller(
+    caplog: pytest.LogCaptureFixture,
+):
+    ledger = Ledger(0.0, Ranks(1, 2))
     ledger.add([entry(0, 0)], 2000)
     ledger.check()
+    (warning,) = [record.getMessage() for record in caplog.records if "rank 1 of 2" in record.getMessage()]
+    assert "check_rows(merge_states(states)), called with the states of all ranks on every rank" in warning
     with pytest.raises(DataError, match=r"^1 of 2000 rows"):
         ledger.judge(ledger.counts)
 

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,8 +18,10 @@ import pytest
 from mmdata import Batch
 from mmdata.errors import ConfigError, DataError
 from mmdata.launcher import Ranks
-from mmdata.loader.workers import resolve_workers
+from mmdata.loader.workers import choose
 from mmdata.loader.workers.handover import StoppableSteps
+from tests.flat_settings import grouped
+from tests.programs import run_program
 
 from .conftest import Corpus
 from .sides import SIDE, gone, sides, wait_until_ready
@@ -47,16 +48,16 @@ def test_relay_gives_the_batches_of_threads_wherever_it_hands_over(
     corpus: Corpus, same: Same, ready_at: int, num_processes: int
 ):
     loader = corpus.loader(num_workers=2, num_processes=num_processes, **SIDE)
-    threads = corpus.loader(workers="thread")
+    threads = corpus.loader(worker_type="thread")
     steps = 0
     for _ in range(3):  # of 7 steps
         for batch, whole in zip(loader, threads, strict=True):
             assert same(batch, whole)
             steps += 1
-            assert loader._source._here or steps >= ready_at
+            assert loader._source._threads or steps >= ready_at
             if steps == ready_at:
                 wait_until_ready(loader)
-    assert loader._source._here is None
+    assert loader._source._threads is None
     assert loader.state_dict() == threads.state_dict()
     assert (loader.stats.rows, loader.ledger.masked) == (threads.stats.rows, threads.ledger.masked) == (150, {})
     assert len(sides()) == num_processes
@@ -79,7 +80,7 @@ def test_relay_starts_with_threads_and_ends_without(corpus: Corpus):
 
 def test_relay_hands_over_batches_that_are_in_progress_to_nobody(corpus: Corpus, same: Same):
     # The process dies after it has been told where to begin: the threads' batches come, and then those of another.
-    loader, whole = corpus.loader(**SIDE), list(corpus.loader(workers="thread"))
+    loader, whole = corpus.loader(**SIDE), list(corpus.loader(worker_type="thread"))
     batches = iter(loader)
     assert same(next(batches), whole[0])
     wait_until_ready(loader)
@@ -91,7 +92,7 @@ def test_relay_hands_over_batches_that_are_in_progress_to_nobody(corpus: Corpus,
 
 @pytest.mark.parametrize("left_at", [0, 2, 6])
 def test_relay_left_in_the_middle_begins_anew_with_threads_then_processes(corpus: Corpus, same: Same, left_at: int):
-    loader, whole = corpus.loader(**SIDE), list(corpus.loader(workers="thread"))
+    loader, whole = corpus.loader(**SIDE), list(corpus.loader(worker_type="thread"))
     for when in ("starting", "starting", "ready", "ready"):
         if when == "ready":
             wait_until_ready(loader)
@@ -105,20 +106,8 @@ def test_relay_left_in_the_middle_begins_anew_with_threads_then_processes(corpus
     assert len(sides()) == 1
 
 
-def test_relay_that_does_not_go_on_into_the_next_epoch(corpus: Corpus, same: Same):
-    # Two jumps back to the first epoch: from then on nothing is made beyond its end.
-    loader, whole = corpus.loader(**SIDE), list(corpus.loader(workers="thread"))
-    for turn in range(4):
-        loader.set_epoch(0)
-        for step, (batch, expected) in enumerate(zip(loader, whole, strict=True)):
-            assert same(batch, expected)
-            if (turn, step) == (2, 5):
-                wait_until_ready(loader)
-    assert workers() == []
-
-
 def test_relay_of_a_process_killed_while_it_starts(corpus: Corpus, same: Same, caplog: pytest.LogCaptureFixture):
-    loader, threads = corpus.loader(**SIDE), corpus.loader(workers="thread")
+    loader, threads = corpus.loader(**SIDE), corpus.loader(worker_type="thread")
     batches = iter(loader)
     first = next(batches)
     (killed,) = sides()
@@ -153,7 +142,7 @@ def test_relay_of_a_forked_child_has_threads_of_its_own(corpus: Corpus):
         done = 1
         with suppress(BaseException):
             done = 0 if len(list(loader)) == 7 else 2
-            loader._source._beside.close()
+            loader._source._processes.close()
         os._exit(done)
     assert os.waitpid(pid, 0)[1] == 0
     assert len(list(batches)) == 6
@@ -165,7 +154,7 @@ def test_relay_error_of_a_process_that_starts_ends_the_epoch(corpus: Corpus, tmp
     batches = iter(loader)
     next(batches)
     (folder := changed.folder / "tokenizer").rename(changed.folder / "elsewhere")
-    assert loader._source._beside._processes[0]._channel.wait(60)
+    assert loader._source._processes._processes[0]._channel.wait(60)
     with pytest.raises(ConfigError, match=f"'{folder}'"):
         next(batches)
     assert (sides(), workers()) == ([], [])
@@ -174,13 +163,13 @@ def test_relay_error_of_a_process_that_starts_ends_the_epoch(corpus: Corpus, tmp
 def test_relay_that_was_chosen_stays_with_threads_where_no_process_starts(
     corpus: Corpus, same: Same, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(resolve_workers, "has_gpu", lambda: True)
+    monkeypatch.setattr(choose, "has_gpu", lambda: True)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    loader, threads = corpus.loader(), corpus.loader(workers="thread")
+    loader, threads = corpus.loader(), corpus.loader(worker_type="thread")
     for _ in range(2):
         assert all(same(a, b) for a, b in zip(loader, threads, strict=True))
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert said.startswith("data.workers process: '/nowhere/python' cannot be started: ")
+    assert said.startswith("data.loading.worker_type process: '/nowhere/python' cannot be started: ")
     assert said.endswith(". Threads of this process make all batches")
     with pytest.raises(ConfigError, match="'/nowhere/python' cannot be started"):
         next(iter(corpus.loader(**SIDE)))
@@ -197,7 +186,7 @@ def test_relay_error_of_a_worker_is_the_threads(corpus: Corpus, tmp_path: Any):
 
 
 def test_relay_tasks_end_where_somebody_else_goes_on(corpus: Corpus):
-    loader = corpus.loader(workers="thread")
+    loader = corpus.loader(worker_type="thread")
     steps = StoppableSteps(loader.plan, loader.maker, Ranks())
 
     def position(taken: int) -> tuple[int, int] | None:
@@ -217,6 +206,6 @@ def test_relay_in_a_program_that_ends_while_the_process_starts(corpus: Corpus):
         "loader = mmdata.Loader.from_config(json.loads(sys.argv[1]))\n"
         "print(len(next(iter(loader))['rows']), type(loader._source).__name__)\n"
     )
-    settings = json.dumps({**corpus.settings, **SIDE})
-    done = subprocess.run([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=300)
+    settings = json.dumps(grouped(**corpus.settings, **SIDE))
+    done = run_program([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.stderr, done.returncode) == ("8 StartupHandover\n", "", 0)

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from functools import partial
@@ -15,6 +13,7 @@ import pytest
 
 from mmdata.loader.work import Work
 from mmdata.loader.workers.threads import WorkerThreads
+from tests.programs import run_program
 
 SEEN_BY_ALL = """
 import threading, torch
@@ -54,9 +53,7 @@ def started(make: Callable[[int], Work[int]], count: int, steps: int) -> WorkerT
 
 def test_workers_use_one_thread_of_torch_and_leave_the_others_theirs():
     environment = {"PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", SEEN_BY_ALL], capture_output=True, text=True, check=True, env=environment
-    )
+    done = run_program([sys.executable, "-c", SEEN_BY_ALL], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "[1, 1, 1, 1] 3 [3]"
 
 
@@ -88,29 +85,6 @@ def test_the_first_error_of_a_batch_is_its_result_and_the_next_batch_is_made():
     with pytest.raises(ValueError, match="unit 1"):
         threads.take()
     assert threads.take() == 1
-
-
-def test_resize_ends_the_threads_that_are_too_many():
-    names: Counter[str] = Counter()
-    threads: WorkerThreads[int, int] = WorkerThreads(
-        counted(100), lambda step, _: Work([lambda: names.update([threading.current_thread().name])], lambda: step), 3
-    )
-    threads.resize(1)
-    for _ in range(20):
-        threads.ask()
-    assert [threads.take() for _ in range(20)] == list(range(20))
-    names.clear()
-    for _ in range(20):
-        threads.ask()
-    assert [threads.take() for _ in range(20)] == list(range(20, 40))
-    assert names == {"mmdata-worker_0": 20}
-
-
-def test_resize_to_more_threads_has_them_work_at_once():
-    meeting = threading.Barrier(3, timeout=20)
-    threads = started(lambda step: Work([meeting.wait] * 3, lambda: step), count=1, steps=1)
-    threads.resize(3)
-    assert threads.take() == 0
 
 
 def test_whoever_waits_for_a_batch_that_was_not_begun_is_told_when_the_threads_end():

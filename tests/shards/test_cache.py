@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from mmdata.errors import ConfigError, DataError, Interrupted
 from mmdata.shards.cache import Remote, ShardCache, default_folder
+from tests.programs import Program, run_program
 
 
 class File:
@@ -138,7 +139,9 @@ def test_a_hash_that_is_none_never_becomes_a_name(tmp_path):
 
 
 def test_a_file_larger_than_the_cache_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"'far/x\.tar': 300 bytes, and the cache '.*' holds 299; set data.cache_gb"):
+    with pytest.raises(
+        ConfigError, match=r"'far/x\.tar': 300 bytes, and the cache '.*' holds 299; set data.loading.cache_gb"
+    ):
         read(ShardCache(tmp_path, max_bytes=299), File(b"a" * 300))
 
 
@@ -164,7 +167,7 @@ def test_a_write_that_fails_is_an_error_and_leaves_nothing(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
     read(ShardCache({str(tmp_path)!r}), File(b"a" * 100))
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    done = run_program([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert f"ConfigError: cache folder '{tmp_path}': File too large, for 'far/x.tar' (100 B); set data" in done.stderr
     assert names(tmp_path) == set()
 
@@ -206,7 +209,7 @@ ShardCache(sys.argv[1], max_bytes=200).open(Remote("x", sha(b"abcdefghij" * 6), 
 @pytest.fixture
 def killed(tmp_path) -> Path:
     """A cache of 200 bytes whose process was killed with half of a file of 60 bytes."""
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+    with Program([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "half\n"
         process.send_signal(signal.SIGKILL)
@@ -287,7 +290,7 @@ def test_a_file_system_that_is_full_or_read_only_is_named(tmp_path, options, cau
     done = in_a_mount(options, tmp_path)
     said, files = done.stdout.splitlines()
     assert said == (
-        f"cache folder '{tmp_path}': {cause}, for 'far/x.tar' (100,000 B); set data.cache_dir to a folder that can be "
-        "written, on a local disk with 100 GB free, or data.cache_gb to less"
+        f"cache folder '{tmp_path}': {cause}, for 'far/x.tar' (100,000 B); set data.loading.cache_dir to a folder "
+        "that can be written, on a local disk with 100 GB free, or data.loading.cache_gb to less"
     ), done.stderr
     assert files == str(left)

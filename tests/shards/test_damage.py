@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,12 @@ import pyarrow as pa
 import pytest
 
 from mmdata.errors import DataError
+from mmdata.hashing import fast_hash
 from mmdata.shards import Index, Manifest, build_index, verify
 from mmdata.shards import manifest as manifest_module
-from mmdata.shards.columns import FIXED, LISTS, fast_hash
+from mmdata.shards.columns import FIXED, LISTS
 from mmdata.shards.manifest_writer import write_manifest
+from tests.programs import run_program
 from tests.shards.earlier import version_2
 
 
@@ -83,7 +84,7 @@ assert index.listed(1).rows == 4
 
 
 def test_files_cut_while_they_are_open_are_an_error_and_not_the_end_of_the_process(shards):
-    done = subprocess.run([sys.executable, "-c", CUT, str(shards)], capture_output=True, text=True)
+    done = run_program([sys.executable, "-c", CUT, str(shards)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     index, page, again = done.stdout.splitlines()
     assert re.search(r"00000\d\.index\.arrow': changed since it was opened; fetch the folder again", index)

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tarfile
 from collections import Counter
@@ -18,6 +17,7 @@ import webdataset
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.shards import ImageInfo, Index, Manifest, Sample, ShardWriter, build_index
 from mmdata.shards.histogram import aspect_bin, unpack_cells
+from tests.programs import run_program
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -160,7 +160,7 @@ def test_a_full_disk_publishes_nothing(samples, tmp_path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         + WRITE.format(folder=str(tmp_path / "out"), after="pass")
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    run = run_program([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 1
     assert "OSError: [Errno 27] File too large" in run.stderr
     assert content(tmp_path / "out") == {}
@@ -196,7 +196,7 @@ def test_after_a_kill_at_any_moment_a_rerun_is_as_if_undisturbed(tmp_path, renam
         program = WRITE.format(folder=str(killed), after=KILL)
     else:
         program = KILL_AT_RENAME.format(renames=renames) + WRITE.format(folder=str(killed), after="pass")
-    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    assert run_program([sys.executable, "-c", program]).returncode == -signal.SIGKILL
     with pytest.raises(DataError, match=r"no manifest\.json"):
         Index.open(killed)
     exec(WRITE.format(folder=str(killed), after="pass"))

@@ -85,6 +85,6 @@ LOSSES: dict[str, Loss] = {
     "triplet": _triplet,
     "triplet_hardest": _with(_triplet, miner=miners.TopK(1)),
     "hard_negative": _with(_hard_negative, beta=0.7),
-    "hard_negative_debiased": _with(_hard_negative, beta=0.7, positive_share=0.1),
+    "hard_negative_debiased": _with(_hard_negative, beta=0.7, prior=0.1),
 }
 """All losses, and what changes their way through the code."""

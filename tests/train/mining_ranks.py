@@ -34,7 +34,7 @@ def rows_of_all() -> list[Tensor]:
 def results(rows: slice) -> dict[str, Any]:
     """What a process finds that holds these rows of the global batch."""
     images, texts, teacher_images, teacher_texts = (x[rows] for x in rows_of_all())
-    teacher = miners.Teacher.gather(teacher_images, teacher_texts, 0.1)
+    teacher = miners.TeacherMask.gather(teacher_images, teacher_texts, 0.1)
     miner = miners.Chain([teacher, miners.SameLabel.gather(LABELS[rows], 3)])
     scale = torch.tensor(7.0, dtype=torch.float64, requires_grad=True)
     inputs = [images.requires_grad_(), texts.requires_grad_(), scale]

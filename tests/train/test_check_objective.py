@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from mmdata.config import ModelConfig, TrainConfig
 from mmdata.config.strict_yaml import parse
@@ -24,16 +25,41 @@ def model(bias: float | None = None) -> DualEncoder:
         (
             {"loss": "triplet"},
             True,
-            "train.loss 'triplet' takes no negative captions: set it to clip, or leave",
+            "train.loss 'triplet' takes no negative captions: set train.loss to clip, or leave data.negative_cap",
         ),
-        ({"miner": {"name": "user", "of": "none_such:A"}}, False, "train.miner.of 'none_such:A'"),
+        (
+            {"queue": {}},
+            False,
+            r"train.queue: needs loss 'clip' and mask_same \(train.mask_false_negatives\), got 'clip' and False: with",
+        ),
+        # The loss itself would refuse these when the miner's or the teacher's turn comes: hundreds of updates later.
+        (
+            {"loss": "hard_negative", "miner": {"name": "top_k", "after_steps": 300}},
+            False,
+            "train.loss 'hard_negative' weighs all negatives and takes no miner: leave train.miner and train.teacher",
+        ),
+        ({"loss": "hard_negative", "teacher": {}}, False, "train.loss 'hard_negative' weighs all negatives and takes"),
+        (
+            {"miner": {"name": "distance_weighted", "dimension": 8, "cutoff": 1.5}},
+            False,
+            "train.miner: DistanceWeighted needs dimension >= 3 and 0 < cutoff < farthest <= 2: got dimension=8, cut",
+        ),
+        (
+            {"miner": {"name": "all", "drop_hardest": 1.5}},
+            False,
+            "train.miner: DropHardest leaves out a whole number, or a share below 1: got amount=1.5",
+        ),
+        ({"miner": {"name": "user", "target": "none_such:A"}}, False, "train.miner.target 'none_such:A'"),
     ],
 )
 def test_what_the_first_update_would_say_is_said_before_the_run(train: dict, negative_captions: bool, message: str):
+    config = parse(TrainConfig, train, origin="train")
     with pytest.raises(ConfigError, match=message):
-        check_objective(parse(TrainConfig, train, origin="train"), model(), negative_captions=negative_captions)
+        check_objective(config, model(), has_negative_captions=negative_captions)
 
 
 def test_what_goes_together_is_let_through():
-    check_objective(TrainConfig(loss="siglip"), model(bias=-10.0), negative_captions=False)
-    check_objective(parse(TrainConfig, {"miner": {"name": "top_k"}}, origin="train"), model(), negative_captions=True)
+    check_objective(TrainConfig(loss="siglip"), model(bias=-10.0))
+    config = parse(TrainConfig, {"miner": {"name": "top_k"}}, origin="train")
+    check_objective(config, model(), has_negative_captions=True)
+    check_objective(TrainConfig(loss="siglip"), torch.nn.Linear(1, 1))  # its first update shows whether it has a bias

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import torch.nn.functional as F
 
 from mmdata.config.train import FeatureCacheConfig
 from mmdata.errors import ConfigError, DataError
-from mmdata.train.memory.feature_cache import FEATURES, STEPS, UNDO, FeatureCache
+from mmdata.train.memory.feature_cache import BEING_WRITTEN, FEATURES, STEPS, FeatureCache, _Files
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 
 ANGLE = {degrees: (np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))) for degrees in (0, 30, 60, 90)}
@@ -49,14 +53,14 @@ def test_cache_leaves_out_padding_and_features_that_are_not_finite(tmp_path: Pat
     assert files(tmp_path)[1].tolist() == [-1, -1, 0]
 
 
-@pytest.mark.parametrize("of", ["pair", "image", "text"])
-def test_cache_holds_the_side_it_is_asked_for(of: Any, tmp_path: Path):
+@pytest.mark.parametrize("side", ["pair", "image", "text"])
+def test_cache_holds_the_side_it_is_asked_for(side: Any, tmp_path: Path):
     image, text = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.2, 1.6]])
-    cache = FeatureCache(tmp_path, 1, of=of)
+    cache = FeatureCache(tmp_path, 1, side=side)
     batch: Any = {"rows": torch.tensor([0]), "valid": torch.tensor([True])}
     cache.keep(DualEncoderOutput(image, text, torch.tensor(1.0), None), batch, 0)
     cache.state_dict()
-    expected = F.normalize({"pair": image + text, "image": image, "text": text}[of], dim=1)
+    expected = F.normalize({"pair": image + text, "image": image, "text": text}[side], dim=1)
     assert np.allclose(files(tmp_path)[0], expected, atol=1e-3)
 
 
@@ -87,57 +91,74 @@ def test_cache_writes_every_so_many_steps(tmp_path: Path):
     assert files(tmp_path)[1].tolist() == [0, -1, 2, -1]
 
 
-def killed_after_five_steps(folder: Path) -> tuple[dict[str, Any], tuple[np.ndarray, np.ndarray]]:
-    """The state after three steps, the files as they were then; two more steps are in them."""
-    cache = FeatureCache(folder, 4)
+def test_cache_that_ran_ahead_of_the_checkpoint_goes_on_and_compares_no_row_with_itself(tmp_path: Path):
+    cache = FeatureCache(tmp_path, 4)
     for step, rows in enumerate([{0: 0}, {1: 0}, {0: 60}]):
         put(cache, step, rows)
-    state, then = cache.state_dict(), files(folder)
+    state = cache.state_dict()
     put(cache, 3, {0: 90, 2: 30})
     put(cache, 4, {0: 30})
     cache.telemetry(5)
-    assert files(folder)[1].tolist() == [4, 1, 3, -1]
-    return state, then
-
-
-def test_cache_that_ran_ahead_of_the_checkpoint_is_put_back(tmp_path: Path):
-    state, then = killed_after_five_steps(tmp_path)
-    with (tmp_path / UNDO).open("ab") as file:
-        file.write(b"\x03\x00")  # a kill in the middle of a note, of rows that were not written then
     again = FeatureCache(tmp_path, 4)
     again.load_state_dict(state, 3)
-    assert all(np.array_equal(one, other) for one, other in zip(files(tmp_path), then, strict=True))
-    assert again.note == "feature cache: 2 rows that were written after step 3 have been put back"
-    assert again.state_dict() == state
+    assert files(tmp_path)[1].tolist() == [4, 1, 3, -1]
+    assert "2 rows are of steps from 3 on, later than the checkpoint; they are compared with new" in again.note
+    put(again, 3, {0: 90, 2: 30})
+    first = again.telemetry(4)
+    assert first["rewritten"] == state["counts"][1] == 1, "of step 2, before the checkpoint"
+    assert first["age_steps_mean"] == pytest.approx((1 + 3 + 1) / 3)
+    put(again, 4, {0: 30})
+    assert again.telemetry(5)["rewritten"] == 1
+    assert files(tmp_path)[1].tolist() == [4, 1, 3, -1]
 
 
-def test_cache_of_a_checkpoint_further_back_is_kept_and_said(tmp_path: Path):
+def test_cache_says_nothing_where_it_did_not_run_ahead(tmp_path: Path):
     cache = FeatureCache(tmp_path, 4)
     put(cache, 0, {0: 0})
     state = cache.state_dict()
-    put(cache, 1, {0: 60, 1: 0})
-    cache.state_dict()
-    put(cache, 2, {2: 0})
-    cache.telemetry(3)  # the note of step 1 is gone, a later checkpoint having been written
     again = FeatureCache(tmp_path, 4)
     again.load_state_dict(state, 1)
-    assert "2 rows are of steps from 1 on, later than the checkpoint" in again.note
-    put(again, 1, {0: 60, 1: 0})
-    assert again.telemetry(2)["rewritten"] == 0, "not compared with themselves"
+    assert again.note == ""
+    assert again.state_dict() == state
+
+
+def test_cache_that_is_killed_while_it_writes_has_whole_rows_only(tmp_path: Path):
+    rows, width = np.arange(64), 20_000
+    pid = os.fork()
+    if pid == 0:  # only numpy from here on
+        written = _Files.create(tmp_path, len(rows), width)
+        for step in itertools.count():
+            written.write(rows, np.full((len(rows), width), step % 1000, dtype=np.float16), step)
+    while not (tmp_path / STEPS).is_file() or np.load(tmp_path / STEPS, mmap_mode="r").max(initial=-1) < 3:
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    _Files.open(tmp_path, len(rows), width)
+    features, steps = files(tmp_path)
+    for values, step in zip(features, steps, strict=True):
+        assert (values == (step % 1000 if step >= 0 else 0)).all()
+
+
+def test_cache_that_was_killed_in_the_middle_of_a_row_has_never_written_it(tmp_path: Path):
+    cache = FeatureCache(tmp_path, 3)
+    put(cache, 0, {0: 0, 1: 90})
+    state = cache.state_dict()
+    np.load(tmp_path / STEPS, mmap_mode="r+")[1] = BEING_WRITTEN
+    FeatureCache(tmp_path, 3).load_state_dict(state, 1)
+    features, steps = files(tmp_path)
+    assert steps.tolist() == [0, -1, -1]
+    assert features.tolist() == [[1, 0], [0, 0], [0, 0]]
 
 
 def test_cache_refuses_other_files(tmp_path: Path):
-    state, _ = killed_after_five_steps(tmp_path)
-    steps = np.load(tmp_path / STEPS)
-    np.save(tmp_path / STEPS, np.minimum(steps, 0).astype(np.int32))
-    (tmp_path / UNDO).write_bytes(b"")
-    with pytest.raises(DataError, match=r"features.npy': not that of the checkpoint of step 3, which had 2 rows wri"):
-        FeatureCache(tmp_path, 4).load_state_dict(state, 3)
+    cache = FeatureCache(tmp_path, 4)
+    put(cache, 0, {0: 0})
+    state = cache.state_dict()
     with pytest.raises(DataError, match=r"float16 \(4, 2\) with steps \(4,\), expected float16 \(9, 2\)"):
-        FeatureCache(tmp_path, 9).load_state_dict(state, 3)
+        FeatureCache(tmp_path, 9).load_state_dict(state, 1)
     (tmp_path / FEATURES).unlink()
     with pytest.raises(DataError, match=r"the checkpoint has one, and it cannot be read .*No such file"):
-        FeatureCache(tmp_path, 4).load_state_dict(state, 3)
+        FeatureCache(tmp_path, 4).load_state_dict(state, 1)
 
 
 def test_cache_needs_an_index(tmp_path: Path):

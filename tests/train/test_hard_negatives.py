@@ -33,7 +33,7 @@ def test_hard_negative_loss_equals_the_published_formula(
     beta: float, share: float, dtype: torch.dtype, tolerance: float
 ):
     images, texts = features(7, dtype=dtype)
-    ours = losses.hard_negative_loss(images, texts, scalar(2.0, dtype), beta=beta, positive_share=share)
+    ours = losses.hard_negative_loss(images, texts, scalar(2.0, dtype), beta=beta, prior=share)
     exact = tuple(x.detach().double().requires_grad_() for x in (images, texts))
     expected = value_and_gradients(published(*exact, 2.0, beta, share), *exact)
     assert_equal([x.double() for x in value_and_gradients(ours, images, texts)], expected, tolerance)
@@ -43,7 +43,7 @@ def test_correction_reaches_its_least_value():
     """Partners so near that what is left of the negatives is below what the least similar ones would give."""
     images, texts = features(7)[0], features(7)[0]
     inputs = (images, texts)
-    loss = losses.hard_negative_loss(*inputs, scalar(2.0), beta=0.5, positive_share=0.5)
+    loss = losses.hard_negative_loss(*inputs, scalar(2.0), beta=0.5, prior=0.5)
     # log(1 + 6 e^-2 / e^2): 6 negatives at cosine -1 beside a partner at cosine 1.
     torch.testing.assert_close(loss.item(), math.log(1 + 6 * math.exp(-4)), rtol=1e-12, atol=0)
     assert_equal(value_and_gradients(loss, *inputs), value_and_gradients(published(*inputs, 2.0, 0.5, 0.5), *inputs))
@@ -57,5 +57,5 @@ def test_beta_0_without_correction_is_clip_loss():
 
 @pytest.mark.parametrize(("beta", "share"), [(-1.0, 0.0), (1.0, 1.0), (1.0, -0.1)])
 def test_settings_out_of_range_are_errors(beta: float, share: float):
-    with pytest.raises(ValueError, match=f"positive_share 0 to below 1: got {beta} and {share}"):
-        losses.hard_negative_loss(*features(3), scalar(2.0), beta=beta, positive_share=share)
+    with pytest.raises(ValueError, match=f"prior 0 to below 1: got {beta} and {share}"):
+        losses.hard_negative_loss(*features(3), scalar(2.0), beta=beta, prior=share)

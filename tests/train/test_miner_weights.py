@@ -105,7 +105,7 @@ def test_a_loss_on_a_gpu_waits_for_none_of_its_own_kernels():
     scale, done = scalar(9.0).float().cuda(), torch.cuda.Event()
     for _ in range(2):  # the second one reads the counts of the first
         torch.cuda.synchronize()
-        teacher = miners.Teacher.gather(images.detach(), texts.detach(), 0.1)
+        teacher = miners.TeacherMask.gather(images.detach(), texts.detach(), 0.1)
         losses.clip_loss(images, texts, scale, miner=miners.Chain([teacher, lambda s, p, n: s.exp()]))
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # cycles, about a second

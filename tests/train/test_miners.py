@@ -121,13 +121,13 @@ def test_ratio_keeps_the_hardest_share_as_numpy_sorts(share: float):
         assert np.array_equal(np.sort(scores[row][kept[row]].numpy())[::-1], values[:count])
 
 
-def test_skip_hottest_leaves_out_a_number_or_a_share():
+def test_drop_hardest_leaves_out_a_number_or_a_share():
     scores = torch.tensor([[1.0, 0.9, 0.6, 0.4, 0.2]])
     positives = torch.tensor([[T, N, N, N, N]])
-    assert miners.SkipHottest(1)(scores, positives, ~positives).tolist() == [[N, N, T, T, T]]
-    assert miners.SkipHottest(0.5)(scores, positives, ~positives).tolist() == [[N, N, N, T, T]]
-    assert miners.SkipHottest(0.1)(scores, positives, ~positives).tolist() == [[N, T, T, T, T]]
-    assert miners.SkipHottest(9)(scores, positives, ~positives).tolist() == [[N, N, N, N, N]]
+    assert miners.DropHardest(1)(scores, positives, ~positives).tolist() == [[N, N, T, T, T]]
+    assert miners.DropHardest(0.5)(scores, positives, ~positives).tolist() == [[N, N, N, T, T]]
+    assert miners.DropHardest(0.1)(scores, positives, ~positives).tolist() == [[N, T, T, T, T]]
+    assert miners.DropHardest(9)(scores, positives, ~positives).tolist() == [[N, N, N, N, N]]
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_skip_hottest_leaves_out_a_number_or_a_share():
         (lambda: miners.Ratio(0), "Ratio keeps a share above 0, up to 1: got share=0"),
         (lambda: miners.Ratio(1.5), "Ratio keeps a share above 0, up to 1: got share=1.5"),
         (lambda: miners.SemiHard(0), "SemiHard's margin is a difference of cosines above 0: got margin=0"),
-        (lambda: miners.SkipHottest(1.5), "leaves out a whole number, or a share below 1: got amount=1.5"),
-        (lambda: miners.SkipHottest(0), "leaves out a whole number, or a share below 1: got amount=0"),
+        (lambda: miners.DropHardest(1.5), "leaves out a whole number, or a share below 1: got amount=1.5"),
+        (lambda: miners.DropHardest(0), "leaves out a whole number, or a share below 1: got amount=0"),
     ],
 )
 def test_miners_refuse_what_they_cannot_do(make: Callable[[], object], message: str):
@@ -151,8 +151,8 @@ EVERY = [
     miners.TopK(99),
     miners.Ratio(0.3),
     miners.SemiHard(0.3),
-    miners.SkipHottest(2),
-    miners.SkipHottest(0.3),
+    miners.DropHardest(2),
+    miners.DropHardest(0.3),
     miners.GumbelTopK(3),
     miners.GumbelTopK(3, gradient="relaxed"),
     miners.GumbelTopK(3, gradient="straight_through"),
@@ -160,7 +160,7 @@ EVERY = [
     miners.DistanceWeighted(4, k=3),
     miners.FalseNegativeMargin(0.1),
     miners.SameGroup(2, 1),
-    miners.Chain([miners.FalseNegativeMargin(0.0), miners.SkipHottest(1), miners.GumbelTopK(2, gradient="relaxed")]),
+    miners.Chain([miners.FalseNegativeMargin(0.0), miners.DropHardest(1), miners.GumbelTopK(2, gradient="relaxed")]),
 ]
 
 

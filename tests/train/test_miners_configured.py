@@ -14,7 +14,7 @@ from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
 from mmdata.train import losses, miners
-from mmdata.train.objective import loss_at
+from mmdata.train.objective import make_loss
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ from mmdata.train.objective import loss_at
         ({"name": "gumbel_top_k", "gradient": "relaxed"}, miners.GumbelTopK(64, gradient="relaxed")),
         ({"name": "same_group", "size": 4, "k": 2}, miners.SameGroup(4, 2)),
         (
-            {"name": "top_k", "k": 2, "skip_hottest": 0.01, "false_negative_margin": 0.05},
-            miners.Chain((miners.FalseNegativeMargin(0.05), miners.SkipHottest(0.01), miners.TopK(2))),
+            {"name": "top_k", "k": 2, "drop_hardest": 0.01, "false_negative_margin": 0.05},
+            miners.Chain((miners.FalseNegativeMargin(0.05), miners.DropHardest(0.01), miners.TopK(2))),
         ),
     ],
 )
 def test_settings_name_each_miner(config: dict[str, Any], miner: miners.AnyMiner):
-    assert loss_at(0, parse(TrainConfig, {"steps": 1, "miner": config}, origin="c")).miner == miner
+    assert make_loss(0, parse(TrainConfig, {"steps": 1, "miner": config}, origin="c")).miner == miner
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def loss_of(config: dict[str, Any]) -> Any:
-    return loss_at(config.get("after_steps", 0), parse(TrainConfig, {"steps": 1, "miner": config}, origin="c"))
+    return make_loss(config.get("after_steps", 0), parse(TrainConfig, {"steps": 1, "miner": config}, origin="c"))
 
 
 def test_miner_of_a_user_is_ten_lines_and_a_setting(own: dict[str, Any]):
@@ -70,19 +70,23 @@ def test_miner_of_a_user_is_ten_lines_and_a_setting(own: dict[str, Any]):
 
 
 def test_miner_of_a_user_that_cannot_be_made_is_named(own: dict[str, Any], tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"train.miner.of 'my_miners:Harder': expected 'module:Class' \(module 'my_"):
-        loss_of({**own, "of": "my_miners:Harder"})
-    with pytest.raises(ConfigError, match=r"train.miner.of 'none_such:A': expected 'module:Class' \(No module named"):
-        loss_of({**own, "of": "none_such:A"})
+    with pytest.raises(
+        ConfigError, match=r"train.miner.target 'my_miners:Harder': expected 'module:Class' \(module 'my_"
+    ):
+        loss_of({**own, "target": "my_miners:Harder"})
+    with pytest.raises(
+        ConfigError, match=r"train.miner.target 'none_such:A': expected 'module:Class' \(No module named"
+    ):
+        loss_of({**own, "target": "none_such:A"})
     (tmp_path / "needs_another.py").write_text("import none_such")
     with pytest.raises(
         ConfigError, match=r"'none_such:A': .*\(No .*'none_such'\); a file of the current folder is found"
     ):
-        loss_of({**own, "of": "none_such:A"})
+        loss_of({**own, "target": "none_such:A"})
     with pytest.raises(ConfigError, match=r"'needs_another:A': expected 'module:Class' \(No .*'none_such'\)$"):
-        loss_of({**own, "of": "needs_another:A"})
-    with pytest.raises(ConfigError, match=r"train.miner.of '': expected 'module:Class' \(Empty module name"):
-        loss_of({**own, "of": ""})
+        loss_of({**own, "target": "needs_another:A"})
+    with pytest.raises(ConfigError, match=r"train.miner.target '': expected 'module:Class' \(Empty module name"):
+        loss_of({**own, "target": ""})
     with pytest.raises(ConfigError, match=r"train.miner.arguments {'k': 3} of 'my_miners:HarderThan': .*argument 'k'"):
         loss_of({**own, "arguments": {"k": 3}})
 
@@ -94,7 +98,7 @@ def test_miner_of_a_user_may_be_a_function(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(tmp_path)
     scores = torch.tensor([[0.1, 0.5, 0.9]])
     positives, negatives = torch.tensor([[True, False, False]]), torch.tensor([[False, True, True]])
-    plain = loss_of({"name": "user", "of": "my_functions:above"}).miner
+    plain = loss_of({"name": "user", "target": "my_functions:above"}).miner
     assert plain(scores, positives, negatives).tolist() == [[False, True, True]]
-    bound = loss_of({"name": "user", "of": "my_functions:above", "arguments": {"cosine": 0.7}}).miner
+    bound = loss_of({"name": "user", "target": "my_functions:above", "arguments": {"cosine": 0.7}}).miner
     assert bound(scores, positives, negatives).tolist() == [[False, False, True]]

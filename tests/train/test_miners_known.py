@@ -42,7 +42,7 @@ def test_positive_of_several_is_their_mean_and_without_one_nothing_is_false():
 def test_teacher_judges_with_its_own_similarities_on_both_sides():
     images = torch.eye(3)
     cosines = torch.tensor([[0.9, 0.95, 0.1], [0.2, 0.8, 0.6], [0.5, 0.3, 0.7]])  # images down, texts across
-    teacher = miners.Teacher(images, cosines.T, margin=0.15)
+    teacher = miners.TeacherMask(images, cosines.T, margin=0.15)
     indifferent, positives = torch.zeros(2, 3), torch.eye(3).bool()[1:]
     of_images = teacher.block("image", slice(1, 3))(indifferent, positives, ~positives)
     assert of_images.tolist() == [[T, N, T], [T, T, N]]  # 0.6 < 0.8 - 0.15; 0.5 < 0.7 - 0.15
@@ -56,19 +56,19 @@ def test_teacher_judges_with_its_own_similarities_on_both_sides():
 def test_teacher_without_an_opinion_leaves_nothing_out():
     images, texts = features(4)
     images[1] = torch.nan
-    teacher, masks = miners.Teacher(images, texts, margin=0.1), torch.eye(4).bool()
+    teacher, masks = miners.TeacherMask(images, texts, margin=0.1), torch.eye(4).bool()
     for side in ("image", "text"):
         kept = teacher.block(side, slice(0, 4))(torch.zeros(4, 4), masks, ~masks)
         unknown = kept[1] if side == "image" else kept[:, 1]
         assert unknown.sum() == 3
-    sound = miners.Teacher(*features(4), margin=0.1).block("image", slice(0, 4))(torch.zeros(4, 4), masks, ~masks)
+    sound = miners.TeacherMask(*features(4), margin=0.1).block("image", slice(0, 4))(torch.zeros(4, 4), masks, ~masks)
     known = torch.tensor([0, 2, 3])
     assert torch.equal(teacher.block("image", slice(0, 4))(torch.zeros(4, 4), masks, ~masks)[known], sound[known])
 
 
 def test_teacher_that_is_the_model_masks_as_the_margin_does():
     images, texts = features(9)
-    teacher = miners.Teacher.gather(images, texts, 0.1)
+    teacher = miners.TeacherMask.gather(images, texts, 0.1)
     found = losses.clip_loss(images, texts, torch.tensor(10.0), miner=teacher)
     expected = losses.clip_loss(images, texts, torch.tensor(10.0), miner=miners.FalseNegativeMargin(0.1))
     torch.testing.assert_close(found, expected)
@@ -104,7 +104,7 @@ def test_chain_takes_the_weights_of_the_last_and_no_more_than_was_left():
     def weigh_all(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         return 1 + scores
 
-    chain = miners.Chain([weigh_all, miners.SkipHottest(1), weigh_all])
+    chain = miners.Chain([weigh_all, miners.DropHardest(1), weigh_all])
     weights = chain.block("image", slice(0, 2))(SCORES, POSITIVES, ~POSITIVES)
     torch.testing.assert_close(weights, torch.tensor([[0, 0, 1.68, 1.5], [1.1, 0, 0, 1.2]]))
 
@@ -122,10 +122,10 @@ def test_known_miners_refuse_what_they_cannot_do():
         ValueError, match="FalseNegativeMargin's margin is a difference of cosines, -2 to 2: got margin=3"
     ):
         miners.FalseNegativeMargin(3)
-    with pytest.raises(ValueError, match="Teacher's margin is a difference of cosines, -2 to 2: got margin=-3"):
-        miners.Teacher(torch.eye(2), torch.eye(2), -3)
-    with pytest.raises(ValueError, match=r"Teacher's images \(2, 2\) and texts \(3, 3\) must both be \(N, D\)"):
-        miners.Teacher(torch.eye(2), torch.eye(3))
+    with pytest.raises(ValueError, match="TeacherMask's margin is a difference of cosines, -2 to 2: got margin=-3"):
+        miners.TeacherMask(torch.eye(2), torch.eye(2), -3)
+    with pytest.raises(ValueError, match=r"TeacherMask's images \(2, 2\) and texts \(3, 3\) must both be \(N, D\)"):
+        miners.TeacherMask(torch.eye(2), torch.eye(3))
     with pytest.raises(ValueError, match="SameLabel keeps at least one negative a row: got k=0"):
         miners.SameLabel(torch.arange(3), 0)
     with pytest.raises(ValueError, match="SameGroup needs groups of at least 2 rows: got size=1"):

@@ -188,7 +188,7 @@ def test_embed_rows_gives_the_features_of_valid_rows(of, expected: list[list[flo
         "valid": torch.tensor([True, False, True]),
         "rows": torch.tensor([5, -1, 2]),
     }
-    ((rows, features),) = embed_rows(Given(), [batch], of=of)
+    ((rows, features),) = embed_rows(Given(), [batch], side=of)
     assert rows.tolist() == [5, 2]
     assert features.dtype == torch.float16
     assert features.tolist() == [pytest.approx(row, abs=1e-3) for row in expected]

@@ -6,7 +6,7 @@ import torch
 from mmdata.config import TrainConfig
 from mmdata.train import losses, miners
 from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.objective import ContrastiveLoss, loss_at
+from mmdata.train.objective import ContrastiveLoss, make_loss
 from tests.train.compare import features, scalar
 
 
@@ -52,7 +52,7 @@ def test_triplet_settings_reach_the_loss():
     output, batch = DualEncoderOutput(images, texts, scalar(5.0), None), negative_batch()
     config = TrainConfig(loss="triplet", triplet_margin=0.5, miner={"name": "top_k", "k": 1})
     expected = losses.triplet_loss(images, texts, margin=0.5, miner=miners.TopK(1))
-    assert loss_at(0, config)(output, batch) == expected
+    assert make_loss(0, config)(output, batch) == expected
 
 
 @pytest.mark.parametrize("positives", ["image_hash", "caption_hash"])
@@ -63,7 +63,7 @@ def test_multi_positive_by_hash(positives: str):
     config = TrainConfig(loss="multi_positive", positives=positives)  # type: ignore[arg-type]
     assert config.needs_hashes
     expected = losses.multi_positive_loss(*output[:3], labels=torch.tensor([1, 2, 1, 2]))
-    assert loss_at(0, config)(output, batch) == expected
+    assert make_loss(0, config)(output, batch) == expected
 
 
 def test_multi_positive_by_label_leaves_rows_without_one_alone():
@@ -78,13 +78,15 @@ def test_multi_positive_by_label_leaves_rows_without_one_alone():
     assert not config.needs_hashes
     alone = torch.tensor([10, 11, 10, 12, 13, 14])
     expected = losses.multi_positive_loss(*output[:3], labels=alone, valid=batch["valid"])
-    assert loss_at(0, config)(output, batch) == expected
+    assert make_loss(0, config)(output, batch) == expected
 
 
 def test_multi_positive_without_its_entry_is_an_error():
     images, texts = features(3)
     output = DualEncoderOutput(images, texts, scalar(5.0), None)
-    message = "loss 'multi_positive': the batch has no 'labels'; set data.hashes for a hash, convert the corpus with"
+    message = (
+        "loss 'multi_positive': the batch has no 'labels'; set data.add_hashes for a hash, convert the corpus with"
+    )
     with pytest.raises(ValueError, match=message):
         ContrastiveLoss("multi_positive", positives="labels")(output, {"valid": torch.ones(3, dtype=torch.bool)})
 
@@ -156,10 +158,10 @@ def test_hard_negative_is_the_loss_of_that_name():
     expected = losses.hard_negative_loss(*output[:3], beta=0.5, valid=batch["valid"], same=same)
     assert ContrastiveLoss("hard_negative", beta=0.5)(output, batch) == expected
     config = TrainConfig(loss="hard_negative", hard_negative_beta=0.5, mask_false_negatives=True)
-    assert loss_at(0, config)(output, batch) == expected
-    debiased = losses.hard_negative_loss(*output[:3], positive_share=0.1, valid=batch["valid"])
-    config = TrainConfig(loss="hard_negative", hard_negative_positive_share=0.1)
-    assert loss_at(0, config)(output, batch) == debiased
+    assert make_loss(0, config)(output, batch) == expected
+    debiased = losses.hard_negative_loss(*output[:3], prior=0.1, valid=batch["valid"])
+    config = TrainConfig(loss="hard_negative", hard_negative_prior=0.1)
+    assert make_loss(0, config)(output, batch) == debiased
 
 
 def test_hard_negative_with_a_miner():
@@ -167,8 +169,11 @@ def test_hard_negative_with_a_miner():
         ContrastiveLoss("hard_negative", miner=miners.TopK(2))
 
 
-@pytest.mark.parametrize("setting", [{"miner": {"name": "top_k", "after_steps": 300}}, {"teacher": {}}])
-def test_hard_negative_with_a_miner_is_refused_before_training(setting: dict[str, object]):
-    """The loss itself would refuse it when the miner's or the teacher's turn comes: hundreds of updates later."""
-    with pytest.raises(ValueError, match="loss hard_negative weighs all negatives itself: leave miner and teacher out"):
-        TrainConfig(loss="hard_negative", **setting)  # type: ignore[arg-type]
+def test_loss_without_the_scale_that_it_needs_is_an_error():
+    images, texts = features(3)
+    output, batch = DualEncoderOutput(images, texts), {"valid": torch.ones(3, dtype=torch.bool)}
+    assert ContrastiveLoss("triplet")(output, batch) == losses.triplet_loss(images, texts)
+    with pytest.raises(
+        ValueError, match=r"loss 'clip' needs a scale, and the model's output has none: return DualEnco"
+    ):
+        ContrastiveLoss("clip")(output, batch)

@@ -116,7 +116,7 @@ def test_overfit_with_a_feature_cache_has_a_row_for_each_of_the_index(tmp_path: 
 
 def test_overfit_of_batches_without_an_index_has_none(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(small.SmallBatches, "index")
-    assert not hasattr(FirstBatches(small.SmallBatches(), 1), "index")
+    assert FirstBatches(small.SmallBatches(), 1).index is None
 
 
 def test_overfit_two_ranks_log_the_losses_of_one_and_evaluate_on_all(tmp_path: Path):

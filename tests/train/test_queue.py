@@ -10,7 +10,7 @@ from mmdata.config.train import QueueConfig
 from mmdata.train import miners
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.objective import ContrastiveLoss, loss_at
+from mmdata.train.objective import ContrastiveLoss, make_loss
 from tests.train.compare import assert_equal, features, scalar, value_and_gradients
 
 
@@ -163,12 +163,12 @@ def test_queue_state_comes_back():
 
 def test_queue_needs_hashes_and_the_mask():
     batch = {"valid": torch.ones(3, dtype=torch.bool)}
-    with pytest.raises(ValueError, match=r"the batch has no image_hash or no caption_hash.*: set data.hashes"):
+    with pytest.raises(ValueError, match=r"the batch has no image_hash or no caption_hash.*: set data.add_hashes"):
         FeatureQueue(8).keep(output_of(0), batch, 0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="needs loss 'clip' and mask_same, got 'siglip' and True"):
+    with pytest.raises(
+        ValueError, match=r"queue: needs loss 'clip' and mask_same .*, got 'siglip' and True: without the"
+    ):
         ContrastiveLoss("siglip", queue=FeatureQueue(8))
-    with pytest.raises(ValueError, match=r"queue needs loss: clip and mask_false_negatives: true \(got clip, False\)"):
-        TrainConfig(queue=QueueConfig())
     config = TrainConfig(queue=QueueConfig(rows=5), mask_false_negatives=True)
     queue = FeatureQueue(5)
-    assert loss_at(0, config, queue=queue).queue is queue
+    assert make_loss(0, config, queue=queue).queue is queue

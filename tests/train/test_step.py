@@ -83,7 +83,7 @@ def test_extra_captions_give_the_gradients_of_the_dense_loss(micro_batch_size: i
 
     images, texts = model.encode_image(batch["pixel_values"]), model.encode_text(*texts_of(batch, ""))
     scale, valid = model.logit_scale.exp(), batch["valid"]
-    logits, further = scale * images @ texts.T, scale * images @ model.encode_text(*texts_of(batch, "extra_")).T
+    logits, further = scale * images @ texts.T, scale * images @ model.encode_text(*texts_of(batch, "negative_")).T
     equal = [batch[name][:, None] == batch[name] for name in ("image_hash", "caption_hash")]  # type: ignore[literal-required]
     apart = ~torch.stack(equal).any(0) | torch.eye(ROWS, dtype=torch.bool)
     logits = logits.masked_fill(~apart, -torch.inf)[valid][:, valid]

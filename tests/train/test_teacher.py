@@ -12,7 +12,7 @@ from mmdata.config.strict_yaml import parse
 from mmdata.config.train import TeacherConfig
 from mmdata.train import miners
 from mmdata.train.memory.ema import EMA
-from mmdata.train.objective import loss_at
+from mmdata.train.objective import make_loss
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
 from mmdata.train.run.trainer import Trainer
 from tests.train import small_run as small
@@ -50,17 +50,17 @@ def test_teacher_follows_the_model():
     assert not teacher.model.weight.requires_grad
 
 
-def test_teacher_has_no_opinion_before_its_time_and_draws_no_number():
+def test_teacher_has_no_mask_before_its_time_and_draws_no_number():
     teacher = EMA(small.small_model(dropout=0.5), TeacherConfig(margin=0.05, after_steps=2))
     batch = next(iter(small.SmallBatches()))
-    assert teacher.opinion(batch, 1) is None
+    assert teacher.teacher_mask(batch, 1) is None
     state = torch.get_rng_state()
-    opinion = teacher.opinion(batch, 2)
+    mask = teacher.teacher_mask(batch, 2)
     assert torch.equal(torch.get_rng_state(), state)
-    assert opinion is not None
+    assert mask is not None
     images, texts, *_ = small.small_model(dropout=0.5).eval()(batch)
-    torch.testing.assert_close((opinion.images, opinion.texts), (images, texts))
-    in_parts = EMA(small.small_model(), TeacherConfig(), micro_batch_size=3).opinion(batch, 0)
+    torch.testing.assert_close((mask.images, mask.texts), (images, texts))
+    in_parts = EMA(small.small_model(), TeacherConfig(), micro_batch_size=3).teacher_mask(batch, 0)
     assert in_parts is not None
     torch.testing.assert_close((in_parts.images, in_parts.texts), (images, texts))
 
@@ -71,15 +71,15 @@ def test_teacher_does_not_embed_extra_captions():
     extra = {"negative_input_ids": batch["input_ids"], "negative_attention_mask": batch["attention_mask"]}
     calls: list[int] = []
     teacher.model.text_tower.register_forward_hook(lambda *_: calls.append(1))
-    teacher.opinion({**batch, **extra}, 0)  # type: ignore[typeddict-item]
+    teacher.teacher_mask({**batch, **extra}, 0)  # type: ignore[typeddict-item]
     assert calls == [1]
 
 
 def test_teacher_is_heard_before_the_miner():
     config = parse(TrainConfig, {"steps": 9, "miner": {"name": "top_k", "k": 2, "after_steps": 5}}, origin="c")
-    teacher = miners.Teacher(torch.eye(2), torch.eye(2))
-    assert loss_at(4, config, teacher).miner is teacher
-    assert loss_at(5, config, teacher).miner == miners.Chain((teacher, miners.TopK(2)))
+    teacher = miners.TeacherMask(torch.eye(2), torch.eye(2))
+    assert make_loss(4, config, teacher).miner is teacher
+    assert make_loss(5, config, teacher).miner == miners.Chain((teacher, miners.TopK(2)))
 
 
 def test_teacher_and_draws_resume_bit_for_bit(tmp_path: Path):

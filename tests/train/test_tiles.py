@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def nothing(tile: Tensor, rows: slice, columns: slice) -> None:
-    """Exclude nothing."""
+    """Mask nothing."""
 
 
 def test_log_sum_exps_of_the_docstring():
@@ -57,13 +57,13 @@ def test_scale_is_that_of_scaled_rows(elements: int, monkeypatch: pytest.MonkeyP
     rows, columns, scale = features(4)[0], features(7, seed=1)[0], scalar(3.0)
     banned = torch.eye(4, 7, dtype=torch.bool)
 
-    def exclude(tile: Tensor, r: slice, c: slice) -> None:
+    def mask(tile: Tensor, r: slice, c: slice) -> None:
         tile.masked_fill_(banned[r, c], -torch.inf)
 
     def total(found: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         return sum((x * torch.linspace(-1, 2, len(x), dtype=x.dtype)).sum() for x in found)
 
-    ours = total(log_sum_exps(rows, columns, exclude, 1, scale=scale))
+    ours = total(log_sum_exps(rows, columns, mask, 1, scale=scale))
     logits = scale * rows @ columns.T
     masked = logits.masked_fill(banned, -torch.inf)
     theirs = total((masked.logsumexp(1), masked.logsumexp(0), logits.diagonal(1)[:4]))
@@ -78,10 +78,10 @@ def test_sum_of_nothing_is_minus_infinity_with_gradient_zero(elements: int, monk
     banned = torch.zeros(3, 4, dtype=torch.bool)
     banned[1], banned[:, 2] = True, True
 
-    def exclude(tile: Tensor, r: slice, c: slice) -> None:
+    def mask(tile: Tensor, r: slice, c: slice) -> None:
         tile.masked_fill_(banned[r, c], -torch.inf)
 
-    over_columns, over_rows, _ = log_sum_exps(rows, columns, exclude)
+    over_columns, over_rows, _ = log_sum_exps(rows, columns, mask)
     assert over_columns.isinf().tolist() == [False, True, False]
     assert over_rows.isinf().tolist() == [False, False, True, False]
     used = torch.cat([over_columns[[0, 2]], over_rows[[0, 1, 3]]]).sum()

@@ -21,6 +21,7 @@ from mmdata.config import load_config
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.train.run.overfit import FirstBatches
+from tests.programs import Program
 
 TOOLS = Path(__file__).parents[2] / "tools"
 CLOCKS = ("samples_per_s", "data_wait_share")
@@ -82,7 +83,7 @@ def config(corpus: Path, tmp_path: Path) -> Path:
     """Three epochs of four steps over the corpus, evaluated on itself."""
     shards = str(corpus / "shards")
     data: dict[str, Any] = {"shards": shards, "val_shards": shards, "tokenizer": f"{shards}/tokenizer"}
-    data |= {"global_batch_size": 6, "image_size": 16, "num_text_buckets": 2, "num_workers": 1}
+    data |= {"global_batch_size": 6, "image_size": 16, "num_text_buckets": 2, "loading": {"num_workers": 1}}
     train = {"output": str(tmp_path / "run"), "epochs": 3, "warmup_steps": 2, "log_every_steps": 1, "device": "cpu"}
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump({"data": data, "train": train}))
@@ -104,7 +105,7 @@ def test_train_stopped_by_sigterm_goes_on_with_the_same_command(
     words = [config, "train.epochs=8", "train.evaluate_every_epochs=4", "model.dropout=0.1"]
     command = [sys.executable, str(TOOLS / "train.py"), *map(str, words)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with Program(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         while not process.stdout.readline().startswith("step 2 "):
             assert process.poll() is None
@@ -128,7 +129,7 @@ def test_train_writes_config_and_evaluation_that_evaluate_extends(
     assert run_tool("train", config, *overrides, miner, monkeypatch=monkeypatch) == 0
     output = tmp_path / "runs" / "small"
     written = yaml.safe_load((output / "config.yaml").read_text())
-    left_out = {"false_negative_margin": None, "skip_hottest": None}
+    left_out = {"false_negative_margin": None, "drop_hardest": None}
     assert written["train"]["miner"] == {"name": "top_k", "k": 2, "after_steps": 0, **left_out}
     assert written["data"]["global_batch_size"] == 6
     scores = json.loads((output / "evaluation.json").read_text())
@@ -162,7 +163,7 @@ def test_train_resumed_from_further_back_lists_each_masked_row_once(
         file.seek(int(index.take(np.array([5]), ["image_offset"])["image_offset"][0]) + 33)  # behind the header
         file.write(bytes(30))
     words = [config, f"data.shards={tmp_path / 'shards'}", "train.checkpoint_every_steps=2", "train.keep_checkpoints=9"]
-    words += ["data.val_shards=null", "data.max_bad_share=0.5"]
+    words += ["data.val_shards=null", "data.loading.max_bad_share=0.5"]
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
     ledger = tmp_path / "run" / "ledger-rank0.jsonl"
     written = ledger.read_text()

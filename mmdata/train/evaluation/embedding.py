@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmdata.batch import Batch, CaptionBatch, to_device
 from mmdata.errors import DataError
-from mmdata.train.batches import Batches, CountsRows, HasCaptions
+from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.losses.keys import check_keys
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
@@ -42,7 +44,7 @@ class Features:
         text: float32 (N, D), likewise, of the caption that the batch holds of the row.
         rows: int64 (N,), row numbers in the index.
         labels: int64 (N,), -1 where a row has none; None where the corpus has none.
-        ids: int64 (N, 2), image and caption hashes; None without `data.hashes`.
+        ids: int64 (N, 2), image and caption hashes; None without `data.add_hashes`.
         captions: all captions of rows that have several; None where no row has, or the batches know of one only.
     """
 
@@ -78,11 +80,12 @@ def embed(
     Raises:
         ValueError: no batch; keys that are no integers; or rows with several captions, and a model that gives no
             features of negative captions.
-        DataError: more rows than `data.max_bad_share` could not be loaded, or a further caption of a row is not the one
-            that was indexed; over all ranks, and on each.
+        DataError: more rows than `data.loading.max_bad_share` could not be loaded, or a further caption of a row is not
+            the one that was indexed; over all ranks, and on each.
     """
     device = next(model.parameters()).device
     source = batches if source is None else source
+    extras, several = LoaderExtras.of(source), collectives.world_size() > 1
     columns: dict[str, list[Tensor]] = {}
     texts: dict[str, list[Tensor]] = {}
     for on_cpu in batches:
@@ -92,16 +95,16 @@ def embed(
         valid = collectives.gather(batch["valid"].long()).bool()  # (W*B,)
         for name, value in {"image": image.float(), "text": text.float(), **_known_of(batch)}.items():
             columns.setdefault(name, []).append(collectives.gather(value)[valid])
-        if isinstance(source, HasCaptions):
-            of_rows = _captions_of(source, on_cpu)
+        if extras.all_captions is not None:
+            of_rows = _captions_of(extras.all_captions, on_cpu)
             for name, value in _embed_captions(model, batch, of_rows, autocast_dtype).items():
                 texts.setdefault(name, []).append(value)
     if not columns:
         raise ValueError("no batches to evaluate on: the corpus is empty")
-    if collectives.world_size() > 1 and isinstance(source, CountsRows):
-        # A rank that raised for its own rows would leave the others waiting for its features.
+    if several and extras.merge_states is not None and extras.check_rows is not None:
+        # Judged only now: a rank that raised for its own rows would leave the others waiting for its features.
         states = gather(cast(Batches, source).state_dict(), dist.group.WORLD)
-        source.check_rows(source.merge_states(states))
+        extras.check_rows(extras.merge_states(states))
     joined = {name: torch.cat(parts) for name, parts in columns.items()}
     found = {name: torch.cat(parts) for name, parts in texts.items()}
     several = Texts(found["features"], _places(joined["rows"], found["rows"]), found["hashes"]) if found else None
@@ -124,11 +127,11 @@ def _known_of(batch: Batch) -> dict[str, Tensor]:
     return known
 
 
-def _captions_of(source: HasCaptions, batch: Batch) -> CaptionBatch:
+def _captions_of(all_captions: Callable[[NDArray[np.int64]], CaptionBatch], batch: Batch) -> CaptionBatch:
     """All captions of the batch's valid rows. A collective: where one rank cannot read its own, all raise."""
     captions, failed = None, ""
     try:
-        captions = source.all_captions(batch["rows"][batch["valid"]].cpu().numpy())
+        captions = all_captions(batch["rows"][batch["valid"]].cpu().numpy())
     except (DataError, OSError) as error:
         if collectives.world_size() == 1:
             raise

@@ -2,9 +2,10 @@
 is what DDP and FSDP take, is the gradient of one process that holds the whole batch, scale and bias included.
 
 How: each rank computes the rows it owns against all ranks' columns and divides by the global number of valid rows.
-The returned loss has the global value, and W times the gradient of the local part; gathered features send their
-gradient home by a reduce-scatter, so the sum over ranks, divided by W, is exact whatever the ranks hold. Similarities
-are made tile by tile (`tiles`) or by blocks of whole rows (`rowwise`), and never stored whole: memory is O(B·D).
+The returned loss has the global value, and W times the gradient of the local part. The backward pass of the gathered
+features is a reduce-scatter, which returns to each rank the gradient of its own rows; so the sum over the W ranks,
+divided by W, is exact whatever each rank holds. Similarities are computed in tiles (`tiles`) or in blocks of whole rows
+(`rowwise`), and never stored whole: memory is O(B·D).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmdata.renamed import renamed_arguments
 from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.global_batch import GlobalBatch, weighted_log_sum_exp, weighted_sum
 from mmdata.train.losses.tiles import log_sum_exps
@@ -58,13 +60,13 @@ def clip_loss(
     Source: Radford et al. 2021, figure 3 (arXiv:2103.00020); negative captions: Yuksekgonul et al. 2023
     (arXiv:2210.01936).
     """
-    pairs = GlobalBatch.gather(image_features, text_features, valid, same=same)
+    batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
     with _full_precision(image_features):
         if miner is None:
-            return pairs.global_mean(_infonce_of_all(pairs, logit_scale, extra_texts, extra_images))
-        of_images = pairs.sum_over("image", _infonce, [logit_scale], miner=miner, extra=extra_texts)
-        of_texts = pairs.sum_over("text", _infonce, [logit_scale], miner=miner, extra=extra_images)
-        return pairs.global_mean((of_images + of_texts) / 2)
+            return batch.global_mean(_infonce_of_all(batch, logit_scale, extra_texts, extra_images))
+        of_images = batch.sum_over("image", _infonce, [logit_scale], miner=miner, extra=extra_texts)
+        of_texts = batch.sum_over("text", _infonce, [logit_scale], miner=miner, extra=extra_images)
+        return batch.global_mean((of_images + of_texts) / 2)
 
 
 def multi_positive_loss(
@@ -83,8 +85,8 @@ def multi_positive_loss(
         image_features: (B, D), as in `clip_loss`.
         text_features: (B, D).
         logit_scale: scalar multiplier, already exponentiated.
-        labels: int64 (B,), any numbers: classes, or hashes of captions or images. A row that shall be alone needs one
-            of its own.
+        labels: int64 (B,), any numbers: classes, or hashes of captions or images. A row without further positives needs
+            a label of its own.
         miner: chooses among the rows of other labels; None keeps all.
         valid: bool (B,), as in `clip_loss`.
         same: int64 (B,) each, as in `clip_loss`; does not touch positives.
@@ -97,11 +99,11 @@ def multi_positive_loss(
 
     Source: Yang et al. 2022, UniCL, equations 3 to 5 (arXiv:2204.03610).
     """
-    pairs = GlobalBatch.gather(image_features, text_features, valid, same=same, labels=labels)
+    batch = GlobalBatch.gather(image_features, text_features, valid, same=same, labels=labels)
     with _full_precision(image_features):
-        of_images = pairs.sum_over("image", _infonce, [logit_scale], miner=miner)
-        of_texts = pairs.sum_over("text", _infonce, [logit_scale], miner=miner)
-        return pairs.global_mean((of_images + of_texts) / 2)
+        of_images = batch.sum_over("image", _infonce, [logit_scale], miner=miner)
+        of_texts = batch.sum_over("text", _infonce, [logit_scale], miner=miner)
+        return batch.global_mean((of_images + of_texts) / 2)
 
 
 def siglip_loss(
@@ -136,14 +138,14 @@ def siglip_loss(
 
     Source: Zhai et al. 2023, algorithm 1 (arXiv:2303.15343).
     """
-    pairs = GlobalBatch.gather(image_features, text_features, valid, same=same)
+    batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
     scalars = [logit_scale, logit_bias]
     with _full_precision(image_features):
-        # Every pair stands in one image's row: without a miner the other direction would add the same sum again.
-        total = pairs.sum_over("image", _sigmoid, scalars, miner=miner)
+        # Each pair is in the row of one image: without a miner the other direction would add the same sum again.
+        total = batch.sum_over("image", _sigmoid, scalars, miner=miner)
         if miner is not None:
-            total = (total + pairs.sum_over("text", _sigmoid, scalars, miner=miner)) / 2
-        return pairs.global_mean(total)
+            total = (total + batch.sum_over("text", _sigmoid, scalars, miner=miner)) / 2
+        return batch.global_mean(total)
 
 
 def triplet_loss(
@@ -180,30 +182,31 @@ def triplet_loss(
         own = scores.where(positives, 0.0).sum(1, keepdim=True)  # (b, 1)
         return weighted_sum(F.relu(margin + scores - own), negatives, weights)
 
-    pairs = GlobalBatch.gather(image_features, text_features, valid, same=same)
+    batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
     with _full_precision(image_features):
-        total = pairs.sum_over("image", hinge, miner=miner) + pairs.sum_over("text", hinge, miner=miner)
-        return pairs.global_mean(total)
+        total = batch.sum_over("image", hinge, miner=miner) + batch.sum_over("text", hinge, miner=miner)
+        return batch.global_mean(total)
 
 
+@renamed_arguments(positive_share="prior")
 def hard_negative_loss(
     image_features: Tensor,
     text_features: Tensor,
     logit_scale: Tensor,
     *,
     beta: float = 1.0,
-    positive_share: float = 0.0,
+    prior: float = 0.0,
     valid: Tensor | None = None,
     same: Sequence[Tensor] = (),
 ) -> Tensor:
-    """InfoNCE whose negatives weigh the more the harder they are, with a correction for those that are positives.
+    """InfoNCE that weighs negatives by their hardness, and corrects for the positives among them.
 
     Args:
         image_features: (B, D), as in `clip_loss`.
         text_features: (B, D).
         logit_scale: scalar multiplier, already exponentiated.
         beta: 0 weighs all negatives the same (without correction: `clip_loss`); weights go with exp(beta · logit).
-        positive_share: probability that a negative is a false one, 0 to below 1 (tau+ in the paper).
+        prior: probability that a negative is a false one, 0 to below 1 (τ⁺ in the paper).
         valid: bool (B,), as in `clip_loss`.
         same: int64 (B,) each, as in `clip_loss`.
 
@@ -215,68 +218,72 @@ def hard_negative_loss(
 
     Source: Robinson et al. 2021, equation 4 and figure 3 (arXiv:2010.04592); Chuang et al. 2020 (arXiv:2007.00224).
     """
-    if beta < 0 or not 0 <= positive_share < 1:
-        raise ValueError(f"beta must be 0 or more, positive_share 0 to below 1: got {beta} and {positive_share}")
+    if beta < 0 or not 0 <= prior < 1:
+        raise ValueError(f"beta must be 0 or more, prior 0 to below 1: got {beta} and {prior}")
 
     def reweighted(scores: Tensor, positives: Tensor, negatives: Tensor, _: None, scale: Tensor) -> Tensor:
         logits = scale * scores
         own = logits.where(positives, 0.0).sum(1)  # (b,)
         count = negatives.sum(1, dtype=logits.dtype)  # (b,)
         some = count > 0
-        # A row without negatives stands in with its own logit, and is left out at the end: no -inf, no NaN.
+        # A row without negatives uses its own logit in their place and is dropped at the end: a logsumexp over nothing
+        # would be -inf, and its gradient NaN.
         usable = negatives | (positives & ~some[:, None])
         hard = ((1 + beta) * logits).where(usable, -torch.inf).logsumexp(1)
         hard = hard - (beta * logits).where(usable, -torch.inf).logsumexp(1) + count.clamp(min=1).log()
-        if positive_share:
-            hard = _debiased(hard, own, count, scale, positive_share)
+        if prior:
+            hard = _debiased(hard, own, count, scale, prior)
         return torch.logaddexp(own, hard).sub(own).where(some, 0.0)
 
-    pairs = GlobalBatch.gather(image_features, text_features, valid, same=same)
+    batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
     with _full_precision(image_features):
-        of_images = pairs.sum_over("image", reweighted, [logit_scale])
-        of_texts = pairs.sum_over("text", reweighted, [logit_scale])
-        return pairs.global_mean((of_images + of_texts) / 2)
+        of_images = batch.sum_over("image", reweighted, [logit_scale])
+        of_texts = batch.sum_over("text", reweighted, [logit_scale])
+        return batch.global_mean((of_images + of_texts) / 2)
 
 
-def _debiased(hard: Tensor, own: Tensor, count: Tensor, scale: Tensor, share: float) -> Tensor:
-    """The log of what negatives add up to without those that are positives: at least as if all were opposite, -1."""
-    top = torch.maximum(hard, own).detach()
-    total = (hard - top).exp() - share * count * (own - top).exp()
-    least = (1 - share) * count * (-scale - top).exp()
+def _debiased(hard: Tensor, own: Tensor, count: Tensor, scale: Tensor, prior: float) -> Tensor:
+    """The log of the sum over negatives minus the expected share of positives among them.
+
+    The sum is at least what it would be if every negative had the cosine -1.
+    """
+    top = torch.maximum(hard, own).detach()  # subtracted before exp, so that no term overflows
+    total = (hard - top).exp() - prior * count * (own - top).exp()
+    least = (1 - prior) * count * (-scale - top).exp()
     total = torch.maximum(total, least).clamp(min=torch.finfo(total.dtype).tiny)
-    return total.log() + top - math.log1p(-share)
+    return total.log() + top - math.log1p(-prior)
 
 
 def _infonce_of_all(
-    pairs: GlobalBatch, logit_scale: Tensor, extra_texts: ExtraNegatives | None, extra_images: ExtraNegatives | None
+    batch: GlobalBatch, logit_scale: Tensor, extra_texts: ExtraNegatives | None, extra_images: ExtraNegatives | None
 ) -> Tensor:
-    """Sum over this rank's rows, each similarity of the batch used for both directions."""
-    own_valid = pairs.valid[pairs.own]
+    """Sum over this rank's rows; each similarity is computed once and used for both directions."""
+    own_valid = batch.valid[batch.own]
     over_texts, over_images, own = log_sum_exps(
-        pairs.images, pairs.all_texts, pairs.exclude_, pairs.own.start, scale=logit_scale
+        batch.images, batch.all_texts, batch.mask_, batch.own.start, scale=logit_scale
     )
-    over_images = collectives.log_sum_exp(over_images)[pairs.own]  # (B,)
+    over_images = collectives.log_sum_exp(over_images)[batch.own]  # (B,)
     over_texts, over_images = (x.where(own_valid, 0.0) for x in (over_texts, over_images))
     if extra_texts is not None:
-        over_texts = torch.logaddexp(over_texts, _over_extra(pairs, pairs.images, logit_scale, extra_texts))
+        over_texts = torch.logaddexp(over_texts, _over_extra(batch, batch.images, logit_scale, extra_texts))
     if extra_images is not None:
-        over_images = torch.logaddexp(over_images, _over_extra(pairs, pairs.texts, logit_scale, extra_images))
+        over_images = torch.logaddexp(over_images, _over_extra(batch, batch.texts, logit_scale, extra_images))
     return ((over_texts + over_images) / 2 - own).where(own_valid, 0.0).sum()
 
 
-def _over_extra(pairs: GlobalBatch, anchors: Tensor, logit_scale: Tensor, extra: ExtraNegatives) -> Tensor:
-    keys = [key[pairs.own] for key in pairs.same]
+def _over_extra(batch: GlobalBatch, anchors: Tensor, logit_scale: Tensor, extra: ExtraNegatives) -> Tensor:
+    keys = [key[batch.own] for key in batch.same]
 
-    def exclude_(tile: Tensor, rows: slice, columns: slice) -> None:
+    def mask_(tile: Tensor, rows: slice, columns: slice) -> None:
         tile.masked_fill_(~extra.admissible([key[rows] for key in keys], columns), -torch.inf)
 
-    return log_sum_exps(anchors, extra.columns(anchors.dtype), exclude_, scale=logit_scale)[0]
+    return log_sum_exps(anchors, extra.columns(anchors.dtype), mask_, scale=logit_scale)[0]
 
 
 def _infonce(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor) -> Tensor:
     logits = scale * scores
     own = logits.where(positives, 0.0).sum(1) / positives.sum(1)  # (b,)
-    # Masked after scaling: -inf before it would make scale's gradient 0 * -inf. Positives always stay.
+    # Masked after scaling: -inf before it would make the scale's gradient 0 * -inf. Positives always stay.
     return weighted_log_sum_exp(logits, negatives | positives, weights) - own
 
 
@@ -284,7 +291,7 @@ def _sigmoid(
     scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor, bias: Tensor
 ) -> Tensor:
     logits = scale * scores + bias
-    # logsigmoid is exact at both ends; softplus drops what is below e^-20 beside 1.
+    # logsigmoid is exact at both ends; softplus loses a term below e^-20 when it adds 1.
     losses = -F.logsigmoid(logits.where(positives, -logits))
     return weighted_sum(losses, negatives | positives, weights)
 

@@ -18,11 +18,11 @@ from mmdata.train.miners.protocol import check_shape
 from mmdata.train.ranks import collectives
 
 MAX_LOG_WEIGHT_GRADIENT = 10.0
-"""Log of the steepest gradient by a weight of 0: a negative far above all that were drawn would leave no other gradient
-in float16, and at a scale of 100 none in float32."""
+"""Log of the largest gradient with respect to a weight of 0. Without it, the gradient of a negative far above all drawn
+ones would drown all others in rounding: in float16, and at a scale of 100 also in float32."""
 
 AnchorLoss = Callable[..., Tensor]
-"""(scores, positives, negatives, weights, *scalars) to what each of b anchors loses, (b,).
+"""(scores, positives, negatives, weights, *scalars) to the losses of b anchors, (b,).
 
 Scores are cosines (b, N); positives and chosen negatives bool (b, N); weights of the negatives (b, N), above 0 and 1
 where there is no negative, or None where all are 1; scalars those that `GlobalBatch.sum_over` was given. Where a
@@ -33,7 +33,7 @@ pass it on.
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """What one rank knows of the global batch: row i of the images pairs with row i of the texts.
+    """One rank's view of the global batch: row i of the images pairs with row i of the texts.
 
     Attributes:
         images: (B, D), this rank's; rows that are not valid are zero.
@@ -41,8 +41,8 @@ class GlobalBatch:
         valid: bool (N,), of the global batch.
         same: int64 (N,) each; rows that are equal in any of them are not negatives of each other.
         labels: int64 (N,), rows of equal labels are positives of each other; None: only row i of row i.
-        own: the rows of the global batch that are this rank's.
-        flaws: what is wrong with the weights of miners; filled by `sum_over`, judged by `global_mean`.
+        own: this rank's rows, as a slice of the global batch.
+        flaws: invalid weights of miners; counted by `sum_over`, raised by `global_mean`.
     """
 
     images: Tensor
@@ -98,21 +98,22 @@ class GlobalBatch:
 
     @cached_property
     def all_images(self) -> Tensor:
-        """(N, D), with gradient. A collective at first."""
+        """(N, D), with gradient. The first access is a collective."""
         return collectives.gather_with_grad(self.images)
 
     @cached_property
     def all_texts(self) -> Tensor:
-        """(N, D), with gradient. A collective at first."""
+        """(N, D), with gradient. The first access is a collective."""
         return collectives.gather_with_grad(self.texts)
 
     def global_mean(self, local: Tensor) -> Tensor:
         """The sum of `local` over ranks / number of valid rows, with W times the gradient of this rank's part.
 
-        NaN, and so is the gradient, where a miner gave weights that are none; raises then, see `raise_if_flawed`.
+        Value and gradient are NaN if a miner gave an invalid weight; see `raise_if_flawed` for the error.
         """
         local = local / self.valid.sum().clamp(min=1)
-        # All ranks learn of a flaw in the same collective as the sum: one that raised alone would leave the others.
+        # The counts of flaws are reduced with the sum, so that all ranks raise: one that raised alone would leave the
+        # others waiting in the next collective.
         counts = [flaws.count for flaws in self.flaws]
         everyones = collectives.all_reduce_sum(torch.stack([local.detach(), *counts]) if counts else local)
         if counts:
@@ -133,14 +134,14 @@ class GlobalBatch:
         miner: AnyMiner | None = None,
         extra: ExtraNegatives | None = None,
     ) -> Tensor:
-        """The sum of `loss` over this rank's valid anchors of one side, by blocks of them; see `rowwise_sum`.
+        """The sum of `loss` over this rank's valid anchors of one side, block by block; see `rowwise_sum`.
 
         Args:
             side: of the anchors.
             loss: of a block of anchors.
-            scalars: what else gets a gradient; handed to `loss`.
+            scalars: passed to `loss`, and get a gradient too.
             miner: chooses and weighs negatives.
-            extra: further negatives, of the other side.
+            extra: further negatives: texts for image anchors, images for text anchors.
         """
         anchors, columns = (self.images, self.all_texts) if side == "image" else (self.texts, self.all_images)
         if extra is not None:
@@ -179,8 +180,8 @@ class GlobalBatch:
         others = self.valid[rows, None] & extra.admissible([key[rows] for key in self.same])  # (b, M)
         return torch.cat([positives, torch.zeros_like(others)], dim=1), torch.cat([negatives, others], dim=1)
 
-    def exclude_(self, tile: Tensor, rows: slice, columns: slice) -> None:
-        """Set to -inf, in a tile of similarities, what is neither a row's own partner nor an admissible negative.
+    def mask_(self, tile: Tensor, rows: slice, columns: slice) -> None:
+        """Set to -inf, in a tile of similarities, all pairs that are neither partners nor admissible negatives.
 
         Args:
             tile: (b, c), changed in place.
@@ -193,12 +194,13 @@ class GlobalBatch:
             tile.masked_fill_(~(self.valid[rows, None] & self.valid[columns]), -torch.inf)
         of_rows, of_columns = (torch.arange(x.start, x.stop, device=tile.device) for x in (rows, columns))
         for key, repeats in zip(self.same, self._repeats if on_cpu else self.same, strict=True):
-            # Few rows repeat. A CPU looks at their lines of the tile only; a GPU would have to wait to know which.
+            # Few rows share a key. On a CPU only their lines of the tile are compared; on a GPU the host would have to
+            # wait for the device to learn which rows these are, so all lines are.
             lines = repeats[rows].nonzero().squeeze(1) if on_cpu else slice(None)
             equal = key[rows][lines, None] == key[columns]  # (l, c)
             equal &= of_rows[lines, None] != of_columns
             masked = tile[lines].masked_fill_(equal, -torch.inf)
-            if on_cpu:  # a copy of those lines; on a GPU it is the tile itself
+            if on_cpu:  # indexing with a tensor made a copy; with slice(None), on a GPU, `masked` is the tile itself
                 tile[lines] = masked
 
     def _numbers(self, rows: slice) -> slice:
@@ -210,7 +212,7 @@ class GlobalBatch:
 
     @cached_property
     def _repeats(self) -> list[Tensor]:
-        """bool (N,) for each of `same`: rows that are not alone with their key."""
+        """bool (N,) for each of `same`: rows whose key another row has too."""
         found: list[Tensor] = []
         for key in self.same:
             _, inverse, counts = key.unique(return_inverse=True, return_counts=True)
@@ -219,7 +221,7 @@ class GlobalBatch:
 
 
 def weighted_sum(losses: Tensor, kept: Tensor, weights: Tensor | None) -> Tensor:
-    """The sum of each row's kept losses by their weights, and of the others by 0, with the gradient of those weights.
+    """The weighted sum of each row's kept losses; the others weigh 0, and their weights get a gradient all the same.
 
     Args:
         losses: (b, N), finite.
@@ -264,6 +266,6 @@ def _as_chosen(chosen: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor | None
 
 
 def _cleaned(features: Tensor, valid: Tensor | None) -> Tensor:
-    """In float32 or float64; rows that do not count are zero: what they held, NaN too, reaches no loss or gradient."""
+    """In float32 or float64, with zeros in rows that are not valid: their content, even NaN, reaches no gradient."""
     features = features.float() if features.dtype in (torch.float16, torch.bfloat16) else features
     return features if valid is None else features.where(valid[:, None], 0.0)

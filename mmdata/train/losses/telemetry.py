@@ -14,7 +14,7 @@ from mmdata.train.miners import AnyMiner, Miner, Side, for_block
 from mmdata.train.ranks import collectives
 
 BINS = 20
-"""Of each histogram, from -1 to 1 in steps of 0.1; what lies outside is in the last of them."""
+"""Bins of each histogram, from -1 to 1 in steps of 0.1; values outside count in the first or the last bin."""
 NEAR = 0.05
 """A kept negative that is above the positive's cosine, or less than this below it, may be a false one."""
 
@@ -30,7 +30,7 @@ def mining_telemetry(
 ) -> dict[str, float | list[float]]:
     """Measure mining on one global batch, both directions together. A collective.
 
-    A miner that draws does so anew, and the generator is put back to where it was.
+    A miner that draws at random draws again; the state of the generator is restored.
 
     Args:
         image_features: (B, D), as in `losses.clip_loss`.
@@ -62,30 +62,30 @@ def mining_telemetry(
     """
     device = image_features.device
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        pairs = GlobalBatch.gather(image_features, text_features, valid, same=same)
-        sums = _Sums(pairs, logit_scale)
+        batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
+        sums = _Sums(batch, logit_scale)
         for side in ("image", "text"):
-            pairs.sum_over(side, sums.add, miner=_Watched(miner, sums))
+            batch.sum_over(side, sums.add, miner=_Watched(miner, sums))
     return sums.read()
 
 
 @dataclass
 class _Sums:
-    """Over the blocks of this rank; float64, which counts exactly beyond the pairs of any batch."""
+    """Sums over this rank's blocks, in float64: it counts the pairs of any batch exactly."""
 
-    pairs: GlobalBatch
+    batch: GlobalBatch
     logit_scale: Tensor
     scalars: Tensor = field(init=False)
     histograms: Tensor = field(init=False)
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        device = self.pairs.images.device
+        device = self.batch.images.device
         self.scalars = torch.zeros(5, dtype=torch.float64, device=device)
         self.histograms = torch.zeros(2, BINS, dtype=torch.float64, device=device)
 
     def add(self, scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None) -> Tensor:
-        """A block, as an `AnchorLoss`."""
+        """Add a block; has the signature of an `AnchorLoss`, and returns losses of 0."""
         kept = negatives.double() if weights is None else weights.double().where(negatives, 0.0)  # (b, N)
         below = scores.where(positives, 0.0).sum(1, keepdim=True) - scores
         logits = (self.logit_scale * scores.double() + kept.log()).where(negatives, -torch.inf)
@@ -101,10 +101,10 @@ class _Sums:
         return scores.new_zeros(len(scores))
 
     def read(self) -> dict[str, float | list[float]]:
-        """Of all ranks."""
+        """Sums over all ranks. A collective."""
         world = collectives.all_reduce_sum(torch.cat([self.scalars, self.histograms.flatten()])).tolist()
         kept, admissible, near, perplexity, some = world[:5]
-        rows = int(self.pairs.valid.sum())
+        rows = int(self.batch.valid.sum())
         different = 2 * rows * (rows - 1)
         seconds = collectives.gather(self.scalars.new_tensor([self.seconds])).max()
         return {
@@ -120,7 +120,7 @@ class _Sums:
 
 @dataclass(frozen=True)
 class _Watched:
-    """A miner, timed, and the negatives that it could choose from, counted."""
+    """Times a miner, and counts the negatives that it can choose from."""
 
     miner: AnyMiner | None
     sums: _Sums

@@ -1,4 +1,4 @@
-"""A teacher: the moving average of a model's weights, asked which negatives may be false ones."""
+"""A teacher: the moving average of a model's weights, which says which negatives may be false ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EMA:
 
     Args:
         model: not wrapped in DDP; the copy starts with its weights, in eval mode.
-        config: how fast it follows, and how it judges.
+        config: how fast it follows, and its margin.
         micro_batch_size: rows per forward; None: all at once.
         autocast_dtype: of the forward; None: that of the weights.
 
@@ -58,17 +58,17 @@ class EMA:
             own.copy_(new)
 
     @torch.no_grad()
-    def opinion(self, batch: Batch, step: int) -> miners.TeacherMask | None:
-        """What it thinks of the global batch, given this rank's rows; None before `after_steps` updates.
+    def teacher_mask(self, batch: Batch, step: int) -> miners.TeacherMask | None:
+        """The teacher's false negatives in the global batch, from this rank's rows; None before `after_steps` updates.
 
-        A collective; costs a forward, without the negative captions.
+        A collective; costs a forward pass, without the negative captions.
         """
         if step < self.config.after_steps:
             return None
-        device, dtype = batch["pixel_values"].device, self.autocast_dtype
+        device, dtype = batch["valid"].device, self.autocast_dtype
         outputs: list[DualEncoderOutput] = []
-        pairs = cast(Batch, {name: value for name, value in batch.items() if not name.startswith("negative_")})
-        for part in split(pairs, self.micro_batch_size or len(batch["valid"])):
+        positives = {name: value for name, value in batch.items() if not name.startswith("negative_")}
+        for part in split(positives, self.micro_batch_size or len(batch["valid"])):
             with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
                 outputs.append(cast(DualEncoderOutput, self.model(part)))
         images = torch.cat([output.image_features for output in outputs])  # (B, D)

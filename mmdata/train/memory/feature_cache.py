@@ -1,12 +1,11 @@
-"""The features that training computes anyway, in a file of one row for each row of the index.
+"""The features that training computes anyway, in a file of one row for each row of the index. Rank 0 writes.
 
-A checkpoint and the file fit each other after a kill too: what is overwritten is noted before, and put back on resume,
-so that the steps made again find what they found the first time. Rank 0 writes.
+The training run never reads the file: later runs do (`mmdata neighbours --features`). So a resumed run does not roll it
+back. A kill at any moment leaves a file that can be read, and every row in it is whole or marked as not written.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from pathlib import Path
@@ -20,40 +19,44 @@ from mmdata.atomic import naming
 from mmdata.batch import Batch
 from mmdata.config.train import FeatureCacheConfig
 from mmdata.errors import ConfigError, DataError
-from mmdata.train.batches import Batches, HasIndex
-from mmdata.train.memory.neighbours import Of, side_features
+from mmdata.train.batches import Batches, LoaderExtras
+from mmdata.train.memory.neighbours import FeatureSide, side_features
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.prefetch import HostCopy
 from mmdata.train.ranks import collectives
 
-FEATURES, STEPS, UNDO = "features.npy", "features.steps.npy", "features.undo"
+FEATURES = "features.npy"
+STEPS = "features.steps.npy"
 AGES = 20
-"""Of ages 1, 2 and 3, 4 to 7, …: similarities are kept for each."""
-_SAMPLED_ROWS = 4096
+"""Similarities are summed separately for ages of 1, 2 and 3, 4 to 7, … steps; this is the number of such sums."""
+NEVER_WRITTEN = -1
+BEING_WRITTEN = -2
+"""Stands in `features.steps.npy` while a row's features are copied; only a kill leaves it there."""
 
 
 class FeatureCache:
-    """`features.npy`, float16 (rows, D), and `features.steps.npy`, int32 (rows,): updates before each one's, or -1.
+    """`features.npy`, float16 (rows, D), and `features.steps.npy`, int32 (rows,): updates made before each row's.
 
-    Rows of the first are zeros where never written, as `mmdata neighbours --features` takes them. `features.undo` holds
-    what was overwritten since the last checkpoint: twice the bytes written since then, at most.
+    A row that was never written is zeros, and its step is -1. `mmdata neighbours --features` gives such rows no group.
+
+    After a kill the files may be ahead of the checkpoint. The resumed run makes the same steps and writes the same rows
+    again. Until then those rows are not compared with their new features, so `telemetry` counts fewer rewritten rows
+    than an undisturbed run; the files end with the same bytes.
 
     Args:
         folder: of the files.
         rows: of the index.
-        every_steps: a batch is written of so many.
-        of: what is written.
+        every_steps: write one batch in this many.
+        side: which features are written.
     """
 
-    def __init__(self, folder: Path, rows: int, *, every_steps: int = 1, of: Of = "pair") -> None:
+    def __init__(self, folder: Path, rows: int, *, every_steps: int = 1, side: FeatureSide = "pair") -> None:
         self.folder, self.rows, self.every_steps = folder, rows, every_steps
-        self.of: Of = of
+        self.side: FeatureSide = side
         self.note = ""
-        """What resuming did to the files, for the log."""
+        """What resuming found in the files, for the log."""
         self._files: _Files | None = None
-        self._coming: _Coming | None = None
-        self._saved = False  # the checkpoint that was written since makes the notes of what came before it needless
-        self._ahead_of = -1  # rows written at this step or later are of a run further ahead, and not compared
+        self._pending: _PendingBatch | None = None
         self._counts, self._sums = np.zeros(AGES, dtype=np.int64), np.zeros(AGES)
 
     @classmethod
@@ -65,16 +68,17 @@ class FeatureCache:
         """
         if config is None:
             return None
-        if not isinstance(batches, HasIndex):
+        index = LoaderExtras.of(batches).index
+        if index is None:
             raise ConfigError(
                 f"train.feature_cache: {type(batches).__name__} has no index, whose rows the cache has one row for "
                 "each: leave it out, or train from indexed shards"
             )
-        return cls(folder, len(batches.index), every_steps=config.every_steps, of=config.of)
+        return cls(folder, len(index), every_steps=config.every_steps, side=config.side)
 
     @torch.no_grad()
     def keep(self, output: DualEncoderOutput, batch: Batch, step: int) -> None:
-        """Take in the features of this rank's rows. A collective.
+        """Take the features of this rank's rows. A collective.
 
         Args:
             output: what the model made of the batch.
@@ -83,28 +87,28 @@ class FeatureCache:
         """
         if step % self.every_steps:
             return
-        features = side_features(output.image_features, output.text_features, self.of)  # (B, D)
+        features = side_features(output.image_features, output.text_features, self.side)  # (B, D)
         rows = batch["rows"].where(batch["valid"] & features.isfinite().all(1), -1)
         rows, features = collectives.gather(rows), collectives.gather(features.half())
         if collectives.rank() == 0:
             self._write()
-            self._coming = _Coming(HostCopy(rows, features), step)
+            self._pending = _PendingBatch(HostCopy(rows, features), step)
 
     def telemetry(self, step: int) -> dict[str, float | list[float]]:
-        """Of the cache after `step` updates, and of the rows written again since the last call; empty on other ranks.
+        """Describe the cache after `step` updates, and the rows rewritten since the last call; empty except on rank 0.
 
         Returns:
-            never_written_share: rows that no batch has held.
-            age_steps_mean, age_steps_max: updates since a row was written, over those that were.
-            rewritten: rows written again.
-            similarity: mean cosine of their old and new features; 1 - it is the drift.
-            similarity_by_age: the same by the age that the old ones had reached: 1, 2 and 3, 4 to 7, …
+            never_written_share: share of rows that no batch has held.
+            age_steps_mean, age_steps_max: updates since a row was written, over the written rows.
+            rewritten: number of rows written again.
+            similarity: mean cosine of their old and new features; the drift is 1 minus it.
+            similarity_by_age: the same for old features of age 1, 2 and 3, 4 to 7, … steps.
         """
         self._write()
         if self._files is None:
             return {}
         steps = self._files.steps
-        ages = step - steps[steps >= 0].astype(np.int64)
+        ages = np.maximum(step - steps[steps >= 0].astype(np.int64), 0)  # below 0: a killed run wrote the row later
         with np.errstate(invalid="ignore"):
             by_age: list[float] = (self._sums / self._counts).tolist()
         rewritten = int(self._counts.sum())
@@ -120,107 +124,85 @@ class FeatureCache:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What tells these files from others; they themselves are synced and stay where they are."""
+        """The sums that `telemetry` has not reported yet; the files are synced and stay where they are."""
         self._write()
         if self._files is None:
-            return {"of": self.of, "width": None}
+            return {"width": None}
         self._files.sync()
-        self._saved = True
         return {
-            "of": self.of,
             "width": self._files.features.shape[1],
-            "written": int((self._files.steps >= 0).sum()),
-            "digest": self._files.digest(),
             "counts": self._counts.tolist(),
             "sums": self._sums.tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
-        """Put the files back to where they were after `step` updates, when `state` was taken.
+        """Go on with the files as they are; `state` was taken after `step` updates.
 
         Raises:
-            DataError: they are missing, or others.
+            DataError: they are missing, or of another shape.
         """
         if collectives.rank() != 0 or state["width"] is None:
             return
-        files = _Files.open(self.folder, self.rows, state["width"])
-        undone = files.undo(step)
-        ahead = int((files.steps >= step).sum())
-        if not ahead and files.digest() != state["digest"]:
-            raise DataError(
-                f"feature cache '{self.folder / FEATURES}': not that of the checkpoint of step {step}, which had "
-                f"{state['written']} rows written and now has {int((files.steps >= 0).sum())}; put features.* of that "
-                "run back, or give another train.output to start anew"
-            )
-        self._files, self._ahead_of = files, step if ahead else -1
+        self._files = _Files.open(self.folder, self.rows, state["width"])
         self._counts, self._sums = np.array(state["counts"], dtype=np.int64), np.array(state["sums"])
-        if ahead:
+        if ahead := int((self._files.steps >= step).sum()):
             self.note = (
-                f"feature cache: {ahead} rows are of steps from {step} on, later than the checkpoint; until they are "
-                "written again they are not compared"
+                f"feature cache: {ahead} rows are of steps from {step} on, later than the checkpoint; they are "
+                "compared with new features once this run has written them again"
             )
-        elif undone:
-            self.note = f"feature cache: {undone} rows that were written after step {step} have been put back"
 
     def _write(self) -> None:
-        """Write what has come, its copy from the device being done by now."""
-        coming, self._coming = self._coming, None
-        if coming is None:
+        """Write the pending batch, whose copy from the device is done by now."""
+        pending, self._pending = self._pending, None
+        if pending is None:
             return
-        rows, features = coming.read()
+        rows, features = pending.read()
         if self._files is None:
             self._files = _Files.create(self.folder, self.rows, features.shape[1])
-        if self._saved:
-            self._files.forget()
-            self._saved = False
-        self._compare(rows, features, coming.step)
-        self._files.write(rows, features, coming.step)
+        self._compare(rows, features, pending.step)
+        self._files.write(rows, features, pending.step)
 
     def _compare(self, rows: NDArray[np.int64], features: NDArray[np.float16], step: int) -> None:
+        """Add the similarity of old and new features to the sums, except for rows that a killed run wrote later."""
         assert self._files is not None
         written = self._files.steps[rows]
-        known = (written >= 0) & ((written < self._ahead_of) | (self._ahead_of < 0) | (written < step))
+        known = (written >= 0) & (written < step)
         old = self._files.features[rows[known]].astype(np.float32)
-        ages = np.log2(np.maximum(step - written[known], 1)).astype(np.int64).clip(max=AGES - 1)
+        ages = np.log2(step - written[known]).astype(np.int64).clip(max=AGES - 1)
         np.add.at(self._counts, ages, 1)
         np.add.at(self._sums, ages, _cosines(old, features[known].astype(np.float32)))
 
 
-class _Coming(NamedTuple):
+class _PendingBatch(NamedTuple):
     """A batch on its way from the device: rows int64 (N,), -1 where there is none, and features float16 (N, D)."""
 
     rows_and_features: HostCopy
     step: int
 
     def read(self) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
-        """Each row once, rising; of one that came twice the last features."""
+        """Each row once, in rising order; of a row that came twice, the last features."""
         rows, features = (copied.numpy()[::-1] for copied in self.rows_and_features.read())
         unique, first = np.unique(rows, return_index=True)
-        there = unique >= 0
-        return unique[there], features[first[there]]
+        exists = unique >= 0
+        return unique[exists], features[first[exists]]
 
 
 class _Files:
-    """The three files; a kill leaves in `features.undo` at least what the other two need to be put back."""
+    """The two files, mapped into memory."""
 
-    def __init__(self, folder: Path, features: np.memmap[Any, Any], steps: np.memmap[Any, Any]) -> None:
+    def __init__(self, features: np.memmap[Any, Any], steps: np.memmap[Any, Any]) -> None:
         self.features, self.steps = features, steps
-        fields = [("by", "<i4"), ("row", "<i8"), ("step", "<i4"), ("feature", "<f2", (features.shape[1],))]
-        self._record = np.dtype(fields)
-        self._undo_path = folder / UNDO
-        self._undo = self._undo_path.open("ab")
 
     @classmethod
     def create(cls, folder: Path, rows: int, width: int) -> _Files:
-        """Nothing written; files that lie there are of a run that ended before its first checkpoint."""
+        """Files without a written row. They replace those of a run that ended before its first checkpoint."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / UNDO).unlink(missing_ok=True)
         features = np.lib.format.open_memmap(folder / FEATURES, mode="w+", dtype="<f2", shape=(rows, width))
         steps = np.lib.format.open_memmap(folder / STEPS, mode="w+", dtype="<i4", shape=(rows,))
         for name in (FEATURES, STEPS):
             _allocate(folder / name)
-        steps[:] = -1
-        return cls(folder, features, steps)
+        steps[:] = NEVER_WRITTEN
+        return cls(features, steps)
 
     @classmethod
     def open(cls, folder: Path, rows: int, width: int) -> _Files:
@@ -229,55 +211,32 @@ class _Files:
             steps = np.lib.format.open_memmap(folder / STEPS, mode="r+")
         except (OSError, ValueError) as error:
             raise DataError(
-                f"feature cache '{folder}': the checkpoint has one, and it cannot be read ({error}); put {FEATURES}, "
-                f"{STEPS} and {UNDO} back, or give another train.output to start anew"
+                f"feature cache '{folder}': the checkpoint has one, and it cannot be read ({error}); put {FEATURES} "
+                f"and {STEPS} back, or give another train.output to start anew"
             ) from error
         if (features.shape, features.dtype, steps.shape) != ((rows, width), np.float16, (rows,)):
             raise DataError(
                 f"feature cache '{folder / FEATURES}': {features.dtype} {features.shape} with steps {steps.shape}, "
                 f"expected float16 ({rows}, {width}): it is of another run; give another train.output to start anew"
             )
-        return cls(folder, features, steps)
+        # A kill in the middle of a copy leaves rows that are half old and half new.
+        torn = steps == BEING_WRITTEN
+        features[torn], steps[torn] = 0.0, NEVER_WRITTEN
+        return cls(features, steps)
 
     def write(self, rows: NDArray[np.int64], features: NDArray[np.float16], step: int) -> None:
-        records = np.empty(len(rows), dtype=self._record)
-        records["by"], records["row"] = step, rows
-        records["step"], records["feature"] = self.steps[rows], self.features[rows]
-        with naming(self._undo_path):
-            self._undo.write(records.tobytes())
-            self._undo.flush()
+        # A killed process leaves its stores in the order in which it made them: a row with a step is whole.
+        self.steps[rows] = BEING_WRITTEN
         self.features[rows] = features
         self.steps[rows] = step
-
-    def undo(self, step: int) -> int:
-        """Put back what was overwritten from `step` on; the number of rows."""
-        content = self._undo_path.read_bytes()
-        whole = len(content) // self._record.itemsize * self._record.itemsize
-        records = np.frombuffer(content[:whole], dtype=self._record)
-        records = records[records["by"] >= step]
-        rows, first = np.unique(records["row"], return_index=True)  # the oldest record of a row: what it held at `step`
-        self.features[rows] = records["feature"][first]
-        self.steps[rows] = records["step"][first]
-        self.sync()
-        self.forget()
-        return len(rows)
-
-    def forget(self) -> None:
-        """No way back to before now."""
-        self._undo.truncate(0)
 
     def sync(self) -> None:
         self.features.flush()
         self.steps.flush()
 
-    def digest(self) -> str:
-        """Of all steps and of the features of some rows: it is asked for at each checkpoint."""
-        some = np.linspace(0, len(self.steps) - 1, min(len(self.steps), _SAMPLED_ROWS)).astype(np.int64)
-        return hashlib.sha256(self.steps.tobytes() + self.features[some].tobytes()).hexdigest()
-
 
 def _allocate(path: Path) -> None:
-    """Take the disk space of a file that is mapped: without it, a page written to a full disk kills the process."""
+    """Take the disk space of a mapped file now: a later store to a page that finds none kills the process (SIGBUS)."""
     with naming(path), path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 

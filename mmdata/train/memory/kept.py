@@ -1,4 +1,4 @@
-"""What a run remembers of the features it has computed: the queue and the feature cache, each where it is asked for."""
+"""What a run keeps of the features it has computed: the queue and the feature cache, where settings ask for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mmdata.train.ranks.lockstep import on_first
 
 @dataclass(frozen=True)
 class FeatureMemory:
-    """Both, or one, or none."""
+    """The run's queue and feature cache; each is optional."""
 
     queue: FeatureQueue | None
     cache: FeatureCache | None
@@ -56,10 +56,10 @@ class FeatureMemory:
     def load_state_dict(
         self, state: dict[str, Any], step: int, device: torch.device, group: dist.ProcessGroup | None
     ) -> str:
-        """Undo of `state_dict` as of a checkpoint after `step` updates; what there is to say of it, or "".
+        """Restore what `state_dict` gave after `step` updates; returns a line for the log, or "".
 
         Raises:
-            DataError: the files of the cache are not those of the checkpoint; on all ranks.
+            DataError: the files of the cache are missing, or of another shape; on all ranks.
         """
         if self.queue is not None:
             self.queue.load_state_dict(state["queue"], device)

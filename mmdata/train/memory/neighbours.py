@@ -18,12 +18,15 @@ from torch import Tensor, nn
 from mmdata.batch import Batch, to_device
 from mmdata.train.losses.keys import check_keys
 
-Of = Literal["pair", "image", "text"]
-"""Of what the features are; those of a pair are the sum of image and text, which are of length 1 each."""
+FeatureSide = Literal["pair", "image", "text"]
+"""Which features of a row: a pair's are the normalised sum of its image's and its text's, each of length 1."""
 
 BLOCK_ROWS = 2**15
+"""Rows of features on the device at a time."""
 SAMPLE_ROWS = 4096
+"""Rows that decide where a cell is cut."""
 LLOYD_STEPS = 10
+"""Steps of k-means on that sample, after which the two means hardly move."""
 
 
 def group_neighbours(
@@ -130,7 +133,7 @@ def mean_similarity(
 
 @torch.no_grad()
 def embed_rows(
-    model: nn.Module, batches: Iterable[Batch], *, of: Of = "pair", autocast_dtype: torch.dtype | None = None
+    model: nn.Module, batches: Iterable[Batch], *, side: FeatureSide = "pair", autocast_dtype: torch.dtype | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """What a model makes of each batch: row numbers int64 (b,) and features float16 (b, D), L2-normalised, on the CPU.
 
@@ -139,7 +142,7 @@ def embed_rows(
     Args:
         model: as `DualEncoder`, in eval mode; its device is where the batches go.
         batches: of one epoch; a row's caption is that of the epoch.
-        of: pair, image or text.
+        side: which features.
         autocast_dtype: of the towers; None: as they are.
     """
     device = next(model.parameters()).device
@@ -147,13 +150,13 @@ def embed_rows(
         batch = to_device(on_cpu, device)
         with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
             image, text = model(batch)[:2]
-        yield on_cpu["rows"][on_cpu["valid"]], side_features(image, text, of)[batch["valid"]].half().cpu()
+        yield on_cpu["rows"][on_cpu["valid"]], side_features(image, text, side)[batch["valid"]].half().cpu()
 
 
-def side_features(image: Tensor, text: Tensor, of: Of) -> Tensor:
-    """Features (B, D) that neighbours are looked for in: float32, L2-normalised, from those of both sides, likewise."""
+def side_features(image: Tensor, text: Tensor, side: FeatureSide) -> Tensor:
+    """Features (B, D) in which neighbours are searched, float32 and L2-normalised, from image and text features."""
     image, text = image.float(), text.float()
-    return F.normalize({"pair": image + text, "image": image, "text": text}[of], dim=1)
+    return F.normalize({"pair": image + text, "image": image, "text": text}[side], dim=1)
 
 
 @dataclass(frozen=True)

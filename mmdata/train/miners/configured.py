@@ -27,33 +27,38 @@ BY_NAME = {
 
 
 def configured(config: NamedMinerConfig) -> AnyMiner:
-    """The miner itself, or a chain of it behind what leaves out false negatives.
+    """The miner alone, or in a chain after the miners that leave out false negatives.
 
     Raises:
-        ConfigError: a user's class that is not there, or does not take its arguments.
+        ConfigError: a user's class that does not exist or does not take its arguments, or a value out of range.
     """
-    if isinstance(config, UserConfig):
-        miner = _of_user(config)
-    else:
-        miner = BY_NAME[config.name](**config.model_dump(exclude={"name", *MinerConfig.model_fields}))
-    parts: list[AnyMiner] = [miner]
-    if config.skip_hottest is not None:
-        parts.insert(0, DropHardest(config.skip_hottest))
-    if config.false_negative_margin is not None:
-        parts.insert(0, FalseNegativeMargin(config.false_negative_margin))
+    try:
+        parts: list[AnyMiner] = []
+        if config.false_negative_margin is not None:
+            parts.append(FalseNegativeMargin(config.false_negative_margin))
+        if config.drop_hardest is not None:
+            parts.append(DropHardest(config.drop_hardest))
+        if isinstance(config, UserConfig):
+            parts.append(_of_user(config))
+        else:
+            parts.append(BY_NAME[config.name](**config.model_dump(exclude={"name", *MinerConfig.model_fields})))
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"train.miner: {error}") from error
     return parts[0] if len(parts) == 1 else Chain(tuple(parts))
 
 
 def _of_user(config: UserConfig) -> AnyMiner:
-    module, _, name = config.of.partition(":")
+    module, _, name = config.target.partition(":")
     try:
         kind: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         where = where_to_look(error, module)
-        raise ConfigError(f"train.miner.of '{config.of}': expected 'module:Class' ({error}){where}") from error
+        raise ConfigError(f"train.miner.target '{config.target}': expected 'module:Class' ({error}){where}") from error
     if isfunction(kind):
         return partial(kind, **config.arguments)
     try:
         return kind(**config.arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"train.miner.arguments {config.arguments} of '{config.of}': {error}") from error
+        raise ConfigError(f"train.miner.arguments {config.arguments} of '{config.target}': {error}") from error

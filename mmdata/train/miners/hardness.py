@@ -101,14 +101,14 @@ class DropHardest:
         amount: from 1 on so many of them, below 1 that share of them (to the nearest number; of few, none).
 
     Example:
-        Negatives 0.9, 0.6, 0.4, 0.2: SkipHottest(1) keeps 0.6, 0.4, 0.2; SkipHottest(0.5) keeps 0.4, 0.2.
+        Negatives 0.9, 0.6, 0.4, 0.2: DropHardest(1) keeps 0.6, 0.4, 0.2; DropHardest(0.5) keeps 0.4, 0.2.
     """
 
     amount: float
 
     def __post_init__(self) -> None:
         if not 0 < self.amount < 1 and (self.amount < 1 or self.amount % 1):
-            raise ValueError(f"SkipHottest leaves out a whole number, or a share below 1: got amount={self.amount}")
+            raise ValueError(f"DropHardest leaves out a whole number, or a share below 1: got amount={self.amount}")
 
     def __call__(self, scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         """Keep all but the highest scores of each row; see `Miner`."""

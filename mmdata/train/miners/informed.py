@@ -69,7 +69,8 @@ class TeacherMask:
         _check_margin(self, self.margin)
         if self.images.shape != self.texts.shape:
             raise ValueError(
-                f"Teacher's images {tuple(self.images.shape)} and texts {tuple(self.texts.shape)} must both be (N, D)"
+                f"TeacherMask's images {tuple(self.images.shape)} and texts {tuple(self.texts.shape)} must both "
+                "be (N, D)"
             )
 
     @classmethod
@@ -81,12 +82,13 @@ class TeacherMask:
         """The miner for these anchors; see `BlockMiner`."""
         anchors, columns = (self.images, self.texts) if side == "image" else (self.texts, self.images)
 
-        def believed(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-            opinion = torch.full_like(scores, -torch.inf)  # (b, N + M)
-            opinion[:, : len(columns)] = anchors[rows] @ columns.T
-            return FalseNegativeMargin(self.margin)(opinion, positives, negatives) | (negatives & opinion.isnan())
+        def allowed(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+            # -inf, below any margin: the teacher has not seen the M negatives from outside the batch.
+            teachers = torch.full_like(scores, -torch.inf)  # (b, N + M)
+            teachers[:, : len(columns)] = anchors[rows] @ columns.T
+            return FalseNegativeMargin(self.margin)(teachers, positives, negatives) | (negatives & teachers.isnan())
 
-        return believed
+        return allowed
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class Chain:
         miners: at least one; those that leave out false negatives come first.
 
     Example:
-        Chain([FalseNegativeMargin(0.05), SkipHottest(1), TopK(64)]).
+        Chain([FalseNegativeMargin(0.05), DropHardest(1), TopK(64)]).
     """
 
     miners: Sequence[AnyMiner]

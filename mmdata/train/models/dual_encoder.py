@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from mmdata.batch import Batch
+from mmdata.batch import Batch, standardized
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
 from mmdata.train.models.towers import PRESETS, ImageTower, TextTower
@@ -29,20 +29,24 @@ PIXEL_STATS = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 class DualEncoderOutput(NamedTuple):
-    """What `DualEncoder.forward` gives; a tuple in this order.
+    """What a model gives for a batch; a tuple in this order.
 
     Attributes:
         image_features: (B, D), L2-normalised, float32 also under autocast.
         text_features: (B, D), likewise.
-        logit_scale: scalar, exponentiated, at most the model's `max_logit_scale`.
-        logit_bias: scalar, or None for a model without bias.
-        negative_text_features: (B, D) of the batch's negative captions, likewise; None where it has none.
+        logit_scale: scalar, exponentiated, at most the model's `max_logit_scale`; None from a model of your own whose
+            loss takes no scale, such as triplet.
+        logit_bias: scalar; None from a model without bias.
+        negative_text_features: (B, D) of the batch's negative captions, likewise; None if the batch has none.
+
+    Example:
+        The forward of a model of your own may return DualEncoderOutput(image_features, text_features, scale.exp()).
     """
 
     image_features: Tensor
     text_features: Tensor
-    logit_scale: Tensor
-    logit_bias: Tensor | None
+    logit_scale: Tensor | None = None
+    logit_bias: Tensor | None = None
     negative_text_features: Tensor | None = None
 
 
@@ -210,7 +214,7 @@ class DualEncoder(nn.Module):
         Raises:
             ValueError: patches, but the image tower takes whole images.
         """
-        pixels = self._normalize_pixels(pixel_values)
+        pixels = standardized(pixel_values, self.pixel_mean, self.pixel_std)
         if pixel_attention_mask is None:
             return _normalize(self.image_projection(self.image_tower(pixels)))
         if not getattr(self.image_tower, "takes_patches", False):
@@ -220,14 +224,6 @@ class DualEncoder(nn.Module):
                 "(model_type siglip2)"
             )
         return _normalize(self.image_projection(self.image_tower(pixels, pixel_attention_mask, spatial_shapes)))
-
-    def _normalize_pixels(self, pixel_values: Tensor) -> Tensor:
-        if pixel_values.dtype != torch.uint8:
-            return pixel_values
-        if pixel_values.ndim == 4:  # (B, 3, H, W)
-            return (pixel_values.to(self.pixel_mean.dtype) - self.pixel_mean) / self.pixel_std
-        by_channel = pixel_values.unflatten(2, (-1, 3, 1, 1)).to(self.pixel_mean.dtype)  # (B, N, patch_size², 3, 1, 1)
-        return ((by_channel - self.pixel_mean) / self.pixel_std).flatten(2)
 
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, L) token numbers and mask to L2-normalised (B, D)."""

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.image_processing_base import ImageProcessingMixin
 
+from mmdata.batch import CLIP_MEAN, CLIP_STD
 from mmdata.errors import ConfigError
 from mmdata.train.models.transformers_towers import (
     AnyImageTower,
@@ -29,12 +30,11 @@ from mmdata.train.models.transformers_towers import (
 Source = str | dict[str, Any]
 PixelStats = tuple[tuple[float, ...], tuple[float, ...]]
 
-CLIP_STATS: PixelStats = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+CLIP_STATS: PixelStats = (CLIP_MEAN, CLIP_STD)
 SIGLIP_STATS: PixelStats = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 IMAGENET_STATS: PixelStats = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
-
 CLIP_TYPES = ("clip", "siglip", "siglip2")
+"""Values of model_type with both towers in one model."""
 
 
 @dataclass(frozen=True, kw_only=True)

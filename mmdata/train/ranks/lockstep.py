@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from mmdata.batch import Batch
 from mmdata.errors import DataError, TrainingError
-from mmdata.train.batches import Batches, CountsRows
+from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.ranks import collectives
 
 
@@ -73,12 +73,12 @@ def checked_state(batches: Batches, source: Batches, group: dist.ProcessGroup | 
     Raises:
         TrainingError: more rows than the loader allows could not be used, over all ranks; raised on each.
     """
-    states = gather(batches.state_dict(), group)
-    if group is None or not isinstance(source, CountsRows):
+    states, extras = gather(batches.state_dict(), group), LoaderExtras.of(source)
+    if group is None or extras.merge_states is None or extras.check_rows is None:
         return states[0]
-    state = source.merge_states(states)
+    state = extras.merge_states(states)
     try:
-        source.check_rows(state)
+        extras.check_rows(state)
     except DataError as error:
         raise TrainingError(f"over {len(states)} ranks, {error}") from error
     return state

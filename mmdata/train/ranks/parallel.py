@@ -38,11 +38,11 @@ def prepare(
     return collectives.wrap(model, device)
 
 
-def adds_up(model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
-    """Around one of several backward passes: ranks average what has been added up, once, in the last of them."""
+def adds_up(model: nn.Module | None, *, last: bool) -> AbstractContextManager[Any]:
+    """Around one of several passes: the ranks average the sum of all gradients once, in the last pass."""
     if isinstance(model, DistributedDataParallel):
         return nullcontext() if last else cast("AbstractContextManager[Any]", model.no_sync())
-    if sharding.is_sharded(model):
+    if model is not None and sharding.is_sharded(model):
         cast(Any, model).set_requires_gradient_sync(last)
     return nullcontext()
 
@@ -79,16 +79,18 @@ def compile_towers(model: nn.Module, device: torch.device) -> None:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether `compile_towers` has been here."""
-    return any(getattr(tower, "_compiled_call_impl", None) is not None for tower in towers_of(model))
+    """Whether a part of the model is compiled, by `compile_towers`, Module.compile or torch.compile."""
+    return any(
+        getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod") for part in model.modules()
+    )
 
 
 def _try(device: torch.device) -> None:
     """Compile something small now: without a compiler the first step of training would fail, minutes later."""
-    # What a cache has would not need the compiler.
-    options: dict[str, Any] = {"options": {"force_disable_caches": True}} if BACKEND == "inductor" else {}
+    config: Any = import_module("torch.compiler.config")
     try:
-        torch.compile(_small, backend=BACKEND, **options)(torch.ones(2, device=device))
+        with config.patch(force_disable_caches=True):  # a cached graph would not need the compiler
+            torch.compile(_small, backend=BACKEND)(torch.ones(2, device=device))
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         needed = "Triton and a C compiler" if device.type == "cuda" else "a C++ compiler (g++) and Python's headers"

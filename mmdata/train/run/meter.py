@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmdata.batch import Batch
-from mmdata.train.batches import Batches, KeepsClock
+from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.ranks import collectives
 
 
@@ -117,9 +117,9 @@ class DataWait:
     """
 
     def __init__(self, batches: Batches, config: Path) -> None:
-        self._batches = batches if isinstance(batches, KeepsClock) else None
+        self._stats = LoaderExtras.of(batches).stats
+        self._before = self._stats and self._stats.copy()
         self._config = config
-        self._before = self._batches.stats.copy() if self._batches else None
         self._said = ""  # the stage that was named last
 
     def explain(self, wait_share: float, step_ms: float) -> str | None:
@@ -129,10 +129,10 @@ class DataWait:
             wait_share: of the time since the last call, spent waiting for data.
             step_ms: milliseconds of an update without that.
         """
-        if self._batches is None or self._before is None:
+        if self._stats is None:
             return None
-        interval = self._batches.stats.since(self._before)
-        self._before = self._batches.stats.copy()
+        interval = self._stats.since(self._before)
+        self._before = self._stats.copy()
         found = interval.bottleneck()
         if found is None or wait_share < NOTICEABLE or found.stage == self._said:
             return None

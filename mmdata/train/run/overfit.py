@@ -11,7 +11,7 @@ from typing import Any
 
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError
-from mmdata.train.batches import Batches, HasIndex
+from mmdata.train.batches import Batches, LoaderExtras
 
 
 class FirstBatches:
@@ -44,8 +44,7 @@ class FirstBatches:
         self._kept: list[Batch] = []
         self._step = 0
         self._begin = batches.state_dict()  # of the loader, before its first batch
-        if isinstance(batches, HasIndex):
-            self.index = batches.index
+        self.index = LoaderExtras.of(batches).index
 
     def __len__(self) -> int:
         """Batches of every epoch."""

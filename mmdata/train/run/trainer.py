@@ -24,7 +24,7 @@ from mmdata.errors import ConfigError, TrainingError
 from mmdata.train.batches import Batches, count_steps
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.kept import FeatureMemory
-from mmdata.train.objective import loss_at
+from mmdata.train.objective import check_objective, make_loss
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
 from mmdata.train.ranks.lockstep import checked_state, gather, in_lockstep, on_first
@@ -60,8 +60,8 @@ class Trainer:
             the end; returns named numbers.
 
     Raises:
-        ConfigError: neither epochs nor steps given; the run in `output` had other settings, or another length; the
-            batches are of another rank or world size than the process group.
+        ConfigError: settings of the loss that do not fit together; neither epochs nor steps given; the run in `output`
+            had other settings, or another length; the batches are of another rank or world size than the process group.
         DataError: a damaged checkpoint.
     """
 
@@ -82,6 +82,7 @@ class Trainer:
         self.evaluate = evaluate
         self.device = next(model.parameters()).device
         collectives.check_ranks(batches)
+        check_objective(config, model)
         if config.overfit_batches is not None:
             batches = FirstBatches(batches, config.overfit_batches)
         self.source, self.batches = batches, DevicePrefetcher(batches, self.device)
@@ -163,8 +164,8 @@ class Trainer:
         )
         set_learning_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
-        opinion = self.teacher and self.teacher.opinion(batch, self.step)
-        loss = loss_at(self.step, self.config, opinion, self.memory.queue)
+        teacher_mask = self.teacher and self.teacher.teacher_mask(batch, self.step)
+        loss = make_loss(self.step, self.config, teacher_mask, self.memory.queue)
         size, dtype = self.config.micro_batch_size, AUTOCAST[self.config.precision]
         output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
         self.scaler.unscale_(self.optimizer)
@@ -198,12 +199,16 @@ class Trainer:
         self.watchdog.learned(update, moves=loss != 0 or self.grad_norm != 0)
         self.meter.add_loss(loss)
 
-    def _log(self, rate: float, logit_scale: Tensor) -> None:
+    def _log(self, rate: float, logit_scale: Tensor | None) -> None:
         self._check()
         checked_state(self.batches, self.source, self.group)
         measured = self.meter.read()
         values = {"step": self.step, "epoch": self.epoch, "loss": measured.pop("loss"), "lr": rate}
-        values |= {"grad_norm": self.grad_norm, **measured, "logit_scale": float(logit_scale)}
+        values |= {
+            "grad_norm": self.grad_norm,
+            **measured,
+            "logit_scale": None if logit_scale is None else float(logit_scale),
+        }
         if self.scaler.is_enabled():
             values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.updates.skipped}
         self.log.record("train", values)
