@@ -3,6 +3,6 @@
 `lightning`: `LoaderDataModule` and `StreamDataModule` give each rank its batches, and resume at the next batch.
 `huggingface`: `LoaderTrainer` is a Trainer on `data.shards` and `data.val_shards`.
 `ray`: `ray_engine` examines the rows of a conversion on a cluster.
-`adapt`: what foreign loops need: ranks that judge bad rows together, a model's inputs, a check of the launcher.
+`adapt`: what a foreign loop needs: ranks that fail together for bad rows, and a check of the launcher.
 Batches stay as the loader makes them: no framework samples, shards or collates them again.
 """

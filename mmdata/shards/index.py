@@ -172,7 +172,8 @@ class Index:
         """
         if not 0 <= shard < self.num_shards:
             raise IndexError(f"shard {shard} asked of an index of {self.num_shards}")
-        number = bisect_right(self._first_shards, shard) - 1  # the last of those: folders may have no shards
+        # Folders without shards begin at the same number as the next folder: the last of them has the shard.
+        number = bisect_right(self._first_shards, shard) - 1
         return self.manifests[number], shard - self._first_shards[number]
 
     def listed(self, shard: int) -> ListedShard:
