@@ -47,7 +47,7 @@ def main() -> None:
             "global_batch_size": given.batch_size,
             "image_size": model.config.vision_config.image_size,
             "max_length": model.config.text_config.max_position_embeddings,
-            "num_workers": given.num_workers,
+            "loading": {"num_workers": given.num_workers},
         }
     )
 

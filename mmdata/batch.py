@@ -27,13 +27,13 @@ class Batch(TypedDict):
         input_ids: int64 (B, L), L is the text length of the batch's bucket.
         attention_mask: int64 (B, L), 1 on tokens, 0 on padding; the first position is 1 in every row.
         labels: int64 (B,), -1 where a row has none; only when the corpus has labels.
-        image_hash: int64 (B,), equal for equal image bytes; only with `data.hashes`.
-        caption_hash: int64 (B,), equal for equal captions; only with `data.hashes`.
+        image_hash: int64 (B,), equal for equal image bytes; only with `data.add_hashes`.
+        caption_hash: int64 (B,), equal for equal captions; only with `data.add_hashes`.
         negative_input_ids: int64 (B, Lx), a negative caption for each row; Lx is the same in all
             batches. This and the three below: only with `data.negative_captions`.
         negative_attention_mask: int64 (B, Lx), as attention_mask.
         negative_valid: bool (B,), False where the row has none or is not valid itself.
-        negative_caption_hash: int64 (B,), as caption_hash, 0 where there is none; only with `data.hashes`.
+        negative_caption_hash: int64 (B,), as caption_hash, 0 where there is none; only with `data.add_hashes`.
         valid: bool (B,), False where a row is padding or could not be decoded.
         rows: int64 (B,), row numbers in the index; -1 where a row is padding.
         keys: B strings; "" where a row is padding.

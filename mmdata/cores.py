@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 NumWorkers = int | Literal["auto"]
-"""What `data.num_workers` may be."""
+"""What `data.loading.num_workers` may be."""
 
 
 def most_workers(num_workers: NumWorkers) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import mmdata
 from mmdata.shards import ImageInfo, Sample, ShardWriter
 from mmdata.transform.text import train_tokenizer
+from tests.flat_settings import grouped
 
 ROWS, STEPS = 15, 4  # of an epoch, in batches of 4
 LENGTHS = [3, 9, 1, 4, 9, 2, 6, 5, 3, 5, 7, 2, 8, 4, 1]
@@ -61,13 +62,15 @@ def make_kind(name: str, settings: dict[str, Any]) -> Kind:
     """One of KINDS."""
 
     def loader(**changes: Any) -> Any:
-        return mmdata.Loader.from_config(settings | changes)
+        return mmdata.Loader.from_config(grouped(**settings | changes))
 
     def stream(**changes: Any) -> Any:
-        return mmdata.stream(None, settings | changes, steps_per_epoch=STEPS + 1)  # epochs and passes end apart
+        return mmdata.stream(
+            None, grouped(**settings | changes), steps_per_epoch=STEPS + 1
+        )  # epochs and passes end apart
 
     def passes(**changes: Any) -> Any:
-        return mmdata.stream(None, settings | changes)
+        return mmdata.stream(None, grouped(**settings | changes))
 
     def bucket(*, num_workers: int = 0, **changes: Any) -> Any:
         return mmdata.BucketBatchSampler(LENGTHS, 4, bounds=[4, 9], **changes)

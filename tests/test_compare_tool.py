@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., 
     (raw / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     shards = str(folder / "shards")
     data: dict[str, Any] = {"shards": shards, "val_shards": shards, "tokenizer": f"{shards}/tokenizer"}
-    data |= {"global_batch_size": 8, "image_size": 16, "max_length": 16, "num_workers": 0}
+    data |= {"global_batch_size": 8, "image_size": 16, "max_length": 16, "loading": {"num_workers": 0}}
     arms: dict[str, Any] = {
         "extra": {"settings": [f"data.negative_captions={folder / 'extra.parquet'}"]},
         "same": {"settings": ["train.log_every_steps=1"]},
@@ -110,7 +110,7 @@ def test_neighbours_are_those_of_the_baseline_of_the_same_seed(folder: Path, lin
     run = folder / "out" / "runs" / f"near-2-{near['digest']}"
     settings = load_checkpoint(find_checkpoint(run))["settings"]
     groups = folder / "out" / "groups" / f"plain-2-{plain['digest']}-by-2.arrow"
-    assert settings["data"]["groups"] == {"by": str(groups), "size": 2, "candidates": None}
+    assert settings["data"]["groups"] == {"source": str(groups), "size": 2, "candidates": None}
     assert groups.is_file()
     assert (settings["data"]["seed"], settings["train"]["seed"]) == (2, 2)
 

@@ -80,8 +80,10 @@ def test_config_defaults_are_those_of_the_design():
 
 def test_config_file_is_read_with_overrides(file):
     path = file("data: {shards: a, tokenizer: t, global_batch_size: 8}\ntrain:\n  # lr: 1\n")
-    config = load_config(path, ["data.num_workers=4", "train.lr=1e-3", "train.miner.name=top_k", "data.shards=x=y"])
-    assert config.data.num_workers == 4
+    config = load_config(
+        path, ["data.loading.num_workers=4", "train.lr=1e-3", "train.miner.name=top_k", "data.shards=x=y"]
+    )
+    assert config.data.loading.num_workers == 4
     assert config.train.lr == 1e-3
     assert config.train.miner is not None
     assert config.train.miner.k == 64
@@ -90,13 +92,15 @@ def test_config_file_is_read_with_overrides(file):
 
 def test_config_override_value_is_yaml(file):
     path = file("data: {}")
-    overrides = ["data.image_buckets=[[2, 3], [4, 5]]", "data.limit=null", "data.shuffle=false"]
-    assert read_yaml(path, overrides) == {"data": {"image_buckets": [[2, 3], [4, 5]], "limit": None, "shuffle": False}}
+    overrides = ["data.image_buckets=[[2, 3], [4, 5]]", "data.max_rows=null", "data.shuffle=false"]
+    assert read_yaml(path, overrides) == {
+        "data": {"image_buckets": [[2, 3], [4, 5]], "max_rows": None, "shuffle": False}
+    }
 
 
 def test_config_yaml_anchors_and_merges_are_read(file):
-    path = file("data: &d {seed: 1, limit: 2}\ntrain:\n  <<: *d\n  seed: 3\n")
-    assert read_yaml(path) == {"data": {"seed": 1, "limit": 2}, "train": {"seed": 3, "limit": 2}}
+    path = file("data: &d {seed: 1, max_rows: 2}\ntrain:\n  <<: *d\n  seed: 3\n")
+    assert read_yaml(path) == {"data": {"seed": 1, "max_rows": 2}, "train": {"seed": 3, "max_rows": 2}}
 
 
 def test_config_missing_file_is_named(tmp_path: Path):
@@ -135,7 +139,7 @@ def test_config_file_that_is_not_a_mapping_is_refused(file, text: str | bytes, m
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.seed", r"override 'data\.seed': expected section\.key=value, as in data\.num_workers=4"),
+        ("data.seed", r"override 'data\.seed': expected section\.key=value, as in data\.loading\.num_workers=4"),
         ("=3", r"override '=3': expected section\.key=value"),
         ("data..seed=3", r"override 'data\.\.seed=3': expected section\.key=value"),
         ("data.seed.x=3", r"override 'data\.seed\.x=3': 'seed' is a value, not a section"),
@@ -165,7 +169,7 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
         ({"dat": {}}, "c.yaml: 'data' is required and missing; unknown key 'dat'; did you mean 'data'?"),
         (
             {"data": {**DATA, "num_worker": 1}},
-            "c.yaml: unknown key 'data.num_worker'; did you mean 'data.num_workers'?",
+            "c.yaml: unknown key 'data.num_worker'; did you mean 'data.loading.num_workers'?",
         ),
         (
             {"data": DATA, "train": {"miner": {"name": "top_k", "kk": 3}}},
@@ -209,9 +213,25 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
         ),
         (
             {"data": {**DATA, "groups": "g.npy"}},
-            "c.yaml: 'data.groups': expected {by: …, size: …, candidates: …}; got 'g.npy'",
+            "c.yaml: 'data.groups': expected {source: …, size: …, candidates: …}; got 'g.npy'",
         ),
         ({"data": DATA, "models": {}}, "c.yaml: unknown key 'models'; did you mean 'model'?"),
+        (
+            {"data": {**DATA, "prefetch_batches": 3}},
+            "c.yaml: unknown key 'data.prefetch_batches'; did you mean 'data.loading.prefetch_batches'?",
+        ),
+        (
+            {"data": {**DATA, "loading": {"seed": 3}}},
+            "c.yaml: unknown key 'data.loading.seed'; did you mean 'data.seed'?",
+        ),
+        (
+            {"data": DATA, "train": {"cache_gb": 3}},
+            "c.yaml: unknown key 'train.cache_gb'; did you mean 'data.loading.cache_gb'?",
+        ),
+        (
+            {"data": {**DATA, "loading": {"worker_typ": "thread"}}},
+            "c.yaml: unknown key 'data.loading.worker_typ'; did you mean 'data.loading.worker_type'?",
+        ),
     ],
 )
 def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: str):
@@ -223,17 +243,26 @@ def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("num_workers", "many", "'data.num_workers': Input should be a valid integer; got 'many'"),
-        ("num_workers", True, "'data.num_workers': Input should be a valid integer; got True"),
+        ("loading", {"num_workers": "many"}, "'data.loading.num_workers': Input should be a valid integer; got 'many'"),
+        ("loading", {"num_workers": True}, "'data.loading.num_workers': Input should be a valid integer; got True"),
+        ("loading", 3, "'data.loading': expected {num_workers: …, worker_type: …, num_processes: …}; got 3"),
         ("seed", True, "'data.seed': Input should be a valid integer; got True"),
         ("image_buckets", [[8, True]], "'data.image_buckets.0.1': Input should be a valid integer; got True"),
-        ("num_workers", -1, "'data.num_workers': Input should be greater than or equal to 0; got -1"),
+        (
+            "loading",
+            {"num_workers": -1},
+            "'data.loading.num_workers': Input should be greater than or equal to 0; got -1",
+        ),
         ("global_batch_size", 0, "'data.global_batch_size': Input should be greater than or equal to 1; got 0"),
         ("global_batch_size", 8.5, "'data.global_batch_size': Input should be a valid integer; got 8.5"),
         ("global_batch_size", 8.0, "'data.global_batch_size': Input should be a valid integer; got 8.0"),
         ("global_batch_size", "8", "'data.global_batch_size': Input should be a valid integer; got '8'"),
         ("shuffle", "maybe", "'data.shuffle': Input should be a valid boolean"),
-        ("max_bad_share", 1.5, "'data.max_bad_share': Input should be less than or equal to 1; got 1.5"),
+        (
+            "loading",
+            {"max_bad_share": 1.5},
+            "'data.loading.max_bad_share': Input should be less than or equal to 1; got 1.5",
+        ),
         ("crop_scale", [0.9, 0.5], "'data': crop_scale must be (min, max) with 0 < min <= max: got (0.9, 0.5)"),
         ("crop_scale", [0, 0.5], "'data': crop_scale must be (min, max) with 0 < min <= max: got (0.0, 0.5)"),
         ("image_buckets", [], "'data.image_buckets': List should have at least 1 item"),
@@ -418,9 +447,11 @@ def test_config_weights_need_batches_of_one_size_without_groups(changes: dict[st
         data_of([{"shards": "a", "weight": 1}, {"shards": "b", "weight": 1}], **changes)
 
 
-def test_config_limit_is_of_one_dataset():
-    with pytest.raises(ConfigError, match=r"^c: limit \(5\) takes the first rows of one dataset, and shards lists 2$"):
-        data_of([{"shards": "a"}, {"shards": "b"}], limit=5)
+def test_config_max_rows_is_of_one_dataset():
+    with pytest.raises(
+        ConfigError, match=r"^c: max_rows \(5\) takes the first rows of one dataset, and shards lists 2$"
+    ):
+        data_of([{"shards": "a"}, {"shards": "b"}], max_rows=5)
 
 
 @pytest.mark.parametrize("groups", [{}, {"size": 2, "candidates": 3}])
@@ -459,7 +490,7 @@ def test_config_evaluation_is_plain_whatever_training_mixes():
     mixture = [{"shards": "a", "repeat": 1}, {"shards": "b", "repeat": 2}]
     training = {"groups": {"size": 2}, "unique": True, "token_budget": 4096}
     plain = evaluation_data(data_of(mixture, val_shards="v", **training))
-    assert plain == data_of("v", val_shards="v", transform="eval", shuffle=False, workers="thread")
+    assert plain == data_of("v", val_shards="v", transform="eval", shuffle=False, loading={"worker_type": "thread"})
 
 
 AUGMENT = {"hue": 0.1, "horizontal_flip_prob": 0.5}

@@ -48,7 +48,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., 
     tokenizer = str(folder / "shards" / "tokenizer")
     other = make_corpus(folder / "raw-other", 42, seed=1)
     convert(other / "captions.jsonl", folder / "other", ConvertConfig(tokenizer=tokenizer, shard_rows=10))
-    data = {"shards": str(folder / "shards"), "tokenizer": tokenizer, "global_batch_size": 8, "num_workers": 1}
+    data = {
+        "shards": str(folder / "shards"),
+        "tokenizer": tokenizer,
+        "global_batch_size": 8,
+        "loading": {"num_workers": 1},
+    }
     data |= {"image_buckets": [[32, 32], [24, 40]], "num_text_buckets": 2, "max_length": 32}
     train = {"output": str(folder / "run"), "steps": 2, "warmup_steps": 0, "device": "cpu"}
     (folder / "config.yaml").write_text(yaml.safe_dump({"data": data, "train": train}))
@@ -94,7 +99,7 @@ def test_file_says_what_it_was_made_of(folder: Path, made: Path):
 
 
 def test_groups_stand_together_in_batches_and_do_so_again(folder: Path, made: Path):
-    data = data_of(folder, groups={"by": str(made), "size": 4})
+    data = data_of(folder, groups={"source": str(made), "size": 4})
     groups, _ = read(made)
     for epoch in (0, 1):
         loaders = [Loader.from_config(data) for _ in range(2)]
@@ -125,7 +130,7 @@ def test_program_says_what_to_put_into_a_config(folder: Path, made: Path, capsys
     features = made.with_name("groups.features.npy")
     out = folder / "again.arrow"
     words = ("--features", features, "--size", 6, "--out", out, "--seed", 3)
-    overrides = ("data.window_rows=20", "data.num_lanes=2", "data.unique=true")
+    overrides = ("data.shuffle_window_rows=20", "data.num_lanes=2", "data.unique=true")
     assert run_tool("neighbours", folder / "config.yaml", *overrides, *words) == 0
     said = capsys.readouterr().out
     assert said.startswith("42 rows in 7 groups of 6; 0 without a group\nmean similarity: ")
@@ -134,9 +139,9 @@ def test_program_says_what_to_put_into_a_config(folder: Path, made: Path, capsys
     settings = yaml.safe_load(said[said.index("\ndata:") :])
     assert settings == {
         "data": {
-            "groups": {"by": str(out), "size": 6},
+            "groups": {"source": str(out), "size": 6},
             "unique": False,
-            "window_rows": 42,
+            "shuffle_window_rows": 42,
             "num_lanes": 1,
             "global_batch_size": 12,
         }
@@ -166,7 +171,7 @@ def test_mixture_is_grouped_as_one_corpus(folder: Path):
     assert run_tool("neighbours", config, "--run", folder / "run", "--size", 2, "--out", out, "--of", "text") == 0
     groups, _ = read(out)
     assert np.bincount(groups).tolist() == [2] * 42
-    assert len(Loader.from_config(data_of(folder, shards=shards, groups={"by": str(out), "size": 2}))) == 16
+    assert len(Loader.from_config(data_of(folder, shards=shards, groups={"source": str(out), "size": 2}))) == 16
 
 
 def test_row_that_cannot_be_decoded_has_no_group(
@@ -190,7 +195,7 @@ def test_row_that_cannot_be_decoded_has_no_group(
 
 def test_features_kept_while_training_become_batches_of_neighbours(folder: Path, capsys: pytest.CaptureFixture[str]):
     run, out = folder / "caching", folder / "cached.arrow"
-    words = ("train.feature_cache={of: image}", f"train.output={run}", "train.steps=4", "train.log_every_steps=4")
+    words = ("train.feature_cache={side: image}", f"train.output={run}", "train.steps=4", "train.log_every_steps=4")
     assert run_tool("train", folder / "config.yaml", *words) == 0
     steps = np.load(run / "features.steps.npy")
     never = int((steps < 0).sum())
@@ -205,12 +210,12 @@ def test_features_kept_while_training_become_batches_of_neighbours(folder: Path,
     groups, _ = read(out)
     assert (groups[steps < 0] == -1).all()
     assert np.bincount(groups[groups >= 0]).tolist() == [4] * ((42 - never) // 4)
-    again = (f"data.groups={{by: {out}, size: 4}}", f"train.output={folder / 'neighbours'}")
+    again = (f"data.groups={{source: {out}, size: 4}}", f"train.output={folder / 'neighbours'}")
     assert run_tool("train", folder / "config.yaml", *again) == 0
 
 
 def test_file_made_for_other_shards_is_refused(folder: Path, made: Path):
-    data = data_of(folder, shards=str(folder / "other"), groups={"by": str(made), "size": 4})
+    data = data_of(folder, shards=str(folder / "other"), groups={"source": str(made), "size": 4})
     with pytest.raises(
         ConfigError, match=r"made for another corpus: 42 rows, and data\.shards has 42 of other content"
     ):

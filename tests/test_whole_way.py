@@ -44,7 +44,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., 
             "global_batch_size": 12,
             "image_buckets": [[32, 32], [24, 40]],
             "num_text_buckets": 3,
-            "num_workers": 1,
+            "loading": {"num_workers": 1},
         },
         "train": {
             "epochs": 2,

@@ -1,7 +1,7 @@
 """How fast a config's loader is, where its time goes, and what would make it faster.
 
 mmdata bench configs/scenes.yaml
-mmdata bench configs/scenes.yaml data.num_workers=4 --steps 200 --step-ms 50
+mmdata bench configs/scenes.yaml data.loading.num_workers=4 --steps 200 --step-ms 50
 mmdata bench configs/scenes.yaml --against webdataset,torch
 """
 
@@ -100,8 +100,9 @@ def print_comparison(console: Console, data: DataConfig, names: list[str], *, st
     fitted = fit_workers(data, names)
     if fitted is not data:
         console.print(
-            f"data.num_workers=auto is {fitted.num_workers} here: webdataset gives each worker shards of its own, and "
-            f"there are {fitted.num_workers}.",
+            f"data.loading.num_workers=auto is {fitted.loading.num_workers} here: webdataset gives each worker shards "
+            "of its own, and "
+            f"there are {fitted.loading.num_workers}.",
             soft_wrap=True,
         )
     data = fitted
@@ -115,8 +116,8 @@ def print_comparison(console: Console, data: DataConfig, names: list[str], *, st
         table.add_row(name, f"{rate:,.0f}", ratio, WHAT[name])
     console.print(table)
     console.print(
-        f"Medians of {rounds} runs in turn, each in a process of its own; {most_workers(data.num_workers)} workers, "
-        f"batches of {data.global_batch_size}, {steps} batches after the first three.",
+        f"Medians of {rounds} runs in turn, each in a process of its own; {most_workers(data.loading.num_workers)} "
+        f"workers, batches of {data.global_batch_size}, {steps} batches after the first three.",
         soft_wrap=True,
     )
 

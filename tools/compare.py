@@ -206,7 +206,7 @@ class Experiment:
         arm = self._compare.arms[run.arm]
         seeds = [f"train.seed={run.seed}", f"data.seed={run.seed}"]
         if arm.neighbours is not None:
-            seeds.append(f"data.groups={{by: {self._groups(run)}, size: {arm.neighbours}}}")
+            seeds.append(f"data.groups={{source: {self._groups(run)}, size: {arm.neighbours}}}")
         return [*self._overrides, *arm.settings, *run.tuned, *seeds]
 
     def _digest(self, run: Run) -> str:

@@ -38,10 +38,7 @@ from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint, load_w
 from mmdata.train.run.trainer import AUTOCAST
 from mmdata.transform.text import Tokenizer
 
-WHICH_ROWS = (
-    *("shards", "limit", "global_batch_size"),
-    *("cache_dir", "cache_gb", "num_workers", "prefetch", "max_bad_share"),
-)
+WHICH_ROWS = ("shards", "max_rows", "global_batch_size", "loading")
 """Settings of `data` that are not the run's but the config's: which rows, and who does the work."""
 
 
@@ -75,7 +72,7 @@ def parse_arguments() -> argparse.Namespace:
         prog="mmdata neighbours", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file; its data.shards are grouped")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.num_workers=8")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.loading.num_workers=8")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--run", type=Path, metavar="RUN_OR_CHECKPOINT", help="embed with this model")
     source.add_argument("--features", type=Path, help=".npy file of features that exist")
@@ -179,13 +176,13 @@ def write_groups(path: Path, groups: Tensor, made_of: dict[str, str | int]) -> N
 
 def settings_for(path: Path, size: int, data: DataConfig, rows: int) -> str:
     """The lines of a config: rows of a group stand together only where one window and one lane hold them."""
-    lines = ["data:", f"  groups: {{by: {path}, size: {size}}}"]
+    lines = ["data:", f"  groups: {{source: {path}, size: {size}}}"]
     if isinstance(data.shards, list) and data.shards[0].weight is not None:
         lines.append("  # in shards: a repeat for each dataset in place of its weight, which groups exclude")
     if data.unique:
         lines.append("  unique: false  # groups exclude it")
-    if rows > data.window_rows:
-        lines.append(f"  window_rows: {rows}  # neighbours in different windows do not meet")
+    if rows > data.shuffle_window_rows:
+        lines.append(f"  shuffle_window_rows: {rows}  # neighbours in different windows do not meet")
     if data.num_lanes > 1:
         lines.append("  num_lanes: 1  # nor do those in different lanes")
     if data.global_batch_size % size:

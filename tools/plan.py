@@ -56,17 +56,17 @@ def main() -> int:
     )
     if summary.cut:
         print(f"cut: {summary.cut:,} captions are longer than max_length ({data.max_length} tokens) and are cut to it")
-    if len(summary.sources) > 1:
-        for source, span, used in zip(index.sources, plan.mixture.sources, summary.sources, strict=True):
+    if len(summary.rows_by_span) > 1:
+        for source, span, used in zip(index.sources, plan.mixture.spans, summary.rows_by_span, strict=True):
             own = int(rows.starts[span.last_shard] - rows.starts[span.first_shard])
             print(
                 f"dataset '{source.folder}': {used:,} rows, {used / summary.rows:.1%} of the epoch; "
                 f"{used / max(own, 1):.2f} passes over its {own:,}"
             )
     if groups := plan.mixture.groups:
-        print(f"groups: {describe_groups(groups, int(rows.starts[-1]), data.window_rows)}")
+        print(f"groups: {describe_groups(groups, int(rows.starts[-1]), data.shuffle_window_rows)}")
     print(f"masked: {summary.masked:,} places that no row fills; merged into another bucket: {summary.merged:,} rows")
-    best = "1 is best" if len(summary.sources) == 1 else "the shares of the datasets move it away from 1"
+    best = "1 is best" if len(summary.rows_by_span) == 1 else "the shares of the datasets move it away from 1"
     print(f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle ({best})")
     print(
         f"duplicates: {summary.duplicates:,} rows meet their own image or caption in a batch"

@@ -1,6 +1,6 @@
 """mmdata train: a dual encoder from shards. A run that was stopped goes on with the same command.
 
-    mmdata train configs/scenes.yaml train.epochs=3 data.num_workers=4
+    mmdata train configs/scenes.yaml train.epochs=3 data.loading.num_workers=4
     torchrun --nproc-per-node 2 tools/train.py configs/scenes.yaml
 
 The run's folder (train.output, or runs/NAME for NAME.yaml) gets checkpoints/, metrics.jsonl, config.yaml,
@@ -49,7 +49,7 @@ def main() -> int:
 def train(config: Config, output: Path, device: torch.device) -> int:
     """Put loader, model and loop together, and run them."""
     rank, world_size = collectives.rank(), collectives.world_size()
-    data = config.data.model_copy(update={"hashes": config.data.hashes or config.train.needs_hashes})
+    data = config.data.model_copy(update={"add_hashes": config.data.add_hashes or config.train.needs_hashes})
     loader = Loader.from_config(data, rank=rank, world_size=world_size)
     tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
     torch.manual_seed(config.train.seed)  # the same weights on all ranks

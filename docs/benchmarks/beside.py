@@ -32,9 +32,9 @@ def make_loader(workload: str, workers: str, num_workers: int) -> Loader:
         "tokenizer": str(HOME / "tokenizer"),
         "global_batch_size": 2048,  # takes longer than a round; not a whole epoch, or the next one would be begun
         "text_buckets": [LENGTH],
-        "prefetch": 3,
+        "loading": {"worker_type": workers, "num_workers": num_workers, "prefetch_batches": 3},
     }
-    return Loader.from_config({**settings, "workers": workers, "num_workers": num_workers})
+    return Loader.from_config(settings)
 
 
 def steps_per_s(seconds: float) -> float:
@@ -87,7 +87,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--side", action="store_true", help="also with data.workers: process, and another program")
+    parser.add_argument(
+        "--side", action="store_true", help="also with data.loading.worker_type: process, and another program"
+    )
     parser.add_argument("--load", action="store_true", help="only make batches, for ever")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -57,7 +57,7 @@ def main() -> None:
     bad = make(HOME / "damaged")
     settings = {"tokenizer": str(HOME / "tokenizer"), "global_batch_size": 256, "text_buckets": [77]}
     loaders = {
-        name: mmdata.Loader.from_config({**settings, "shards": str(HOME / name), "num_workers": WORKERS})
+        name: mmdata.Loader.from_config({**settings, "shards": str(HOME / name), "loading": {"num_workers": WORKERS}})
         for name in ("photos", "damaged")
     }
     rates: dict[str, list[float]] = {name: [] for name in loaders}

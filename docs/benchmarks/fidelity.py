@@ -28,6 +28,7 @@ import torch
 from mmdata import Loader
 from mmdata.config import DataConfig, ModelConfig, TrainConfig
 from mmdata.config.data import evaluation_data
+from mmdata.config.loading import LoadingConfig
 from mmdata.shards import Sample, ShardWriter, clean_caption, probe
 from mmdata.shards.folder import manifest_prefix
 from mmdata.shipped import shipped
@@ -76,8 +77,8 @@ def settings_of(rows: int, mode: str, seed: int) -> DataConfig:
         image_size=SIDE,
         decode=mode,  # type: ignore[arg-type]
         seed=seed,
-        num_workers=1,
-        hashes=True,
+        loading=LoadingConfig(num_workers=1),
+        add_hashes=True,
     )
 
 

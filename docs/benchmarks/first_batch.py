@@ -77,8 +77,8 @@ def batches_of(name: str) -> Iterator[Any]:
 
     settings = {"shards": str(FOLDER), "tokenizer": str(loading.HOME / "tokenizer"), "global_batch_size": 256}
     workers = "process" if name == "mmdata, process" else "thread"
-    more = {"transform": "eval", "num_workers": loading.WORKERS, "workers": workers}
-    return iter(mmdata.Loader.from_config({**settings, **more}))
+    more = {"num_workers": loading.WORKERS, "worker_type": workers}
+    return iter(mmdata.Loader.from_config({**settings, "transform": "eval", "loading": more}))
 
 
 def run(name: str) -> dict[str, float]:

@@ -86,7 +86,7 @@ def mmdata_batches(workload: str, *, train: bool, exact: bool, augment: dict[str
         "transform": "train" if train else "eval",
         "augment": augment,
         "decode": "exact" if exact else "fast",
-        "num_workers": WORKERS,
+        "loading": {"num_workers": WORKERS},
     }
     loader = mmdata.Loader.from_config(settings)
     while True:

@@ -1,15 +1,17 @@
 """Settings: one YAML file with the sections data, model, train and compare.
 
-- A section is a class of `Settings` (strict_yaml): an unknown key is an error that names the nearest known one.
-- Each class lies in the file of its section; `Config` is the whole file.
-- `load_config` reads a file and lets the command line override single values, "data.num_workers=4".
-- Nothing here opens a shard or imports torch: a setting is checked before anything is built of it.
+- A section is a class of `Settings` (settings.py) in a file of its own; `Config` is the whole YAML file.
+- `load_config` (strict_yaml.py) reads a file, and the command line overrides values: "data.loading.num_workers=4".
+- An unknown key is an error that names the nearest known one. An old name works for one release (`Settings.RENAMED`).
+- A resumed run may change `data.loading` and the settings marked `MayChange`, and nothing else.
+- This package neither opens a shard nor imports torch: settings are checked before anything is built from them.
 """
 
 from mmdata.config.compare import CompareConfig
 from mmdata.config.config import Config, load_config
 from mmdata.config.data import DataConfig
+from mmdata.config.loading import LoadingConfig
 from mmdata.config.model import ModelConfig
 from mmdata.config.train import TrainConfig
 
-__all__ = ["CompareConfig", "Config", "DataConfig", "ModelConfig", "TrainConfig", "load_config"]
+__all__ = ["CompareConfig", "Config", "DataConfig", "LoadingConfig", "ModelConfig", "TrainConfig", "load_config"]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from mmdata.config.strict_yaml import Integer, Location, Settings
+from mmdata.config.settings import Integer, Location, Settings
 
 
 class ArmConfig(Settings):

@@ -9,7 +9,8 @@ from pydantic import field_validator
 from mmdata.config.compare import CompareConfig
 from mmdata.config.data import DataConfig
 from mmdata.config.model import ModelConfig
-from mmdata.config.strict_yaml import Settings, parse, read_yaml
+from mmdata.config.settings import Settings
+from mmdata.config.strict_yaml import parse, read_yaml
 from mmdata.config.train import TrainConfig
 
 
@@ -33,9 +34,9 @@ def load_config(path: str | os.PathLike[str], overrides: list[str] | None = None
 
     Args:
         path: the file.
-        overrides: "section.key=value" strings, e.g. "data.num_workers=4"; values are parsed as YAML.
+        overrides: "section.key=value" strings, e.g. "data.loading.num_workers=4"; values are parsed as YAML.
 
     Raises:
         ConfigError: no such file, not YAML, an unknown key (the nearest known one is named), a value out of range.
     """
-    return parse(Config, read_yaml(path, overrides), origin=str(path))
+    return parse(Config, read_yaml(path, overrides, kind=Config), origin=str(path))

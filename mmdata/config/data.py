@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from mmdata.config.strict_yaml import Count, Integer, Location, Positive, Settings, Share
+from mmdata.config.loading import LoadingConfig
+from mmdata.config.settings import Integer, Location, MayChange, Positive, Settings, Share
 from mmdata.errors import ConfigError
 
 
 class SourceConfig(Settings):
     """One dataset of a mixture: all have a weight, or all have a repeat."""
 
-    shards: Location
+    shards: MayChange[Location]
     """Folder or URL with shards and a manifest."""
     weight: Positive | None = None
-    """Share of every batch, to the row. The first dataset is passed over once an epoch, the others are cycled."""
+    """Share of every batch, exact to the row. An epoch is one pass over the first dataset; the others are cycled."""
     repeat: Annotated[float, Field(gt=0.0, le=1000.0)] | None = None
-    """Passes an epoch, 1 unless given: 2 uses each row twice, 0.5 half of the rows and the other half in the next."""
+    """Passes per epoch; default: 1. 2 uses each row twice; 0.5 uses half of the rows, and the other half in the next
+    epoch."""
 
     @field_validator("weight", mode="before")
     @classmethod
@@ -32,12 +35,15 @@ class SourceConfig(Settings):
 class GroupsConfig(Settings):
     """Rows that stand together in a batch: `size` rows of one group, or a row and `candidates` others of its group."""
 
-    by: Location = "label"
-    """label: the corpus's own; or a file: what `mmdata neighbours` makes, or .npy, int64 (rows,), -1 for no group."""
+    RENAMED: ClassVar[Mapping[str, str]] = {"data.groups.by": "data.groups.source"}
+
+    source: Location = "label"
+    """label: rows with the same label are a group. Or a file: the output of `mmdata neighbours`, or a .npy file of
+    int64 (rows,), with -1 for rows without a group."""
     size: Annotated[int, Field(strict=True, ge=2)] | None = None
     """Rows together, each row once an epoch."""
     candidates: Positive | None = None
-    """Each row once an epoch, followed by so many others of its group, drawn anew in each epoch."""
+    """Each row once an epoch, followed by this many other rows of its group, drawn anew in each epoch."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> GroupsConfig:
@@ -52,25 +58,38 @@ class AugmentConfig(Settings):
     """Random changes of a training crop, each row's its own in each epoch; all are off unless set."""
 
     horizontal_flip_prob: Share = 0.0
-    """Chance that left and right change places. Captions that say left or right, and text in images, are then wrong."""
+    """Probability of a flip. Captions that say left or right, and text in images, are wrong after it."""
     brightness: Annotated[float, Field(ge=0.0)] = 0.0
     """The factor is drawn from 1 - brightness (at least 0) to 1 + brightness, as in torchvision's ColorJitter."""
     contrast: Annotated[float, Field(ge=0.0)] = 0.0
     saturation: Annotated[float, Field(ge=0.0)] = 0.0
     hue: Annotated[float, Field(ge=0.0, le=0.5)] = 0.0
-    """Turns the colour circle by at most so much of a whole turn."""
+    """Turns the colour circle by at most this share of a whole turn."""
     color_jitter_prob: Share = 1.0
-    """Chance that brightness, contrast, saturation and hue are changed at all, in random order."""
+    """Probability that brightness, contrast, saturation and hue are changed at all, in random order."""
     grayscale_prob: Share = 0.0
-    """Chance that the colours become grey, after the jitter."""
+    """Probability that the colours become grey, after the jitter."""
 
 
 class DataConfig(Settings):
     """What is loaded, and in which batches."""
 
-    shards: Location | Annotated[list[SourceConfig], Field(min_length=1)]
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "data.workers": "data.loading.worker_type",
+        "data.prefetch": "data.loading.prefetch_batches",
+        **{
+            f"data.{name}": f"data.loading.{name}"
+            for name in ("num_workers", "num_processes", "cache_dir", "cache_gb", "max_bad_share", "check_images")
+        },
+        "data.hashes": "data.add_hashes",
+        "data.limit": "data.max_rows",
+        "data.window_rows": "data.shuffle_window_rows",
+        "data.extra_captions": "data.negative_captions",
+    }
+
+    shards: MayChange[Location | Annotated[list[SourceConfig], Field(min_length=1)]]
     """Folder or URL with shards and a manifest (`mmdata convert` or `mmdata index` makes it), or a mixture."""
-    val_shards: Location | None = None
+    val_shards: MayChange[Location | None] = None
     """Shards to evaluate on, with the same tokenizer and image size."""
     tokenizer: Location
     """Folder that `AutoTokenizer.from_pretrained` loads, or a Hugging Face name."""
@@ -79,7 +98,7 @@ class DataConfig(Settings):
     token_budget: Positive | None = None
     """Text tokens and image patches of one step over all ranks: batches of short texts then have more rows."""
     batch_multiple: Positive = 8
-    """With `token_budget`, each batch has a multiple of so many rows; the number of ranks must divide it."""
+    """With `token_budget`, each batch has a multiple of this many rows; the number of ranks must divide it."""
     image_size: Positive = 224
     """Side of the square that images are cropped to, in pixels, unless `image_buckets` is given."""
     image_buckets: Literal["auto"] | Annotated[list[tuple[Positive, Positive]], Field(min_length=1)] | None = None
@@ -98,8 +117,8 @@ class DataConfig(Settings):
     num_text_buckets: Positive = 8
     """The same for all image shapes, unless `max_shapes` is given."""
     max_shapes: Positive | None = None
-    """Shapes of batches at most, over all image shapes, in place of `num_text_buckets`: each image shape gets text
-    bounds of its own, shared out where they save most padding."""
+    """Largest number of batch shapes over all image shapes, in place of `num_text_buckets`: each image shape gets text
+    bounds of its own, and more of them where they save most padding."""
     transform: str = "train"
     """train (random resized crop), eval (resize, centre crop), or "module:callable"."""
     decode: Literal["fast", "exact"] = "fast"
@@ -111,45 +130,26 @@ class DataConfig(Settings):
     """Flip and colour of training crops."""
     shuffle: bool = True
     seed: Integer = 0
-    cache_dir: Location | None = None
-    """Folder for shards behind URLs, shared by all processes; default: mmdata/shards in the user's folder of caches."""
-    cache_gb: Annotated[float, Field(gt=0.0)] = 100.0
-    """Gigabytes (10⁹ bytes) that folder may hold; those used least recently make room."""
-    num_workers: Count | Literal["auto"] = 2
-    """Threads that make batches together; 0 loads in the caller's thread, whatever `workers` is. auto: as many as the
-    loop is found to need while it runs, up to this rank's cores; in side processes and streams all of these."""
-    workers: Literal["auto", "thread", "process"] = "auto"
-    """thread: they run beside the training loop in its own process. process: in a side process whose batches lie in
-    shared memory. The loop then never waits for their Python code, as one of many small operations does; the price is
-    the memory of one more interpreter. auto: processes where there is a GPU, or where a transform of your own is
-    measured to hold Python's lock (the GIL) for too long; otherwise threads. Batches are the same."""
-    num_processes: Positive = 1
-    """With `workers: process`, side processes that share the `num_workers` threads: more than one for a transform that
-    is much Python code. auto chooses them itself."""
-    prefetch: Positive = 2
-    """Batches made ahead of the one in use, by all workers together: they share the rows of one after the other."""
-    window_rows: Positive = 2**20
+    shuffle_window_rows: Positive = 2**20
     """Rows that are shuffled together; whole shards."""
     groups: GroupsConfig | None = None
     """Rows that stand together in a batch."""
     unique: bool = False
-    """Rows with the same caption or image are kept in different batches; sets `hashes`, which tells of those left."""
+    """Rows with the same caption or image are kept in different batches; sets `add_hashes`, for masks of those left."""
     num_lanes: Positive = 1
-    """Stripes of a batch with shards of their own: as many as nodes keeps each node to its shards."""
-    hashes: bool = False
+    """Stripes of a batch, each with shards of its own; with as many lanes as nodes, a node reads only its own."""
+    add_hashes: bool = False
     """Adds image_hash and caption_hash to each batch, for masks of false negatives."""
-    max_bad_share: Share = 0.05
-    """A run ends when more than this share of the rows seen could not be loaded. In a loop of your own on several ranks
-    this is a warning, unless `check_rows` is called on every rank."""
-    check_images: Literal["auto", "always", "never"] = "auto"
-    """Compares each image with its hash in the index; a row whose image changed is masked with reason file_changed.
-    auto: by XXH3, about 1 % of a photo's time. An index that an earlier mmdata made has no XXH3; its images are not
-    compared, and the log says so. always: by SHA-256 there, about 5 %. never: a changed image is decoded as it is."""
     negative_captions: Location | None = None
     """Parquet file with further captions of rows, key and captions: negatives of the images (NegCLIP). Each batch then
     has one of them for each row."""
-    limit: Positive | None = None
+    max_rows: Positive | None = None
     """Only the first rows of the index, for debugging; same code path."""
+    loading: LoadingConfig = LoadingConfig()
+
+    def with_loading(self, **changes: Any) -> DataConfig:
+        """The same batches, loaded with other settings of `loading`."""
+        return self.model_copy(update={"loading": self.loading.model_copy(update=changes)})
 
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
@@ -173,12 +173,6 @@ class DataConfig(Settings):
                 raise ValueError(f"image_patches must rise: got {self.image_patches}")
             if self.image_buckets is not None:
                 raise ValueError("image_patches and image_buckets exclude each other: give one")
-        threads = math.inf if self.num_workers == "auto" else self.num_workers
-        if self.num_processes > 1 and (self.workers != "process" or self.num_processes > threads):
-            raise ValueError(
-                f"num_processes ({self.num_processes}) are side processes that share num_workers: set workers to "
-                f"process (it is {self.workers}), and num_workers ({self.num_workers}) to as many or more"
-            )
         if self.crop_scale[0] > self.crop_scale[1] or self.crop_scale[0] == 0:
             raise ValueError(f"crop_scale must be (min, max) with 0 < min <= max: got {self.crop_scale}")
         if self.augment is not None and self.transform != "train":
@@ -230,8 +224,10 @@ class DataConfig(Settings):
         if len(given) > 1 or (True in given and any(source.repeat is not None for source in mixed)):
             listed = "; ".join(f"'{s.shards}' has {_shares(s)}" for s in mixed)
             raise ValueError(f"give each dataset a weight and none a repeat, or none of them a weight: {listed}")
-        if len(mixed) > 1 and self.limit is not None:
-            raise ValueError(f"limit ({self.limit}) takes the first rows of one dataset, and shards lists {len(mixed)}")
+        if len(mixed) > 1 and self.max_rows is not None:
+            raise ValueError(
+                f"max_rows ({self.max_rows}) takes the first rows of one dataset, and shards lists {len(mixed)}"
+            )
         if len(mixed) > 1 and self.negative_captions is not None:
             raise ValueError(
                 f"negative_captions have the keys of one dataset, and shards lists {len(mixed)}: convert them into one "
@@ -289,14 +285,15 @@ def once_in_order(data: DataConfig) -> DataConfig:
 def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
     """The settings that load `data.val_shards`, as `once_in_order`.
 
-    `hashes` adds those also where training has none. `workers: auto` is threads: an evaluation is short, and a second
-    side process would take its memory all the time.
+    `hashes` adds hashes if training has none. `worker_type: auto` becomes thread: an evaluation is short, and a second
+    worker process would hold its memory during the whole run.
 
     Raises:
         ConfigError: `data.val_shards` is not set.
     """
     if data.val_shards is None:
         raise ConfigError("data.val_shards is not set: there is nothing to evaluate on")
-    workers = "thread" if data.workers == "auto" else data.workers
-    changes = {"shards": data.val_shards, "hashes": hashes or data.hashes, "workers": workers}
+    if data.loading.worker_type == "auto":
+        data = data.with_loading(worker_type="thread")
+    changes = {"shards": data.val_shards, "add_hashes": hashes or data.add_hashes}
     return once_in_order(data.model_copy(update=changes))

@@ -1,4 +1,4 @@
-"""TODO"""
+"""Settings of the section model: the towers and the space they meet in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mmdata.config.strict_yaml import BelowOne, Positive, Settings
+from mmdata.config.settings import BelowOne, MayChange, Positive, Settings
 
 
 class ModelConfig(Settings):
@@ -28,7 +28,7 @@ class ModelConfig(Settings):
     """The image tower keeps its weights and runs in eval mode; a new projection above it is still trained (LiT)."""
     freeze_text: bool = False
     """The same for the text tower."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: MayChange[bool] = False
     """Recompute activations in backward: less memory, about a third more time."""
     dropout: BelowOne = 0.0
     """Of the built-in towers; those of transformers have theirs in their config."""

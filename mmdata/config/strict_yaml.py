@@ -8,45 +8,31 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
+from mmdata.config.settings import Settings, current_names, sections_of
 from mmdata.errors import ConfigError
 from mmdata.shipped import shipped
-
-Integer = Annotated[int, Field(strict=True)]
-"""true is none, nor is "8" or 8.0."""
-Positive = Annotated[int, Field(strict=True, ge=1)]
-Count = Annotated[int, Field(strict=True, ge=0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 MAX_VALUES = 100_000
 """Values in a YAML file, its aliases written out: a mixture of thousands of datasets has some ten thousand."""
 _BEING_COUNTED = -1
 
 
-def _text_of_path(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
-
-
-Location = Annotated[str, BeforeValidator(_text_of_path)]
-"""A folder or a name; a pathlib.Path is taken as its text."""
-
-
-class Settings(BaseModel):
-    """Base of all sections: immutable, closed to unknown keys, to infinity and to NaN."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
 S = TypeVar("S", bound=Settings)
 
 
-def read_yaml(path: str | os.PathLike[str], overrides: list[str] | None = None) -> dict[str, Any]:
-    """A YAML file, or a shipped config by its name, as nested dictionaries with "a.b=value" overrides applied."""
+def read_yaml(
+    path: str | os.PathLike[str], overrides: list[str] | None = None, *, kind: type[Settings] = Settings
+) -> dict[str, Any]:
+    """Read a YAML file, or a shipped config by its name, into nested dictionaries, and apply "a.b=value" overrides.
+
+    Old names of settings of `kind` get their new names first, so that an override replaces the file's value under
+    either name.
+    """
     file = Path(path)
     if not file.is_file():
         ours = {config.name: config for config in sorted(shipped("configs").glob("*.yaml"))}
@@ -62,8 +48,12 @@ def read_yaml(path: str | os.PathLike[str], overrides: list[str] | None = None) 
         raise ConfigError(f"config '{file}': expected sections data, model, train; got {type(content).__name__}")
     # A section whose settings are all commented out is there, with nothing in it.
     sections: dict[str, Any] = {key: {} if value is None else value for key, value in content.items()}
+    try:
+        sections = current_names(kind, sections)
+    except ValueError as error:
+        raise ConfigError(f"config '{file}': {error}") from None
     for override in overrides or []:
-        _override(sections, override)
+        _override(sections, override, kind)
     return sections
 
 
@@ -130,11 +120,12 @@ def _count_values(node: yaml.Node, counted: dict[int, int]) -> int:
     return total
 
 
-def _override(content: dict[str, Any], override: str) -> None:
+def _override(content: dict[str, Any], override: str, kind: type[Settings]) -> None:
     dotted, equals, value = override.partition("=")
     keys = dotted.split(".")
     if not equals or not all(keys):
-        raise ConfigError(f"override '{override}': expected section.key=value, as in data.num_workers=4")
+        raise ConfigError(f"override '{override}': expected section.key=value, as in data.loading.num_workers=4")
+    keys = _current_keys(kind, keys)
     node = content
     for key in keys[:-1]:
         node = node.setdefault(key, {})
@@ -148,6 +139,18 @@ def _override(content: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override '{override}': value is not valid YAML: {_one_line(error)}") from error
 
 
+def _current_keys(kind: type[Settings], keys: list[str]) -> list[str]:
+    """The keys on the way to a setting: ["data", "workers"] -> ["data", "loading", "worker_type"]."""
+    nested: Any = None  # the value does not matter
+    for key in reversed(keys):
+        nested = {key: nested}
+    nested, current = current_names(kind, nested), []
+    while nested is not None:
+        ((key, nested),) = nested.items()
+        current.append(key)
+    return current
+
+
 def parse(kind: type[S], content: dict[str, Any], *, origin: str) -> S:
     """Validate a dictionary as settings of `kind`; `origin` opens each error message."""
     try:
@@ -156,7 +159,7 @@ def parse(kind: type[S], content: dict[str, Any], *, origin: str) -> S:
         errors = [(_locate(kind, e), e) for e in error.errors()]
         # Of a value that may be of several types, that it is none of one of them; what is wrong inside it says more.
         telling = [(at, e) for at, e in errors if not any(_is_inside(other.keys, at.keys) for other, _ in errors)]
-        raise ConfigError(f"{origin}: " + "; ".join(_explain(*each) for each in telling)) from error
+        raise ConfigError(f"{origin}: " + "; ".join(_explain(kind, *each) for each in telling)) from error
 
 
 class _Place(NamedTuple):
@@ -180,7 +183,7 @@ def _locate(kind: type[Settings], error: Any) -> _Place:
         else:
             section = place.values[0] if place.values else place.section
             field = section.model_fields.get(part)
-            place = _Place([*place.keys, part], section, [] if field is None else _settings_in(field.annotation))
+            place = _Place([*place.keys, part], section, [] if field is None else sections_of(field.annotation))
     return place
 
 
@@ -188,15 +191,13 @@ def _is_inside(place: list[str], other: list[str]) -> bool:
     return len(place) > len(other) and place[: len(other)] == other
 
 
-def _explain(place: _Place, error: Any) -> str:
+def _explain(kind: type[Settings], place: _Place, error: Any) -> str:
     dotted = ".".join(place.keys)
     if error["type"] == "extra_forbidden":
-        wrong, known = place.keys[-1], list(place.section.model_fields)
-        longer = [name for name in known if wrong in name]  # batch_size: global_batch_size, not patch_size
-        if _names(place.section) and not difflib.get_close_matches(wrong, known):  # of another kind, perhaps
-            return f"unknown key '{dotted}': {_names(place.section)[0]} has {', '.join(known)}"
-        near = difflib.get_close_matches(wrong, longer or known, n=1, cutoff=0.0)
-        return f"unknown key '{dotted}'; did you mean '{'.'.join([*place.keys[:-1], *near])}'?"
+        wrong, own = place.keys[-1], list(place.section.model_fields)
+        if _names(place.section) and not difflib.get_close_matches(wrong, own):  # of another kind, perhaps
+            return f"unknown key '{dotted}': {_names(place.section)[0]} has {', '.join(own)}"
+        return f"unknown key '{dotted}'; did you mean '{_nearest(kind, place)}'?"
     if error["type"] == "missing":
         return f"'{dotted}' is required and missing"
     if error["type"] == "union_tag_not_found":
@@ -215,14 +216,31 @@ def _explain(place: _Place, error: Any) -> str:
     return f"'{dotted}': {error['msg']}; got {error['input']!r}"
 
 
+def _nearest(kind: type[Settings], place: _Place) -> str:
+    """The known key that is nearest to the last of `place`: in its section, in a group of that, or in another section.
+
+    A key of another section must have the very same name: data.lr is train.lr.
+    """
+    wrong, section = place.keys[-1], _keys_of(place.section)
+    if wrong not in section and wrong in (everywhere := _keys_of(kind)):
+        return everywhere[wrong]
+    longer = [name for name in section if wrong in name]  # batch_size: global_batch_size, not patch_size
+    (near,) = difflib.get_close_matches(wrong, longer or section, n=1, cutoff=0.0)
+    return ".".join([*place.keys[:-1], section[near]])
+
+
+def _keys_of(kind: type[Settings], prefix: str = "") -> dict[str, str]:
+    """Name to dotted key of all settings of a section and of the groups in it; the outermost of equal names."""
+    keys: dict[str, str] = {}
+    for name, field in kind.model_fields.items():
+        several = get_origin(field.annotation) in (list, dict)
+        for part in () if several else (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, Settings):
+                keys = _keys_of(part, f"{prefix}{name}.") | keys
+    return keys | {name: prefix + name for name in kind.model_fields}
+
+
 def _names(section: type[Settings]) -> tuple[str, ...]:
     """Of a section of which there are several kinds: what its key `name` may be."""
     field = section.model_fields.get("name")
     return get_args(field.annotation) if field is not None and field.is_required() else ()
-
-
-def _settings_in(annotation: Any) -> list[type[Settings]]:
-    """The sections that an annotation speaks of: of `GroupsConfig | None` or `str | list[SourceConfig]` one."""
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
-        return [annotation]
-    return [section for part in get_args(annotation) for section in _settings_in(part)]

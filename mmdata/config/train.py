@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from mmdata.config.strict_yaml import BelowOne, Count, Integer, Location, Positive, Settings
+from mmdata.config.settings import BelowOne, Count, Integer, Location, MayChange, Positive, Settings
 
 
 def _number_or_share(value: float) -> float:
@@ -25,12 +26,12 @@ PositivesBy = Literal["labels", "image_hash", "caption_hash"]
 
 
 class MinerConfig(Settings):
-    """Which in-batch negatives enter the loss. What is left out by the settings here, no miner gets to see."""
+    """Which in-batch negatives enter the loss. The negatives that these settings leave out never reach the miner."""
 
     false_negative_margin: Cosine | None = None
     """Leave out negatives above the positive's cosine, or less than this below it; null: leave none out."""
     skip_hottest: Annotated[float, Field(strict=True), AfterValidator(_number_or_share)] | None = None
-    """Then leave out so many of the most similar, or below 1 such a share of them."""
+    """Then leave out this many of the most similar negatives; below 1: this share of them."""
     after_steps: Count = 0
     """Updates with all negatives first: an untrained model's hardest negatives are noise, and it collapses on them."""
 
@@ -68,13 +69,13 @@ class DistanceWeightedConfig(MinerConfig):
 
     name: Literal["distance_weighted"]
     dimension: Annotated[int, Field(strict=True, ge=3)]
-    """Of the features (`model.embed_dim`), or less where they fill less of their space."""
+    """Dimension of the features (`model.embed_dim`), or less if the features fill less of their space."""
     k: Positive = 64
     """Negatives drawn for each row."""
     cutoff: Annotated[float, Field(gt=0.0, lt=2.0)] = 0.5
     """Distances below count as this one."""
     farthest: Annotated[float, Field(gt=0.0, le=2.0)] = 1.4
-    """None is drawn from this distance on."""
+    """Negatives at this distance or beyond are never drawn."""
 
     @model_validator(mode="after")
     def _in_order(self) -> DistanceWeightedConfig:
@@ -90,11 +91,11 @@ class GumbelTopKConfig(MinerConfig):
     k: Positive = 64
     """Negatives drawn for each row."""
     temperature: Annotated[float, Field(gt=0.0)] = 0.05
-    """In cosine: near 0 the hardest k, large any k alike."""
+    """In cosine: near 0 draws the hardest k; a large temperature draws any k with equal probability."""
     gradient: Literal["none", "straight_through", "relaxed"] = "none"
-    """Of the choice itself; relaxed weighs all negatives, k in all."""
+    """Gradient of the choice itself; relaxed weighs all negatives, with weights that sum to k."""
     softness: Annotated[float, Field(gt=0.0)] = 0.5
-    """Of the relaxation."""
+    """Temperature of the relaxation."""
 
 
 class SameGroupConfig(MinerConfig):
@@ -110,9 +111,11 @@ class SameGroupConfig(MinerConfig):
 class UserConfig(MinerConfig):
     """user: a function of your own, or a class called with `arguments` (docs/train.md)."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"train.miner.of": "train.miner.target"}
+
     name: Literal["user"]
-    of: str
-    """Where it is: "module:Class" or "module:function", in a file that Python can import."""
+    target: str
+    """The class or function: "module:Class" or "module:function", in a file that Python can import."""
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -133,11 +136,11 @@ class TeacherConfig(Settings):
     """A moving average of the model, which says what may be a false negative. It costs a forward a step."""
 
     decay: BelowOne = 0.999
-    """Of the average, at each update."""
+    """Decay of the average at each update."""
     margin: Cosine = 0.0
-    """Leave out negatives above the positive's cosine in the teacher's eyes, or less than this below it."""
+    """Leave out negatives whose cosine, by the teacher, is above the positive's or less than this below it."""
     after_steps: Count = 0
-    """Updates before its opinion counts; the average is taken from the first on."""
+    """Updates before the teacher masks negatives; the average is taken from the first update on."""
 
 
 class QueueConfig(Settings):
@@ -152,16 +155,18 @@ class QueueConfig(Settings):
 class FeatureCacheConfig(Settings):
     """The features that training computes, kept in the run's folder, for `mmdata neighbours --features`."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"train.feature_cache.of": "train.feature_cache.side"}
+
     every_steps: Positive = 1
-    """Of so many batches, one is written."""
-    of: Literal["pair", "image", "text"] = "pair"
-    """What is written; of a pair the normalised sum of both."""
+    """Write one batch in this many."""
+    side: Literal["pair", "image", "text"] = "pair"
+    """Which features are written; pair: the normalised sum of both."""
 
 
 class TrainConfig(Settings):
     """How the towers are trained."""
 
-    output: Location | None = None
+    output: MayChange[Location | None] = None
     """Folder of the run; runs/NAME for configs/NAME.yaml unless given. A run found there is resumed."""
     epochs: Positive | None = None
     """Passes over the data; this or `steps` is required to train."""
@@ -180,17 +185,17 @@ class TrainConfig(Settings):
     """Largest norm of the whole gradient; null leaves it as it is."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Autocast type of the towers; fp16 brings a gradient scaler."""
-    micro_batch_size: Positive | None = None
+    micro_batch_size: MayChange[Positive | None] = None
     """Rows per forward on a rank; the gradients are those of the whole batch. null: all rows at once."""
-    parallel: Literal["ddp", "fsdp"] = "ddp"
+    parallel: MayChange[Literal["ddp", "fsdp"]] = "ddp"
     """fsdp: each rank keeps a share of weights, gradients and optimizer state (FSDP2); the numbers are those of ddp."""
-    compile: bool = False
+    compile: MayChange[bool] = False
     """torch.compile for the towers: a graph for each shape of the batches."""
     loss: LossName = "clip"
     """clip: InfoNCE. siglip: sigmoid of all pairs. multi_positive: InfoNCE with several positives (UniCL). triplet:
     hinge (VSE++). hard_negative: InfoNCE whose negatives weigh the more the harder they are; takes no miner."""
     positives: PositivesBy = "caption_hash"
-    """Of the loss multi_positive: rows equal in this are positives of each other; a hash sets `data.hashes`."""
+    """Of the loss multi_positive: rows equal in this are positives of each other; a hash sets `data.add_hashes`."""
     triplet_margin: Annotated[float, Field(ge=0.0, le=2.0)] = 0.2
     """Of the loss triplet: a negative's cosine is to be so much below the positive's."""
     hard_negative_beta: Annotated[float, Field(ge=0.0)] = 1.0
@@ -202,23 +207,24 @@ class TrainConfig(Settings):
     queue: QueueConfig | None = None
     feature_cache: FeatureCacheConfig | None = None
     mask_false_negatives: bool = False
-    """Rows with the same image or caption are no negatives of each other; sets `data.hashes`."""
-    log_every_steps: Positive = 10
-    mining_telemetry_every_steps: Count = 0
+    """Rows with the same image or caption are no negatives of each other; sets `data.add_hashes`."""
+    log_every_steps: MayChange[Positive] = 10
+    mining_telemetry_every_steps: MayChange[Count] = 0
     """Measure how hard the negatives are, and what the miner keeps (docs/train.md); 0: never."""
-    checkpoint_every_steps: Positive = 1000
+    checkpoint_every_steps: MayChange[Positive] = 1000
     """One is also written at the end and when a signal stops the run."""
-    keep_checkpoints: Positive = 2
+    keep_checkpoints: MayChange[Positive] = 2
     """The newest ones; older ones are deleted."""
-    stall_timeout_s: Annotated[float, Field(gt=0.0)] | None = 600.0
-    """A rank that gets no further for so long ends all ranks, named with its step; null: wait for ever."""
-    evaluate_every_epochs: Count = 1
+    stall_timeout_s: MayChange[Annotated[float, Field(gt=0.0)] | None] = 600.0
+    """If a rank makes no progress for this long, all ranks exit with an error that names it and its step; null waits
+    for ever."""
+    evaluate_every_epochs: MayChange[Count] = 1
     """On `data.val_shards`; 0: only at the end."""
     seed: Integer = 0
     """Of the weights and of dropout; rank r draws from its own stream."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: MayChange[Literal["auto", "cpu", "cuda"]] = "auto"
     """auto: the GPU of the rank where there is one."""
-    tensorboard: bool = False
+    tensorboard: MayChange[bool] = False
     """Also write scalars for TensorBoard into the run's folder."""
 
     @property

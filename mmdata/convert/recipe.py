@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from mmdata.config.strict_yaml import Location, Positive, Settings, Share, parse, read_yaml
+from mmdata.config.settings import Location, Positive, Settings, Share
+from mmdata.config.strict_yaml import parse, read_yaml
 from mmdata.errors import ConfigError
 from mmdata.shipped import shipped
 

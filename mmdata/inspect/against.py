@@ -62,11 +62,11 @@ def compare(
 
 
 def fit_workers(data: DataConfig, names: list[str]) -> DataConfig:
-    """The settings with `data.num_workers=auto` as a number, where webdataset has fewer shards than `auto` workers."""
-    if data.num_workers != "auto" or "webdataset" not in names:
+    """Replace `num_workers: auto` by the number of shards, if webdataset has fewer shards than `auto` workers."""
+    if data.loading.num_workers != "auto" or "webdataset" not in names:
         return data
     shards = open_index(data).manifest.num_shards
-    return data if shards >= most_workers("auto") else data.model_copy(update={"num_workers": shards})
+    return data if shards >= most_workers("auto") else data.with_loading(num_workers=shards)
 
 
 def check_comparable(data: DataConfig, index: Index, names: list[str]) -> None:
@@ -90,10 +90,10 @@ def check_comparable(data: DataConfig, index: Index, names: list[str]) -> None:
             f"--against: transform '{data.transform}' is made for mmdata; give data.transform=train or eval"
         )
     shards = index.manifest.num_shards
-    if "webdataset" in names and shards < most_workers(data.num_workers):
+    if "webdataset" in names and shards < most_workers(data.loading.num_workers):
         raise ConfigError(
             f"--against webdataset: it gives each worker shards of its own, and {shards} shards are too few for "
-            f"{most_workers(data.num_workers)} workers; give data.num_workers={shards}"
+            f"{most_workers(data.loading.num_workers)} workers; give data.loading.num_workers={shards}"
         )
 
 

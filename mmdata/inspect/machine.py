@@ -22,7 +22,7 @@ def cores() -> Check:
             "CPU cores",
             "warn",
             f"{visible} visible, the container may use {quota:g}",
-            f"set data.num_workers to at most {max(1, int(quota))}, or to auto",
+            f"set data.loading.num_workers to at most {max(1, int(quota))}, or to auto",
         )
     return Check("CPU cores", "ok", str(visible))
 
@@ -66,7 +66,8 @@ def memory() -> Check:
         "memory",
         "warn" if limit < 4 * 2**30 else "info",
         f"{total / 2**30:.3g} GiB, the container may use {limit / 2**30:.3g} GiB",
-        "beyond it the system kills a process without a word: lower data.prefetch or train.micro_batch_size then",
+        "beyond it the system kills a process without a word: lower data.loading.prefetch_batches or "
+        "train.micro_batch_size then",
     )
 
 
@@ -127,11 +128,16 @@ def cache(folder: Path | None = None) -> Check:
         folder = default_folder()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Check("shard cache", "warn", f"'{there}' cannot be written", "for shards behind URLs set data.cache_dir")
+        return Check(
+            "shard cache", "warn", f"'{there}' cannot be written", "for shards behind URLs set data.loading.cache_dir"
+        )
     free = shutil.disk_usage(there).free / 10**9
     found = f"'{folder}': {free:.3g} GB free"
-    if free < 100:  # the default of data.cache_gb
+    if free < 100:  # the default of data.loading.cache_gb
         return Check(
-            "shard cache", "info", found, f"for shards behind URLs set data.cache_gb to {int(free * 0.9)} or less"
+            "shard cache",
+            "info",
+            found,
+            f"for shards behind URLs set data.loading.cache_gb to {int(free * 0.9)} or less",
         )
     return Check("shard cache", "ok", found)

@@ -76,7 +76,9 @@ def webdataset_batches(data: DataConfig) -> Iterable[int]:
         .batched(data.global_batch_size, partial=False)
         .repeat()
     )
-    loader = webdataset.WebLoader(batches, batch_size=None, shuffle=False, num_workers=most_workers(data.num_workers))
+    loader = webdataset.WebLoader(
+        batches, batch_size=None, shuffle=False, num_workers=most_workers(data.loading.num_workers)
+    )
     return (len(images) for images, _ in loader)
 
 
@@ -86,8 +88,8 @@ def torch_batches(data: DataConfig) -> Iterable[int]:
         Rows(data),
         batch_size=data.global_batch_size,
         shuffle=data.shuffle,
-        num_workers=most_workers(data.num_workers),
-        persistent_workers=most_workers(data.num_workers) > 0,
+        num_workers=most_workers(data.loading.num_workers),
+        persistent_workers=most_workers(data.loading.num_workers) > 0,
         collate_fn=partial(_collate, tokenizer(data), data.max_length),
     )
     while True:
@@ -102,7 +104,7 @@ class Rows(Dataset[tuple[Tensor, str]]):
         self._index: Index = open_index(data)
         self._store = ShardStore(self._index)
         self._transform = transform(data)
-        self._count = len(self._index) if data.limit is None else min(data.limit, len(self._index))
+        self._count = len(self._index) if data.max_rows is None else min(data.max_rows, len(self._index))
 
     def __len__(self) -> int:
         return self._count

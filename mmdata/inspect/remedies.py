@@ -103,10 +103,11 @@ def cores_in_words(found: Profile) -> str:
         return ""
     cores, load = num_cores(), os.getloadavg()[0]
     if load > cores + 0.5:
-        return f"the load of this machine is {load:.1f} on {cores} cores: end what else runs, or lower data.num_workers"
+        remedy = "end what else runs, or lower data.loading.num_workers"
+        return f"the load of this machine is {load:.1f} on {cores} cores: {remedy}"
     return (
-        "a tokenizer or transform that is Python code holds the interpreter's lock: data.workers=process with "
-        "data.num_processes gives it several"
+        "a tokenizer or transform that is Python code holds the interpreter's lock: data.loading.worker_type=process "
+        "with data.loading.num_processes gives it several"
     )
 
 
@@ -204,7 +205,9 @@ def _read_again(sample: _Sample) -> Remedy:
         except BadSample:
             continue
     again_s = (time.perf_counter() - started) / sample.count
-    words = "keep the shards on a fast local disk: a URL in data.shards (file:///mnt/slow) and data.cache_dir do so"
+    words = (
+        "keep the shards on a fast local disk: a URL in data.shards (file:///mnt/slow) and data.loading.cache_dir do so"
+    )
     measured = f"reading {sample.count} of your rows once more, from memory"
     return Remedy(words, sample.read_s / again_s, measured, sample.share("read"))
 
@@ -231,7 +234,7 @@ def _fast_tokenizer(sample: _Sample, data: DataConfig) -> Remedy | None:
 def _more_workers(data: DataConfig, found: Profile) -> Remedy | None:
     """Another number of workers, tried in turn with the present one: more while cores or reads wait, else fewer."""
     assert found.stats is not None
-    cores, now = num_cores(), max(1, most_workers(data.num_workers))
+    cores, now = num_cores(), max(1, most_workers(data.loading.num_workers))
     if found.bottleneck == "read":
         then = READERS * now
     elif now < cores or (now > cores and found.stage_shares[CORE] > NOTICEABLE):
@@ -239,15 +242,12 @@ def _more_workers(data: DataConfig, found: Profile) -> Remedy | None:
     else:
         return None
     steps = max(2, min(found.steps, round(TRIAL_S * found.samples_per_s * found.steps / max(1, found.rows))))
-    loaders = [
-        Loader.from_config(data.model_copy(update={"num_workers": count}), rank=0, world_size=1)
-        for count in (now, then)
-    ]
+    loaders = [Loader.from_config(data.with_loading(num_workers=count), rank=0, world_size=1) for count in (now, then)]
     rates: list[list[float]] = [[], []]
     for _ in range(2):
         for place, loader in enumerate(loaders):
             rates[place].append(profile(loader, steps).samples_per_s)
-    words = f"data.num_workers={then}"
+    words = f"data.loading.num_workers={then}"
     return Remedy(words, max(rates[1]) / max(rates[0]), f"the whole loader; this machine has {cores} cores")
 
 

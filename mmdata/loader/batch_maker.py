@@ -29,7 +29,7 @@ class BatchMaker:
         transform: for the pixels.
         hashes: add image_hash and caption_hash to the batches.
         negatives: negative captions of the rows, for the batches.
-        check_images: whether images are compared with their hashes in the index; see `DataConfig.check_images`.
+        check_images: whether images are compared with their hashes in the index; see `LoadingConfig.check_images`.
         buffers: lends the memory of pixels; default: memory of this process.
     """
 
@@ -62,7 +62,7 @@ class BatchMaker:
             PixelTransform.from_config(data),
             hashes=needs_hashes(data),
             negatives=corpus.negatives,
-            check_images=data.check_images,
+            check_images=data.loading.check_images,
             buffers=buffers,
         )
 

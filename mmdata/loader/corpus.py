@@ -50,10 +50,10 @@ def open_index(data: DataConfig) -> Index:
         ConfigError: this process may not open as many files as a loader over it needs.
         DataError: the shards have no index.
     """
-    cache = ShardCache(data.cache_dir, max_bytes=int(data.cache_gb * GB))
+    cache = ShardCache(data.loading.cache_dir, max_bytes=int(data.loading.cache_gb * GB))
     index = Index.open([source.shards for source in sources(data)], cache=cache)
-    warn_of_small_cache(index, data.window_rows)
-    index.held_rows = max(index.held_rows, 4 * data.window_rows)
+    warn_of_small_cache(index, data.shuffle_window_rows)
+    index.held_rows = max(index.held_rows, 4 * data.shuffle_window_rows)
     _warn_of_missing_hashes(data, index)
     ensure_files(files_needed(data, index.manifest.num_shards))
     return index
@@ -62,18 +62,18 @@ def open_index(data: DataConfig) -> Index:
 def needs_hashes(data: DataConfig) -> bool:
     """Whether batches carry hashes: they are asked for, or rows that are no negatives of each other may meet."""
     again = any((source.repeat or 1.0) != 1.0 or source.weight is not None for source in sources(data))
-    return data.hashes or data.unique or again or (data.groups is not None and data.groups.candidates is not None)
+    return data.add_hashes or data.unique or again or (data.groups is not None and data.groups.candidates is not None)
 
 
 def _warn_of_missing_hashes(data: DataConfig, index: Index) -> None:
     """Warn once for each index where images are loaded without being compared with their hashes."""
     old = [str(part.folder) for part in index.manifest.parts if part.schema == OLDEST_VERSION]
-    if not old or data.check_images != "auto" or index.fingerprint in _warned_of:
+    if not old or data.loading.check_images != "auto" or index.fingerprint in _warned_of:
         return
     _warned_of.add(index.fingerprint)
     logger.warning(
         "'%s': its index was made by an earlier mmdata and has no fast hashes: images are not compared with it when "
-        "they are loaded. `mmdata index SHARDS --out FOLDER` makes a new one; data.check_images=always "
+        "they are loaded. `mmdata index SHARDS --out FOLDER` makes a new one; data.loading.check_images=always "
         "compares the SHA-256, which takes about 5 %% of a photo's time",
         old[0],
     )

@@ -204,7 +204,7 @@ class Ledger(Sequence[LedgerEntry]):
             raise DataError(
                 f"{bad} of {counts.seen} rows could not be used ({listed}), more than max_bad_share "
                 f"{self._max_bad_share:.1%}{''.join(first)}. "
-                "`mmdata verify` checks the shards; data.max_bad_share sets the limit"
+                "`mmdata verify` checks the shards; data.loading.max_bad_share sets the limit"
             )
 
 

@@ -123,7 +123,7 @@ class Loader(Interoperable):
         plan = build_plan(data, corpus.index, corpus.tokenizer)
         maker = BatchMaker.from_config(data, corpus)
         source = make_source(data, plan, maker, ranks)
-        return cls(plan, maker, **ranks._asdict(), max_bad_share=data.max_bad_share, source=source)
+        return cls(plan, maker, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source)
 
     def __len__(self) -> int:
         """Steps of the current epoch, exact, the same on every rank.

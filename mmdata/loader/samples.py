@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, Interrupted, Reason
-from mmdata.hashing import hash64
+from mmdata.hashing import fast_hash, hash64
 from mmdata.plan import choose_captions
 from mmdata.shards import FORMATS, Index, ShardStore, captions_of
-from mmdata.shards.columns import fast_hash
 from mmdata.transform.pixels import EncodedImage
 
 
@@ -69,7 +68,7 @@ COLUMNS = [
 
 
 CheckImages = Literal["auto", "always", "never"]
-"""See `DataConfig.check_images`."""
+"""See `LoadingConfig.check_images`."""
 
 
 class IndexSamples:
@@ -80,7 +79,7 @@ class IndexSamples:
         store: reads its members.
         rows: int64 (n,).
         passes: int64 (n,), decide which of its captions each row has.
-        check_images: see `DataConfig.check_images`.
+        check_images: see `LoadingConfig.check_images`.
         stop: once it is set, nothing more is read.
     """
 

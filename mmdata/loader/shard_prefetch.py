@@ -154,7 +154,7 @@ def warn_of_small_cache(index: Index, window_rows: int) -> None:
             rows = int(len(index) * cache.max_bytes / corpus / 2)
             logger.warning(
                 "a window of %d rows has %.3g GB of shards, and the cache '%s' holds %.3g GB: shards are fetched again "
-                "and again. Set data.cache_gb to %.2g, or data.window_rows to %d (less mixed)",
+                "and again. Set data.loading.cache_gb to %.2g, or data.shuffle_window_rows to %d (less mixed)",
                 window_rows,
                 window / GB,
                 cache.folder,

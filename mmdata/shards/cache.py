@@ -102,15 +102,16 @@ class ShardCache:
         except OSError as error:
             raise ConfigError(
                 f"cache folder '{self.folder}': {error.strerror or error}, for '{remote.name}' ({remote.bytes:,} B); "
-                f"set data.cache_dir to a folder that can be written, on a local disk with {self.max_bytes / GB:g} GB "
-                "free, or data.cache_gb to less"
+                "set data.loading.cache_dir to a folder that can be written, on a local disk with "
+                f"{self.max_bytes / GB:g} GB "
+                "free, or data.loading.cache_gb to less"
             ) from error
 
     def _check_fits(self, remote: Remote) -> None:
         if remote.bytes > self.max_bytes:
             raise ConfigError(
                 f"'{remote.name}': {remote.bytes:,} bytes, and the cache '{self.folder}' holds {self.max_bytes:,}; "
-                f"set data.cache_gb to {remote.bytes / GB * 4:.2g} or more: several shards are in use at once"
+                f"set data.loading.cache_gb to {remote.bytes / GB * 4:.2g} or more: several shards are in use at once"
             )
 
     def _open_whole(self, remote: Remote) -> int | None:

@@ -61,7 +61,7 @@ class ListedShard:
         bytes, sha256: of the tar.
         rows: samples in the index.
         index, index_sha256: file name (beside manifest.json) and hash of the shard's columns.
-        index_xxh3: a fast hash of them, `columns.fast_hash`; 0 in a manifest of version 2, which has none.
+        index_xxh3: a fast hash of them, `mmdata.hashing.fast_hash`; 0 in a manifest of version 2, which has none.
         captions: of all rows; a row has one or more.
         labels: rows that have a label.
     """

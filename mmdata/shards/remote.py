@@ -128,7 +128,7 @@ class RemoteFolder:
                 self.cache.remove(sha256)
         raise ConfigError(
             f"'{display_name(url)}': removed from the cache '{self.cache.folder}' as soon as it is fetched; "
-            f"set data.cache_gb to more"
+            f"set data.loading.cache_gb to more"
         )
 
     def open_file(self, location: str, name: str, *, sha256: str, size: int, stop: Event | None = None) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
 from mmdata.errors import BadSample, DataError, Reason
-from mmdata.hashing import hash64
+from mmdata.hashing import fast_hash, hash64
 from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT
-from mmdata.shards.columns import Place, Row, fast_hash
+from mmdata.shards.columns import Place, Row
 from mmdata.shards.probe import Limits, probe, sniff
 from mmdata.shards.tar import Member, read_members, split_name
 from mmdata.shards.texts import Loss, TextKind, Texts, read_texts

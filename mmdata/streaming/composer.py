@@ -120,7 +120,7 @@ def _refuse_planned(data: DataConfig) -> None:
         "groups": data.groups is not None,
         "unique": data.unique,
         "negative_captions": data.negative_captions is not None,
-        "workers: process": data.workers == "process",
+        "loading.worker_type: process": data.loading.worker_type == "process",
     }
     if planned := [name for name, given in settings.items() if given]:
         raise ConfigError(

@@ -74,16 +74,16 @@ class Passes:
         """The samples of a pass: shard after shard, in an order of its own."""
         data, rank, world_size = self._composer.data, self._composer.rank, self._composer.world_size
         # With a limit it is always the first shards that count, as it is with an index.
-        turn = number if data.limit is None else 0
+        turn = number if data.max_rows is None else 0
         shards = deal(self._shards, (rank + turn) % world_size, world_size)
         order = range(len(shards))
-        if data.shuffle and data.limit is None:
+        if data.shuffle and data.max_rows is None:
             order = permutation(
                 len(shards), seed=data.seed, epoch=number, purpose=Purpose.SHARD_ORDER, position=rank
             ).tolist()
         samples = (sample for i in order for sample in read_shard(shards[i]))
         # The ranks' parts of a limit sum up to it.
-        limit = None if data.limit is None else (data.limit + world_size - 1 - rank) // world_size
+        limit = None if data.max_rows is None else (data.max_rows + world_size - 1 - rank) // world_size
         for sample in islice(samples, limit):
             if self._stopped:  # nobody waits for the rest
                 return

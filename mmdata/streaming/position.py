@@ -212,7 +212,7 @@ def identity(
         "steps_per_epoch": steps_per_epoch,
         "seed": data.seed,
         "shuffle": data.shuffle,
-        "limit": data.limit,
+        "limit": data.max_rows,
         **transform.identity(),
         "patch_size": data.patch_size if data.image_patches is not None else None,
         "tokenizer": tokenizer.identity,

@@ -124,10 +124,10 @@ class Stream(Interoperable):
         self.stats = Stats()
         self._data = data
         self._steps = steps_per_epoch
-        self.ledger = Ledger(data.max_bad_share, ranks)
+        self.ledger = Ledger(data.loading.max_bad_share, ranks)
         self._losses = Losses()
         self._composer = Composer(data, tokenizer, rank=rank, world_size=world_size)
-        self._spec = BatchSpec(tokenizer, transform, add_hashes=data.hashes)
+        self._spec = BatchSpec(tokenizer, transform, add_hashes=data.add_hashes)
         self._identity = identity(shards, data, steps_per_epoch, transform=transform, tokenizer=tokenizer)
         self._position = RankPosition(steps_per_epoch)
         self._kept: tuple[Place, Passes] | None = None  # where an epoch ended; no thread is at them
@@ -243,7 +243,8 @@ class Stream(Interoperable):
         position = self._position
         iteration, restores = position.begin(), position.restores
         passes = self._passes()
-        workers = {"num_workers": most_workers(self._data.num_workers), "prefetch": self._data.prefetch}
+        loading = self._data.loading
+        workers = {"num_workers": most_workers(loading.num_workers), "prefetch": loading.prefetch_batches}
         batches = make_ahead(self._numbered(passes.steps), self._begin, stats=self.stats, **workers)
         kept = False  # for the next epoch
         try:
@@ -290,7 +291,7 @@ class Stream(Interoperable):
         if nothing_came:
             raise DataError(
                 f"stream: no sample for rank {self._composer.rank} in any of {len(self.shards)} shards: all came into "
-                "`.ledger`, or data.limit leaves it none"
+                "`.ledger`, or data.max_rows leaves it none"
             )
 
     def _account(self, dropped: list[LedgerEntry], made: LoadedBatch | None) -> None:

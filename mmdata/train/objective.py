@@ -143,8 +143,8 @@ class ContrastiveLoss:
         labels = batch.get(self.positives)
         if labels is None:
             raise ValueError(
-                f"loss 'multi_positive': the batch has no '{self.positives}'; set data.hashes for a hash, convert the "
-                "corpus with labels, or name another one in train.positives"
+                f"loss 'multi_positive': the batch has no '{self.positives}'; set data.add_hashes for a hash, convert "
+                "the corpus with labels, or name another one in train.positives"
             )
         check_keys(self.positives, labels)  # before they meet the row numbers
         # -1 is no label in common. Row numbers are -1 where there is no row, so these are all below 0.

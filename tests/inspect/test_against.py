@@ -18,6 +18,7 @@ from mmdata.errors import ConfigError
 from mmdata.inspect import against, peers
 from mmdata.loader.loader import data_config
 from mmdata.shards import Sample, ShardWriter, probe
+from tests.flat_settings import grouped
 from tests.programs import run_program
 from tests.shards.servers import serve
 
@@ -48,7 +49,7 @@ def test_command_compares_and_says_what_each_does(square: dict[str, Any], tmp_pa
     ],
 )
 def test_peers_give_batches_of_the_size_that_is_set(square: dict[str, Any], name: str, epoch: list[int]):
-    settings = {**square, "num_workers": 0}
+    settings = grouped(**square, num_workers=0)
     counts = iter(peers.LOADERS[name](data_config(settings)))
     assert [next(counts) for _ in epoch] == epoch
 
@@ -73,12 +74,13 @@ def test_command_lowers_a_number_of_workers_that_is_auto_to_that_of_the_shards(
     square: dict[str, Any], tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("mmdata.cores.usable_cores", lambda: 5)
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": {**square, "num_workers": "auto"}}))
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": grouped(**square, num_workers="auto")}))
     flags = ["--steps", "1", "--rounds", "1", "--against", "webdataset"]
     status, output, errors = command("bench", str(tmp_path / "c.yaml"), *flags)
     assert (status, errors) == (0, "")
     assert (
-        "data.num_workers=auto is 2 here: webdataset gives each worker shards of its own, and there are 2.\n" in output
+        "data.loading.num_workers=auto is 2 here: webdataset gives each worker shards of its own, and there are 2.\n"
+        in output
     )
     assert "2 workers, batches of 8" in output
 
@@ -91,7 +93,7 @@ def test_only_auto_workers_are_lowered_and_only_for_webdataset(
     square: dict[str, Any], num_workers: Any, names: list[str], fitted: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("mmdata.cores.usable_cores", lambda: 5)
-    data = data_config({**square, "num_workers": num_workers})
+    data = data_config(grouped(**square, num_workers=num_workers))
     assert against.fit_workers(data, names).num_workers == fitted
 
 
@@ -100,7 +102,7 @@ def test_only_auto_workers_are_lowered_and_only_for_webdataset(
     [
         ({"image_patches": [4], "patch_size": 16}, "no other loader here makes batches of native resolution"),
         ({"transform": "mine:crop"}, "transform 'mine:crop' is made for mmdata; give data.transform=train or eval"),
-        ({"num_workers": 3}, "2 shards are too few for 3 workers; give data.num_workers=2"),
+        ({"loading": {"num_workers": 3}}, "2 shards are too few for 3 workers; give data.loading.num_workers=2"),
     ],
 )
 def test_against_settings_that_others_do_not_have_are_errors(
@@ -112,7 +114,7 @@ def test_against_settings_that_others_do_not_have_are_errors(
 
 def test_against_shards_behind_a_url_are_an_error(square: dict[str, Any], tmp_path: Path):
     with serve(Path(square["shards"])) as server:
-        data = data_config({**square, "shards": server.url, "cache_dir": str(tmp_path)})
+        data = data_config(grouped(**{**square, "shards": server.url}, cache_dir=str(tmp_path)))
         with pytest.raises(ConfigError, match=r"local shards, and data.shards has a URL: copy some shards with their"):
             against.compare(data, ["torch"], steps=1, rounds=1)
 
@@ -136,7 +138,7 @@ def test_against_a_loader_that_fails_is_named_with_what_it_said(square: dict[str
         with index.shard_path(int(shards[0])).open("r+b") as file:
             file.seek(offset)
             file.write(b"broken")
-    data = data_config({**square, "shards": str(folder), "max_bad_share": 1.0})
+    data = data_config(grouped(**{**square, "shards": str(folder)}, max_bad_share=1.0))
     with pytest.raises(ConfigError, match=r"the run of 'torch' failed with exit code 1: .*cannot identify image file"):
         against.compare(data, ["torch"], steps=1, rounds=1)
 

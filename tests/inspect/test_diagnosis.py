@@ -26,6 +26,7 @@ from mmdata.plan.from_config import build_plan
 from mmdata.shards import Sample, ShardWriter, probe
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer, train_tokenizer
+from tests.flat_settings import grouped
 from tests.shards.servers import Answer, Server, running
 
 ROWS = 32
@@ -59,7 +60,7 @@ def make(tmp_path_factory: pytest.TempPathFactory, photo: Callable[..., bytes]) 
             "global_batch_size": 8,
             "image_size": 32,
             "text_buckets": [77],
-            "num_workers": 2,
+            "loading": {"num_workers": 2},
         }
 
     return written
@@ -76,7 +77,7 @@ class SlowServer(Server):
 def test_diagnosis_names_a_slow_disk(make: Callable[..., dict[str, Any]], tmp_path: Path):
     settings = make(48, shard_rows=1)
     with running(SlowServer(folder=Path(settings["shards"]))) as server:
-        loader = Loader.from_config({**settings, "shards": server.url, "cache_dir": str(tmp_path / "cache")})
+        loader = Loader.from_config(grouped(**{**settings, "shards": server.url}, cache_dir=str(tmp_path / "cache")))
         found = profile(loader, 3)
     assert found.bottleneck == "read"
     assert "read takes" in found.in_words()
@@ -174,11 +175,12 @@ def test_storage_in_words_says_what_came_and_what_the_loop_would_take():
 @pytest.mark.parametrize(
     ("load", "words"),
     [
-        (9.0, "the load of this machine is 9.0 on 2 cores: end what else runs, or lower data.num_workers"),
+        (9.0, "the load of this machine is 9.0 on 2 cores: end what else runs, or lower data.loading.num_workers"),
         (
             1.5,
-            "a tokenizer or transform that is Python code holds the interpreter's lock: data.workers=process with "
-            "data.num_processes gives it several",
+            "a tokenizer or transform that is Python code holds the interpreter's lock: "
+            "data.loading.worker_type=process with "
+            "data.loading.num_processes gives it several",
         ),
     ],
 )

@@ -112,7 +112,7 @@ def test_cache_warns_where_nothing_can_be_written(tmp_path: Path):
     (tmp_path / "file").write_bytes(b"")
     check = cache(tmp_path / "file")
     assert (check.status, check.found) == ("warn", f"'{tmp_path}/file' cannot be written")
-    assert check.remedy == "for shards behind URLs set data.cache_dir"
+    assert check.remedy == "for shards behind URLs set data.loading.cache_dir"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes into read-only folders")

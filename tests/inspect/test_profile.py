@@ -129,7 +129,7 @@ def test_profile_refuses_what_cannot_be_measured():
 
 def test_command_prints_speed_and_where_the_time_goes(data: dict[str, Any], tmp_path: Path, command: Any):
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": data}))
-    status, output, errors = command("bench", str(tmp_path / "c.yaml"), "--steps", "4", "data.num_workers=0")
+    status, output, errors = command("bench", str(tmp_path / "c.yaml"), "--steps", "4", "data.loading.num_workers=0")
     assert (status, errors) == (0, "")
     assert re.search(r"samples/s +[\d,]+", output)
     assert re.search(r"decode +\d+\.\d% +█*", output)

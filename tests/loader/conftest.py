@@ -20,6 +20,7 @@ from torch import Tensor
 from mmdata import Batch, Index, Loader
 from mmdata.shards import Sample, ShardWriter, probe
 from mmdata.transform.text import Tokenizer, train_tokenizer
+from tests.flat_settings import grouped
 
 WORDS = ["a", "red", "blue", "green", "small", "large", "dog", "cat", "tree", "on", "under", "near", "the", "street"]
 SHAPES = [(48, 48), (40, 64), (64, 40)]
@@ -53,7 +54,7 @@ class Corpus:
 
     def loader(self, *, rank: int = 0, world_size: int = 1, **changes: Any) -> Loader:
         """A loader with some settings changed."""
-        return Loader.from_config({**self.settings, **changes}, rank=rank, world_size=world_size)
+        return Loader.from_config(grouped(**{**self.settings, **changes}), rank=rank, world_size=world_size)
 
     def copy(self, folder: Path) -> Corpus:
         """The same corpus in another folder, to be damaged."""

@@ -19,11 +19,12 @@ import pytest
 
 from mmdata import Loader
 from mmdata.loader.workers import choose, parent
+from tests.flat_settings import grouped
 from tests.programs import Program
 
 from .conftest import Corpus
 
-SIDE: dict[str, Any] = {"workers": "process"}
+SIDE: dict[str, Any] = {"worker_type": "process"}
 """In a test file with `nothing_left` no threads bridge the start (see test_relay.py)."""
 ROOT = Path(__file__).parents[2]
 
@@ -92,7 +93,7 @@ def program(corpus: Corpus, folder: Path, more: str, **changes: Any) -> subproce
     (folder / "random.py").write_text("raise SystemExit('the current folder is not on the path of a program')")
     (folder / "elsewhere").mkdir()
     path = path.rename(folder / "elsewhere" / "program.py")
-    settings = json.dumps({**corpus.settings, **SIDE, **changes})
+    settings = json.dumps(grouped(**{**corpus.settings, **SIDE, **changes}))
     started = Program(
         [sys.executable, str(path), settings],
         cwd=folder,

@@ -270,7 +270,10 @@ def test_loader_compares_sha256_where_an_index_has_no_fast_hash(
         assert list(loader.ledger) == []
     (record,) = [record for record in caplog.records if "no fast hashes" in record.message]
     assert f"'{damaged.folder / 'shards'}': its index was made by an earlier mmdata and has no fast" in record.message
-    assert "data.check_images=always compares the SHA-256, which takes about 5 % of a photo's time" in record.message
+    assert (
+        "data.loading.check_images=always compares the SHA-256, which takes about 5 % of a photo's time"
+        in record.message
+    )
 
 
 def test_replay_and_report_see_an_image_that_changed(damaged: Corpus):

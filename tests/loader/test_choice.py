@@ -1,4 +1,4 @@
-"""`workers: auto`: threads, or a worker process where there is a GPU; said in words."""
+"""`worker_type: auto`: threads, or a worker process where there is a GPU; said in words."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mmdata.loader.workers import choose
 from mmdata.loader.workers.handover import StartupHandover
 from mmdata.loader.workers.parent import WorkerProcesses
 from mmdata.loader.workers.threads import ThreadedBatches
+from tests.flat_settings import grouped
 
 from .conftest import Corpus
 from .sides import SIDE, transforms
@@ -64,16 +65,17 @@ def test_auto_is_a_side_process_where_there_is_a_gpu(
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
         "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL): batches "
-        "are made in 1 worker process. Set data.workers to thread to have none, or to process not to see this again"
+        "are made in 1 worker process. Set data.loading.worker_type to thread to have none, or to process not to see "
+        "this again"
     )
-    assert all(same(a, b) for a, b in zip(loader, corpus.loader(workers="thread"), strict=True))
+    assert all(same(a, b) for a, b in zip(loader, corpus.loader(worker_type="thread"), strict=True))
     assert chosen(corpus.loader(num_workers=0)) == ("thread", 0)
-    assert chosen(corpus.loader(workers="thread")) == ("thread", 0)
+    assert chosen(corpus.loader(worker_type="thread")) == ("thread", 0)
 
 
 def test_auto_of_an_evaluation_is_threads(corpus: Corpus):
     for workers, expected in (("auto", "thread"), ("thread", "thread"), ("process", "process")):
-        settings = {**corpus.settings, "val_shards": corpus.settings["shards"], "workers": workers}
+        settings = grouped(**corpus.settings, val_shards=corpus.settings["shards"], worker_type=workers)
         assert evaluation_data(section(settings)).workers == expected
 
 

@@ -51,7 +51,7 @@ def held() -> Held:
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
 def test_loader_holds_no_more_after_twenty_epochs_than_after_two(corpus: Corpus, workers: str):
-    loader = corpus.loader(workers=workers, image_buckets=[[224, 224], [192, 256]], global_batch_size=32)
+    loader = corpus.loader(worker_type=workers, image_buckets=[[224, 224], [192, 256]], global_batch_size=32)
     if workers == "process":
         wait_until_ready(loader)  # of threads that make the first batches nothing is left then
     after: list[Held] = []
@@ -80,7 +80,9 @@ def test_loader_makes_no_slot_after_the_first_epochs(corpus: Corpus, monkeypatch
     assert len(made) <= 4
 
 
-@pytest.mark.parametrize("settings", [{"num_workers": 0}, {"workers": "thread"}, {"workers": "process"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"num_workers": 0}, {"worker_type": "thread"}, {"worker_type": "process"}], ids=str
+)
 def test_batch_that_its_user_dropped_is_gone_before_the_next_is_asked_for(corpus: Corpus, settings: dict[str, Any]):
     batches = iter(corpus.loader(**settings))
     for _ in range(3):

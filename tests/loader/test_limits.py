@@ -18,6 +18,7 @@ from mmdata.config.strict_yaml import parse
 from mmdata.loader.workers.open_files import files_needed
 from mmdata.shards import ShardWriter
 from mmdata.transform.text import Tokenizer
+from tests.flat_settings import grouped
 from tests.programs import run_program
 
 from .conftest import Corpus
@@ -50,9 +51,12 @@ def limited(folder: Path, more: str, settings: dict[str, Any], num_shards: int) 
 
 
 def test_files_needed_example_of_the_docstring():
-    data: dict[str, Any] = {"shards": "s", "tokenizer": "t", "global_batch_size": 8, "num_workers": 2, "prefetch": 2}
+    data: dict[str, Any] = {"shards": "s", "tokenizer": "t", "global_batch_size": 8}
     needed = [
-        files_needed(parse(DataConfig, {**data, "workers": workers}, origin="test"), 1000)
+        files_needed(
+            parse(DataConfig, grouped(**data, worker_type=workers, num_workers=2, prefetch_batches=2), origin="test"),
+            1000,
+        )
         for workers in ("thread", "process")
     ]
     assert needed == [98, 110]
@@ -77,7 +81,7 @@ def test_loader_runs_with_as_many_files_as_it_asks_for(many_shards: dict[str, An
     loader = Loader.from_config(settings)
     print([sum(int(batch["valid"].sum()) for batch in loader) for epoch in range(3)])
     """
-    done = limited(tmp_path, more, {**many_shards, "workers": workers, "num_workers": 4}, 70)
+    done = limited(tmp_path, more, grouped(**many_shards, worker_type=workers, num_workers=4), 70)
     assert done.stdout == "[70, 70, 70]\n", done.stderr
 
 
@@ -112,7 +116,7 @@ def test_loader_says_before_it_begins_that_files_are_too_few(corpus: Corpus, tmp
         print(error)
     print(there, open(f"/proc/self/task/{os.getpid()}/children").read().split())
     """
-    done = limited(tmp_path, more, {**corpus.settings, "workers": workers}, 3)
+    done = limited(tmp_path, more, grouped(**corpus.settings, worker_type=workers), 3)
     said, _, there_and_children = done.stdout.strip().rpartition("\n")
     there = int(there_and_children.removesuffix(" []"))  # and no child
     needed = {"thread": 37, "process": 49}[workers]
@@ -120,7 +124,7 @@ def test_loader_says_before_it_begins_that_files_are_too_few(corpus: Corpus, tmp
         f"this process may open {there + 20} files, {there} are open, and a loader needs up to {needed} more (shards, "
         "buffers, sockets): let it open 4096 ("
     ), done.stderr
-    assert said.endswith("), or set data.num_workers or data.prefetch to less")
+    assert said.endswith("), or set data.loading.num_workers or data.loading.prefetch_batches to less")
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounts need root")
@@ -138,7 +142,7 @@ def test_side_process_needs_no_room_in_dev_shm(corpus: Corpus, tmp_path: Path):
     """
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(LIMITED) + textwrap.dedent(more))
-    settings = json.dumps({**corpus.settings, "workers": "process"})
+    settings = json.dumps(grouped(**corpus.settings, worker_type="process"))
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, str(path), settings, "3"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

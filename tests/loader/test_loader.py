@@ -52,7 +52,7 @@ def test_loader_gives_every_row_once_an_epoch(corpus: Corpus):
 
 
 def test_loader_batch_has_the_shapes_and_types_of_the_contract(corpus: Corpus):
-    loader = corpus.loader(hashes=True)
+    loader = corpus.loader(add_hashes=True)
     for batch in loader:
         length, height, width = batch["input_ids"].shape[1], *batch["pixel_values"].shape[2:]
         assert Bucket(length, height, width) in loader.plan.policy.buckets
@@ -90,7 +90,7 @@ def test_loader_rows_are_those_of_the_corpus(corpus: Corpus):
 
 
 def test_loader_masked_rows_are_empty_but_harmless(corpus: Corpus):
-    for batch in corpus.loader(hashes=True):
+    for batch in corpus.loader(add_hashes=True):
         masked = ~batch["valid"]
         assert (batch["rows"][masked] == -1).all()
         assert (batch["labels"][masked] == -1).all()
@@ -107,7 +107,9 @@ def test_loader_equal_hashes_are_equal_images_and_captions(corpus: Corpus, tmp_p
     with ShardWriter(tmp_path / "s") as writer:
         for key, image, caption in [("a", 0, 0), ("b", 0, 1), ("c", 1, 0), ("d", 1, 1)]:
             writer.write(replace(twice[image], key=key, captions=[twice[caption].captions[0]], label=None))
-    (batch,) = corpus.loader(shards=str(tmp_path / "s"), hashes=True, shuffle=False, image_buckets=None, image_size=8)
+    (batch,) = corpus.loader(
+        shards=str(tmp_path / "s"), add_hashes=True, shuffle=False, image_buckets=None, image_size=8
+    )
     order = {key: place for place, key in enumerate(batch["keys"])}
     places = [order[key] for key in "abcd"]
     image_hash, caption_hash = batch["image_hash"][places], batch["caption_hash"][places]
@@ -134,7 +136,7 @@ def test_loader_padding_is_what_the_buckets_leave(corpus: Corpus):
 
 
 def test_loader_limit_takes_the_first_rows(corpus: Corpus):
-    assert sorted(valid_rows(list(corpus.loader(limit=19)))) == list(range(19))
+    assert sorted(valid_rows(list(corpus.loader(max_rows=19)))) == list(range(19))
 
 
 def test_loader_in_order_gives_the_order_of_the_index(corpus: Corpus):
@@ -168,9 +170,9 @@ def test_loader_warns_of_a_batch_larger_than_the_corpus(corpus: Corpus, caplog: 
 def test_loader_global_batches_are_the_same_for_all(
     corpus: Corpus, same: Same, join: Join, world_size: int, num_workers: int
 ):
-    single = corpus.loader(num_workers=2, hashes=True)
+    single = corpus.loader(num_workers=2, add_hashes=True)
     ranks = [
-        corpus.loader(rank=rank, world_size=world_size, num_workers=num_workers, hashes=True)
+        corpus.loader(rank=rank, world_size=world_size, num_workers=num_workers, add_hashes=True)
         for rank in range(world_size)
     ]
     assert {len(rank) for rank in ranks} == {len(single)}
@@ -271,7 +273,7 @@ def test_loader_state_is_small_json(corpus: Corpus):
 
 
 def test_loader_state_counts_what_was_yielded_not_what_was_made_ahead(corpus: Corpus):
-    loader = corpus.loader(num_workers=3, prefetch=2)
+    loader = corpus.loader(num_workers=3, prefetch_batches=2)
     iterator = iter(loader)
     next(iterator)
     next(iterator)
@@ -297,8 +299,8 @@ def test_loader_resumed_may_be_told_its_epoch(corpus: Corpus, same: Same):
         ({"shuffle": False}, r"another plan: shuffle was True and is False; resume"),
         ({"num_text_buckets": 2}, r"another plan: policy was '\w+' and is '\w+'; resume"),
         ({"image_buckets": [[32, 32]]}, r"another plan: policy was '\w+' and is '\w+'; resume"),
-        ({"limit": 40}, r"another plan: rows was '.*-50' and is '.*-40'; resume"),
-        ({"seed": 6, "limit": 40}, r"another plan: rows was .* and is .*, seed was 5 and is 6; resume"),
+        ({"max_rows": 40}, r"another plan: rows was '.*-50' and is '.*-40'; resume"),
+        ({"seed": 6, "max_rows": 40}, r"another plan: rows was .* and is .*, seed was 5 and is 6; resume"),
     ],
 )
 def test_loader_refuses_the_state_of_another_plan(corpus: Corpus, changes: dict[str, Any], message: str):
@@ -442,7 +444,7 @@ def test_loader_a_row_of_a_batch_may_be_kept_alone(corpus: Corpus):
 
 
 def test_loader_memory_of_dropped_batches_is_used_again(corpus: Corpus):
-    loader = corpus.loader(num_workers=1, prefetch=2)
+    loader = corpus.loader(num_workers=1, prefetch_batches=2)
     places = set()
     for _ in range(4):
         for batch in loader:

@@ -45,9 +45,9 @@ def test_groups_are_read_from_arrow_and_from_npy(corpus, tmp_path: Path):
 @pytest.mark.parametrize("name", ["none.arrow", "none.npy"])
 def test_groups_of_a_missing_file(corpus, tmp_path: Path, name: str):
     path = tmp_path / name
-    message = f"data.groups.by '{path}': no such file; {REMEDIES[path.suffix]}, or set by to label"
+    message = f"data.groups.source '{path}': no such file; {REMEDIES[path.suffix]}, or set by to label"
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
-        corpus.loader(groups={"by": str(path), "size": 2})
+        corpus.loader(groups={"source": str(path), "size": 2})
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,18 @@ class Unpickled:
 def test_groups_made_for_another_corpus(corpus, tmp_path: Path, rows: int, index: str | None):
     made_for = corpus.index.fingerprint if index == "same" else index
     path = write_arrow(tmp_path / "g.arrow", np.arange(rows), index=made_for)
-    message = f"data.groups.by '{path}': made for another corpus: {rows} rows, and data.shards has 50 of other content"
+    message = (
+        f"data.groups.source '{path}': made for another corpus: {rows} rows, and data.shards has 50 of other content"
+    )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}; {REMEDIES['.arrow']}$"):
         read_groups(path, corpus.index)
 
 
 def test_groups_for_another_number_of_rows_in_npy(corpus, tmp_path: Path):
     path = write_npy(tmp_path / "g.npy", np.arange(49))
-    message = f"data.groups.by '{path}': made for another corpus: 49 rows, and data.shards has 50; {REMEDIES['.npy']}"
+    message = (
+        f"data.groups.source '{path}': made for another corpus: 49 rows, and data.shards has 50; {REMEDIES['.npy']}"
+    )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         read_groups(path, corpus.index)
 

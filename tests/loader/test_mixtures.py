@@ -111,7 +111,7 @@ def test_unique_batches_hold_no_caption_twice(corpus, labelled: Path):
     settings: Any = {"shards": str(labelled), "text_buckets": [32], "image_buckets": None, "image_size": 32}
     met = {}
     for unique in (False, True):
-        loader = corpus.loader(**settings, unique=unique, hashes=True, global_batch_size=5)
+        loader = corpus.loader(**settings, unique=unique, add_hashes=True, global_batch_size=5)
         met[unique] = sum(5 - len(set(batch["caption_hash"].tolist())) for batch in loader)
     assert met[False] > 0
     assert met[True] == 0
@@ -203,14 +203,14 @@ def test_weights_changed_are_another_mixture(corpus, second: Path):
 
 def test_groups_of_a_file_are_those_of_the_batches(corpus, labelled: Path, tmp_path: Path):
     np.save(tmp_path / "groups.npy", np.arange(40) // 4)
-    loader = corpus.loader(shards=str(labelled), groups={"by": str(tmp_path / "groups.npy"), "size": 4})
+    loader = corpus.loader(shards=str(labelled), groups={"source": str(tmp_path / "groups.npy"), "size": 4})
     rows = torch.cat([batch["rows"] for batch in loader]).reshape(-1, 4)
     assert (rows // 4 == rows[:, :1] // 4).all()
 
 
 def test_state_of_other_groups_in_the_same_file_is_refused(corpus, labelled: Path, tmp_path: Path):
     path = tmp_path / "groups.npy"
-    changes = {"shards": str(labelled), "groups": {"by": str(path), "size": 4}}
+    changes = {"shards": str(labelled), "groups": {"source": str(path), "size": 4}}
     np.save(path, np.arange(40) // 4)
     state = corpus.loader(**changes).state_dict()
     np.save(path, np.arange(40) % 10)

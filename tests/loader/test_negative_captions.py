@@ -52,7 +52,7 @@ def rows_of(loader: Loader, epoch: int) -> dict[int, dict[str, object]]:
 
 @pytest.mark.parametrize("epoch", [0, 1, 2])
 def test_extra_caption_of_each_row_goes_with_its_caption(corpus, file: Path, epoch: int):
-    loader = corpus.loader(negative_captions=str(file), hashes=True, num_workers=0)
+    loader = corpus.loader(negative_captions=str(file), add_hashes=True, num_workers=0)
     tokenizer = Tokenizer.load(corpus.settings["tokenizer"], max_length=32)
     seen = rows_of(loader, epoch)
     for row, sample in enumerate(corpus.samples):
@@ -101,8 +101,8 @@ def test_extra_caption_of_a_masked_row_is_not_valid(corpus, tmp_path: Path):
 
 
 def test_extra_captions_are_the_same_from_side_processes(corpus, file: Path):
-    inside = corpus.loader(negative_captions=str(file), hashes=True, num_workers=0)
-    beside = corpus.loader(negative_captions=str(file), hashes=True, workers="process")
+    inside = corpus.loader(negative_captions=str(file), add_hashes=True, num_workers=0)
+    beside = corpus.loader(negative_captions=str(file), add_hashes=True, worker_type="process")
     for here, there in zip(inside, beside, strict=True):
         assert here.keys() == there.keys()
         for name in ("negative_input_ids", "negative_attention_mask", "negative_valid", "negative_caption_hash"):

@@ -29,7 +29,7 @@ class Watched:
     """A loader with two threads, three batches ahead in all, and the steps that its worker has begun."""
 
     def __init__(self, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.loader = corpus.loader(prefetch=3)
+        self.loader = corpus.loader(prefetch_batches=3)
         self.begun: list[tuple[int, int]] = []
         begun, begin = self.begun, self.loader.maker.begin  # the threads must not hold the loader
 
@@ -91,7 +91,7 @@ def test_another_epoch_gives_them_up(watched: Watched, corpus: Corpus, same: Sam
     assert watched.of_epoch(1) == [0, 0, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("changes", [{}, {"workers": "process"}])
+@pytest.mark.parametrize("changes", [{}, {"worker_type": "process"}])
 def test_closed_loader_has_no_worker_and_goes_on_where_it_was(corpus: Corpus, same: Same, changes: dict[str, Any]):
     whole = list(corpus.loader())
     with corpus.loader(**changes) as loader:
@@ -112,7 +112,7 @@ def children() -> list[str]:
     return [pid for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split() if pid not in templates]
 
 
-@pytest.mark.parametrize("changes", [{}, {"workers": "process"}])
+@pytest.mark.parametrize("changes", [{}, {"worker_type": "process"}])
 def test_state_loaded_between_epochs_gives_them_up(corpus: Corpus, same: Same, changes: dict[str, Any]):
     loader, whole = corpus.loader(**changes), list(corpus.loader())
     state = {**loader.state_dict(), "step": 4}

@@ -20,6 +20,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.launcher import Ranks
 from mmdata.loader.workers import choose
 from mmdata.loader.workers.handover import StoppableSteps
+from tests.flat_settings import grouped
 from tests.programs import run_program
 
 from .conftest import Corpus
@@ -47,7 +48,7 @@ def test_relay_gives_the_batches_of_threads_wherever_it_hands_over(
     corpus: Corpus, same: Same, ready_at: int, num_processes: int
 ):
     loader = corpus.loader(num_workers=2, num_processes=num_processes, **SIDE)
-    threads = corpus.loader(workers="thread")
+    threads = corpus.loader(worker_type="thread")
     steps = 0
     for _ in range(3):  # of 7 steps
         for batch, whole in zip(loader, threads, strict=True):
@@ -79,7 +80,7 @@ def test_relay_starts_with_threads_and_ends_without(corpus: Corpus):
 
 def test_relay_hands_over_batches_that_are_in_progress_to_nobody(corpus: Corpus, same: Same):
     # The process dies after it has been told where to begin: the threads' batches come, and then those of another.
-    loader, whole = corpus.loader(**SIDE), list(corpus.loader(workers="thread"))
+    loader, whole = corpus.loader(**SIDE), list(corpus.loader(worker_type="thread"))
     batches = iter(loader)
     assert same(next(batches), whole[0])
     wait_until_ready(loader)
@@ -91,7 +92,7 @@ def test_relay_hands_over_batches_that_are_in_progress_to_nobody(corpus: Corpus,
 
 @pytest.mark.parametrize("left_at", [0, 2, 6])
 def test_relay_left_in_the_middle_begins_anew_with_threads_then_processes(corpus: Corpus, same: Same, left_at: int):
-    loader, whole = corpus.loader(**SIDE), list(corpus.loader(workers="thread"))
+    loader, whole = corpus.loader(**SIDE), list(corpus.loader(worker_type="thread"))
     for when in ("starting", "starting", "ready", "ready"):
         if when == "ready":
             wait_until_ready(loader)
@@ -106,7 +107,7 @@ def test_relay_left_in_the_middle_begins_anew_with_threads_then_processes(corpus
 
 
 def test_relay_of_a_process_killed_while_it_starts(corpus: Corpus, same: Same, caplog: pytest.LogCaptureFixture):
-    loader, threads = corpus.loader(**SIDE), corpus.loader(workers="thread")
+    loader, threads = corpus.loader(**SIDE), corpus.loader(worker_type="thread")
     batches = iter(loader)
     first = next(batches)
     (killed,) = sides()
@@ -164,11 +165,11 @@ def test_relay_that_was_chosen_stays_with_threads_where_no_process_starts(
 ):
     monkeypatch.setattr(choose, "has_gpu", lambda: True)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    loader, threads = corpus.loader(), corpus.loader(workers="thread")
+    loader, threads = corpus.loader(), corpus.loader(worker_type="thread")
     for _ in range(2):
         assert all(same(a, b) for a, b in zip(loader, threads, strict=True))
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert said.startswith("data.workers process: '/nowhere/python' cannot be started: ")
+    assert said.startswith("data.loading.worker_type process: '/nowhere/python' cannot be started: ")
     assert said.endswith(". Threads of this process make all batches")
     with pytest.raises(ConfigError, match="'/nowhere/python' cannot be started"):
         next(iter(corpus.loader(**SIDE)))
@@ -185,7 +186,7 @@ def test_relay_error_of_a_worker_is_the_threads(corpus: Corpus, tmp_path: Any):
 
 
 def test_relay_tasks_end_where_somebody_else_goes_on(corpus: Corpus):
-    loader = corpus.loader(workers="thread")
+    loader = corpus.loader(worker_type="thread")
     steps = StoppableSteps(loader.plan, loader.maker, Ranks())
 
     def position(taken: int) -> tuple[int, int] | None:
@@ -205,6 +206,6 @@ def test_relay_in_a_program_that_ends_while_the_process_starts(corpus: Corpus):
         "loader = mmdata.Loader.from_config(json.loads(sys.argv[1]))\n"
         "print(len(next(iter(loader))['rows']), type(loader._source).__name__)\n"
     )
-    settings = json.dumps({**corpus.settings, **SIDE})
+    settings = json.dumps(grouped(**corpus.settings, **SIDE))
     done = run_program([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.stderr, done.returncode) == ("8 StartupHandover\n", "", 0)

@@ -23,6 +23,7 @@ from mmdata.loader.loader import data_config
 from mmdata.loader.shard_prefetch import ShardPrefetcher
 from mmdata.shards import ShardWriter
 from mmdata.transform.text import Tokenizer
+from tests.flat_settings import grouped
 from tests.programs import Program
 from tests.shards.servers import Server, running, serve, serve_s3
 
@@ -42,7 +43,8 @@ def far(corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(corpus, far: Path, tmp_path: Path) -> dict[str, Any]:
     """Settings with a cache of a tenth of the corpus, in windows that fit into half of that."""
     room = Index.open(far).manifest.bytes // 10
-    return {**corpus.settings, "cache_dir": str(tmp_path / "cache"), "cache_gb": room / 1e9, "window_rows": 2}
+    changes = {"cache_dir": str(tmp_path / "cache"), "cache_gb": room / 1e9, "shuffle_window_rows": 2}
+    return grouped(**corpus.settings, **changes)
 
 
 def digest(loader: Loader) -> str:
@@ -71,9 +73,9 @@ def room_of(config: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_epochs_from_http_are_the_local_ones(config, far: Path, num_workers: int):
-    here = Loader.from_config({**config, "shards": str(far), "num_workers": 0})
+    here = Loader.from_config(grouped(**{**config, "shards": str(far), "num_workers": 0}))
     with serve(far, fault_every=20) as server:
-        loader = Loader.from_config({**config, "shards": server.url, "num_workers": num_workers})
+        loader = Loader.from_config(grouped(**{**config, "shards": server.url, "num_workers": num_workers}))
         assert [digest(loader) for _ in range(2)] == [digest(here) for _ in range(2)]
         assert set(server.faults) == {"reset", "error", "cut", "slow"}
         del loader  # or it fetches what the next epoch begins with
@@ -81,7 +83,7 @@ def test_epochs_from_http_are_the_local_ones(config, far: Path, num_workers: int
 
 
 def test_an_epoch_from_s3_is_the_local_one(config, far: Path):
-    here = Loader.from_config({**config, "shards": str(far), "num_workers": 0})
+    here = Loader.from_config(grouped(**{**config, "shards": str(far), "num_workers": 0}))
     with serve_s3(far, fault_every=20) as server:
         loader = Loader.from_config({**config, "shards": "s3://bucket"})
         assert digest(loader) == digest(here)
@@ -107,7 +109,7 @@ def start(config: dict[str, Any], server: Server) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("serve", [serve, serve_s3])
 def test_four_processes_share_a_cache_and_one_is_killed_in_mid_download(config, far: Path, serve):
-    here = digest(Loader.from_config({**config, "shards": str(far), "num_workers": 0}))
+    here = digest(Loader.from_config(grouped(**{**config, "shards": str(far), "num_workers": 0})))
     with (
         serve(far, fault_every=20) as server,
         running(Server(folder=server.folder, behind=server.behind)) as held,
@@ -127,7 +129,7 @@ def test_four_processes_share_a_cache_and_one_is_killed_in_mid_download(config, 
 
 def test_shards_are_fetched_before_a_worker_asks(config, far: Path):
     with serve(far) as server:
-        loader = Loader.from_config({**config, "cache_gb": 1.0, "shards": server.url, "num_workers": 1})
+        loader = Loader.from_config(grouped(**{**config, "cache_gb": 1.0, "shards": server.url, "num_workers": 1}))
         batches = iter(loader)
         next(batches)
         # The rest of the epoch comes by itself, while nobody asks for a batch.
@@ -186,7 +188,7 @@ def test_a_cache_smaller_than_a_window_is_told(config, far: Path, caplog):
     with caplog.at_level(logging.WARNING, "mmdata"):
         open_index(data_config({**config, "shards": f"file://{far}"}))
         assert caplog.text == ""
-        open_index(data_config({**config, "shards": f"file://{far}", "window_rows": 40}))
+        open_index(data_config({**config, "shards": f"file://{far}", "shuffle_window_rows": 40}))
     assert "a window of 40 rows has 0.00" in caplog.text
-    assert "shards are fetched again and again. Set data.cache_gb to 0.0" in caplog.text
-    assert "or data.window_rows to 2 (less mixed)" in caplog.text
+    assert "shards are fetched again and again. Set data.loading.cache_gb to 0.0" in caplog.text
+    assert "or data.shuffle_window_rows to 2 (less mixed)" in caplog.text

@@ -17,6 +17,7 @@ from PIL import Image
 from mmdata import cli
 from mmdata.errors import DataError
 from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
+from tests.flat_settings import grouped
 
 from .conftest import Corpus
 
@@ -33,7 +34,7 @@ def run_tool(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
 
 def config(corpus: Corpus, folder: Path, **changes: Any) -> Path:
     path = folder / "c.yaml"
-    path.write_text(yaml.safe_dump({"data": {**corpus.settings, **changes}}))
+    path.write_text(yaml.safe_dump({"data": grouped(**corpus.settings, **changes)}))
     return path
 
 
@@ -71,7 +72,7 @@ def test_replay_says_what_happened_at_each_stage(corpus: Corpus):
 
 
 def test_replay_row_that_is_in_no_batch_is_an_error(corpus: Corpus):
-    loader = corpus.loader(limit=20)
+    loader = corpus.loader(max_rows=20)
     with pytest.raises(
         DataError, match=r"^row 20 is in no batch of epoch 3 from step 0 on; the index has rows 0 to 19"
     ):

@@ -17,6 +17,7 @@ import pytest
 from mmdata import Batch, stream
 from mmdata.errors import ConfigError, DataError, LoadError
 from mmdata.transform.user import CHECKED_ROWS
+from tests.flat_settings import grouped
 
 from .conftest import Corpus
 from .sides import SIDE, nothing_left, open_files, program, sides, transforms
@@ -32,8 +33,8 @@ __all__ = ["nothing_left"]  # a fixture
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_workers": 1, "prefetch": 1},
-        {"num_workers": 3, "hashes": True},
+        {"num_workers": 1, "prefetch_batches": 1},
+        {"num_workers": 3, "add_hashes": True},
         {"num_workers": 3, "num_processes": 2},
         {"image_buckets": None, "image_patches": [4, 9, 16], "patch_size": 8, "transform": "eval"},
         {"groups": {"candidates": 1}},
@@ -128,7 +129,7 @@ def test_side_tensors_are_saved_without_their_neighbours(corpus: Corpus):
 def test_side_memory_is_used_again_and_nothing_grows_over_epochs(corpus: Corpus):
     gc.collect()
     shm = sorted(os.listdir("/dev/shm"))
-    loader = corpus.loader(num_workers=1, prefetch=2, image_buckets=[[32, 32]], text_buckets=[32], **SIDE)
+    loader = corpus.loader(num_workers=1, prefetch_batches=2, image_buckets=[[32, 32]], text_buckets=[32], **SIDE)
     before, files, places = open_files(), [], set()
     for _ in range(20):
         for batch in loader:
@@ -146,7 +147,9 @@ def test_side_memory_is_used_again_and_nothing_grows_over_epochs(corpus: Corpus)
 
 def test_side_memory_follows_the_size_of_batches(corpus: Corpus):
     # Buckets of growing size: buffers that are too small are given up on both sides.
-    loader = corpus.loader(image_buckets=[[16, 16], [96, 160], [320, 192]], global_batch_size=4, prefetch=1, **SIDE)
+    loader = corpus.loader(
+        image_buckets=[[16, 16], [96, 160], [320, 192]], global_batch_size=4, prefetch_batches=1, **SIDE
+    )
     counts: list[int] = []
     for _ in range(6):
         for batch in loader:
@@ -284,15 +287,23 @@ def test_side_without_descriptors_says_what_to_do(corpus: Corpus, tmp_path: Path
     with program(corpus, tmp_path, more) as started:
         _, err = started.communicate(timeout=300)
     last = err.strip().splitlines()[-1]
-    assert last.startswith("mmdata.errors.ConfigError: data.workers process: ")
-    assert last.endswith("(`ulimit -n 65536` for files, the container's for memory), or set data.workers to thread")
+    assert last.startswith("mmdata.errors.ConfigError: data.loading.worker_type process: ")
+    assert last.endswith(
+        "(`ulimit -n 65536` for files, the container's for memory), or set data.loading.worker_type to thread"
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"workers": "processes"}, r"'workers': Input should be 'auto', 'thread' or 'process'; got 'processes'"),
-        ({"num_processes": 2}, r"num_processes \(2\) are side processes .*: set workers to process \(it is auto\)"),
+        (
+            {"worker_type": "processes"},
+            r"'loading.worker_type': Input should be 'auto', 'thread' or 'process'; got 'processes'",
+        ),
+        (
+            {"num_processes": 2},
+            r"num_processes \(2\) are worker processes .*: set worker_type to process \(it is auto\)",
+        ),
         ({**SIDE, "num_processes": 3}, r"and num_workers \(2\) to as many or more"),
     ],
 )
@@ -303,4 +314,4 @@ def test_side_refuses_settings(corpus: Corpus, changes: dict[str, Any], message:
 
 def test_side_is_not_for_streams(corpus: Corpus):
     with pytest.raises(ConfigError, match=r"cannot do workers: process; leave that out, or make an index"):
-        stream(str(corpus.folder / "shards" / "000000.tar"), {**corpus.settings, **SIDE})
+        stream(str(corpus.folder / "shards" / "000000.tar"), grouped(**corpus.settings, **SIDE))

@@ -59,7 +59,10 @@ def test_side_killed_is_replaced_and_nothing_is_lost(
     assert loader.state_dict() == threads.state_dict()
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"the loader's side process {killed[0]} is gone (killed by SIGKILL), ")
-    assert "; the system kills a process so when memory runs out: lower data.prefetch or data.num_workers. " in said
+    assert (
+        "; the system kills a process so when memory runs out: lower data.loading.prefetch_batches or "
+        "data.loading.num_workers. " in said
+    )
     assert re.search(r"\. Another goes on at epoch [01], step \d; nothing is lost$", said)
     assert killed[0] not in sides()
     assert len(sides()) == num_processes
@@ -83,7 +86,7 @@ def test_side_killed_by_a_batch_again_and_again_is_an_error(
             return torch.zeros(3, *size, dtype=torch.uint8)
         """,
     )
-    loader = corpus.loader(**SIDE, num_workers=1, prefetch=1, transform="my_transforms:kill")
+    loader = corpus.loader(**SIDE, num_workers=1, prefetch_batches=1, transform="my_transforms:kill")
     with pytest.raises(
         LoadError,
         match=r"side process \d+ is gone \(killed by SIGSEGV\), epoch 0, step \d was to come next; a defect in a "

@@ -14,7 +14,7 @@ from .sides import SIDE, nothing_left, open_files
 
 __all__ = ["nothing_left"]  # a fixture
 
-FEW = {**SIDE, "num_workers": 1, "prefetch": 1, "image_buckets": [[32, 32]], "text_buckets": [32]}
+FEW = {**SIDE, "num_workers": 1, "prefetch_batches": 1, "image_buckets": [[32, 32]], "text_buckets": [32]}
 """Settings with which the next batch but one lies where the first did."""
 
 

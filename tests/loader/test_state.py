@@ -64,8 +64,8 @@ def test_state_of_another_seed_of_the_transform_alone_is_refused(corpus: Corpus)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_workers": 0, "prefetch": 5, "cache_gb": 1.0, "max_bad_share": 0.5, "hashes": True},
-        {"workers": "process", "num_processes": 2},
+        {"num_workers": 0, "prefetch_batches": 5, "cache_gb": 1.0, "max_bad_share": 0.5, "add_hashes": True},
+        {"worker_type": "process", "num_processes": 2},
     ],
 )
 def test_state_is_taken_where_only_the_work_is_done_otherwise(
@@ -101,7 +101,7 @@ def test_state_of_a_transform_whose_file_has_changed_is_taken_and_said(
     file = tmp_path / "transforms_with_a_state.py"
     body = "def make(image, size, generator):\n    return image.new_zeros(3, *size)\n\n\nother = make\n"
     file.write_text(body)
-    settings = {"transform": "transforms_with_a_state:make", "workers": "thread"}
+    settings = {"transform": "transforms_with_a_state:make", "worker_type": "thread"}
     state = corpus.loader(**settings).state_dict()
     corpus.loader(**settings).load_state_dict(state)
     assert caplog.records == []

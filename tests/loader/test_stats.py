@@ -77,7 +77,7 @@ def test_clock_gives_each_moment_to_one_stage():
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
 def test_loader_adds_up_the_clocks_of_its_workers(corpus: Corpus, workers: str):
-    loader = corpus.loader(workers=workers, num_workers=2)
+    loader = corpus.loader(worker_type=workers, num_workers=2)
     assert sum(int(batch["valid"].sum()) for batch in loader) == 50
     stats = loader.stats
     assert stats.read_bytes == sum(len(sample.image) for sample in corpus.samples)
@@ -89,7 +89,7 @@ def test_loader_adds_up_the_clocks_of_its_workers(corpus: Corpus, workers: str):
 
 def test_loader_keeps_the_clocks_of_side_processes_apart(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(choose, "threads_may_start", lambda data: False)  # no batch is made by a thread of this process
-    loader = corpus.loader(workers="process", num_workers=4, num_processes=2)
+    loader = corpus.loader(worker_type="process", num_workers=4, num_processes=2)
     rows = [int(batch["valid"].sum()) for batch in loader]
     found = {0: 0.0, 1: 0.0}
     for name, worker in loader.stats.workers.items():

@@ -45,7 +45,7 @@ def test_loader_pixels_are_the_same_with_any_workers(
         return [batch["pixel_values"].clone() for batch in loader]
 
     alone = epoch(1, num_workers=0)
-    others = [{"num_workers": 2}, {"num_workers": 4}, {"num_workers": 2, "workers": "process"}]
+    others = [{"num_workers": 2}, {"num_workers": 4}, {"num_workers": 2, "worker_type": "process"}]
     for workers in others:
         found = epoch(1, **workers)
         assert len(found) == len(alone)

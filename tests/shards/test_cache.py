@@ -139,7 +139,9 @@ def test_a_hash_that_is_none_never_becomes_a_name(tmp_path):
 
 
 def test_a_file_larger_than_the_cache_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"'far/x\.tar': 300 bytes, and the cache '.*' holds 299; set data.cache_gb"):
+    with pytest.raises(
+        ConfigError, match=r"'far/x\.tar': 300 bytes, and the cache '.*' holds 299; set data.loading.cache_gb"
+    ):
         read(ShardCache(tmp_path, max_bytes=299), File(b"a" * 300))
 
 
@@ -288,7 +290,7 @@ def test_a_file_system_that_is_full_or_read_only_is_named(tmp_path, options, cau
     done = in_a_mount(options, tmp_path)
     said, files = done.stdout.splitlines()
     assert said == (
-        f"cache folder '{tmp_path}': {cause}, for 'far/x.tar' (100,000 B); set data.cache_dir to a folder that can be "
-        "written, on a local disk with 100 GB free, or data.cache_gb to less"
+        f"cache folder '{tmp_path}': {cause}, for 'far/x.tar' (100,000 B); set data.loading.cache_dir to a folder "
+        "that can be written, on a local disk with 100 GB free, or data.loading.cache_gb to less"
     ), done.stderr
     assert files == str(left)

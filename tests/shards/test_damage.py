@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 from mmdata.errors import DataError
+from mmdata.hashing import fast_hash
 from mmdata.shards import Index, Manifest, build_index, verify
 from mmdata.shards import manifest as manifest_module
-from mmdata.shards.columns import FIXED, LISTS, fast_hash
+from mmdata.shards.columns import FIXED, LISTS
 from mmdata.shards.manifest_writer import write_manifest
 from tests.programs import run_program
 from tests.shards.earlier import version_2

@@ -13,6 +13,7 @@ import pytest
 
 from mmdata.shards import Sample, ShardWriter, probe
 from mmdata.transform.text import Tokenizer, train_tokenizer
+from tests.flat_settings import grouped
 
 NUM_SAMPLES = 38
 
@@ -57,9 +58,9 @@ def config(tokenizer):
             "max_length": 48,
             "num_text_buckets": 3,
             "transform": "eval",
-            "hashes": True,
+            "add_hashes": True,
         }
-        return settings | changes
+        return grouped(**settings | changes)
 
     return make
 

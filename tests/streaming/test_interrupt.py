@@ -34,7 +34,7 @@ def interrupt_at_thread(name: str, ready: threading.Event) -> Any:
 
 
 def source(kind: str, shards: Path, config: Any) -> mmdata.Loader | Any:
-    settings = config(num_workers=3, prefetch=3)
+    settings = config(num_workers=3, prefetch_batches=3)
     if kind == "stream":
         return mmdata.stream(shards, settings)
     return mmdata.Loader.from_config({**settings, "shards": str(shards)})
@@ -58,7 +58,7 @@ def test_an_interrupt_while_a_thread_starts_is_a_keyboard_interrupt(
 ):
     with serve(shards) as server:
         server.held = "000000.tar"  # whoever takes a step waits for the server
-        stream = mmdata.stream(f"{server.url}/000000.tar", config(num_workers=3, prefetch=3))
+        stream = mmdata.stream(f"{server.url}/000000.tar", config(num_workers=3, prefetch_batches=3))
         before = sys.gettrace()
         sys.settrace(interrupt_at_thread(name, server.holding))
         try:

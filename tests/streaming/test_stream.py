@@ -179,10 +179,10 @@ def test_stream_of_fewer_shards_than_ranks_is_refused(shards, config):
 
 
 def test_stream_limit_takes_the_first_samples_over_all_ranks(shards, config):
-    whole = valid_rows([*mmdata.stream(shards, config(limit=7))])
+    whole = valid_rows([*mmdata.stream(shards, config(max_rows=7))])
     assert sorted(whole) == [f"{i:04d}" for i in range(7)]
     parts = [
-        valid_rows([*mmdata.stream(shards, config(limit=7), rank=rank, world_size=2, steps_per_epoch=2)])
+        valid_rows([*mmdata.stream(shards, config(max_rows=7), rank=rank, world_size=2, steps_per_epoch=2)])
         for rank in range(2)
     ]
     assert [sorted(part) for part in parts] == [["0000", "0001", "0002", "0003"], ["0010", "0011", "0012"]]

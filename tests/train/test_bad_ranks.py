@@ -34,7 +34,7 @@ def config(tmp_path: Path, make_corpus: Callable[..., Path]) -> Path:
     shards = tmp_path / "shards"
     convert(raw / "captions.jsonl", shards, ConvertConfig(train_tokenizer=300))
     data = {"shards": str(shards), "tokenizer": str(shards / "tokenizer"), "global_batch_size": BATCH}
-    data |= {"image_size": 16, "num_text_buckets": 2, "num_workers": 1}
+    data |= {"image_size": 16, "num_text_buckets": 2, "loading": {"num_workers": 1}}
     train = {"output": str(tmp_path / "run"), "epochs": 1, "warmup_steps": 1, "log_every_steps": 1, "device": "cpu"}
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump({"data": data, "train": train}))
@@ -98,7 +98,7 @@ def counts(run: Path) -> tuple[int, dict[str, int]]:
 def test_budget_counts_the_rows_of_all_ranks(config: Path, tmp_path: Path):
     bad = rows_of_rank(config, 1)[:2]  # 2 of 24 rows, and 2 of rank 1's 12
     spoil(tmp_path / "shards", bad)
-    results = finish(start(config, "data.max_bad_share=0.1"))
+    results = finish(start(config, "data.loading.max_bad_share=0.1"))
     assert [code for code, _ in results] == [0, 0], results
     assert ledger(tmp_path / "run") == sorted((0, row) for row in bad)
     assert not (tmp_path / "run" / "ledger-rank0.jsonl").exists()
@@ -107,7 +107,7 @@ def test_budget_counts_the_rows_of_all_ranks(config: Path, tmp_path: Path):
 
 def test_budget_spent_stops_all_ranks_with_the_summary(config: Path, tmp_path: Path):
     spoil(tmp_path / "shards", rows_of_rank(config, 1)[:2])
-    results = finish(start(config, "data.max_bad_share=0.05"))
+    results = finish(start(config, "data.loading.max_bad_share=0.05"))
     for code, error in results:
         assert code == 2
         assert "error: over 2 ranks, 2 of 24 rows could not be used (file_changed 2), more than max_bad_share" in error
@@ -129,7 +129,7 @@ def test_error_on_one_rank_stops_all_and_is_named(config: Path, tmp_path: Path):
 def test_two_ranks_killed_and_resumed_by_one_list_and_count_each_masked_row_once(config: Path, tmp_path: Path):
     bad = [1, 8, 15, 22]
     spoil(tmp_path / "shards", bad)
-    words = ["data.max_bad_share=0.5", "train.epochs=20", "train.checkpoint_every_steps=8"]
+    words = ["data.loading.max_bad_share=0.5", "train.epochs=20", "train.checkpoint_every_steps=8"]
     ranks = start(config, *words)
     try:
         assert ranks[0].stdout is not None

@@ -26,7 +26,7 @@ def model(bias: float | None = None) -> DualEncoder:
             True,
             "train.loss 'triplet' takes no negative captions: set it to clip, or leave",
         ),
-        ({"miner": {"name": "user", "of": "none_such:A"}}, False, "train.miner.of 'none_such:A'"),
+        ({"miner": {"name": "user", "target": "none_such:A"}}, False, "train.miner.target 'none_such:A'"),
     ],
 )
 def test_what_the_first_update_would_say_is_said_before_the_run(train: dict, negative_captions: bool, message: str):

@@ -237,14 +237,36 @@ def test_checkpoint_weights_that_do_not_fit_are_an_error():
 
 
 def test_settings_that_change_numbers_are_named():
-    saved = {"data": {"seed": 0, "num_workers": 1}, "train": {"lr": 0.1, "betas": [0.9, 0.98]}}
-    check_same_settings(
-        saved, {"data": {"seed": 0, "num_workers": 9}, "train": {"lr": 0.1, "betas": (0.9, 0.98)}}, origin="x"
-    )
+    saved = {"data": {"seed": 0, "loading": {"num_workers": 1}}, "train": {"lr": 0.1, "betas": [0.9, 0.98]}}
+    moved = {"data": {"seed": 0, "loading": {"num_workers": 9}}, "train": {"lr": 0.1, "betas": (0.9, 0.98)}}
+    check_same_settings(saved, moved, origin="x")
     with pytest.raises(
         ConfigError, match=r"cannot resume from x: data.seed was 0, is 1; train.lr was 0.1, is 0.2. Rest"
     ):
         check_same_settings(saved, {"data": {"seed": 1}, "train": {"lr": 0.2, "betas": [0.9, 0.98]}}, origin="x")
+
+
+def test_settings_saved_under_old_names_are_compared_under_the_new_ones():
+    groups = {"size": 2, "candidates": None}
+    loading = {"num_workers": 2, "workers": "auto", "prefetch": 2, "cache_gb": 100.0, "max_bad_share": 0.05}
+    saved = {
+        "data": {**loading, "hashes": True, "limit": None, "window_rows": 99, "groups": {"by": "g.npy", **groups}},
+        "train": {"miner": {"name": "user", "of": "m:f"}, "feature_cache": {"every_steps": 1, "of": "pair"}},
+    }
+    current: dict[str, Any] = {
+        "data": {
+            "loading": {"num_workers": 8, "worker_type": "process", "prefetch_batches": 3, "cache_dir": "c"},
+            "add_hashes": True,
+            "max_rows": None,
+            "shuffle_window_rows": 99,
+            "groups": {"source": "g.npy", **groups},
+        },
+        "train": {"miner": {"name": "user", "target": "m:f"}, "feature_cache": {"every_steps": 1, "side": "pair"}},
+    }
+    check_same_settings(saved, current, origin="x")
+    current["data"]["shuffle_window_rows"] = 100
+    with pytest.raises(ConfigError, match=r"resume from x: data.shuffle_window_rows was 99, is 100. Rest"):
+        check_same_settings(saved, current, origin="x")
 
 
 def test_settings_of_a_mixture_may_change_in_their_folders_only():

@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.write(bytes(int(place["image_bytes"][0])))
     shards = str(folder / "shards")
     data = {"shards": shards, "val_shards": shards, "tokenizer": f"{shards}/tokenizer", "global_batch_size": 5}
-    data |= {"image_size": 16, "num_text_buckets": 2, "num_workers": 1}
+    data |= {"image_size": 16, "num_text_buckets": 2, "loading": {"num_workers": 1}}
     train = {"output": str(folder / "run"), "steps": 2, "warmup_steps": 1, "device": "cpu"}
     (folder / "small.yaml").write_text(yaml.safe_dump({"data": data, "train": train}))
     with pytest.MonkeyPatch.context() as patch:
@@ -183,7 +183,7 @@ class OneRanksCaptions:
         return loader.all_captions(rows)
 
 
-changes = {"max_bad_share": 0.03, "transform": "eval", "global_batch_size": 2}
+changes = {"loading": {"max_bad_share": 0.03}, "transform": "eval", "global_batch_size": 2}
 data = load_config(sys.argv[1]).data.model_copy(update=changes)
 loader = Loader.from_config(data, rank=rank, world_size=2)
 model = DualEncoder.from_config(Config(data=data).model, vocab_size=loader.maker.tokenizer.vocab_size).eval()

@@ -70,19 +70,23 @@ def test_miner_of_a_user_is_ten_lines_and_a_setting(own: dict[str, Any]):
 
 
 def test_miner_of_a_user_that_cannot_be_made_is_named(own: dict[str, Any], tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"train.miner.of 'my_miners:Harder': expected 'module:Class' \(module 'my_"):
-        loss_of({**own, "of": "my_miners:Harder"})
-    with pytest.raises(ConfigError, match=r"train.miner.of 'none_such:A': expected 'module:Class' \(No module named"):
-        loss_of({**own, "of": "none_such:A"})
+    with pytest.raises(
+        ConfigError, match=r"train.miner.target 'my_miners:Harder': expected 'module:Class' \(module 'my_"
+    ):
+        loss_of({**own, "target": "my_miners:Harder"})
+    with pytest.raises(
+        ConfigError, match=r"train.miner.target 'none_such:A': expected 'module:Class' \(No module named"
+    ):
+        loss_of({**own, "target": "none_such:A"})
     (tmp_path / "needs_another.py").write_text("import none_such")
     with pytest.raises(
         ConfigError, match=r"'none_such:A': .*\(No .*'none_such'\); a file of the current folder is found"
     ):
-        loss_of({**own, "of": "none_such:A"})
+        loss_of({**own, "target": "none_such:A"})
     with pytest.raises(ConfigError, match=r"'needs_another:A': expected 'module:Class' \(No .*'none_such'\)$"):
-        loss_of({**own, "of": "needs_another:A"})
-    with pytest.raises(ConfigError, match=r"train.miner.of '': expected 'module:Class' \(Empty module name"):
-        loss_of({**own, "of": ""})
+        loss_of({**own, "target": "needs_another:A"})
+    with pytest.raises(ConfigError, match=r"train.miner.target '': expected 'module:Class' \(Empty module name"):
+        loss_of({**own, "target": ""})
     with pytest.raises(ConfigError, match=r"train.miner.arguments {'k': 3} of 'my_miners:HarderThan': .*argument 'k'"):
         loss_of({**own, "arguments": {"k": 3}})
 
@@ -94,7 +98,7 @@ def test_miner_of_a_user_may_be_a_function(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(tmp_path)
     scores = torch.tensor([[0.1, 0.5, 0.9]])
     positives, negatives = torch.tensor([[True, False, False]]), torch.tensor([[False, True, True]])
-    plain = loss_of({"name": "user", "of": "my_functions:above"}).miner
+    plain = loss_of({"name": "user", "target": "my_functions:above"}).miner
     assert plain(scores, positives, negatives).tolist() == [[False, True, True]]
-    bound = loss_of({"name": "user", "of": "my_functions:above", "arguments": {"cosine": 0.7}}).miner
+    bound = loss_of({"name": "user", "target": "my_functions:above", "arguments": {"cosine": 0.7}}).miner
     assert bound(scores, positives, negatives).tolist() == [[False, False, True]]

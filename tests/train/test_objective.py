@@ -84,7 +84,9 @@ def test_multi_positive_by_label_leaves_rows_without_one_alone():
 def test_multi_positive_without_its_entry_is_an_error():
     images, texts = features(3)
     output = DualEncoderOutput(images, texts, scalar(5.0), None)
-    message = "loss 'multi_positive': the batch has no 'labels'; set data.hashes for a hash, convert the corpus with"
+    message = (
+        "loss 'multi_positive': the batch has no 'labels'; set data.add_hashes for a hash, convert the corpus with"
+    )
     with pytest.raises(ValueError, match=message):
         ContrastiveLoss("multi_positive", positives="labels")(output, {"valid": torch.ones(3, dtype=torch.bool)})
 

@@ -163,7 +163,7 @@ def test_queue_state_comes_back():
 
 def test_queue_needs_hashes_and_the_mask():
     batch = {"valid": torch.ones(3, dtype=torch.bool)}
-    with pytest.raises(ValueError, match=r"the batch has no image_hash or no caption_hash.*: set data.hashes"):
+    with pytest.raises(ValueError, match=r"the batch has no image_hash or no caption_hash.*: set data.add_hashes"):
         FeatureQueue(8).keep(output_of(0), batch, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs loss 'clip' and mask_same, got 'siglip' and True"):
         ContrastiveLoss("siglip", queue=FeatureQueue(8))

@@ -160,7 +160,13 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def loader_over(shards: Path, **changes: Any) -> Loader:
     data = {"shards": str(shards), "tokenizer": str(shards / "tokenizer"), "global_batch_size": 7, "image_size": 16}
-    data |= {"transform": "eval", "shuffle": False, "hashes": True, "num_workers": 0, "num_text_buckets": 2}
+    data |= {
+        "transform": "eval",
+        "shuffle": False,
+        "add_hashes": True,
+        "loading": {"num_workers": 0},
+        "num_text_buckets": 2,
+    }
     return Loader.from_config(data | changes)
 
 

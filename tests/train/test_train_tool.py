@@ -83,7 +83,7 @@ def config(corpus: Path, tmp_path: Path) -> Path:
     """Three epochs of four steps over the corpus, evaluated on itself."""
     shards = str(corpus / "shards")
     data: dict[str, Any] = {"shards": shards, "val_shards": shards, "tokenizer": f"{shards}/tokenizer"}
-    data |= {"global_batch_size": 6, "image_size": 16, "num_text_buckets": 2, "num_workers": 1}
+    data |= {"global_batch_size": 6, "image_size": 16, "num_text_buckets": 2, "loading": {"num_workers": 1}}
     train = {"output": str(tmp_path / "run"), "epochs": 3, "warmup_steps": 2, "log_every_steps": 1, "device": "cpu"}
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump({"data": data, "train": train}))
@@ -163,7 +163,7 @@ def test_train_resumed_from_further_back_lists_each_masked_row_once(
         file.seek(int(index.take(np.array([5]), ["image_offset"])["image_offset"][0]) + 33)  # behind the header
         file.write(bytes(30))
     words = [config, f"data.shards={tmp_path / 'shards'}", "train.checkpoint_every_steps=2", "train.keep_checkpoints=9"]
-    words += ["data.val_shards=null", "data.max_bad_share=0.5"]
+    words += ["data.val_shards=null", "data.loading.max_bad_share=0.5"]
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
     ledger = tmp_path / "run" / "ledger-rank0.jsonl"
     written = ledger.read_text()

@@ -96,7 +96,7 @@ def keep_none(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
 
 
 def test_miner_that_passes_nothing_ends_the_run(tmp_path: Path):
-    miner = {"name": "user", "of": f"{__name__}:keep_none"}
+    miner = {"name": "user", "target": f"{__name__}:keep_none"}
     trainer = make_trainer(tmp_path, miner=miner, steps=10**6, stall_timeout_s=0.5, log_every_steps=10**6)
     said = r"step \d+: loss and gradient have been exactly 0 for .*\(on rank 0 8 of 8 are\), or no negative passes"
     with pytest.raises(TrainingError, match=said):
@@ -130,7 +130,7 @@ def test_run_without_a_timeout_says_that_it_learns_nothing(tmp_path: Path, capsy
 
 
 def test_a_few_updates_without_negatives_are_no_error(tmp_path: Path):
-    miner = {"name": "user", "of": f"{__name__}:keep_none"}
+    miner = {"name": "user", "target": f"{__name__}:keep_none"}
     assert make_trainer(tmp_path, miner=miner, steps=3).run() == 0
 
 

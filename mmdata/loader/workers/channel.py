@@ -15,7 +15,10 @@ from mmdata.errors import ConfigError, DataError, LoadError, printable
 
 MAX_FILES = 8
 """Descriptors that come with one message."""
-REMEDY = "raise the limit (`ulimit -n 65536` for files, the container's for memory), or set data.workers to thread"
+REMEDY = (
+    "raise the limit (`ulimit -n 65536` for files, the container's for memory), "
+    "or set data.loading.worker_type to thread"
+)
 
 
 class Channel:
@@ -60,7 +63,9 @@ class Channel:
                 raise EOFError from error
             raise
         if flags & socket.MSG_CTRUNC:
-            raise ConfigError(f"data.workers process: too many open files in process {os.getpid()}; {REMEDY}")
+            raise ConfigError(
+                f"data.loading.worker_type process: too many open files in process {os.getpid()}; {REMEDY}"
+            )
         return json.loads(body), list(files)
 
     def wait(self, seconds: float) -> bool:

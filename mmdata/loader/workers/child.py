@@ -118,7 +118,7 @@ class WorkerProcess:
         self._steps = RankSteps(plan, self._maker, Ranks(settings["rank"], settings["world_size"]))
         self._places, self._num_threads = settings["places"], settings["threads"]
         self._thread_name = f"mmdata-process_{settings['place']}-worker"
-        self._room = -(-data.prefetch // self._places)
+        self._room = -(-data.loading.prefetch_batches // self._places)
         self._lent: dict[int, Any] = {}  # tensors in the buffers that the other side looks at, by number
         self._run: Run | None = None
         self._thread = threading.Thread()

@@ -22,18 +22,18 @@ logger = logging.getLogger("mmdata")
 
 
 def make_source(data: DataConfig, plan: Plan, maker: BatchMaker, ranks: Ranks) -> BatchSource:
-    """The workers that a section `data` asks for; see `resolve_workers` for `workers: auto`.
+    """The workers that a section `data` asks for; see `resolve_workers` for `worker_type: auto`.
 
-    Threads make the first batches while worker processes start. A user's transform under `workers: process` is the
+    Threads make the first batches while worker processes start. A user's transform under `worker_type: process` is the
     exception: it never runs in this process, so that it cannot take the training loop along when it crashes.
 
     Raises:
-        ConfigError: `workers: process`, and another process cannot import the transform.
+        ConfigError: `worker_type: process`, and another process cannot import the transform.
     """
     chosen = resolve_workers(data)
-    num_threads = most_workers(data.num_workers)
-    if chosen.workers == "thread" or num_threads == 0:
-        return ThreadedBatches(RankSteps(plan, maker, ranks), maker, num_threads=num_threads, prefetch=data.prefetch)
+    num_threads, prefetch = most_workers(data.loading.num_workers), data.loading.prefetch_batches
+    if chosen.loading.worker_type == "thread" or num_threads == 0:
+        return ThreadedBatches(RankSteps(plan, maker, ranks), maker, num_threads=num_threads, prefetch=prefetch)
     processes = WorkerProcesses(chosen, identity_of(plan, maker), ranks)
     if not threads_may_start(data):
         return processes
@@ -41,27 +41,27 @@ def make_source(data: DataConfig, plan: Plan, maker: BatchMaker, ranks: Ranks) -
     def new_threads() -> tuple[StoppableSteps, ThreadedBatches]:
         mine = maker.with_own_buffers()  # the memory of the first batches is freed when the threads end
         steps = StoppableSteps(plan, mine, ranks)
-        return steps, ThreadedBatches(steps, mine, num_threads=num_threads, prefetch=data.prefetch)
+        return steps, ThreadedBatches(steps, mine, num_threads=num_threads, prefetch=prefetch)
 
-    return StartupHandover(processes, new_threads, optional=data.workers == "auto")
+    return StartupHandover(processes, new_threads, optional=data.loading.worker_type == "auto")
 
 
 def threads_may_start(data: DataConfig) -> bool:
     """Whether threads of this process may make batches until the worker processes are ready."""
-    return data.workers == "auto" or not is_users(data)
+    return data.loading.worker_type == "auto" or not is_users(data)
 
 
 def resolve_workers(data: DataConfig) -> DataConfig:
-    """Resolve `workers: auto`; log the choice if it is a process.
+    """Resolve `worker_type: auto`; log the choice if it is a process.
 
     A loop that launches kernels on a GPU consists of many small operations, and threads of its process keep it waiting
     for the interpreter's lock (the GIL): one worker process where there is a GPU. Otherwise threads: a training step
     on a CPU consists of large operations, which release the lock.
     """
-    if data.workers != "auto":
+    if data.loading.worker_type != "auto":
         return data
-    if not has_gpu() or data.num_workers == 0:
-        return data.model_copy(update={"workers": "thread"})
+    if not has_gpu() or data.loading.num_workers == 0:
+        return data.with_loading(worker_type="thread")
     why = "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL)"
     if data.transform.startswith("__main__:"):
         logger.warning(
@@ -69,13 +69,14 @@ def resolve_workers(data: DataConfig) -> DataConfig:
             "the transform into a file of its own",
             why,
         )
-        return data.model_copy(update={"workers": "thread"})
+        return data.with_loading(worker_type="thread")
     logger.info(
-        "%s: batches are made in %s. Set data.workers to thread to have none, or to process not to see this again",
+        "%s: batches are made in %s. Set data.loading.worker_type to thread to have none, or to process not to see "
+        "this again",
         why,
-        "1 worker process" if data.num_processes == 1 else f"{data.num_processes} worker processes",
+        "1 worker process" if data.loading.num_processes == 1 else f"{data.loading.num_processes} worker processes",
     )
-    return data.model_copy(update={"workers": "process"})
+    return data.with_loading(worker_type="process")
 
 
 def is_users(data: DataConfig) -> bool:

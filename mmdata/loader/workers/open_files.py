@@ -25,8 +25,9 @@ def files_needed(data: DataConfig, num_shards: int) -> int:
         2 threads, prefetch 2, over 1,000 shards: 64 stay open, each thread may still read one that was put out, and 32
         others: 98. In a side process each of 2 batches ahead and 4 more has 2 buffers without a name: 110.
     """
-    shards = min(num_shards, MAX_OPEN) + most_workers(data.num_workers)
-    buffers = 0 if data.workers == "thread" else 2 * (data.prefetch + data.num_processes + HELD_BATCHES)
+    shards = min(num_shards, MAX_OPEN) + most_workers(data.loading.num_workers)
+    in_processes = 2 * (data.loading.prefetch_batches + data.loading.num_processes + HELD_BATCHES)
+    buffers = 0 if data.loading.worker_type == "thread" else in_processes
     return shards + buffers + OTHERS
 
 
@@ -45,7 +46,7 @@ def ensure_files(needed: int) -> None:
         raise ConfigError(
             f"this process may open {hard} files, {there} are open, and a loader needs up to {needed} more (shards, "
             f"buffers, sockets): let it open {RAISED} (as root `ulimit -n {RAISED}`, for a container "
-            f"`--ulimit nofile={RAISED}`), or set data.num_workers or data.prefetch to less"
+            f"`--ulimit nofile={RAISED}`), or set data.loading.num_workers or data.loading.prefetch_batches to less"
         )
     raised = max(total, RAISED)
     resource.setrlimit(resource.RLIMIT_NOFILE, (raised if _allows(hard, raised) else hard, hard))

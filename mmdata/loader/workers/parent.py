@@ -32,7 +32,7 @@ START = "import sys; sys.path[:] = sys.argv[2:]; from mmdata.loader.workers.chil
 MAX_RESTARTS = 3
 """For one batch: one that kills its process each time would do so for ever."""
 AGAIN = "Iterating anew starts another; the loader's state is what was yielded before"
-KILLED = "the kernel's out-of-memory killer does this: lower data.prefetch or data.num_workers"
+KILLED = "the kernel's out-of-memory killer does this: lower data.loading.prefetch_batches or data.loading.num_workers"
 
 
 class WorkerProcesses:
@@ -52,13 +52,14 @@ class WorkerProcesses:
     def __init__(self, data: DataConfig, identity: dict[str, Any], ranks: Ranks) -> None:
         if data.transform.startswith("__main__:"):
             raise ConfigError(
-                f"transform '{data.transform}': data.workers is process, and another process cannot import what is "
-                "defined in the program itself; put it into a file of its own, or set data.workers to thread"
+                f"transform '{data.transform}': data.loading.worker_type is process, and another process cannot "
+                "import what is defined in the program itself; put it into a file of its own, or set "
+                "data.loading.worker_type to thread"
             )
         self._settings = {"data": data.model_dump(mode="json"), **ranks._asdict()}
         self._identity = json.loads(json.dumps(identity))
-        self._num_processes = data.num_processes
-        self._num_threads = max(most_workers(data.num_workers), data.num_processes)
+        self._num_processes = data.loading.num_processes
+        self._num_threads = max(most_workers(data.loading.num_workers), data.loading.num_processes)
         self._processes: dict[int, _WorkerProcess] = {}  # by place, 0 … num_processes-1
         self._pid = 0
         self._killed = 0  # processes, since the last batch
@@ -136,7 +137,7 @@ class WorkerProcesses:
                 self._killed = 0
                 raise LoadError(
                     f"{error}. So did {MAX_RESTARTS} others before it, with no batch in between: set "
-                    f"data.workers to thread, or see what is in that batch. {AGAIN}"
+                    f"data.loading.worker_type to thread, or see what is in that batch. {AGAIN}"
                 ) from None
             self._killed += 1
             logger.warning("%s. Another goes on at epoch %d, step %d; nothing is lost", str(error), epoch, step)
@@ -182,7 +183,7 @@ class _WorkerProcess:
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
-            raise ConfigError(f"data.workers process: no socket: {error}; {REMEDY}") from error
+            raise ConfigError(f"data.loading.worker_type process: no socket: {error}; {REMEDY}") from error
         self._channel = Channel(ours)
         try:
             with theirs:
@@ -196,7 +197,7 @@ class _WorkerProcess:
         except OSError as error:
             ours.close()
             raise ConfigError(
-                f"data.workers process: '{sys.executable}' cannot be started: {error}; {REMEDY}"
+                f"data.loading.worker_type process: '{sys.executable}' cannot be started: {error}; {REMEDY}"
             ) from error
         self._ending = weakref.finalize(self, _end, self._channel, self._process, os.getpid())
         self._send(settings, "its settings")
@@ -281,7 +282,8 @@ class _WorkerProcess:
             why = KILLED if -code == signal.SIGKILL else "a defect in a library does so, or a person"
             return WorkerProcessKilled(f"{name} (killed by {signal.Signals(-code).name}), {when}; {why}")
         return LoadError(
-            f"{name} (exit code {code}), {when}; what it printed says why, or set data.workers to thread. {AGAIN}"
+            f"{name} (exit code {code}), {when}; what it printed says why, or set data.loading.worker_type to thread. "
+            f"{AGAIN}"
         )
 
 

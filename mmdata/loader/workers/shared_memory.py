@@ -66,7 +66,9 @@ class ExportedBuffers:
                 os.close(file)
                 raise
         except OSError as error:
-            raise ConfigError(f"data.workers process: no {size} bytes of shared memory: {error}; {REMEDY}") from error
+            raise ConfigError(
+                f"data.loading.worker_type process: no {size} bytes of shared memory: {error}; {REMEDY}"
+            ) from error
         address = buffer.ctypes.data
         self._at[address] = _Buffer(next(self._numbers), size, file)
         weakref.finalize(buffer, self._remove, address).atexit = False
@@ -110,7 +112,9 @@ class ImportedBuffers:
         try:
             self._buffers[number] = np.frombuffer(mmap.mmap(file, size), np.uint8)
         except OSError as error:
-            raise ConfigError(f"data.workers process: {size} bytes cannot be mapped: {error}; {REMEDY}") from error
+            raise ConfigError(
+                f"data.loading.worker_type process: {size} bytes cannot be mapped: {error}; {REMEDY}"
+            ) from error
         finally:
             os.close(file)
 

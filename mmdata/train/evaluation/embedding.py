@@ -42,7 +42,7 @@ class Features:
         text: float32 (N, D), likewise, of the caption that the batch holds of the row.
         rows: int64 (N,), row numbers in the index.
         labels: int64 (N,), -1 where a row has none; None where the corpus has none.
-        ids: int64 (N, 2), image and caption hashes; None without `data.hashes`.
+        ids: int64 (N, 2), image and caption hashes; None without `data.add_hashes`.
         captions: all captions of rows that have several; None where no row has, or the batches know of one only.
     """
 
@@ -78,8 +78,8 @@ def embed(
     Raises:
         ValueError: no batch; keys that are no integers; or rows with several captions, and a model that gives no
             features of negative captions.
-        DataError: more rows than `data.max_bad_share` could not be loaded, or a further caption of a row is not the one
-            that was indexed; over all ranks, and on each.
+        DataError: more rows than `data.loading.max_bad_share` could not be loaded, or a further caption of a row is not
+            the one that was indexed; over all ranks, and on each.
     """
     device = next(model.parameters()).device
     source = batches if source is None else source

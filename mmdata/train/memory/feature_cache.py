@@ -70,7 +70,7 @@ class FeatureCache:
                 f"train.feature_cache: {type(batches).__name__} has no index, whose rows the cache has one row for "
                 "each: leave it out, or train from indexed shards"
             )
-        return cls(folder, len(batches.index), every_steps=config.every_steps, of=config.of)
+        return cls(folder, len(batches.index), every_steps=config.every_steps, of=config.side)
 
     @torch.no_grad()
     def keep(self, output: DualEncoderOutput, batch: Batch, step: int) -> None:

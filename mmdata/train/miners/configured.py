@@ -45,15 +45,15 @@ def configured(config: NamedMinerConfig) -> AnyMiner:
 
 
 def _of_user(config: UserConfig) -> AnyMiner:
-    module, _, name = config.of.partition(":")
+    module, _, name = config.target.partition(":")
     try:
         kind: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         where = where_to_look(error, module)
-        raise ConfigError(f"train.miner.of '{config.of}': expected 'module:Class' ({error}){where}") from error
+        raise ConfigError(f"train.miner.target '{config.target}': expected 'module:Class' ({error}){where}") from error
     if isfunction(kind):
         return partial(kind, **config.arguments)
     try:
         return kind(**config.arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"train.miner.arguments {config.arguments} of '{config.of}': {error}") from error
+        raise ConfigError(f"train.miner.arguments {config.arguments} of '{config.target}': {error}") from error

@@ -20,6 +20,8 @@ import torch
 from torch import nn
 
 from mmdata.atomic import write_whole
+from mmdata.config import Config
+from mmdata.config.settings import changeable_settings, current_names
 from mmdata.errors import ConfigError, DataError
 from mmdata.train.ranks.sharding import shares_of
 
@@ -29,39 +31,11 @@ LATEST = "latest"
 NONE_YET = "none yet"
 """What `latest` holds while the first checkpoint is being written; a `latest` that is gone was lost."""
 
-# Settings that may differ between the run that wrote a checkpoint and the run that resumes it: they change where
-# things lie, who does the work and what is told about it, never which numbers come out (micro_batch_size, parallel and
-# compile: up to rounding; a compiled tower draws other dropout). A moved corpus is still the same corpus: the loader
-# compares its manifest. In a mixture that is the folder of each dataset, data.shards.0.shards and so on (positions are
-# left out here), but not its weight or repeat.
-MAY_CHANGE = frozenset(
-    {
-        "data.shards",
-        "data.shards.shards",
-        "data.val_shards",
-        "data.num_workers",
-        "data.num_processes",
-        "data.workers",
-        "data.cache_dir",
-        "data.cache_gb",
-        "data.check_images",
-        "data.prefetch",
-        "data.max_bad_share",
-        "train.output",
-        "train.micro_batch_size",
-        "train.parallel",
-        "train.compile",
-        "train.log_every_steps",
-        "train.mining_telemetry_every_steps",
-        "train.checkpoint_every_steps",
-        "train.keep_checkpoints",
-        "train.evaluate_every_epochs",
-        "train.stall_timeout_s",
-        "train.device",
-        "train.tensorboard",
-        "model.gradient_checkpointing",
-    }
-)
+# micro_batch_size, parallel and compile change results up to rounding; a compiled tower draws other dropout. A moved
+# corpus is still the same corpus: the loader compares its manifest. In a mixture the folder of each dataset may change
+# (data.shards.0.shards and so on, without the position), but not its weight or repeat.
+MAY_CHANGE = frozenset(changeable_settings(Config))
+"""Settings that may differ between the run that wrote a checkpoint and the run that resumes it."""
 
 _NAME = re.compile(r"step-\d{10,}\.pt")
 _POSITION = re.compile(r"\.\d+(?=\.)")
@@ -221,7 +195,8 @@ def check_same_settings(saved: dict[str, Any], current: dict[str, Any], *, origi
     Raises:
         ConfigError: names each key that differs, with both values.
     """
-    before, now = _flat(saved), _flat(current)
+    # An earlier version may have saved settings under their old names.
+    before, now = _flat(current_names(Config, saved)), _flat(current_names(Config, current))
     differ = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
     changed = sorted(key for key in differ if _POSITION.sub("", key) not in MAY_CHANGE)
     if changed:

@@ -1,0 +1,154 @@
+"""The base of all settings: types of values, old names, and what a resumed run may change."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from typing_extensions import Self
+
+logger = logging.getLogger("mmdata")
+
+Integer = Annotated[int, Field(strict=True)]
+"""Rejects bool, str and float."""
+Positive = Annotated[int, Field(strict=True, ge=1)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+def _text_of_path(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+Location = Annotated[str, BeforeValidator(_text_of_path)]
+"""A folder or a name; a pathlib.Path is taken as its text."""
+
+_MAY_CHANGE = "may change when a run is resumed"
+
+T = TypeVar("T")
+
+MayChange = Annotated[T, _MAY_CHANGE]
+"""A setting that a resumed run may give another value.
+
+Such a setting changes where files lie, who does the work or what is logged, never which numbers come out.
+"""
+
+_warned: set[str] = set()
+"""Old names that this process has warned of."""
+
+
+class Settings(BaseModel):
+    """Base of all sections: immutable, closed to unknown keys, to infinity and to NaN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+    """Old key to new key, both with all sections: "data.workers" to "data.loading.worker_type".
+
+    The old key is one of this section; the new one is of this section or of a group in it. The old key is accepted for
+    one release.
+    """
+
+    MAY_CHANGE: ClassVar[bool] = False
+    """Whether a resumed run may change all settings of this section."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_old_names(cls, content: Any) -> Any:
+        return _own_current_names(cls, content) if isinstance(content, dict) else content
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Pydantic's `model_copy`, which also takes old names.
+
+        Raises:
+            ValueError: an unknown name, which pydantic alone would accept without effect.
+        """
+        changes = dict(update or {})
+        for old, (name, *inner), _ in _renames(type(self), changes):
+            value = changes.pop(old)
+            if inner:  # only this value of the group changes
+                value = changes.get(name, getattr(self, name)).model_copy(update={inner[0]: value})
+            changes[name] = value
+        if unknown := changes.keys() - type(self).model_fields.keys():
+            raise ValueError(f"{type(self).__name__} has no setting {', '.join(sorted(unknown))}")
+        return super().model_copy(update=changes, deep=deep)
+
+    if not TYPE_CHECKING:  # or every misspelt attribute would pass the type checker
+
+        def __getattr__(self, name: str) -> Any:
+            for _, path, told in _renames(type(self), [name], log=False):
+                warnings.warn(f"{told}; the old name goes with the next release", DeprecationWarning, stacklevel=2)
+                value = self
+                for part in path:
+                    value = getattr(value, part)
+                return value
+            return super().__getattr__(name)
+
+
+def current_names(kind: type[Settings], content: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings, not validated yet, with old names replaced by new ones in all sections.
+
+    Raises:
+        ValueError: a setting is given under both its old and its new name.
+    """
+    current = _own_current_names(kind, content)
+    for name in current.keys() & kind.model_fields.keys():
+        for section in sections_of(kind.model_fields[name].annotation):
+            if isinstance(current[name], dict):
+                current[name] = current_names(section, current[name])
+    return current
+
+
+def changeable_settings(kind: type[Settings], prefix: str = "") -> Iterator[str]:
+    """Dotted names of the settings that a resumed run may change, without positions in lists."""
+    for name, field in kind.model_fields.items():
+        if kind.MAY_CHANGE or _MAY_CHANGE in field.metadata:
+            yield prefix + name
+        for section in sections_of(field.annotation):
+            yield from changeable_settings(section, f"{prefix}{name}.")
+
+
+def sections_of(annotation: Any) -> list[type[Settings]]:
+    """The sections in an annotation: `GroupsConfig | None` and `str | list[SourceConfig]` have one each."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return [annotation]
+    return [section for part in get_args(annotation) for section in sections_of(part)]
+
+
+def _own_current_names(kind: type[Settings], content: Mapping[str, Any]) -> dict[str, Any]:
+    """As `current_names`, of this section's own keys."""
+    current = dict(content)
+    for old, (*groups, name), told in _renames(kind, content):
+        section = current
+        for group in groups:
+            inner = section.get(group)
+            inner = inner.model_dump(exclude_unset=True) if isinstance(inner, Settings) else inner or {}
+            if not isinstance(inner, dict):
+                return current  # validation says what is wrong with it
+            section[group] = dict(cast("dict[str, Any]", inner))
+            section = section[group]
+        if name in section:
+            raise ValueError(f"{told}, and both are given: leave the old name out")
+        section[name] = current.pop(old)
+    return current
+
+
+def _renames(kind: type[Settings], names: Any, *, log: bool = True) -> Iterator[tuple[str, list[str], str]]:
+    """Of each of `names` that is old: the name, the keys from this section to the new one, and a sentence with both.
+
+    Logs each once per process.
+    """
+    for old, new in kind.RENAMED.items():
+        section, _, name = old.rpartition(".")
+        if name not in names:
+            continue
+        told = f"setting {old} is now {new}"
+        if log and old not in _warned:
+            _warned.add(old)
+            logger.warning("%s; the old name goes with the next release", told)
+        yield name, new.removeprefix(f"{section}.").split("."), told
