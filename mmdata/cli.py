@@ -7,7 +7,8 @@ import io
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -94,6 +95,19 @@ def run(program: Callable[[], int | None], *, under_torchrun: bool = False) -> N
         message = explain(error) if isinstance(error, OSError) else str(error)
         print(f"error: {printable(message, keep=LINE_END)}", file=sys.stderr)
         raise SystemExit(2) from error
+
+
+@contextmanager
+def progress_in_bytes(title: str) -> Generator[Callable[[int, int], None], None, None]:
+    """A progress bar on a terminal's stderr. The value is called with (bytes done, bytes in all)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _name_output(error: OSError) -> None:

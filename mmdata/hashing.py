@@ -1,10 +1,18 @@
-"""TODO"""
+"""Hashes of bytes as signed 64-bit integers, which fit into an int64 column."""
 
 from __future__ import annotations
 
 import hashlib
 
+import xxhash
+
 
 def hash64(data: bytes | memoryview) -> int:
-    """First 8 bytes of the SHA-256 as a signed little-endian integer."""
+    """First 8 bytes of the SHA-256 as a signed little-endian integer: for what anyone may choose, such as captions."""
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "little", signed=True)
+
+
+def fast_hash(data: bytes | memoryview) -> int:
+    """XXH3 of 64 bits as a signed integer that is never 0: 20 times as fast as SHA-256, for accidental changes only."""
+    digest = xxhash.xxh3_64_intdigest(data)
+    return (digest - 2**64 if digest >= 2**63 else digest) or 1

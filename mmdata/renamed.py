@@ -35,6 +35,25 @@ def renamed_names(module: str, names: dict[str, str]) -> Callable[[str], Any]:
     return get
 
 
+def renamed_attribute(old: str, new: str) -> property:
+    """A property for the old name of an attribute: it gives the new one, with a DeprecationWarning.
+
+    Example:
+        streams = renamed_attribute("streams", "shares")
+    """
+
+    def get(self: object) -> Any:
+        name = type(self).__name__
+        warnings.warn(
+            f"{name}.{old} is now called {name}.{new}; the old name goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(self, new)
+
+    return property(get)
+
+
 def renamed_arguments(**names: str) -> Callable[[Function], Function]:
     """A decorator: the function also takes keyword arguments by their old names, with a DeprecationWarning.
 

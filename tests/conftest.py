@@ -25,6 +25,19 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files first that start programs: they take longest, and the last file runs on one core alone."""
+    items.sort(key=lambda item: not {"Program", "run_program"} & vars(getattr(item, "module", item)).keys())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_of_torch() -> None:
+    """Where two pytest workers share two cores, idle threads of OpenMP spin: an operation would take up to 20 times."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_held_by_a_failure() -> None:
     """Python keeps the frames of the last error, and with them a loader whose threads later tests would count."""

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from typing import BinaryIO
 
@@ -9,6 +8,7 @@ import pytest
 
 from mmdata.atomic import lock, write_whole
 from mmdata.errors import DataError
+from tests.programs import Program
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -56,7 +56,7 @@ with lock(Path({str(tmp_path)!r})):
     print("held", flush=True)
     sys.stdin.read()
 """
-    with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True) as other:
+    with Program([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True) as other:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(DataError, match="another process is writing here"), lock(tmp_path):
             pass

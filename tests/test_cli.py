@@ -14,6 +14,8 @@ from mmdata import cli
 from mmdata.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[1]
+STARTED_BY_OTHERS = {"convert", "train", "verify", "index"}
+"""Programs that test_whole_way.py and shards/test_programs.py start; most tests fork programs (see programs.py)."""
 
 
 def mmdata(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -66,6 +68,15 @@ def test_cli_every_program_parses_its_help(command: str, monkeypatch: pytest.Mon
         cli.main()
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: mmdata {command} ")
+
+
+@pytest.mark.parametrize("command", sorted({*cli.commands()} - STARTED_BY_OTHERS))
+def test_cli_every_program_starts_in_an_interpreter_of_its_own(command: str, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / f"{command}.py"), "--help"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: mmdata {command} ")
 
 
 def test_cli_command_and_program_say_the_same(tmp_path: Path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import pickle
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from mmdata.errors import BadSample, ConfigError, DataError, LoadError, Reason, printable
 from mmdata.shards import build_index
+from tests.programs import run_program
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m\n\r\x9b2J\u202egpj.\u200b\u2028\udce9é漢"
 ESCAPED = r"\x1b]0;owned\x07\x1b[31m\n\r\x9b2J\u202egpj.\u200b\u2028\udce9é漢"
@@ -78,7 +78,7 @@ def test_programs_print_no_control_characters_of_keys_and_file_names(tmp_path: P
         (["convert", str(twice), str(tmp_path / "out")], 2, r"sample '\x1b]0;owned\x07\u202e' starts at byte"),
         (["\x1b[31m"], 2, r"error: no command '\x1b[31m'"),
     ):
-        done = subprocess.run([sys.executable, "-m", "mmdata", *arguments], capture_output=True, check=False)
+        done = run_program([sys.executable, "-m", "mmdata", *arguments], capture_output=True, check=False)
         printed = (done.stdout + done.stderr).decode()
         assert done.returncode == status, printed
         assert said in printed

@@ -13,6 +13,7 @@ import pytest
 from mmdata.atomic import explain, lock, naming, sync_folder, write_whole
 from mmdata.errors import DataError
 from mmdata.shards import build_index
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,7 +32,7 @@ TOO_LARGE = (
 def limited(most_bytes: int, *arguments: object) -> str:
     """What a command says that may write no file of more bytes."""
     command = [sys.executable, "-c", LIMITED, str(most_bytes), *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = run_program(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
     return done.stderr.removeprefix("error: ")
@@ -60,7 +61,7 @@ def test_index_that_may_not_grow_is_named_with_a_remedy(tmp_path: Path, photo) -
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_full_device_behind_the_output_is_named(unbuffered: str) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
+        done = run_program(
             [sys.executable, "-m", "mmdata", "--help"],
             cwd=ROOT,
             env={**os.environ, "PYTHONUNBUFFERED": unbuffered},

@@ -7,10 +7,13 @@ import importlib
 import pytest
 import torch
 
+from mmdata.plan import BatchShare, Mixture, ShardSpan
 from mmdata.train.losses import hard_negative_loss
 
 RENAMED = [
     ("mmdata.loader", "Worker", "BatchMaker"),
+    ("mmdata.plan", "Source", "ShardSpan"),
+    ("mmdata.plan", "Stream", "BatchShare"),
     ("mmdata.train.miners", "SkipHottest", "DropHardest"),
     ("mmdata.train.miners", "Teacher", "TeacherMask"),
     ("mmdata.train.objective", "loss_at", "make_loss"),
@@ -22,6 +25,13 @@ def test_renamed_old_name_is_the_new_one_and_warns(module: str, old: str, new: s
     home = importlib.import_module(module)
     with pytest.warns(DeprecationWarning, match=rf"^{module}\.{old} is now called {module}\.{new}; the old name goes"):
         assert getattr(home, old) is getattr(home, new)
+
+
+@pytest.mark.parametrize(("old", "new"), [("streams", "shares"), ("sources", "spans")])
+def test_renamed_old_attribute_is_the_new_one_and_warns(old: str, new: str):
+    mixture = Mixture((BatchShare((ShardSpan(0, 1),)),))
+    with pytest.warns(DeprecationWarning, match=rf"^Mixture\.{old} is now called Mixture\.{new}; the old name goes"):
+        assert getattr(mixture, old) == getattr(mixture, new)
 
 
 def test_renamed_unknown_name_is_an_attribute_error():

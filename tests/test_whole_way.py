@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.programs import Program
 from tests.rounding import rounding
 
 MMDATA = [sys.executable, "-m", "mmdata"]
@@ -23,7 +24,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "f
 
 
 def run(*command: object) -> str:
-    """Run a command to its end; its standard output."""
+    """Run a command to its end in an interpreter of its own; its standard output."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=ENVIRONMENT, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -90,7 +91,7 @@ def test_train_killed_at_any_moment_resumes_with_the_batches_that_were_left(
 ):
     output = config.with_name("killed")
     command = [*MMDATA, "train", str(config), f"train.output={output}"]
-    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = Program(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     pointer = output / "checkpoints" / "latest"
     deadline = time.monotonic() + 300
     while not (pointer.is_file() and pointer.read_text() >= "step-0000000004"):

@@ -6,10 +6,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-from mmdata.cli import run
+from mmdata.cli import progress_in_bytes, run
 from mmdata.errors import printable
 from mmdata.shards import build_index
 
@@ -32,17 +29,14 @@ def main() -> int:
         from mmdata.transform.text import Tokenizer  # brings torch, which nothing else here needs
 
         tokenizer = Tokenizer.load(options.tokenizer)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("index", total=None)
+    with progress_in_bytes("index") as progress:
         report = build_index(
             options.source,
             out=options.out,
             count_tokens=tokenizer.count if tokenizer else None,
             tokenizer=tokenizer.fingerprint if tokenizer else None,
             max_bad_share=options.max_bad_share,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
         )
     accounts = report.accounts
     for reason, count in Counter(line["reason"] for line in report.quarantined).most_common():

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import argparse
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from mmdata import cli
-from mmdata.config import DataConfig, load_config
+from mmdata.config import load_config
+from mmdata.inspect.epoch import epoch_in_words
 from mmdata.loader.corpus import open_index
-from mmdata.plan import Groups, IndexRows, summarize
+from mmdata.plan import IndexRows, summarize
 from mmdata.plan.from_config import build_plan
 from mmdata.transform.text import Tokenizer
 
@@ -48,59 +48,9 @@ def main() -> int:
             counts = (f"{batch_size:,}", f"{count.steps:,}", f"{count.rows:,}")
             table.add_row(f"{bucket.length}", bucket.image, *counts, padding)
     Console().print(table)
-    if unused := len(summary.buckets) - table.row_count:
-        print(f"shapes: {table.row_count} as above; {unused} more of the settings have no batch in this epoch")
-    print(
-        f"padding: {summary.padding_share:.1%} of the text positions; "
-        f"{summary.padding_share_at(data.max_length):.1%} if every caption were padded to {data.max_length}"
-    )
-    if summary.cut:
-        print(f"cut: {summary.cut:,} captions are longer than max_length ({data.max_length} tokens) and are cut to it")
-    if len(summary.sources) > 1:
-        for source, span, used in zip(index.sources, plan.mixture.sources, summary.sources, strict=True):
-            own = int(rows.starts[span.last_shard] - rows.starts[span.first_shard])
-            print(
-                f"dataset '{source.folder}': {used:,} rows, {used / summary.rows:.1%} of the epoch; "
-                f"{used / max(own, 1):.2f} passes over its {own:,}"
-            )
-    if groups := plan.mixture.groups:
-        print(f"groups: {describe_groups(groups, int(rows.starts[-1]), data.shuffle_window_rows)}")
-    print(f"masked: {summary.masked:,} places that no row fills; merged into another bucket: {summary.merged:,} rows")
-    best = "1 is best" if len(summary.sources) == 1 else "the shares of the datasets move it away from 1"
-    print(f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle ({best})")
-    print(
-        f"duplicates: {summary.duplicates:,} rows meet their own image or caption in a batch"
-        + (f"; {remedy(data)}" if summary.duplicates else "")
-    )
-    sizes = np.array([entry.bytes for entry in index.manifest])
-    read = [int(sizes[shards].sum()) for shards in summary.touched]
-    print(
-        f"reading: each of {arguments.world_size} ranks {min(read) / 1e6:,.1f} to {max(read) / 1e6:,.1f} MB of shards, "
-        f"of {sizes.sum() / 1e6:,.1f} MB in all"
-    )
+    for line in epoch_in_words(summary, plan, index, data):
+        print(line)
     return 0
-
-
-def describe_groups(groups: Groups, num_rows: int, window_rows: int) -> str:
-    """How many of the first rows have others of their group beside them; at most, where windows part a group.
-
-    Of 5 rows of one label with size 4, four stand together; with 3 candidates each of the 5 has all three.
-    """
-    labels = np.asarray(groups.of_rows[:num_rows])
-    counts = np.unique(labels[labels >= 0], return_counts=True)[1]
-    most = "at most " if num_rows > window_rows else ""
-    if groups.candidates:
-        having = int(counts[counts > groups.candidates].sum())
-        return f"{most}{having:,} of {num_rows:,} rows have all {groups.candidates} candidates"
-    together = int((counts // groups.size * groups.size).sum())
-    return f"{most}{together:,} of {num_rows:,} rows stand in whole groups of {groups.size}"
-
-
-def remedy(data: DataConfig) -> str:
-    """What can be done about duplicates that meet in a batch."""
-    if data.unique or data.groups or data.num_lanes > 1:
-        return "train.mask_false_negatives=true makes them no negatives"
-    return "data.unique=true keeps them apart where other batches have room"
 
 
 if __name__ == "__main__":

@@ -8,15 +8,12 @@ mmdata replay runs/scenes/config.yaml --ledger runs/scenes/ledger-rank0.jsonl --
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-
-from PIL import Image
 
 from mmdata.cli import run
 from mmdata.config import load_config
 from mmdata.errors import ConfigError, printable
-from mmdata.inspect.replay import Replay, find_step, place_in_ledger, replay, row_of_key
+from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
 from mmdata.loader import Loader
 
 
@@ -48,57 +45,14 @@ def main() -> int:
     else:
         row = row_of_key(loader.index, given.key) if given.key else int(rows[0])
     found = replay(loader.maker, find_step(loader.plan, row, epoch, step=step))
-    show(found)
+    for name, words, seconds in found.stages():
+        print(f"{name:10}{'' if seconds is None else f'{1e3 * seconds:.2f} ms':>10}  {printable(words)}")
     if found.made.masked:
         return 1
     if given.save:
-        save(found, given.save)
+        found.save(given.save)
+        print(printable(f"pixels: {given.save}"))
     return 0
-
-
-def show(found: Replay) -> None:
-    """A line a stage, with its time."""
-    step, stats, batch = found.step, found.made.stats, found.made.batch
-    _line("row", f"{step.rows[0]}, key '{found.key}', shard '{found.shard}'")
-    _line("batch", f"epoch {step.epoch}, step {step.number}: {step.bucket.length} tokens, {step.bucket.image}")
-    bytes_read = f"image {len(found.image.data):,} bytes at {found.image_offset}; caption at {found.caption_offset}"
-    _line("read", bytes_read, stats.wall_s["read"])
-    image = f"{found.image.format} {_size(found.size)}, EXIF orientation {found.image.orientation}"
-    if found.decoded is None:
-        _line("decode", image, stats.wall_s["decode"])
-    else:
-        box, decoded = found.decoded.box, _size(found.decoded.image.shape[1:])
-        _line("decode", f"{image}, to {decoded}", stats.wall_s["decode"])
-        crop = f"{box.height:.1f} × {box.width:.1f} at ({box.top:.1f}, {box.left:.1f})"
-        _line("transform", f"crop {crop}, to {_size(found.decoded.size)}", stats.wall_s["transform"])
-    _line("caption", repr(found.caption))
-    ids = batch["input_ids"][0][batch["attention_mask"][0] == 1].tolist()
-    _line("tokenize", f"{len(ids)} tokens: {' '.join(map(str, ids))}", stats.wall_s["tokenize"])
-    pixels = batch["pixel_values"][0]
-    _line("pixels", f"uint8 {_size(pixels.shape)}, mean {float(pixels.float().mean()):.1f}")
-    for entry in found.made.masked:
-        _line("masked", f"at {entry.stage}: {entry.reason}: {entry.detail}")
-
-
-def _line(name: str, words: str, seconds: float | None = None) -> None:
-    print(f"{name:10}{'' if seconds is None else f'{1e3 * seconds:.2f} ms':>10}  {printable(words)}")
-
-
-def _size(size: Sequence[int]) -> str:
-    return " × ".join(map(str, size))
-
-
-def save(found: Replay, path: Path) -> None:
-    """Write the row's pixels as an image.
-
-    Raises:
-        ConfigError: they are patches.
-    """
-    if found.step.bucket.patches:
-        raise ConfigError("--save: the row is patches at native resolution, not an image; leave --save out")
-    pixels = found.made.batch["pixel_values"][0]
-    Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(path)
-    print(printable(f"pixels: {path}"))
 
 
 if __name__ == "__main__":

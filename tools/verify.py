@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-from mmdata.cli import run
+from mmdata.cli import progress_in_bytes, run
 from mmdata.errors import printable
 from mmdata.shards import Manifest, verify
 
@@ -18,11 +15,8 @@ def main() -> int:
     parser.add_argument("folder", help="folder with a manifest, as `mmdata convert` and `mmdata index` make it")
     options = parser.parse_args()
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("verify", total=None)
-        problems = verify(options.folder, lambda done, total: bar.update(task, completed=done, total=total))
+    with progress_in_bytes("verify") as progress:
+        problems = verify(options.folder, progress)
     for problem in problems:
         print(problem)
     if problems:

@@ -65,7 +65,7 @@ def fit_workers(data: DataConfig, names: list[str]) -> DataConfig:
     """Replace `num_workers: auto` by the number of shards, if webdataset has fewer shards than `auto` workers."""
     if data.loading.num_workers != "auto" or "webdataset" not in names:
         return data
-    shards = open_index(data).manifest.num_shards
+    shards = open_index(data).num_shards
     return data if shards >= most_workers("auto") else data.with_loading(num_workers=shards)
 
 
@@ -89,7 +89,7 @@ def check_comparable(data: DataConfig, index: Index, names: list[str]) -> None:
         raise ConfigError(
             f"--against: transform '{data.transform}' is made for mmdata; give data.transform=train or eval"
         )
-    shards = index.manifest.num_shards
+    shards = index.num_shards
     if "webdataset" in names and shards < most_workers(data.loading.num_workers):
         raise ConfigError(
             f"--against webdataset: it gives each worker shards of its own, and {shards} shards are too few for "

@@ -96,7 +96,7 @@ def shapes(index: Index, plan: Plan | None) -> Section:
 
 def caption_lengths(index: Index) -> NDArray[np.int64]:
     """Captions by length in tokens: entry i counts those of i; empty where the index was made without a tokenizer."""
-    return index.manifest.token_histogram() if index.manifest.tokenizer else np.zeros(0, np.int64)
+    return index.token_histogram() if index.tokenizer else np.zeros(0, np.int64)
 
 
 def _lengths(counts: NDArray[np.int64], bounds: Sequence[int], source: str) -> Chart:
@@ -159,7 +159,7 @@ def waste(summary: PlanSummary, max_length: int) -> Section:
 
 def accounts(index: Index) -> Section:
     """What became of each row that came in, as convert or index wrote it down: a table for each folder."""
-    parts = index.manifest.parts
+    parts = index.manifests
     tables: list[Table] = []
     for part in parts:
         known = part.accounts or {}

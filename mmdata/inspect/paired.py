@@ -43,13 +43,13 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
     return Difference(mean, mean - half, mean + half, int((gains > 0).sum()), count)
 
 
-def student_t(degrees: int, confidence: float = 0.95) -> float:
-    """The value that |t| stays below with this confidence, to five digits; `student_t(9)` is 2.26216."""
+def student_t(degrees: int) -> float:
+    """The value that |t| stays below in 95 % of cases, to five digits; `student_t(9)` is 2.26216."""
     # With t = sqrt(n) tan(u) the density becomes cos(u)^(n-1) on (-pi/2, pi/2): smooth, bounded, nothing cut off.
     angles = np.linspace(0, math.pi / 2, 200_001)
     density = np.cos(angles) ** (degrees - 1)
     share = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    angle = np.interp(confidence, share / share[-1], angles)
+    angle = np.interp(0.95, share / share[-1], angles)
     return math.sqrt(degrees) * math.tan(float(angle))
 
 

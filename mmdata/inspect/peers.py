@@ -63,7 +63,7 @@ def webdataset_batches(data: DataConfig) -> Iterable[int]:
     """The pipeline of OpenCLIP's training program, which is also that of webdataset's documentation."""
     webdataset: Any = importlib.import_module("webdataset")  # it has no types
     index = open_index(data)
-    paths = [str(index.shard_path(shard)) for shard in range(index.manifest.num_shards)]
+    paths = [str(index.shard_path(shard)) for shard in range(index.num_shards)]
     skip = webdataset.ignore_and_continue
     samples: Any = webdataset.WebDataset(paths, shardshuffle=100 if data.shuffle else False, handler=skip)
     if data.shuffle:

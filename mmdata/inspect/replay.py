@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
-from mmdata.errors import BadSample, DataError
+from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.work import LoadedBatch
 from mmdata.plan import Plan, Step
@@ -45,6 +47,44 @@ class Replay:
     decoded: Decoded | None
     caption: str
     made: LoadedBatch
+
+    def stages(self) -> Iterator[tuple[str, str, float | None]]:
+        """What happened, in order: (name, words, seconds), seconds only where the stage was timed."""
+        step, batch, wall_s = self.step, self.made.batch, self.made.stats.wall_s
+        yield "row", f"{step.rows[0]}, key '{self.key}', shard '{self.shard}'", None
+        yield "batch", f"epoch {step.epoch}, step {step.number}: {step.bucket.length} tokens, {step.bucket.image}", None
+        bytes_read = f"image {len(self.image.data):,} bytes at {self.image_offset}; caption at {self.caption_offset}"
+        yield "read", bytes_read, wall_s["read"]
+        image = f"{self.image.format} {_by(self.size)}, EXIF orientation {self.image.orientation}"
+        if self.decoded is None:
+            yield "decode", image, wall_s["decode"]
+        else:
+            box, decoded = self.decoded.box, _by(self.decoded.image.shape[1:])
+            yield "decode", f"{image}, to {decoded}", wall_s["decode"]
+            crop = f"{box.height:.1f} × {box.width:.1f} at ({box.top:.1f}, {box.left:.1f})"
+            yield "transform", f"crop {crop}, to {_by(self.decoded.size)}", wall_s["transform"]
+        yield "caption", repr(self.caption), None
+        ids = batch["input_ids"][0][batch["attention_mask"][0] == 1].tolist()
+        yield "tokenize", f"{len(ids)} tokens: {' '.join(map(str, ids))}", wall_s["tokenize"]
+        pixels = batch["pixel_values"][0]
+        yield "pixels", f"uint8 {_by(pixels.shape)}, mean {float(pixels.float().mean()):.1f}", None
+        for entry in self.made.masked:
+            yield "masked", f"at {entry.stage}: {entry.reason}: {entry.detail}", None
+
+    def save(self, path: Path) -> None:
+        """Write the row's pixels as an image.
+
+        Raises:
+            ConfigError: they are patches.
+        """
+        if self.step.bucket.patches:
+            raise ConfigError("--save: the row is patches at native resolution, not an image; leave --save out")
+        pixels = self.made.batch["pixel_values"][0]
+        Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(path)
+
+
+def _by(size: Sequence[int]) -> str:
+    return " × ".join(map(str, size))
 
 
 def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:

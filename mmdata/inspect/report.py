@@ -90,10 +90,9 @@ def _evaluation(run: Path, metrics: runs.Metrics) -> dict[str, Any]:
 
 
 def _facts(index: Index, summary: PlanSummary | None, evaluation: Mapping[str, Any]) -> list[Fact]:
-    manifest = index.manifest
     facts = [
-        Fact(f"{len(index):,}", "rows", f"{manifest.captions:,} captions"),
-        Fact(f"{manifest.num_shards:,}", "shards", _bytes(manifest.bytes)),
+        Fact(f"{len(index):,}", "rows", f"{index.captions:,} captions"),
+        Fact(f"{index.num_shards:,}", "shards", _bytes(index.bytes)),
     ]
     counts = corpus.caption_lengths(index)
     if counts.sum():

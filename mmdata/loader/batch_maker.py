@@ -51,7 +51,7 @@ class BatchMaker:
         self.store = ShardStore(index)
         self._check_images: CheckImages = check_images
         self._spec = BatchSpec(tokenizer, transform, add_hashes=hashes, buffers=buffers or BufferPool())
-        self._has_labels = index.manifest.has_labels
+        self._has_labels = index.has_labels
 
     @classmethod
     def from_config(cls, data: DataConfig, corpus: Corpus, *, buffers: BufferPool | None = None) -> BatchMaker:

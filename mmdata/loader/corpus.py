@@ -55,7 +55,7 @@ def open_index(data: DataConfig) -> Index:
     warn_of_small_cache(index, data.shuffle_window_rows)
     index.held_rows = max(index.held_rows, 4 * data.shuffle_window_rows)
     _warn_of_missing_hashes(data, index)
-    ensure_files(files_needed(data, index.manifest.num_shards))
+    ensure_files(files_needed(data, index.num_shards))
     return index
 
 
@@ -67,7 +67,7 @@ def needs_hashes(data: DataConfig) -> bool:
 
 def _warn_of_missing_hashes(data: DataConfig, index: Index) -> None:
     """Warn once for each index where images are loaded without being compared with their hashes."""
-    old = [str(part.folder) for part in index.manifest.parts if part.schema == OLDEST_VERSION]
+    old = [str(part.folder) for part in index.manifests if part.schema == OLDEST_VERSION]
     if not old or data.loading.check_images != "auto" or index.fingerprint in _warned_of:
         return
     _warned_of.add(index.fingerprint)

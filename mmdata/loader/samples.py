@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, Interrupted, Reason
-from mmdata.hashing import hash64
+from mmdata.hashing import fast_hash, hash64
 from mmdata.plan import choose_captions
 from mmdata.shards import FORMATS, Index, ShardStore, captions_of
-from mmdata.shards.columns import fast_hash
 from mmdata.transform.pixels import EncodedImage
 
 

@@ -123,7 +123,7 @@ class ShardPrefetcher:
         self._looked[shard] = number
         if self._store.is_here(shard):
             return
-        size = self._index.manifest.listed(shard).bytes
+        size = self._index.listed(shard).bytes
         with self._lock:
             self._changed.wait_for(
                 lambda: (
@@ -148,7 +148,7 @@ class ShardPrefetcher:
 def warn_of_small_cache(index: Index, window_rows: int) -> None:
     """Say so when the shards of a window do not fit into the cache beside those of the next."""
     for cache in index.caches:
-        corpus = index.manifest.bytes
+        corpus = index.bytes
         window = corpus * min(1.0, window_rows / max(len(index), 1))
         if corpus > cache.max_bytes < 2 * window:
             rows = int(len(index) * cache.max_bytes / corpus / 2)

@@ -1,4 +1,11 @@
-"""Which rows make which batch: decided from the index, before a byte of a shard is read."""
+"""Which rows make which batch: decided from the index, before a byte of a shard is read.
+
+- `rows` is what a plan knows of the corpus. `buckets` are the shapes of batches; a policy gives each row its bucket.
+- `mixture` says which datasets fill a batch; `windows` assigns their shards to lanes and cuts them into windows.
+- `bucket_queues` hold the rows of windows by bucket; the `schedule`, from counts alone, turns them into batches.
+- `plan` runs these steps from any step of any epoch, for any rank; `summary` counts an epoch.
+- `from_config` makes a plan of settings. Nothing in this package reads an image, and only `rows` reads the index.
+"""
 
 from mmdata.plan.buckets import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy, Shapes, TokenBudgetPolicy
 from mmdata.plan.choose_shapes import choose_image_shapes, choose_lengths, choose_lengths_by_shape
@@ -8,6 +15,7 @@ from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
 from mmdata.plan.plan import Plan, Step, rank_slice
 from mmdata.plan.rows import IndexRows, Rows, choose_captions, count_buckets
 from mmdata.plan.summary import BucketCount, PlanSummary, summarize
+from mmdata.renamed import renamed_names
 from mmdata.shards.caption_lengths import CaptionTokens
 
 __all__ = [
@@ -37,3 +45,5 @@ __all__ = [
     "rank_slice",
     "summarize",
 ]
+
+__getattr__ = renamed_names(__name__, {"Source": "ShardSpan", "Stream": "BatchShare"})

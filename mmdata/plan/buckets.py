@@ -1,6 +1,6 @@
-"""Buckets: the few shapes that batches may have, and the policies that give each row one of them.
+"""Buckets: the few shapes that batches may have, and the policies that give each row a bucket.
 
-A policy sees numbers of the index only, so a row's bucket is known before a byte of the row is read.
+A policy sees only numbers from the index, so a row's bucket is known before a byte of the row is read.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Bucket(NamedTuple):
 
     Attributes:
         length: text length in tokens; longer captions are truncated to the longest bucket.
-        height: of the images, in pixels; 0 where images keep their own shape.
-        width: likewise.
-        patches: of an image at most, where images keep their own shape; else 0.
+        height: of the images, in pixels; 0 if images keep their own aspect ratio.
+        width: of the images, in pixels; 0 if images keep their own aspect ratio.
+        patches: largest number of patches of an image, if images keep their own aspect ratio; otherwise 0.
     """
 
     length: int
@@ -32,7 +32,7 @@ class Bucket(NamedTuple):
 
     @property
     def image(self) -> str:
-        """What is said of its images to people: "224 × 288", height before width, or "256 patches"."""
+        """The image shape in words: "224 × 288", height before width, or "256 patches"."""
         return f"{self.patches} patches" if self.patches else f"{self.height} × {self.width}"
 
 
@@ -51,15 +51,15 @@ class Shapes(NamedTuple):
 
 
 class BucketPolicy(Protocol):
-    """Names the buckets, and gives each row one.
+    """Lists the buckets, and gives each row a bucket.
 
-    A policy that looks at nothing but the text length and `mmdata.shards.histogram.aspect_bin` may say so with
-    `uses_cells = True`: its buckets are then counted from the manifest, without a look at every row.
+    A policy that looks at nothing but the text length and `mmdata.shards.histogram.aspect_bin` can declare
+    `uses_cells = True`: its buckets are then counted from the manifest, and no row is looked at.
 
-    A policy may have `batch_sizes: Sequence[int]`, rows of a global batch of each bucket, where they are to differ
-    (`TokenBudgetPolicy`); without it every global batch has the plan's `global_batch_size` rows.
+    A policy can have `batch_sizes: Sequence[int]`, the rows of a global batch of each bucket (`TokenBudgetPolicy`).
+    Without it every global batch has the plan's `global_batch_size` rows.
 
-    Example, a policy of one's own: landscape and portrait, any text.
+    Example, a custom policy: landscape and portrait, any text.
 
         class Upright:
             buckets = (Bucket(77, 224, 288), Bucket(77, 288, 224))
@@ -81,8 +81,8 @@ class BucketPolicy(Protocol):
 class LengthAspectPolicy:
     """Text length bounds × image shapes.
 
-    A row goes to the image shape nearest in aspect ratio, which is known to about 1 % (`aspect_bin`), and to the
-    smallest bound there that holds its caption (the largest, if none does).
+    A row goes to the image shape nearest in aspect ratio, which is known to about 1 % (`aspect_bin`), and to that
+    shape's smallest bound that holds its caption (the largest bound, if none does).
 
     Args:
         lengths: rising bounds, in tokens: one list for all image shapes, or a list for each of them.
@@ -106,7 +106,8 @@ class LengthAspectPolicy:
         )
         self._shape_of_bin = nearest_shapes(image_shapes)
         self._longest = np.array([rising[-1] for rising in bounds], np.int64)  # (S,)
-        # One rising line of all buckets: those of an image shape lie `_stride` behind those of the shape before.
+        # One rising line of all buckets, so that one binary search finds shape and bound of a row: the bounds of image
+        # shape s are shifted by s · stride, which is more than the longest bound.
         self._stride = int(self._longest.max()) + 1
         self._line = np.array(
             [shape * self._stride + length for shape, rising in enumerate(bounds) for length in rising]
@@ -119,7 +120,7 @@ class LengthAspectPolicy:
 
 
 def nearest_shapes(image_shapes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """Of each aspect bin, the position of the (height, width) pair nearest in aspect ratio: int64 (ASPECT_BINS,)."""
+    """For each aspect bin, the position of the (height, width) pair nearest in aspect ratio: int64 (ASPECT_BINS,)."""
     log_aspects = np.log([width / height for height, width in image_shapes])
     distance = np.abs(np.log(aspect_ratio(np.arange(ASPECT_BINS)))[:, None] - log_aspects)
     return distance.argmin(axis=1)
@@ -144,21 +145,21 @@ def _bounds_of_shapes(lengths: Sequence[int] | Sequence[Sequence[int]], num_shap
 class TokenBudgetPolicy:
     """The buckets of another policy, with as many rows in a batch as a budget of tokens allows.
 
-    A row takes its bucket's text length and its image's patches, padding counted: what the towers compute.
+    A row costs its bucket's text length plus its image's patches, padding included: what the towers compute.
 
     Args:
         policy: gives each row its bucket.
-        token_budget: tokens and patches of a global batch at most, over all ranks.
-        global_batch_size: rows of a global batch at most.
-        multiple: batches have a multiple of so many rows; the number of ranks must divide it.
-        patch_size: side of a patch, in pixels; not asked for where the bucket says how many patches there are.
+        token_budget: largest number of tokens and patches in a global batch, over all ranks.
+        global_batch_size: largest number of rows in a global batch.
+        multiple: the rows of a batch are a multiple of this; the number of ranks must divide it.
+        patch_size: side of a patch, in pixels; unused for buckets that give a number of patches.
 
     Attributes:
         buckets: those of `policy`.
         batch_sizes: rows of a global batch of each bucket.
 
     Raises:
-        ValueError: not even `multiple` rows of a bucket fit.
+        ValueError: `multiple` rows of a bucket do not fit.
 
     Example:
         65,536 tokens, patches of 16 and images of 224 × 224, thus 196 patches: 65,536 / (16 + 196) = 309.1, so 304 rows
@@ -197,15 +198,15 @@ class TokenBudgetPolicy:
 
 
 def merge_groups(buckets: Sequence[Bucket]) -> list[tuple[list[int], list[int]]]:
-    """Which buckets are merged with each other at the end of an epoch, in this order.
+    """The groups of buckets whose leftover rows are merged, in order.
 
-    First the longest texts of all image shapes, whose padding would cost most, with each other (some images then get
-    the crop of another shape); then the buckets of each image shape; what is left fits into the next image shape.
-    Where images keep their own shape, the next one has more patches.
+    The longest texts of all image shapes come first, because their padding would cost most; some images then get the
+    crop of another shape. Then come the buckets of each image shape, shape by shape: the rows that a shape leaves over
+    go to the next shape. If images keep their own aspect ratio, the next shape has more patches.
 
     Returns:
-        (group, targets): buckets, the longest text first, and for each the bucket that its rest goes to; the last group
-        has no targets.
+        (group, targets) pairs: a group's buckets, longest text first, and for each of them the bucket that receives its
+        leftover rows; the last group has no targets.
 
     Example:
         For (8, a), (16, a), (8, b), (16, b): [([1, 3], [1, 3]), ([1, 0], [3, 2]), ([3, 2], [])].
@@ -218,10 +219,11 @@ def merge_groups(buckets: Sequence[Bucket]) -> list[tuple[list[int], list[int]]]
     )
     longest = max(bucket.length for bucket in buckets)
     tops = [position for position, bucket in enumerate(buckets) if bucket.length == longest]
-    tops.sort(key=lambda position: -buckets[position].patches)  # a batch has the bucket of its first row
+    # A batch has the bucket of its first row, so the bucket with the most patches comes first: it holds the others.
+    tops.sort(key=lambda position: -buckets[position].patches)
     merges = [(tops, tops)] if len(tops) > 1 else []
     for group, following in itertools.pairwise(groups):
-        # of the next shape, the shortest text that holds those of the bucket; the list falls, so the last that does
+        # The next shape's shortest bucket that holds the bucket's texts: lengths fall, so the last one that does.
         fitting = [[b for b in following if buckets[b].length >= buckets[bucket].length][-1] for bucket in group]
         merges.append((group, fitting))
     return [*merges, (groups[-1], [])]
@@ -231,7 +233,7 @@ class NativePolicy:
     """Text length bounds × numbers of patches, for models that take images in their own aspect ratio (NaFlex).
 
     A row goes to the smallest bound that holds its caption and to the smallest number of patches that holds its image
-    at its own size; to the largest, if none does.
+    at full size; to the largest, if none does.
 
     Args:
         lengths: rising bounds, in tokens.
@@ -240,7 +242,7 @@ class NativePolicy:
 
     Example:
         patches (64, 256) of 16 pixels: an image of 100 × 130 pixels needs 7 · 9 = 63 and goes to 64; one of 100 × 150
-        needs 7 · 10 = 70 and goes to 256; one of 1000 × 1500 goes to 256 too, where it is made smaller.
+        needs 7 · 10 = 70 and goes to 256; one of 1000 × 1500 goes to 256 too and is made smaller.
 
     Source: Tschannen et al. 2025, SigLIP 2, section 2.4.2 (arXiv:2502.14786).
     """

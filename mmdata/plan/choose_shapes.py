@@ -1,6 +1,6 @@
-"""The text bounds that leave the least padding and the image shapes that crop least, chosen from a corpus's counts.
+"""Chooses the text bounds that leave the least padding and the image shapes that crop least, from a corpus's counts.
 
-Each choice is the best there is for these counts, and the same wherever it is made.
+Each choice is optimal for the counts and depends on nothing else.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def choose_lengths(histogram: NDArray[np.int64], count: int) -> list[int]:
     """The text length bounds that leave the least padding.
 
     Args:
-        histogram: captions of each length; entry i counts those of i tokens. The last entry that is not 0 is always
+        histogram: (L,), captions by length: entry i counts those of i tokens. The longest length that occurs is always
             a bound.
-        count: bounds at most.
+        count: largest number of bounds.
 
     Returns:
         Rising bounds, `count` or fewer.
@@ -39,23 +39,23 @@ def choose_lengths_by_shape(histograms: NDArray[np.int64], max_shapes: int) -> l
     """Text length bounds for each image shape, at most `max_shapes` in all, that leave the least padding.
 
     Args:
-        histograms: (S, L), captions of each image shape by length; entry [s, i] counts those of i tokens. The longest
+        histograms: (S, L), captions of each image shape by length: entry [s, i] counts those of i tokens. The longest
             length of a shape is always one of its bounds.
-        max_shapes: bounds of all image shapes together, at most.
+        max_shapes: largest number of bounds of all image shapes together.
 
     Returns:
-        Rising bounds of each of the S image shapes; none where it has no captions.
+        Rising bounds of each of the S image shapes; an empty list for a shape without captions.
 
     Raises:
-        ValueError: all histograms are empty, or more image shapes have captions than there are bounds.
+        ValueError: all histograms are empty, or more than `max_shapes` image shapes have captions.
 
     Example:
         Four bounds for a common shape with lengths 4 (a hundred captions), 5 (a hundred) and 20 (ten), and a rare one
         with 4 (three) and 20 (one): [[4, 5, 20], [20]]. The third bound of the common shape saves 100 tokens of
         padding, a second one of the rare shape only 48.
 
-    Method: the k-th bound of a shape saves no more than the one before (the padding of a group of lengths is Monge), so
-    bounds are handed out where they save most.
+    Method: greedy, which is optimal because each further bound of a shape saves no more than the one before (the
+    padding of a range of lengths is a Monge cost).
     """
     shapes = np.flatnonzero(np.any(histograms, axis=1)).tolist()
     if not shapes:
@@ -65,6 +65,7 @@ def choose_lengths_by_shape(histograms: NDArray[np.int64], max_shapes: int) -> l
             f"max_shapes is {max_shapes}, but {len(shapes)} image shapes have images and each needs a shape of its "
             f"own; set max_shapes to {len(shapes)} or more, or have fewer image shapes (num_image_buckets)"
         )
+    # best[shape][k]: padded tokens and bounds of the shape with k + 1 bounds; each shape has its first bound for free
     best = {shape: _best_bounds(histograms[shape], max_shapes - len(shapes) + 1) for shape in shapes}
     savings = [
         (before - after, shape) for shape in shapes for (before, _), (after, _) in itertools.pairwise(best[shape])
@@ -83,17 +84,17 @@ def choose_image_shapes(
 
     Args:
         aspects: int64 (256,), images of each aspect bin (`mmdata.shards.histogram.aspect_bin`).
-        count: shapes at most; fewer where more would not crop less.
-        image_size: side of the square with the most patches allowed, in pixels.
+        count: largest number of shapes; fewer are chosen if more would not crop less.
+        image_size: side of a square in pixels; no shape has more patches than the square.
         patch_size: side of a patch, in pixels; divides the sides of all shapes.
-        tolerance: share of that square's patches that a shape may lack; none has more. Of shapes of equal aspect ratio
-            the one with the most patches is taken.
+        tolerance: share of the square's patches that a shape may lack. Of shapes of equal aspect ratio the one with the
+            most patches is taken.
 
     Returns:
         (height, width) pairs in pixels, from the tallest to the widest.
 
     Raises:
-        ValueError: there are no images, or image_size is no multiple of patch_size.
+        ValueError: `aspects` counts no image, or image_size is no multiple of patch_size.
 
     Example:
         224 pixels in patches of 16 allow 177 to 14 · 14 = 196 patches. For images of 4:3 (width : height) and of 3:4,
@@ -109,9 +110,10 @@ def choose_image_shapes(
     if not len(present):
         raise ValueError("choose_image_shapes: the histogram of aspect ratios is empty")
     grids = _grids((image_size // patch_size) ** 2, tolerance)
+    # In logarithms the crop is a distance: min(a / s, s / a) = exp(-|log a - log s|).
     log_shapes = np.log([columns / rows for rows, columns in grids])  # (C,), rising
     log_bins = np.log(aspect_ratio(np.arange(ASPECT_BINS)))
-    # Beyond the images' own aspect ratios a nearer shape is always better: one on each side is enough.
+    # A shape beyond the images' own aspect ratios crops more the farther it lies: one on each side is enough.
     first = max(int(np.searchsorted(log_shapes, log_bins[present[0]], side="right")) - 1, 0)
     last = int(np.searchsorted(log_shapes, log_bins[present[-1]])) + 1
     chosen = _least_cropped(log_shapes[first:last], log_bins, np.asarray(aspects, np.float64), count)
@@ -119,9 +121,9 @@ def choose_image_shapes(
 
 
 def _best_bounds(histogram: NDArray[np.int64], count: int) -> list[tuple[float, list[int]]]:
-    """(tokens after padding, bounds) of the best one, two, … `count` bounds, as far as there are lengths.
+    """(tokens after padding, bounds) of the best 1, 2, … `count` bounds; no more than lengths that occur.
 
-    Method: dynamic programming over the longest length of each bound, O(count · len(histogram)²).
+    Method: dynamic programming over the length at which each bound begins, O(count · lengths²).
     """
     lengths = np.flatnonzero(histogram)
     captions_below = np.concatenate([[0.0], np.cumsum(np.asarray(histogram, np.float64)[lengths])])
@@ -131,14 +133,15 @@ def _best_bounds(histogram: NDArray[np.int64], count: int) -> list[tuple[float, 
     # cost[j]: least tokens for the first j lengths, with as many bounds as rounds have passed
     cost = np.full(len(lengths) + 1, np.inf)
     cost[0] = 0.0
-    begins: list[NDArray[np.int64]] = []
+    begins: list[NDArray[np.int64]] = []  # of each round, [j]: where the last bound's lengths begin
     best: list[tuple[float, list[int]]] = []
     for _ in range(min(count, len(lengths))):
-        total = cost[:, None] + group
+        total = cost[:, None] + group  # [i, j]: the last bound holds lengths i … j-1
         begins.append(total.argmin(axis=0))
         cost = total.min(axis=0)
         bounds: list[int] = []
         end = len(lengths)
+        # back from the last bound to the first
         for begin in reversed(begins):
             bounds.append(int(lengths[end - 1]))
             end = int(begin[end])
@@ -148,7 +151,7 @@ def _best_bounds(histogram: NDArray[np.int64], count: int) -> list[tuple[float, 
 
 def _grids(patches: int, tolerance: float) -> list[tuple[int, int]]:
     """(rows, columns) of (1 - tolerance) · patches to `patches` patches, in order of aspect ratio, each ratio once."""
-    fewest = int(np.ceil((1 - tolerance) * patches - 1e-9))
+    fewest = int(np.ceil((1 - tolerance) * patches - 1e-9))  # 1e-9: 0.9 · 10 is 9, whatever the rounding
     grids = [
         (rows, columns)
         for rows in range(1, patches + 1)
@@ -161,23 +164,27 @@ def _grids(patches: int, tolerance: float) -> list[tuple[int, int]]:
 def _least_cropped(
     log_shapes: NDArray[np.float64], log_bins: NDArray[np.float64], images: NDArray[np.float64], count: int
 ) -> list[int]:
-    """Positions of at most `count` shapes that keep the most area, each bin going to the nearest of them.
+    """Positions of at most `count` shapes that keep the most area, if each bin goes to the nearest of them.
 
     Args:
-        log_shapes: (C,), logarithms of aspect ratios, rising.
-        log_bins: (N,), of the images' bins, likewise.
-        images: (N,), how many each bin has.
+        log_shapes: (C,), logarithms of the shapes' aspect ratios, rising.
+        log_bins: (N,), logarithms of the bins' aspect ratios, rising.
+        images: (N,), images in each bin.
         count: at least 1.
+
+    Method: dynamic programming over the last (widest) shape. Bins are split at borders, so the area that a set of
+    shapes keeps is what its last shape keeps of all bins, plus what each border gains: the area that the shapes before
+    the border keep of the bins below it, less what the next shape would keep of them.
     """
-    kept = images * np.exp(-np.abs(log_shapes[:, None] - log_bins))  # (C, N)
+    kept = images * np.exp(-np.abs(log_shapes[:, None] - log_bins))  # (C, N) area that each shape keeps of each bin
     below = np.concatenate([np.zeros((len(kept), 1)), np.cumsum(kept, axis=1)], axis=1)  # (C, N + 1) of bins < n
     border = np.searchsorted(log_bins, (log_shapes[:, None] + log_shapes) / 2)  # (C, C) first bin nearer to the second
     shape = np.arange(len(kept))
-    # handover[i, j]: area kept below their border by i, less what j would keep there
-    handover = below[shape[:, None], border] - below[shape, border]
-    handover[np.tril_indices(len(kept))] = -np.inf
-    area = np.zeros(len(kept))  # area[j]: most kept where j is the last shape, less what j would keep of all bins
-    begins: list[NDArray[np.int64]] = []
+    # gain[i, j]: area that i keeps of the bins below its border with j, less what j would keep of them
+    gain = below[shape[:, None], border] - below[shape, border]
+    gain[np.tril_indices(len(kept))] = -np.inf  # j comes after i
+    area = np.zeros(len(kept))  # area[j]: largest sum of gains with j as the last shape
+    begins: list[NDArray[np.int64]] = []  # of each round, [j]: the shape before j
     best = -np.inf
     chosen: list[int] = []
     for _ in range(min(count, len(kept))):
@@ -188,6 +195,7 @@ def _least_cropped(
         chosen = [last]
         for begin in reversed(begins):
             chosen.append(int(begin[chosen[-1]]))
-        begins.append((area[:, None] + handover).argmax(axis=0))
-        area = (area[:, None] + handover).max(axis=0)
+        longer = area[:, None] + gain  # [i, j]: j follows i
+        begins.append(longer.argmax(axis=0))
+        area = longer.max(axis=0)
     return chosen[::-1]

@@ -1,7 +1,7 @@
-"""Batches without duplicates: rows with the same caption or image change places with rows of other batches.
+"""Batches without duplicates: rows with the same caption or image are exchanged with rows of other batches.
 
-Rows change places only between batches of one bucket in one round of windows, so that any step can still be made
-without those before it.
+Rows are exchanged only between batches of one bucket in one round of windows, so a step still needs none of the steps
+before it.
 """
 
 from __future__ import annotations
@@ -16,105 +16,108 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 TRIES = 64
-"""Places that are tried for a duplicate."""
+"""Rows that are tried as partners for a duplicate, before it stays where it is."""
 
 
 class Hashes(NamedTuple):
-    """What makes rows duplicates: int64 (n,) each."""
+    """Hashes of n rows, int64 (n,) each; rows with an equal image or an equal caption are duplicates."""
 
     image: Ints
     caption: Ints
 
 
 HashesOf = Callable[[Ints, Ints], Hashes]
-"""(rows, passes) -> what tells duplicates among them; int64 (n,) each."""
+"""(rows, passes) -> their hashes; rows and passes are int64 (n,). The pass decides the caption."""
 
 
 def count_duplicates(hashes: Hashes) -> int:
-    """Rows of a batch that have their image or caption in common with a row before them."""
+    """Rows of a batch with the image or the caption of an earlier row."""
     return int((_repeated(hashes.image[None])[0] | _repeated(hashes.caption[None])[0]).sum())
 
 
 def exchange(parts: list[list[Ints]], batches: list[int], hashes: Hashes, draws: NDArray[np.uint64]) -> None:
-    """Exchange duplicates between some batches, within each feed.
+    """Exchange duplicates between some batches, within each lane share.
 
     Args:
-        parts: [feed][batch], what each feed adds to each batch: int64; changed.
-        batches: which of them, all of the same sizes; two or more.
-        hashes: of their rows, batch after batch, in each feed after feed.
+        parts: [lane share][batch], what each lane share adds to each batch: int64; changed.
+        batches: numbers of M batches of equal sizes; two or more.
+        hashes: of their rows: batch by batch, in a batch lane share by lane share.
         draws: as in `separate`.
     """
     table = np.stack([np.concatenate([part[i] for part in parts]) for i in batches])  # (M, B)
     sizes = [len(part[batches[0]]) for part in parts]
-    feed = np.broadcast_to(np.repeat(np.arange(len(parts)), sizes), table.shape)
-    table = table.reshape(-1)[separate(hashes, feed, draws)]
-    for i, row in zip(batches, table, strict=True):
-        for part, piece in zip(parts, np.split(row, np.cumsum(sizes)[:-1]), strict=True):
-            part[i] = piece
+    # a share of the batch keeps its size: rows are exchanged with rows of their own lane share
+    lane_share = np.broadcast_to(np.repeat(np.arange(len(parts)), sizes), table.shape)
+    table = table.reshape(-1)[separate(hashes, lane_share, draws)]
+    for i, batch in zip(batches, table, strict=True):
+        for part, rows in zip(parts, np.split(batch, np.cumsum(sizes)[:-1]), strict=True):
+            part[i] = rows
 
 
-def separate(hashes: Hashes, places: Ints, draws: NDArray[np.uint64]) -> Ints:
-    """Which row stands where, so that no two duplicates are in one batch.
+def separate(hashes: Hashes, kinds: Ints, draws: NDArray[np.uint64]) -> Ints:
+    """Reorder rows so that no two duplicates are in one batch.
 
     Args:
-        hashes: of the rows, (M·B,) each: B rows of each of M batches, one batch after the other.
-        places: int64 (M, B): rows change places only with rows whose place has the same number here.
-        draws: random numbers that the order of the tries is made from, at least one.
+        hashes: of the rows, (M·B,) each: B rows of each of M batches, batch by batch.
+        kinds: int64 (M, B), the kind of each position: rows are exchanged only between positions of one kind.
+        draws: random numbers that decide which exchanges are tried; at least one.
 
     Returns:
-        int64 (M, B), positions among the M·B rows. Duplicates for which no place is found in `TRIES` stay.
+        int64 (M, B), positions among the M·B rows. Duplicates that fit into none of `TRIES` positions stay.
     """
-    batches, width = places.shape
-    order = np.arange(batches * width).reshape(batches, width)
-    keys = [np.unique(column, return_inverse=True)[1] for column in hashes]  # (M·B,), dense
-    met = np.logical_or.reduce([_repeated(key[order]) for key in keys])
-    held: dict[int, list[Counter[int]]] = {}
-    # how many batches hold each key
-    held_by = [np.bincount(np.concatenate([np.unique(key[batch]) for batch in order])) for key in keys]
+    num_batches, width = kinds.shape
+    order = np.arange(num_batches * width).reshape(num_batches, width)
+    # dense keys: hashes of 64 bits as small integers, so that bincount can count them
+    keys = [np.unique(column, return_inverse=True)[1] for column in hashes]  # (M·B,) each
+    is_duplicate = np.logical_or.reduce([_repeated(key[order]) for key in keys])
+    # in how many batches each key occurs
+    holders = [np.bincount(np.concatenate([np.unique(key[batch]) for batch in order])) for key in keys]
+    counters: dict[int, list[Counter[int]]] = {}
 
-    def inside(batch: int) -> list[Counter[int]]:
-        if batch not in held:
-            held[batch] = [Counter(key[order[batch]].tolist()) for key in keys]
-        return held[batch]
+    def counts(batch: int) -> list[Counter[int]]:
+        """How often a batch holds each key; counted when first asked for, because few batches take part."""
+        if batch not in counters:
+            counters[batch] = [Counter(key[order[batch]].tolist()) for key in keys]
+        return counters[batch]
 
     def fits(row: int, batch: int, instead_of: int) -> bool:
         return all(
-            found[key[row]] - (key[row] == key[instead_of]) == 0 for found, key in zip(inside(batch), keys, strict=True)
+            count[key[row]] - (key[row] == key[instead_of]) == 0 for count, key in zip(counts(batch), keys, strict=True)
         )
 
-    tries = iter(np.resize(draws, max(1, int(met.sum())) * TRIES).tolist())
-    for batch, place in zip(*(axis.tolist() for axis in np.nonzero(met)), strict=True):
-        row = int(order[batch, place])
-        if all(found[key[row]] == 1 for found, key in zip(inside(batch), keys, strict=True)):
-            continue  # its like has gone to another batch already
-        if any(holders[key[row]] == batches for holders, key in zip(held_by, keys, strict=True)):
-            continue  # every batch holds its like
+    tries = iter(np.resize(draws, max(1, int(is_duplicate.sum())) * TRIES).tolist())
+    for batch, column in zip(*(axis.tolist() for axis in np.nonzero(is_duplicate)), strict=True):
+        row = int(order[batch, column])
+        if all(count[key[row]] == 1 for count, key in zip(counts(batch), keys, strict=True)):
+            continue  # an earlier exchange has taken its duplicate away
+        if any(holder[key[row]] == num_batches for holder, key in zip(holders, keys, strict=True)):
+            continue  # every batch holds a duplicate of it
         for _ in range(TRIES):
             draw = next(tries)
-            other, there = draw % batches, draw // batches % width
-            instead = int(order[other, there])
-            if other == batch or places[batch, place] != places[other, there]:
+            other, other_column = draw % num_batches, draw // num_batches % width
+            partner = int(order[other, other_column])
+            if other == batch or kinds[batch, column] != kinds[other, other_column]:
                 continue
-            if fits(row, other, instead) and fits(instead, batch, row):
-                order[batch, place], order[other, there] = instead, row
-                _move(row, inside(batch), inside(other), keys, held_by)
-                _move(instead, inside(other), inside(batch), keys, held_by)
+            if fits(row, other, partner) and fits(partner, batch, row):
+                order[batch, column], order[other, other_column] = partner, row
+                _move(row, counts(batch), counts(other), keys, holders)
+                _move(partner, counts(other), counts(batch), keys, holders)
                 break
     return order
 
 
 def _move(
-    row: int, source: list[Counter[int]], target: list[Counter[int]], keys: list[Ints], held_by: list[Ints]
+    row: int, source: list[Counter[int]], target: list[Counter[int]], keys: list[Ints], holders: list[Ints]
 ) -> None:
-    """Count a row's keys out of one batch and into another."""
-    for there, here, key, holders in zip(source, target, keys, held_by, strict=True):
-        there[key[row]] -= 1
-        here[key[row]] += 1
-        holders[key[row]] += int(here[key[row]] == 1) - int(there[key[row]] == 0)
+    """Count a row's keys out of the source batch and into the target batch."""
+    for before, after, key, holder in zip(source, target, keys, holders, strict=True):
+        before[key[row]] -= 1
+        after[key[row]] += 1
+        holder[key[row]] += int(after[key[row]] == 1) - int(before[key[row]] == 0)
 
 
 def _repeated(keys: Ints) -> NDArray[np.bool_]:
-    """Where a key stands that stood in the same row before; bool, (M, B) as `keys`."""
+    """Which keys occur earlier in their own batch; bool (M, B), as `keys`."""
     order = np.argsort(keys, axis=1, kind="stable")
     ordered = np.take_along_axis(keys, order, axis=1)
     repeated = np.zeros(keys.shape, np.bool_)

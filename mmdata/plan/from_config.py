@@ -1,4 +1,4 @@
-"""From settings to a plan: which lengths and shapes there are, and the buckets for them. Reads no image."""
+"""From settings to a plan: chooses the text lengths and image shapes, and makes their buckets. Reads no image."""
 
 from __future__ import annotations
 
@@ -37,27 +37,25 @@ from mmdata.shards.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_
 
 logger = logging.getLogger("mmdata")
 
-
 Lengths = Literal["index"] | CaptionTokens | None
-"""Where caption lengths come from: the index, or counted anew; None where no policy asks for them."""
+"""Caption lengths: those of the index, or counted anew; None if no policy asks for them."""
 
 
 def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count_lengths: bool = False) -> Plan:
     """The plan that a section `data` describes.
 
-    Caption lengths come from the index when it was made with this tokenizer; otherwise they are counted here, which
-    reads every caption.
+    Caption lengths come from the index if it was made with this tokenizer. Otherwise every caption is read and counted.
 
     Args:
         data: settings.
         index: of the shards.
         tokenizer: for the captions.
-        count_lengths: know the lengths even where a single text length does not ask for them.
+        count_lengths: know the lengths even if there is only one text length, which does not ask for them.
 
     Raises:
         DataError: the index has no rows, or a dataset of a mixture has none.
     """
-    for part in index.manifest.parts:
+    for part in index.manifests:
         if part.rows == 0:
             raise DataError(
                 f"shards '{part.folder}': no rows in the index; see __mmdata__/quarantine.jsonl there for those left "
@@ -85,12 +83,12 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count
 
 
 def bucket_policy(data: DataConfig, index: Index, lengths: Lengths) -> BucketPolicy:
-    """The buckets that a section `data` describes; what is not set is chosen from the index.
+    """The buckets that a section `data` describes; bounds and shapes that are not set are chosen from the index.
 
     Args:
         data: settings.
         index: of the shards.
-        lengths: of the captions; not None where text bounds are to be chosen.
+        lengths: of the captions; not None if text bounds are to be chosen.
 
     Raises:
         ValueError: a bucket's batch does not fit into the token budget.
@@ -99,7 +97,7 @@ def bucket_policy(data: DataConfig, index: Index, lengths: Lengths) -> BucketPol
         policy = NativePolicy(text_lengths(data, index, lengths), data.image_patches, patch_size=data.patch_size)
     elif data.max_shapes is not None:
         histogram = caption_histogram(index, lengths, max_length=data.max_length)
-        policy = _shared_out(image_shapes(data, index), histogram, data.max_shapes)
+        policy = _share_bounds(image_shapes(data, index), histogram, data.max_shapes)
     else:
         policy = LengthAspectPolicy(text_lengths(data, index, lengths), image_shapes(data, index))
     if data.token_budget is None:
@@ -113,7 +111,7 @@ def bucket_policy(data: DataConfig, index: Index, lengths: Lengths) -> BucketPol
     )
 
 
-def _shared_out(shapes: list[tuple[int, int]], histogram: NDArray[np.int64], max_shapes: int) -> LengthAspectPolicy:
+def _share_bounds(shapes: list[tuple[int, int]], histogram: NDArray[np.int64], max_shapes: int) -> LengthAspectPolicy:
     """Text bounds for each image shape that has images, at most `max_shapes` in all."""
     by_shape = np.zeros((len(shapes), len(histogram)), np.int64)
     np.add.at(by_shape, nearest_shapes(shapes), histogram.T)
@@ -123,7 +121,7 @@ def _shared_out(shapes: list[tuple[int, int]], histogram: NDArray[np.int64], max
 
 
 def image_shapes(data: DataConfig, index: Index) -> list[tuple[int, int]]:
-    """The (height, width) pairs that are set, or those that crop least."""
+    """The (height, width) pairs that the settings name, or those that crop least."""
     if data.image_buckets != "auto":
         return data.image_buckets or [(data.image_size, data.image_size)]
     aspects = caption_histogram(index, None, max_length=data.max_length).sum(axis=0)
@@ -131,10 +129,10 @@ def image_shapes(data: DataConfig, index: Index) -> list[tuple[int, int]]:
 
 
 def text_lengths(data: DataConfig, index: Index, lengths: Lengths) -> list[int]:
-    """The text length bounds that are set, or those that leave the least padding; the last is max_length or less."""
+    """The text length bounds that the settings name, or those that leave the least padding; at most max_length."""
     if isinstance(data.text_buckets, list):
         return data.text_buckets
-    histogram = np.bincount(lengths[1]) if isinstance(lengths, tuple) else index.manifest.token_histogram()
+    histogram = np.bincount(lengths[1]) if isinstance(lengths, tuple) else index.token_histogram()
     cut = np.minimum(np.arange(len(histogram)), data.max_length)  # longer captions are cut
     return choose_lengths(np.bincount(cut, histogram).astype(np.int64), data.num_text_buckets)
 
@@ -142,12 +140,12 @@ def text_lengths(data: DataConfig, index: Index, lengths: Lengths) -> list[int]:
 def caption_histogram(index: Index, lengths: Lengths, *, max_length: int) -> NDArray[np.int64]:
     """Captions by length and aspect ratio: entry [i, j] counts those of i tokens with an image in aspect bin j.
 
-    From the manifest's pages alone; lengths that are not in the index ask for the size of every image.
+    Reads the manifest's histograms; with lengths that are not in the index, the size of every image.
 
     Args:
         index: of the shards.
         lengths: of the captions.
-        max_length: longer captions count as cut to so many tokens.
+        max_length: longer captions count as this long.
 
     Returns:
         int64 (max_length + 1, ASPECT_BINS).
@@ -163,7 +161,7 @@ def caption_histogram(index: Index, lengths: Lengths, *, max_length: int) -> NDA
             cut = np.minimum(tokens[offsets[start] : offsets[stop]], max_length)
             counts += np.bincount(pack_cells(cut, bins), minlength=len(counts))
     else:
-        for _, cells, captions in index.manifest.cells():
+        for _, cells, captions in index.cells():
             tokens, bins = unpack_cells(cells)
             counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), captions, minlength=len(counts))
     return counts.reshape(-1, ASPECT_BINS).astype(np.int64)  # exact: float64 counts to 2^53
@@ -173,30 +171,30 @@ def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:
     """The mixture that a section `data` describes.
 
     Raises:
-        ConfigError: groups by label, and the corpus has none; or of a file that is not of this corpus.
-        DataError: a file of groups is damaged.
+        ConfigError: groups by label without labels, or a file of groups that was made for another corpus.
+        DataError: the file of groups is damaged.
     """
     listed = sources(data)
     spans = [
-        ShardSpan(place.first_shard, place.last_shard, source.repeat or 1.0)
-        for source, place in zip(listed, index.sources, strict=True)
+        ShardSpan(indexed.first_shard, indexed.last_shard, source.repeat or 1.0)
+        for source, indexed in zip(listed, index.sources, strict=True)
     ]
     if listed[0].weight is None:
-        streams = (BatchShare(tuple(spans)),)
+        shares = (BatchShare(tuple(spans)),)
     else:
-        streams = tuple(BatchShare((span,), source.weight or 1) for source, span in zip(listed, spans, strict=True))
+        shares = tuple(BatchShare((span,), source.weight or 1) for source, span in zip(listed, spans, strict=True))
     groups = build_groups(data.groups, index) if data.groups else None
-    return Mixture(streams, groups, rows.hashes if data.unique else None)
+    return Mixture(shares, groups, rows.hashes if data.unique else None)
 
 
 def build_groups(settings: GroupsConfig, index: Index) -> Groups:
-    """The groups of the rows: the corpus's labels, or those of a file."""
+    """The group of each row: the corpus's labels, or the groups of a file."""
     size, candidates = settings.size or 1, settings.candidates or 0
     if settings.source != "label":
         of_rows = read_groups(Path(settings.source), index)
         digest = hashlib.sha256(of_rows.tobytes()).hexdigest()[:16]
         return Groups(of_rows, size, candidates, f"file {digest}")
-    if not index.manifest.has_labels:
+    if not index.has_labels:
         raise ConfigError(
             "data.groups by label: no row of the corpus has a label; convert it with --label-column, or set source to "
             "a file of groups, which `mmdata neighbours` makes"

@@ -1,4 +1,4 @@
-"""A file that says which group each row is in, as `mmdata neighbours` writes it."""
+"""Reads a file of groups, which says the group of each row; `mmdata neighbours` writes such files."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from mmdata.shards import Index
 
 
 def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
-    """The group of each row, from a file: int64 (len(index),). Read whole: a mapped file that is cut ends the process.
+    """The group of each row, int64 (len(index),), from a .npy file or an Arrow IPC file.
 
-    Either a .npy file, or an Arrow IPC file with a column `group` and the fingerprint of the index it was made for.
+    The Arrow file has a column `group`, and the fingerprint of the index it was made for in its metadata.
 
     Raises:
-        ConfigError: there is no such file, or it is of another corpus.
-        DataError: it holds something else.
+        ConfigError: the file does not exist, or was made for another corpus.
+        DataError: the file has other content.
     """
-    ours = path.suffix != ".npy"
-    remade = "make it anew with `mmdata neighbours`" if ours else "save the group of each row as int64, -1 for none"
+    # Both kinds are read whole: if a mapped file is cut while it is in use, the kernel ends the process (SIGBUS).
+    is_arrow = path.suffix != ".npy"
+    remade = "make it anew with `mmdata neighbours`" if is_arrow else "save the group of each row as int64, -1 for none"
     try:
         check_regular(path, "file of groups")
-        if not ours:  # np.load would take zip archives too, and advise unpickling what is neither
+        if not is_arrow:  # np.load would accept zip archives too, and suggest unpickling any other file
             with path.open("rb") as file:
                 of_rows, made_for = np.lib.format.read_array(file, allow_pickle=False), index.fingerprint
         else:
@@ -42,7 +43,7 @@ def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
             f"file of groups '{path}': expected int64 (rows,), got {of_rows.dtype} {of_rows.shape}; {remade}"
         )
     if len(of_rows) != len(index) or made_for != index.fingerprint:
-        other = " of other content" if ours else ""
+        other = " of other content" if is_arrow else ""
         raise ConfigError(
             f"data.groups.source '{path}': made for another corpus: {len(of_rows)} rows, and data.shards has "
             f"{len(index)}{other}; {remade}"

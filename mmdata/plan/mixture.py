@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from mmdata.plan.deduplicate import HashesOf
 from mmdata.plan.groups import Groups
+from mmdata.renamed import renamed_attribute
 
 
 class ShardSpan(NamedTuple):
@@ -26,15 +27,17 @@ class ShardSpan(NamedTuple):
 
 
 class BatchShare(NamedTuple):
-    """What fills a fixed part of every batch.
+    """Datasets that fill a fixed share of every batch.
 
     Attributes:
-        sources: mixed with each other in the proportions of their rows times `repeat`, exact over an epoch.
-        weight: the stream's part of a batch is weight / sum of all weights, exact to the row.
+        spans: mixed with each other in the proportions of their rows times `repeat`, exact over an epoch.
+        weight: the share is weight / sum of all weights, exact to the row.
     """
 
-    sources: tuple[ShardSpan, ...]
+    spans: tuple[ShardSpan, ...]
     weight: int = 1
+
+    sources = renamed_attribute("sources", "spans")
 
 
 @dataclass(frozen=True)
@@ -42,48 +45,51 @@ class Mixture:
     """What meets in a batch.
 
     Attributes:
-        streams: the first one's rows make the epoch. The others are cycled: each gives as many rows as the steps need,
-            and the next epoch goes on where this one ended, so that over time all its rows are used equally often.
+        shares: the first one's rows make the epoch. The others are repeated: each gives as many rows as the steps need,
+            and the next epoch goes on where this one ended, so that over time all its rows occur equally often.
         groups: rows that stand together.
-        unique: gives the hashes of rows; those with the same caption or image are then kept in different batches,
-            wherever other batches of the same bucket in the same round of windows have room (`PlanSummary.duplicates`
-            counts those left).
+        unique: gives the hashes of rows. Rows with the same caption or image are then kept in different batches, as far
+            as other batches of the same bucket in the same round of windows have room (`PlanSummary.duplicates` counts
+            the rest).
 
     Raises:
-        ValueError: a weight or repeat is out of range, datasets overlap, or a cycled stream is not one dataset alone.
+        ValueError: a weight or repeat is out of range, datasets overlap, or a repeated share has several datasets.
 
     Example:
         192 rows of a corpus of 100 shards and 64 of another one of 7 in every batch of 256:
-        Mixture((Stream((Source(0, 100),), 192), Stream((Source(100, 107),), 64)))
+        Mixture((BatchShare((ShardSpan(0, 100),), 192), BatchShare((ShardSpan(100, 107),), 64)))
     """
 
-    streams: tuple[BatchShare, ...]
+    shares: tuple[BatchShare, ...]
     groups: Groups | None = None
     unique: HashesOf | None = None
 
+    streams = renamed_attribute("streams", "shares")
+    sources = renamed_attribute("sources", "spans")
+
     def __post_init__(self) -> None:
-        for stream in self.streams:
-            if stream.weight < 1 or any(source.repeat <= 0 for source in stream.sources):
-                raise ValueError(f"a weight must be 1 or more and a repeat above 0: got {stream}")
-        for stream in self.streams[1:]:
-            if len(stream.sources) != 1 or stream.sources[0].repeat != 1:
+        for share in self.shares:
+            if share.weight < 1 or any(span.repeat <= 0 for span in share.spans):
+                raise ValueError(f"a weight must be 1 or more and a repeat above 0: got {share}")
+        for share in self.shares[1:]:
+            if len(share.spans) != 1 or share.spans[0].repeat != 1:
                 raise ValueError(
-                    f"a stream after the first is cycled, as one dataset with repeat 1: got {stream}; "
-                    "give each dataset a stream of its own"
+                    f"a share after the first is repeated as needed, so it must be one dataset with repeat 1: got "
+                    f"{share}; give each dataset a share of its own"
                 )
-        for before, source in pairwise(sorted(self.sources)):
-            if source.first_shard < before.last_shard:
-                raise ValueError(f"datasets overlap: {before} and {source}; no shard may be in two of them")
+        for before, span in pairwise(sorted(self.spans)):
+            if span.first_shard < before.last_shard:
+                raise ValueError(f"datasets overlap: {before} and {span}; no shard may be in two of them")
 
     @property
-    def sources(self) -> list[ShardSpan]:
-        """The datasets of all streams."""
-        return [source for stream in self.streams for source in stream.sources]
+    def spans(self) -> list[ShardSpan]:
+        """The datasets of all shares."""
+        return [span for share in self.shares for span in share.spans]
 
     @property
     def total_weight(self) -> int:
-        """Of all streams."""
-        return sum(stream.weight for stream in self.streams)
+        """Sum of the weights of all shares."""
+        return sum(share.weight for share in self.shares)
 
     @property
     def unit_rows(self) -> int:
@@ -94,7 +100,5 @@ class Mixture:
     def fingerprint(self) -> str:
         """Equal for equal mixtures; short."""
         groups = self.groups.fingerprint if self.groups else None
-        described = repr(
-            ([(tuple(map(tuple, s.sources)), s.weight) for s in self.streams], groups, self.unique is not None)
-        )
-        return hashlib.sha256(described.encode()).hexdigest()[:16]
+        shares = [(tuple(map(tuple, share.spans)), share.weight) for share in self.shares]
+        return hashlib.sha256(repr((shares, groups, self.unique is not None)).encode()).hexdigest()[:16]

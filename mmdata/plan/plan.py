@@ -2,6 +2,9 @@
 
 A step depends only on the rows, the policy, the global batch size, the mixture, the lanes, the seed and the epoch;
 nothing here reads an image. Every row is in an epoch once, or as often as the mixture says.
+
+From rows to batches: `EpochWindows` assigns shards to lanes and cuts their rows into windows, `WindowRows` reads a
+window, `LaneQueues` hold its rows by bucket, and the `Schedule`, made from counts alone, says which batches come next.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from mmdata.plan.windows import EpochWindows, KeyedPermutation
 from mmdata.seeding import Purpose, random_raw
 
 WINDOW_ROWS = 2**20
+"""Rows that are shuffled together by default; as many occurrences take 8 MB."""
 
 Ints = NDArray[np.int64]
 
@@ -32,12 +36,12 @@ class Step(NamedTuple):
     """One global batch, or a rank's part of it.
 
     Attributes:
-        epoch: that the step is in.
-        number: of the step, from 0, within the epoch.
+        epoch: from 0.
+        number: of the step in the epoch, from 0.
         bucket: the shape of the batch, on every rank.
-        rows: int64 (n,); -1 where the batch is filled up.
-        passes: int64 (n,), how often the row's dataset was passed over before: decides caption and crop of the row. The
-            epoch, but in mixtures; -1 where the batch is filled up.
+        rows: int64 (n,); -1 for padding.
+        passes: int64 (n,), how many passes over the row's dataset came before; decides the row's caption and crop. The
+            epoch without a mixture; -1 for padding.
     """
 
     epoch: int
@@ -50,10 +54,10 @@ class Step(NamedTuple):
 class Plan:
     """The epochs of a corpus as sequences of global batches of one bucket each.
 
-    The shards are dealt to lanes. In each epoch a lane's shards, in a random order, are cut into windows; a window's
-    rows are put in a random order and into buckets; what does not fill a batch is carried to the next window. A batch
-    has the same number of rows from every lane. At the end of the epoch the carries are merged into buckets of
-    longer text, and what does not fill a batch then is filled up with masked rows.
+    The shards are assigned to lanes. In each epoch a lane's shards, in a random order, are cut into windows; a window's
+    rows are put in a random order and into the queues of their buckets; rows that do not fill a batch wait for the next
+    window. A batch has the same number of rows from every lane. At the end of the epoch the rows that wait are merged
+    into buckets of longer text, and the last batches are padded with masked rows.
 
     Args:
         rows: of the corpus.
@@ -69,8 +73,8 @@ class Plan:
     Raises:
         ValueError: the corpus is empty, or lanes, mixture, groups and batch sizes do not fit each other.
 
-    Method: the schedule of buckets comes from counts, so a rank expands only the lanes that its slice of the batch lies
-    in, and a step in mid-epoch needs only the windows whose rows still wait.
+    Method: the schedule of buckets comes from counts, so a rank reads only the lanes in which its slice of the batch
+    lies, and a step in mid-epoch needs only the windows whose rows still wait.
     """
 
     def __init__(
@@ -105,15 +109,15 @@ class Plan:
                 f"groups: of_rows has {len(groups.of_rows)} entries for {self.num_rows} rows; give one a row"
             )
         self.batch_sizes = _batch_sizes(policy, global_batch_size)
-        self._order = KeyedPermutation(seed, shuffle)
-        self._units = WindowRows(rows, policy, self.mixture, self._order)
-        self._supply = EpochWindows(
+        self._permutation = KeyedPermutation(seed, shuffle)
+        self._window_reader = WindowRows(rows, policy, self.mixture, self._permutation)
+        self._epoch_windows = EpochWindows(
             rows.starts,
             self.mixture,
             batch_sizes=self.batch_sizes,
             num_lanes=num_lanes,
             window_rows=window_rows,
-            order=self._order,
+            permutation=self._permutation,
         )
         self._schedules: dict[int, tuple[list[list[Window]], Schedule]] = {}
 
@@ -123,10 +127,11 @@ class Plan:
         return self.num_steps(0)
 
     def num_steps(self, epoch: int) -> int:
-        """Steps of an epoch; from the rows of the shards alone where all batches have one size and no groups."""
+        """Steps of an epoch."""
+        # One batch size and no groups: the rows of the shards tell. Otherwise it takes the bucket of every row.
         if len(set(self.batch_sizes)) > 1 or self.mixture.groups:
             return self._schedule(epoch)[1].num_steps
-        return self._supply.steps(epoch)
+        return self._epoch_windows.num_steps(epoch)
 
     def identity(self) -> dict[str, str | int | bool]:
         """What the plan depends on, as JSON; two plans with the same identity have the same steps."""
@@ -150,34 +155,37 @@ class Plan:
         if epoch < 0:
             raise ValueError(f"epoch must be 0 or more: got {epoch}")
         self.check_ranks(rank, world_size)
-        streams = len(self.mixture.streams)
-        first, last = rank * self.num_lanes // world_size, -(-(rank + 1) * self.num_lanes // world_size)  # lanes
         windows, schedule = self._schedule(epoch)
         begin = schedule.round_of(start)
-        numbers = range(first * streams, last * streams)
-        feeds = [LaneQueues(self._units, epoch, windows[number], schedule, number).at(begin) for number in numbers]
+        # A global batch is laid out lane after lane, so this rank's slice of it lies in lanes first … last-1.
+        first, last = rank * self.num_lanes // world_size, -(-(rank + 1) * self.num_lanes // world_size)
+        lane_shares = range(first * len(self.mixture.shares), last * len(self.mixture.shares))
+        queues = [LaneQueues(self._window_reader, epoch, windows[i], schedule, i) for i in lane_shares]
+        for queue in queues:
+            queue.seek(begin)
         for round_ in range(begin, len(schedule.merged)):
             buckets = schedule.buckets_of(round_)
-            parts = [feed.round(round_) for feed in feeds]
+            parts = [queue.next_round(round_) for queue in queues]  # [lane share][batch]
             if self.mixture.unique:
-                self._exchange(self.mixture.unique, parts, buckets, epoch, round_)
-            order = self._batch_order(len(buckets), schedule.filled(round_), epoch, round_)
+                self._separate_duplicates(self.mixture.unique, parts, buckets, epoch, round_)
+            order = self._batch_order(len(buckets), schedule.num_padded(round_), epoch, round_)
             number = max(start, int(schedule.first_step[round_]))
             for position in order[number - int(schedule.first_step[round_]) :].tolist():
                 bucket = int(buckets[position])
                 mine = rank_slice(self.batch_sizes[bucket], rank, world_size)
-                before = first * self.batch_sizes[bucket] // self.num_lanes  # rows of lanes that this rank leaves out
-                uses = self._lay_out([part[position] for part in parts])[mine.start - before : mine.stop - before]
-                yield Step(epoch, number, self.policy.buckets[bucket], rows_of(uses), passes_of(uses))
+                skipped = first * self.batch_sizes[bucket] // self.num_lanes  # rows of the lanes before `first`
+                batch = self._join_lanes([part[position] for part in parts])
+                occurrences = batch[mine.start - skipped : mine.stop - skipped]
+                yield Step(epoch, number, self.policy.buckets[bucket], rows_of(occurrences), passes_of(occurrences))
                 number += 1
 
     def check_ranks(self, rank: int, world_size: int) -> None:
-        """Raise ValueError where the ranks cannot share every batch, units whole."""
+        """Raise ValueError where the ranks cannot share every batch equally, with whole groups."""
         rank_slice(world_size, rank, world_size)
         own_sizes = hasattr(self.policy, "batch_sizes")
         for size in sorted(set(self.batch_sizes)):
             units, left = divmod(size, self.mixture.unit_rows)
-            assert left == 0, "Supply has checked it"
+            assert left == 0, "EpochWindows has checked it"
             if self.mixture.groups and units % world_size:
                 setting = "batch_multiple" if own_sizes else "global_batch_size"
                 raise ValueError(
@@ -191,41 +199,44 @@ class Plan:
                 )
             rank_slice(size, rank, world_size)
 
-    def _batch_order(self, count: int, filled: int, epoch: int, round_: int) -> Ints:
-        """The order of the batches of a round; those that are filled up stay the last."""
-        order = self._order(count - filled, epoch, Purpose.BATCH_ORDER, round_)
+    def _batch_order(self, count: int, num_padded: int, epoch: int, round_: int) -> Ints:
+        """The order of the batches of a round; the padded ones stay the last."""
+        order = self._permutation(count - num_padded, epoch, Purpose.BATCH_ORDER, round_)
         return np.concatenate([order, np.arange(len(order), count)])
 
-    def _lay_out(self, parts: list[Ints]) -> Ints:
-        """A global batch, lane after lane; in a lane the streams are strewn evenly, so that ranks get equal shares."""
-        streams = len(self.mixture.streams)
-        if streams == 1:
+    def _join_lanes(self, parts: list[Ints]) -> Ints:
+        """A global batch, lane after lane; in a lane the shares are mixed evenly, so that ranks get equal shares."""
+        num_shares = len(self.mixture.shares)
+        if num_shares == 1:
             return np.concatenate(parts)
         lanes: list[Ints] = []
-        for lane in range(0, len(parts), streams):
-            own = parts[lane : lane + streams]
-            place = np.concatenate([(np.arange(len(part)) + 0.5) / len(part) for part in own])
-            lanes.append(np.concatenate(own)[np.argsort(place, kind="stable")])
+        for lane in range(0, len(parts), num_shares):
+            own = parts[lane : lane + num_shares]
+            # row i of n goes where (i + 0.5) / n lies between 0 and 1
+            middles = np.concatenate([(np.arange(len(part)) + 0.5) / len(part) for part in own])
+            lanes.append(np.concatenate(own)[np.argsort(middles, kind="stable")])
         return np.concatenate(lanes)
 
-    def _exchange(self, unique: HashesOf, parts: list[list[Ints]], buckets: Ints, epoch: int, round_: int) -> None:
-        """Keep duplicates apart, among the full batches of each bucket; `parts` [feed][batch] is changed."""
+    def _separate_duplicates(
+        self, hashes_of: HashesOf, parts: list[list[Ints]], buckets: Ints, epoch: int, round_: int
+    ) -> None:
+        """Exchange duplicates among the full batches of each bucket; `parts` [lane share][batch] is changed."""
         for bucket in np.unique(buckets).tolist():
-            batches = [
-                i for i in np.flatnonzero(buckets == bucket).tolist() if all((part[i] >= 0).all() for part in parts)
-            ]
+            of_bucket = np.flatnonzero(buckets == bucket).tolist()
+            batches = [i for i in of_bucket if all((part[i] >= 0).all() for part in parts)]
             if len(batches) > 1:
-                uses = np.concatenate([part[i] for i in batches for part in parts])
+                rows = np.concatenate([part[i] for i in batches for part in parts])
                 position = round_ * len(self.policy.buckets) + bucket
                 draws = random_raw(4096, seed=self.seed, epoch=epoch, purpose=Purpose.EXCHANGES, position=position)
-                exchange(parts, batches, unique(rows_of(uses), passes_of(uses)), draws)
+                exchange(parts, batches, hashes_of(rows_of(rows), passes_of(rows)), draws)
 
     def _schedule(self, epoch: int) -> tuple[list[list[Window]], Schedule]:
-        """The windows of each feed, and the schedule; kept for the epoch asked last."""
+        """The windows of each lane share, and the schedule; the epoch asked for last is kept."""
         if epoch not in self._schedules:
-            windows = self._supply.windows(epoch)
-            arrived = self._units.arrivals(windows, epoch)
-            self._schedules = {epoch: (windows, Schedule(arrived, self.policy.buckets, self._supply.parts))}
+            windows = self._epoch_windows.windows(epoch)
+            arrived = self._window_reader.arrivals(windows, epoch)
+            schedule = Schedule(arrived, self.policy.buckets, self._epoch_windows.rows_per_batch)
+            self._schedules = {epoch: (windows, schedule)}
         return self._schedules[epoch]
 
 

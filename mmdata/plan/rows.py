@@ -1,9 +1,9 @@
-"""What a plan knows of the rows: which caption each has in an epoch, its length, and the shape of the image."""
+"""What a plan knows of each row: which caption it has in an epoch, the caption's length, and the image's size."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -15,14 +15,16 @@ from mmdata.seeding import mix
 from mmdata.shards.caption_lengths import CaptionTokens
 from mmdata.shards.histogram import ASPECT_BINS, aspect_ratio, unpack_cells
 from mmdata.shards.index import Index
-from mmdata.shards.manifest import Manifest
-from mmdata.shards.union import UnionManifest
+from mmdata.shards.pages import Histograms
 
 COUNT_ROWS = 2**20
-"""Rows whose shapes are looked at together when a corpus is counted."""
+"""About how many rows are in memory at a time when a corpus is counted."""
 
-PROBED_ROWS, PROBED_TOKENS = 4096, 1024
-"""Rows, or the lengths of cells, whose buckets stand for what a policy does."""
+PROBED_ROWS = 4096
+"""`fingerprint_policy` asks a policy for the buckets of this many first rows."""
+
+PROBED_TOKENS = 1024
+"""`fingerprint_policy` asks a policy of cells for the buckets of lengths below this."""
 
 
 class Rows(Protocol):
@@ -30,7 +32,7 @@ class Rows(Protocol):
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """First row of each shard, and the number of rows: int64 (num_shards + 1,)."""
+        """First row of each shard, then the number of rows: int64 (num_shards + 1,)."""
         ...
 
     @property
@@ -43,9 +45,9 @@ class Rows(Protocol):
         ...
 
     def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
-        """How many rows of each of n consecutive shards a policy puts into each of its K buckets: int64 (n, K).
+        """Rows of each of n consecutive shards by the policy's K buckets: int64 (n, K).
 
-        Must agree with `policy.assign` of the shapes of those rows; `count_buckets` does it the long way.
+        Must agree with `policy.assign` of the shapes of those rows. `count_buckets` does it row by row.
         """
         ...
 
@@ -55,8 +57,8 @@ class IndexRows:
 
     Args:
         index: of the shards.
-        lengths: "index": the caption lengths that the index holds; or those of another tokenizer, counted by the
-            caller; None where the policy does not ask for lengths, which then are all 1.
+        lengths: "index" for the caption lengths that the index holds; a pair for those of another tokenizer, counted by
+            the caller; None if the policy does not ask for lengths, which then are all 1.
         limit: use only the first `limit` rows.
     """
 
@@ -71,7 +73,7 @@ class IndexRows:
         self.fingerprint = f"{index.fingerprint[:16]}-{counted}-{self.starts[-1]}"
 
     def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
-        """Shapes of n rows in an epoch; sizes are those displayed, EXIF orientation applied."""
+        """Shapes of n rows in an epoch; sizes as displayed, with the EXIF orientation applied."""
         columns = self._index.take(rows, ["height", "width", "orientation"])
         turned = columns["orientation"] >= 5
         height = np.where(turned, columns["width"], columns["height"]).astype(np.int64)
@@ -88,48 +90,46 @@ class IndexRows:
         return Shapes(counts[begins + chosen].astype(np.int64), height, width)
 
     def hashes(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> Hashes:
-        """Of the images of n rows, and of the captions that they have in their passes."""
+        """Hashes of the images of n rows, and of the captions that the rows have in their passes."""
         offsets, hashes = self._index.take_lists(rows, "caption_hash")
         chosen = choose_captions(rows, np.diff(offsets), passes)
         return Hashes(self._index.take(rows, ["image_hash"])["image_hash"], hashes[offsets[:-1] + chosen])
 
     def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
-        """Rows of each of n consecutive shards by bucket, int64 (n, K).
-
-        From the manifest where it knows them: every row has one caption, and the policy looks at no more than the cells
-        of the manifest's histograms. Else from the shape of every row.
-        """
-        manifest = self._index.manifest
-        known = manifest.captions == manifest.rows and not isinstance(self._lengths, tuple) and not self._limited
+        """Rows of each of n consecutive shards by bucket, int64 (n, K)."""
+        # The manifest's histograms tell, if every row has one caption and the policy looks at nothing finer than their
+        # cells. Otherwise the shape of every row has to be read from the index.
+        one_each = self._index.captions == len(self._index)
+        known = one_each and not isinstance(self._lengths, tuple) and not self._limited
         if known and getattr(policy, "uses_cells", False):
-            return count_cells(manifest, policy, lengths=self._lengths is not None)[shards]
+            return count_cells(self._index.cells(), policy, lengths=self._lengths is not None)[shards]
         return count_buckets(self, policy, epoch, shards)
 
 
-def count_cells(manifest: Manifest | UnionManifest, policy: BucketPolicy, *, lengths: bool) -> NDArray[np.int64]:
-    """`Rows.bucket_counts` from the histograms of a manifest whose rows have one caption each.
+def count_cells(histograms: Iterable[Histograms], policy: BucketPolicy, *, lengths: bool) -> NDArray[np.int64]:
+    """`Rows.bucket_counts` from the histograms of an index whose rows have one caption each.
 
     Args:
-        manifest: of the shards.
-        policy: one with `uses_cells`.
-        lengths: False: all captions count as one token long.
+        histograms: of the shards, in their order; see `Manifest.cells`.
+        policy: a policy with `uses_cells`.
+        lengths: False counts all captions as one token long.
     """
     num_buckets = len(policy.buckets)
     parts = [np.empty((0, num_buckets), np.int64)]
-    for offsets, cells, captions in manifest.cells():
+    for offsets, cells, captions in histograms:
         shard = np.repeat(np.arange(len(offsets) - 1, dtype=np.int32), np.diff(offsets))
-        # a policy is asked once for each cell that occurs: they are few, whatever the number of shards
+        # The policy is asked once for each cell that occurs, not for each shard's: cells are few, shards are not.
         occurring = np.flatnonzero(np.bincount(cells))
         bucket_of_cell = np.zeros(int(occurring[-1]) + 1 if len(occurring) else 0, np.int32)
         bucket_of_cell[occurring] = assign_buckets(policy, _shapes_of_cells(occurring, lengths=lengths), occurring)
-        places = shard * np.int32(num_buckets) + bucket_of_cell[cells]
-        counts = np.bincount(places, captions, minlength=(len(offsets) - 1) * num_buckets)
+        pair = shard * np.int32(num_buckets) + bucket_of_cell[cells]  # (shard, bucket) as one number, to count it
+        counts = np.bincount(pair, captions, minlength=(len(offsets) - 1) * num_buckets)
         parts.append(counts.reshape(-1, num_buckets).astype(np.int64))  # exact: float64 counts to 2^53
     return np.concatenate(parts)
 
 
 def _shapes_of_cells(cells: NDArray[np.int64], *, lengths: bool) -> Shapes:
-    """A shape that stands for each cell: its aspect bin is the cell's."""
+    """One shape for each cell, with the cell's length and aspect bin."""
     tokens, bins = unpack_cells(cells)
     length = tokens.astype(np.int64) if lengths else np.ones(len(cells), np.int64)
     height = np.full(len(cells), 4096, np.int64)
@@ -137,10 +137,10 @@ def _shapes_of_cells(cells: NDArray[np.int64], *, lengths: bool) -> Shapes:
 
 
 def assign_buckets(policy: BucketPolicy, shapes: Shapes, rows: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
-    """The bucket of each row, checked; in the smallest integers that hold it, which sort fastest.
+    """The bucket of each row, checked; in the smallest integer type that holds it, because that sorts fastest.
 
     Raises:
-        ValueError: the policy has no bucket for a row, or no answer for each.
+        ValueError: the policy gives a row a bucket that does not exist, or not one integer for each row.
     """
     buckets = len(policy.buckets)
     bucket_of = np.asarray(policy.assign(shapes))
@@ -161,10 +161,11 @@ def assign_buckets(policy: BucketPolicy, shapes: Shapes, rows: NDArray[np.int64]
 
 
 def fingerprint_policy(policy: BucketPolicy, rows: Rows) -> str:
-    """Equal for policies of the same class with the same buckets that treat the first rows of a corpus alike.
+    """Equal for policies of the same class with the same buckets that give the first rows of a corpus the same buckets.
 
-    So a user's own policy needs no number of its version: where a change of its code shows in the first 4,096 rows, it
-    shows here. A policy that looks at cells only is asked for those of up to 1,024 tokens, and no row is read.
+    So a user's own policy needs no version number: a change of its code that changes the buckets of the first
+    `PROBED_ROWS` rows changes the fingerprint. For a policy with `uses_cells` no row is read: it is asked for all cells
+    of up to its longest text, below `PROBED_TOKENS`.
     """
     sizes = list(getattr(policy, "batch_sizes", []))
     named = f"{type(policy).__qualname__} {[tuple(bucket) for bucket in policy.buckets]} {sizes}"
@@ -186,13 +187,13 @@ def count_buckets(rows: Rows, policy: BucketPolicy, epoch: int, shards: slice) -
         numbers = np.arange(starts[first], starts[last])
         bucket_of = assign_buckets(policy, rows.shapes(numbers, epoch), numbers)
         shard = np.repeat(np.arange(last - first), np.diff(starts[first : last + 1]))
-        cells = np.bincount(shard * num_buckets + bucket_of, minlength=(last - first) * num_buckets)
-        counts[first:last] = cells.reshape(-1, num_buckets)
+        pairs = np.bincount(shard * num_buckets + bucket_of, minlength=(last - first) * num_buckets)
+        counts[first:last] = pairs.reshape(-1, num_buckets)
     return counts
 
 
 def _spans(starts: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Runs of shards with about COUNT_ROWS rows together."""
+    """Runs of shards, (first, last + 1), of about COUNT_ROWS rows each."""
     first = 0
     while first < len(starts) - 1:
         last = int(np.searchsorted(starts, starts[first] + COUNT_ROWS, side="right"))
@@ -204,16 +205,17 @@ def _spans(starts: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 def choose_captions(
     rows: NDArray[np.int64], num_captions: NDArray[np.int64], epoch: int | NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Which of its captions each row has in an epoch.
+    """Choose one of its captions for each row in an epoch.
 
-    A row goes through all its captions in turn, epoch by epoch, from a starting point that differs from row to row.
+    A row has its captions in turn, epoch by epoch, and starts at a caption that differs from row to row.
 
     Args:
         rows: int64 (n,).
         num_captions: int64 (n,), at least 1 each.
-        epoch: from 0; or int64 (n,), where rows are in different passes over their datasets.
+        epoch: from 0; or int64 (n,), if the rows are in different passes over their datasets.
 
     Returns:
-        Positions, int64 (n,).
+        int64 (n,), the position of the caption among those of its row.
     """
+    # `mix` gives each row its own start; without it all rows of equal numbers of captions would change in step.
     return ((mix(rows) % num_captions.astype(np.uint64)).astype(np.int64) + epoch) % num_captions

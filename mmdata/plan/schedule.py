@@ -1,8 +1,9 @@
-"""The schedule of an epoch: which bucket each step has. From counts alone, so every rank knows it, whatever it reads.
+"""The schedule of an epoch: which bucket each step has. From counts alone, so every rank knows all of it.
 
-Each feed keeps a queue for each bucket. A batch of a bucket is due as soon as every feed has its part of it. Where the
-feeds do not agree on a bucket, and at the end of the epoch, batches are made of the queues of several buckets, longest
-text first. Rows leave a queue in the order in which they came, so what waits is always what came last.
+Each lane share has a queue for each bucket. A round reads one window of each lane share, and then makes a batch of a
+bucket as long as every lane share has its rows of it. Where the lane shares do not agree on a bucket, and at the end of
+the epoch, batches are merged from the queues of several buckets, longest text first. Rows leave a queue in the order of
+their arrival, so the rows that wait are always the last that arrived.
 """
 
 from __future__ import annotations
@@ -17,61 +18,63 @@ from mmdata.plan.buckets import Bucket, merge_groups
 
 Ints = NDArray[np.int64]
 
-CROWDED = 8
-"""Batches for each bucket, on average, that every feed has waiting before they are made of several buckets."""
+MERGE_AT_BATCHES = 8
+"""Batches that wait in every lane share, on average over the buckets, before they are merged in mid-epoch."""
 
 
-class Merged(NamedTuple):
+class MergedBatch(NamedTuple):
     """A batch of rows from the queues of several buckets.
 
     Attributes:
-        bucket: position of its bucket.
-        taken: int64 (F, K), how many each feed takes from each of its queues.
-        filled: whether some feed has too few, so that the batch is filled up; only the last batches of an epoch are.
+        bucket: position of the batch's bucket.
+        taken: int64 (L, K), what each lane share takes from each of its queues.
+        is_padded: some lane share has too few rows, so the batch has padding; only the last batches of an epoch.
     """
 
     bucket: int
     taken: Ints
-    filled: bool
+    is_padded: bool
 
 
 class Schedule:
     """How many batches of each bucket each round of windows brings.
 
     Args:
-        arrived: int64 (F, R, K), what has reached each bucket of each feed by the end of each round.
+        arrived: int64 (L, R, K), what has reached each bucket of each lane share by the end of each round.
         buckets: the K buckets.
-        parts: int64 (F, K), what each feed adds to a batch of each bucket.
+        rows_per_batch: int64 (L, K), what each lane share adds to a batch of each bucket.
 
     Attributes:
-        arrived, parts: as given.
-        taken: int64 (F, R, K), what has left each queue by the end of each round.
-        due: int64 (R, K), batches of each bucket that each round brings, merged ones not counted.
-        merged: of each round, which follow.
+        taken: int64 (L, R, K), what has left each queue by the end of each round.
+        num_batches: int64 (R, K), batches of each bucket that each round brings, without the merged ones.
+        merged: the merged batches of each round; they follow the others.
         first_step: int64 (R + 1,), number of the first step of each round, and of the epoch after.
         num_steps: of the epoch.
     """
 
-    def __init__(self, arrived: Ints, buckets: Sequence[Bucket], parts: Ints) -> None:
+    def __init__(self, arrived: Ints, buckets: Sequence[Bucket], rows_per_batch: Ints) -> None:
         self.arrived = arrived
-        self.parts = parts
+        self.rows_per_batch = rows_per_batch
         self.taken: Ints = np.zeros_like(arrived)
-        self.due: Ints = np.zeros(arrived.shape[1:], np.int64)
-        self.merged: list[list[Merged]] = []
+        self.num_batches: Ints = np.zeros(arrived.shape[1:], np.int64)
+        self.merged: list[list[MergedBatch]] = []
         groups = merge_groups(buckets)
-        taken = np.zeros_like(parts)
+        taken = np.zeros_like(rows_per_batch)  # (L, K) before the round
         last = arrived.shape[1] - 1
         for round_ in range(last + 1):
             waiting = arrived[:, round_] - taken
-            self.due[round_] = (waiting // parts).min(axis=0)
-            waiting -= self.due[round_] * parts
-            crowded = (waiting / parts).sum(axis=1).min() >= CROWDED * len(buckets)
-            self.merged.append(_merge(waiting, groups, parts, fill=round_ == last) if crowded or round_ == last else [])
+            self.num_batches[round_] = (waiting // rows_per_batch).min(axis=0)  # the lane share with the fewest decides
+            waiting -= self.num_batches[round_] * rows_per_batch
+            # Shares with texts of other lengths may never agree on a bucket. Merging what waits keeps the queues, and
+            # with them the cost of a resume, bounded.
+            crowded = (waiting / rows_per_batch).sum(axis=1).min() >= MERGE_AT_BATCHES * len(buckets)
+            merge = crowded or round_ == last
+            self.merged.append(_merge(waiting, groups, rows_per_batch, pad=round_ == last) if merge else [])
             for batch in self.merged[-1]:
                 waiting -= batch.taken
             taken = arrived[:, round_] - waiting
             self.taken[:, round_] = taken
-        steps = self.due.sum(axis=1) + [len(batches) for batches in self.merged]
+        steps = self.num_batches.sum(axis=1) + [len(batches) for batches in self.merged]
         self.first_step: Ints = np.concatenate([np.zeros(1, np.int64), np.cumsum(steps)])
         self.num_steps = int(self.first_step[-1])
 
@@ -80,69 +83,75 @@ class Schedule:
         return min(int(np.searchsorted(self.first_step[1:], step, side="right")), len(self.merged) - 1)
 
     def buckets_of(self, round_: int) -> Ints:
-        """The bucket of each batch of a round: those that were due, then the merged ones."""
-        due = np.repeat(np.arange(self.due.shape[1]), self.due[round_])
-        return np.concatenate([due, np.array([batch.bucket for batch in self.merged[round_]], np.int64)])
+        """The bucket of each batch of a round: those of one bucket, then the merged ones."""
+        plain = np.repeat(np.arange(self.num_batches.shape[1]), self.num_batches[round_])
+        return np.concatenate([plain, np.array([batch.bucket for batch in self.merged[round_]], np.int64)])
 
-    def filled(self, round_: int) -> int:
-        """How many of its batches, the last ones, are filled up."""
-        return sum(batch.filled for batch in self.merged[round_])
+    def num_padded(self, round_: int) -> int:
+        """How many batches of a round have padding: its last ones."""
+        return sum(batch.is_padded for batch in self.merged[round_])
 
-    def carried_from(self, feed: int, round_: int) -> int:
-        """The earliest round that has rows waiting in a feed when `round_` begins; `round_` itself if none has."""
+    def carried_from(self, lane_share: int, round_: int) -> int:
+        """The earliest round whose rows still wait in a lane share when `round_` begins; `round_` itself if none do."""
         if round_ == 0:
             return 0
-        taken = self.taken[feed, round_ - 1]  # (K,)
-        waiting = self.arrived[feed, round_ - 1] > taken
-        # the first round at whose end more rows had arrived than have left
-        first = (self.arrived[feed, :round_] > taken).argmax(axis=0)  # (K,)
+        taken = self.taken[lane_share, round_ - 1]  # (K,)
+        waiting = self.arrived[lane_share, round_ - 1] > taken
+        # The queues are first in, first out: the oldest row that waits came in the first round at whose end more rows
+        # had arrived than have left by now.
+        first = (self.arrived[lane_share, :round_] > taken).argmax(axis=0)  # (K,)
         return int(first[waiting].min()) if waiting.any() else round_
 
 
-def _merge(waiting: Ints, groups: list[tuple[list[int], list[int]]], parts: Ints, *, fill: bool) -> list[Merged]:
-    """Batches of what is `waiting` (F, K), group by group (`merge_groups`).
+def _merge(
+    waiting: Ints, groups: list[tuple[list[int], list[int]]], rows_per_batch: Ints, *, pad: bool
+) -> list[MergedBatch]:
+    """Make batches of what is `waiting` (L, K), group by group (`merge_groups`).
 
-    What a group leaves over stands behind the rows of its targets in a later group. Without `fill` what makes no full
-    batch of every feed at last goes on waiting.
+    The rows that a group leaves over line up behind those of its target buckets in a later group. Without `pad`, rows
+    that make no full batch of every lane share in the last group go on waiting.
     """
-    queues = {bucket: [bucket] for bucket in range(waiting.shape[1])}  # whose rows stand at each bucket
+    queues = {bucket: [bucket] for bucket in range(waiting.shape[1])}  # the queues that line up at each bucket
     waiting = waiting.copy()
-    batches: list[Merged] = []
+    batches: list[MergedBatch] = []
     for group, targets in groups:
-        batches += _cut([(bucket, queue) for bucket in group for queue in queues[bucket]], waiting, parts, fill=False)
-        if not targets and fill:
-            rest = [(bucket, queue) for bucket in group for queue in queues[bucket]]
-            batches += _cut(rest, waiting, parts, fill=True)
+        line = [(bucket, queue) for bucket in group for queue in queues[bucket]]
+        batches += _cut(line, waiting, rows_per_batch, pad=False)
+        if not targets and pad:
+            batches += _cut(line, waiting, rows_per_batch, pad=True)
         if targets != group:
             for bucket, target in zip(group, targets, strict=False):  # the last group has no targets
                 queues[target] += queues.pop(bucket)
     return batches
 
 
-def _cut(line: list[tuple[int, int]], waiting: Ints, parts: Ints, *, fill: bool) -> list[Merged]:
-    """Cut batches from the front of a line; what they take is taken off `waiting`.
+def _cut(line: list[tuple[int, int]], waiting: Ints, rows_per_batch: Ints, *, pad: bool) -> list[MergedBatch]:
+    """Cut batches from the front of a line; what they take is subtracted from `waiting`.
 
     Args:
-        line: (bucket, queue) pairs, longest text first: the batch whose first row stands in `queue` has that bucket.
-        waiting: int64 (F, K), changed.
-        parts: int64 (F, K).
-        fill: also make batches that some feed cannot fill.
+        line: (bucket, queue) pairs, longest text first. A batch whose first row is in `queue` has the pair's bucket,
+            which holds all rows behind it too.
+        waiting: int64 (L, K), changed.
+        rows_per_batch: int64 (L, K).
+        pad: also make batches that some lane share cannot fill.
     """
     queues = [queue for _, queue in line]
-    reached = np.cumsum(waiting[:, queues], axis=1)  # (F, Q) rows in line up to each queue, and with it
+    reached = np.cumsum(waiting[:, queues], axis=1)  # (L, Q) rows in line up to and with each queue
     total = reached[:, -1]
-    begin = np.zeros(len(waiting), np.int64)
-    batches: list[Merged] = []
+    begin = np.zeros(len(waiting), np.int64)  # (L,) rows in line that are in batches
+    batches: list[MergedBatch] = []
     while (begin < total).any():
+        # the lane share that has got least far down the line has the longest text
         bucket = line[int((reached <= begin[:, None]).sum(axis=1).min())][0]
-        end = begin + parts[:, bucket]
-        short = bool((end > total).any())
-        if short and not fill:
+        end = begin + rows_per_batch[:, bucket]
+        is_padded = bool((end > total).any())
+        if is_padded and not pad:
             break
         taken = np.zeros_like(waiting)
+        # how much of begin … end lies in each queue, from where each queue ends, clipped to that stretch
         up_to = np.clip(reached, begin[:, None], np.minimum(end, total)[:, None])
         taken[:, queues] = np.diff(up_to, axis=1, prepend=begin[:, None])
-        batches.append(Merged(bucket, taken, short))
+        batches.append(MergedBatch(bucket, taken, is_padded))
         waiting -= taken
         begin = np.minimum(end, total)
     return batches

@@ -1,6 +1,7 @@
-"""The supply of an epoch: which rows each feed gets, in which windows. From the sizes of the shards alone.
+"""The windows of an epoch: which rows each lane share reads, and in which order. From the sizes of the shards alone.
 
-A feed is a stream in a lane. Feeds are numbered lane by lane: stream s of lane l is feed l · streams + s.
+A lane share is one share of the batch in one lane. Lane shares are numbered lane by lane: share s of lane l is
+l · num_shares + s; L = num_lanes · num_shares.
 """
 
 from __future__ import annotations
@@ -22,34 +23,35 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class KeyedPermutation:
-    """Random orders of things, or their own order where nothing is shuffled."""
+    """A random order for each (epoch, purpose, position), a pure function of them; 0 … count-1 without shuffle."""
 
     seed: int
     shuffle: bool
 
     def __call__(self, count: int, epoch: int, purpose: Purpose, position: int) -> Ints:
-        """An order of `count` things."""
+        """An order of `count` things, int64 (count,)."""
         if not self.shuffle:
             return np.arange(count)
         return permutation(count, seed=self.seed, epoch=epoch, purpose=purpose, position=position)
 
 
 class EpochWindows:
-    """Rows for the feeds.
+    """Assigns the shards to lanes once, and cuts each lane share's rows of an epoch into windows.
 
     Args:
-        starts: first row of each shard, and the number of rows: int64 (num_shards + 1,).
+        starts: first row of each shard, then the number of rows: int64 (num_shards + 1,).
         mixture: of the corpus.
-        batch_sizes: of each of the K buckets, in rows.
+        batch_sizes: rows of a global batch of each of the K buckets.
         num_lanes: C.
-        window_rows: rows that are shuffled together, at least, over all feeds.
-        order: of the shards.
+        window_rows: rows that are shuffled together, at least, over all lane shares.
+        permutation: orders the shards.
 
     Attributes:
-        parts: int64 (F, K), units that each feed adds to a batch of each bucket.
+        rows_per_batch: int64 (L, K), what each lane share adds to a batch of each bucket; units where rows stand in
+            groups.
 
     Raises:
-        ValueError: these do not fit each other.
+        ValueError: the arguments do not fit each other.
     """
 
     def __init__(
@@ -60,99 +62,100 @@ class EpochWindows:
         batch_sizes: list[int],
         num_lanes: int,
         window_rows: int,
-        order: KeyedPermutation,
+        permutation: KeyedPermutation,
     ) -> None:
+        _check(mixture, batch_sizes, num_lanes)
         self._mixture = mixture
         self._num_lanes = num_lanes
         self._window_rows = window_rows
-        self._order = order
-        self._cycles: list[list[RepeatedShards]] = [[] for _ in range(num_lanes * len(mixture.streams))]  # by feed
-        _check(mixture, batch_sizes, num_lanes)
+        self._permutation = permutation
+        # the datasets of each lane share
+        self._datasets: list[list[RepeatedShards]] = [[] for _ in range(num_lanes * len(mixture.shares))]
         number = 0  # of the dataset
-        for place, stream in enumerate(mixture.streams):
-            for source in stream.sources:
-                for lane, cycle in enumerate(self._deal(source, number, starts)):
-                    if cycle.num_rows == 0 and place > 0:
+        for position, share in enumerate(mixture.shares):
+            for span in share.spans:
+                for lane, shards in enumerate(self._split(span, number, starts)):
+                    # an empty lane only pads its part of the first share, but it can never fill its part of another
+                    if shards.num_rows == 0 and position > 0:
                         raise ValueError(
-                            f"lane {lane} of the dataset of shards {source.first_shard} to {source.last_shard - 1} has "
-                            "no rows to cycle; set num_lanes lower"
+                            f"lane {lane} of the dataset of shards {span.first_shard} to {span.last_shard - 1} has "
+                            "no rows to repeat; set num_lanes lower"
                         )
-                    self._cycles[lane * len(mixture.streams) + place].append(cycle)
+                    self._datasets[lane * len(mixture.shares) + position].append(shards)
                 number += 1
-        weights = np.array([stream.weight for stream in mixture.streams] * num_lanes)[:, None]
-        if all(rate < 1 for feed in self._firsts for rate in self._rates(feed)):
+        if all(rate < 1 for lane_share in self._first_shares for rate in self._rates(lane_share)):
             raise ValueError("repeat: so few rows are taken that an epoch may have none; set repeat higher")
+        weights = np.array([share.weight for share in mixture.shares] * num_lanes)[:, None]  # (L, 1)
         rows = np.array(batch_sizes)[None, :] * weights // (mixture.total_weight * num_lanes)
-        self.parts: Ints = rows // mixture.unit_rows
+        self.rows_per_batch: Ints = rows // mixture.unit_rows
 
-    def steps(self, epoch: int) -> int:
+    def num_steps(self, epoch: int) -> int:
         """Steps of an epoch, if all batches have one size and no rows stand in groups."""
+        # The lane with the most rows decides; lanes that end before it are padded.
         return max(
-            -(-sum(end - begin for begin, end in self._once(feed, epoch)) // self._part(feed)) for feed in self._firsts
+            -(-sum(end - begin for begin, end in self._bounds(i, epoch)) // int(self.rows_per_batch[i, 0]))
+            for i in self._first_shares
         )
 
     def windows(self, epoch: int) -> list[list[Window]]:
-        """The windows of each feed in an epoch."""
-        streams, num_feeds = self._mixture.streams, len(self._cycles)
-        # a cycled dataset goes on where the epochs before have left it
-        done, steps = (sum(map(self.steps, range(epoch))), self.steps(epoch)) if len(streams) > 1 else (0, 0)
+        """The windows of each lane share in an epoch."""
+        shares, num_lane_shares = self._mixture.shares, len(self._datasets)
+        # a repeated dataset goes on where the epochs before have left it
+        done, steps = (sum(map(self.num_steps, range(epoch))), self.num_steps(epoch)) if len(shares) > 1 else (0, 0)
         result: list[list[Window]] = []
-        for feed, cycles in enumerate(self._cycles):
-            part = self._part(feed)
-            spans = self._once(feed, epoch) if feed in self._firsts else [(done * part, (done + steps) * part)]
-            pieces = interleave([cycle.pieces(*span) for cycle, span in zip(cycles, spans, strict=True)])
-            weight = streams[feed % len(streams)].weight
-            least = -(-self._window_rows * weight // (self._mixture.total_weight * self._num_lanes))
-            cuts = cut_windows(pieces.ends - pieces.begins, least)
-            result.append([Window(pieces.take(cut), i * num_feeds + feed) for i, cut in enumerate(cuts)])
+        for i, datasets in enumerate(self._datasets):
+            rows = int(self.rows_per_batch[i, 0])
+            bounds = self._bounds(i, epoch) if i in self._first_shares else [(done * rows, (done + steps) * rows)]
+            ranges = interleave([shards.ranges(*pair) for shards, pair in zip(datasets, bounds, strict=True)])
+            weight = shares[i % len(shares)].weight
+            window_rows = -(-self._window_rows * weight // (self._mixture.total_weight * self._num_lanes))
+            cuts = cut_windows(ranges.ends - ranges.begins, window_rows)
+            # no two windows of an epoch share a position, however many windows each lane share has
+            result.append([Window(ranges.take(cut), n * num_lane_shares + i) for n, cut in enumerate(cuts)])
         return result
 
-    def _once(self, feed: int, epoch: int) -> list[tuple[int, int]]:
-        """Of each dataset of the first stream, which rows of its endless sequence of passes an epoch takes."""
-        return [(math.floor(epoch * rate), math.floor((epoch + 1) * rate)) for rate in self._rates(feed)]
+    def _bounds(self, lane_share: int, epoch: int) -> list[tuple[int, int]]:
+        """Of each dataset of a first share: the positions in its endless passes at which an epoch begins and ends."""
+        return [(math.floor(epoch * rate), math.floor((epoch + 1) * rate)) for rate in self._rates(lane_share)]
 
-    def _rates(self, feed: int) -> list[Fraction]:
-        """Rows that each dataset of the first stream gives an epoch; 0.29 of 100 rows are 29, and no float is."""
-        cycles = zip(self._mixture.streams[0].sources, self._cycles[feed], strict=True)
-        return [Fraction(str(source.repeat)) * cycle.num_rows for source, cycle in cycles]
+    def _rates(self, lane_share: int) -> list[Fraction]:
+        """Rows that each dataset of a first share gives an epoch."""
+        # A fraction of the decimal as it is written: 0.29 of 100 rows are 29; the float 0.29 · 100 is 28.999….
+        datasets = zip(self._mixture.shares[0].spans, self._datasets[lane_share], strict=True)
+        return [Fraction(str(span.repeat)) * shards.num_rows for span, shards in datasets]
 
     @property
-    def _firsts(self) -> range:
-        """The first stream's feed of each lane."""
-        return range(0, len(self._cycles), len(self._mixture.streams))
+    def _first_shares(self) -> range:
+        """The lane shares of the first share, whose rows make the epoch; the others are repeated as needed."""
+        return range(0, len(self._datasets), len(self._mixture.shares))
 
-    def _part(self, feed: int) -> int:
-        """Units that a feed adds to a batch, where all batches have one size."""
-        return int(self.parts[feed, 0])
-
-    def _deal(self, source: ShardSpan, number: int, starts: Ints) -> list[RepeatedShards]:
-        """The lanes' shares of a dataset."""
-        num_shards = source.last_shard - source.first_shard
+    def _split(self, span: ShardSpan, number: int, starts: Ints) -> list[RepeatedShards]:
+        """Each lane's shards of a dataset."""
+        num_shards = span.last_shard - span.first_shard
         if self._num_lanes > num_shards:
             raise ValueError(f"{self._num_lanes} lanes need as many shards: got {num_shards}; set num_lanes lower")
-        sizes = np.diff(starts[source.first_shard : source.last_shard + 1])
+        sizes = np.diff(starts[span.first_shard : span.last_shard + 1])
         if not sizes.any():
             raise ValueError(
-                f"the dataset of shards {source.first_shard} to {source.last_shard - 1} has no rows; leave it out"
+                f"the dataset of shards {span.first_shard} to {span.last_shard - 1} has no rows; leave it out"
             )
-        lanes = assign_to_lanes(sizes, self._num_lanes, seed=self._order.seed, position=number)
-        cycles: list[RepeatedShards] = []
-        for lane, shards in enumerate(lanes):
-            order = partial(self._shard_order, position=number * self._num_lanes + lane)
-            cycles.append(RepeatedShards(source.first_shard + shards, starts, order))
-        return cycles
+        lanes: list[RepeatedShards] = []
+        for shards in assign_to_lanes(sizes, self._num_lanes, seed=self._permutation.seed, position=number):
+            order = partial(self._shard_order, position=number * self._num_lanes + len(lanes))
+            lanes.append(RepeatedShards(span.first_shard + shards, starts, order))
+        return lanes
 
     def _shard_order(self, count: int, number: int, *, position: int) -> Ints:
-        return self._order(count, number, Purpose.SHARD_ORDER, position)
+        return self._permutation(count, number, Purpose.SHARD_ORDER, position)
 
 
 def _check(mixture: Mixture, batch_sizes: list[int], num_lanes: int) -> None:
-    """Raise ValueError where batches cannot be shared out to lanes, streams and units as they are asked for."""
+    """Raise ValueError where lanes, shares and groups do not divide the batches."""
     if mixture.groups and mixture.unique:
         raise ValueError("unique: rows of a group must stay together and cannot be kept apart; set unique or groups")
     if mixture.unique and num_lanes > 1:
         raise ValueError(f"unique: a rank sees only the rows of its own of the {num_lanes} lanes; set num_lanes to 1")
-    if len(mixture.streams) > 1 and (mixture.groups or len(set(batch_sizes)) > 1):
+    if len(mixture.shares) > 1 and (mixture.groups or len(set(batch_sizes)) > 1):
         raise ValueError(
             "weights: a fixed share of every batch needs batches of one size without groups; mix by repeat instead"
         )
@@ -165,7 +168,7 @@ def _check(mixture: Mixture, batch_sizes: list[int], num_lanes: int) -> None:
                 "set global_batch_size (batch_multiple, with token_budget) to a multiple of "
                 f"{mixture.unit_rows * num_lanes}"
             )
-        weights = [stream.weight for stream in mixture.streams]
+        weights = [share.weight for share in mixture.shares]
         if any(size * weight % (mixture.total_weight * num_lanes) for weight in weights):
             multiple = mixture.total_weight // math.gcd(*weights) * num_lanes
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Batches of rows of about the same length: what is padded is known before a row is read."""
+"""Batches of rows of about the same length, so that little is padded; the shapes are known before a row is read."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from torch.utils.data import Sampler
 
 from mmdata.plan.choose_shapes import choose_lengths
 from mmdata.samplers.planned import Ints, PlannedBatchSampler, digest, whole_numbers
-from mmdata.seeding import Purpose, permutation
+from mmdata.seeding import Purpose
 
 LENGTH_STEPS = 1024
-"""Lengths that are told apart when bounds are chosen: the choice costs the square of their number."""
+"""Lengths are rounded up to this many steps to choose bounds, because the choice costs the square of their number."""
 
 
 class BucketBatchSampler(PlannedBatchSampler):
     """Batches of rows of about the same length.
 
     A row belongs to the smallest bound that holds its length (the largest, if none does); each global batch has one
-    bound, the same on every rank (`step_bounds`). Rows that do not fill a batch of their bound move to the next one.
+    bound, the same on every rank (`step_bounds`). Rows that do not fill a batch of their bound move to the next bound.
     Only the last batch of an epoch may have fewer rows.
 
     Args:
         lengths: of each row of the dataset, (rows,), whole numbers: tokens, characters, audio samples, …
         batch_size: rows of a batch, per rank.
-        bounds: rising lengths; or how many to choose, at most, so that the least is padded.
-        drop_last: leave out the last batch where it is not full.
-        shuffle: rows and batches come in a new order each epoch; else always as given, short ones first.
+        bounds: rising lengths; or the largest number of bounds to choose so that least is padded.
+        drop_last: leave out the last batch if it is not full.
+        shuffle: rows and batches come in a new order each epoch; otherwise always as given, short ones first.
         seed: of the order; the same on every rank.
-        rank: 0 … world_size-1; None: that of `sampler`, or else the launcher's.
-        world_size: processes that share each global batch; given with rank.
+        rank: 0 … world_size-1; None takes that of `sampler`, or the launcher's.
+        world_size: number of processes that share each global batch; given with rank.
         sampler: a DistributedSampler, to take rank and world size from.
 
     Raises:
@@ -69,19 +69,20 @@ class BucketBatchSampler(PlannedBatchSampler):
         if not chosen or chosen != sorted(set(chosen)):
             raise ValueError(f"bounds must rise, or be how many to choose: got {bounds}")
         self.bounds = tuple(int(bound) for bound in chosen)
-        self.shuffle, self.seed = shuffle, seed
         super().__init__(
             len(self._lengths),
             batch_size,
             batch_size=batch_size,
             drop_last=drop_last,
+            shuffle=shuffle,
+            seed=seed,
             rank=rank,
             world_size=world_size,
             sampler=sampler,
         )
 
     def step_bounds(self, epoch: int) -> list[int]:
-        """The bound of each step of an epoch: what to pad to where every rank and step must have a planned shape."""
+        """The bound of each step of an epoch: the length to pad to, if every rank must have the same shape."""
         return [self.bounds[bucket] for bucket, _ in self._global_batches(epoch)]
 
     def _batches(self, epoch: int, start: int) -> Iterator[list[int]]:
@@ -89,8 +90,8 @@ class BucketBatchSampler(PlannedBatchSampler):
             yield self._share(rows)
 
     def _global_batches(self, epoch: int) -> list[tuple[int, Ints]]:
-        """(bucket, rows) of each step; the one that is not full, if any, is the last."""
-        rows = self._order(len(self._lengths), epoch, Purpose.ROW_ORDER)
+        """(bucket, rows) of each step; a batch that is not full is the last."""
+        rows = self._permutation(len(self._lengths), epoch, Purpose.ROW_ORDER, 0)
         bucket_of = self._buckets(rows)
         batches: list[tuple[int, Ints]] = []
         rest = rows[:0]
@@ -99,7 +100,7 @@ class BucketBatchSampler(PlannedBatchSampler):
             full = len(queue) // self._global_rows * self._global_rows
             batches += [(bucket, batch) for batch in queue[:full].reshape(-1, self._global_rows)]
             rest = queue[full:]
-        batches = [batches[i] for i in self._order(len(batches), epoch, Purpose.BATCH_ORDER)]
+        batches = [batches[i] for i in self._permutation(len(batches), epoch, Purpose.BATCH_ORDER, 0)]
         if len(rest) and not self.drop_last:
             batches.append((int(self._buckets(rest).max()), rest))
         return batches
@@ -108,22 +109,12 @@ class BucketBatchSampler(PlannedBatchSampler):
         """The smallest bound that holds each row, or the largest: positions in `bounds`, (n,)."""
         return np.minimum(np.searchsorted(self.bounds, self._lengths[rows]), len(self.bounds) - 1)
 
-    def _order(self, count: int, epoch: int, purpose: Purpose) -> Ints:
-        return permutation(count, seed=self.seed, epoch=epoch, purpose=purpose) if self.shuffle else np.arange(count)
-
-    def _identity(self) -> dict[str, str | int | bool]:
-        return {
-            "lengths": digest(self._lengths),
-            "bounds": digest(np.asarray(self.bounds, np.int64)),
-            "global_batch_size": self._global_rows,
-            "drop_last": self.drop_last,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-        }
+    def _own_identity(self) -> dict[str, str | int | bool]:
+        return {"lengths": digest(self._lengths), "bounds": digest(np.asarray(self.bounds, np.int64))}
 
 
 def _choose_bounds(lengths: Ints, count: int) -> list[int]:
-    """At most `count` bounds that leave the least padding, of lengths in at most LENGTH_STEPS steps."""
+    """At most `count` bounds that leave the least padding, for lengths rounded up to LENGTH_STEPS steps."""
     if count < 1:
         return []
     longest = int(lengths.max())

@@ -1,4 +1,4 @@
-"""What the batch samplers share: ranks, epochs and state.
+"""The base class of the batch samplers: ranks, epochs and state.
 
 Global batch i of an epoch depends on the arguments and the seed, never on the number of ranks; each rank takes an equal
 part of it. Every row comes once an epoch over all ranks, and all ranks have the same number of batches.
@@ -19,25 +19,28 @@ from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 from typing_extensions import Self
 
 from mmdata.errors import ConfigError
-from mmdata.launcher import resolve_ranks
+from mmdata.launcher import Ranks, resolve_ranks
+from mmdata.plan.plan import rank_slice
 from mmdata.plan.position import Position, check_count, check_epoch, check_state
+from mmdata.plan.windows import KeyedPermutation
 
 Ints = NDArray[np.int64]
 
 
 class PlannedBatchSampler(BatchSampler):
-    """What both samplers share: ranks, epochs, state.
+    """Base class of the batch samplers: ranks, epochs, state.
 
-    Rank and world size are arguments, or those of `sampler`: Lightning hands over a `DistributedSampler` by itself, and
-    one made by hand reads them from torch.distributed. Without either they are the launcher's (RANK and WORLD_SIZE in
-    the environment), which is logged; without a launcher there is one rank.
+    Rank and world size are arguments, or those of `sampler`: Lightning passes a `DistributedSampler` itself, and a
+    DistributedSampler made by hand reads them from torch.distributed. Without either they are the launcher's (RANK and
+    WORLD_SIZE in the environment), which is logged; without a launcher there is one rank.
 
-    The rows of an epoch's last global batch may not divide by the number of ranks. Then up to world_size-1 of them come
-    a second time (`repeated`), at the end of the last batch of the last ranks; fewer is impossible with equal batches.
+    If the number of ranks does not divide the rows of an epoch's last global batch, up to world_size-1 of these rows
+    come a second time (`repeated`), at the end of the last batch of the last ranks. There cannot be fewer with
+    batches of equal size.
 
     A DataLoader with workers asks for batches ahead of its loop, and trainers make its iterator before they set the
-    epoch. So an iteration that `set_epoch`, `load_state_dict` or a newer one has overtaken gives the rest of its epoch;
-    it moves the position no more.
+    epoch. So after `set_epoch`, `load_state_dict` or a newer iteration an older iteration still gives the rest of its
+    epoch, but no longer moves the position.
     """
 
     _position: Position  # the copies that Lightning makes of a sampler share it
@@ -45,8 +48,8 @@ class PlannedBatchSampler(BatchSampler):
     def __new__(cls, *positional: Any, **named: Any) -> Self:
         """Keep the arguments, as Lightning's hooks do for a sampler that is made in a `*_dataloader` method.
 
-        Lightning makes batch samplers anew, to hand over a DistributedSampler. One in a DataLoader that was given to
-        `fit` would be made of (sampler, batch_size, drop_last) alone, and lose everything else.
+        Lightning makes a batch sampler again, to pass it a DistributedSampler. It would make the sampler of a
+        DataLoader that was given to `fit` from (sampler, batch_size, drop_last) alone, and lose all other arguments.
         """
         made = super().__new__(cls)
         parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
@@ -62,7 +65,7 @@ class PlannedBatchSampler(BatchSampler):
                 for parameter in parameters
                 if parameter.default is not parameter.empty and parameter.name not in {*names, *named}
             },
-            # Done to the new one: a state that was loaded stays loaded.
+            # Lightning applies this to the sampler that it makes, so a loaded state stays loaded.
             "__pl_attrs_record": [(("_position", position), object.__setattr__)],
         }
         made.__dict__.update(kept)
@@ -75,15 +78,19 @@ class PlannedBatchSampler(BatchSampler):
         *,
         batch_size: int,
         drop_last: bool,
+        shuffle: bool,
+        seed: int,
         rank: int | None,
         world_size: int | None,
         sampler: Sampler[Any] | None,
     ) -> None:
-        # Trainers look for `batch_sampler.sampler.set_epoch`.
+        # Trainers call `batch_sampler.sampler.set_epoch`.
         super().__init__(cast("Sampler[int]", self), batch_size, drop_last)
-        self.rank, self.world_size = _rank(sampler, rank, world_size)
-        self._num_rows = num_rows  # of an epoch, over all ranks
-        self._global_rows = rows_per_batch * self.world_size  # of those, in a global batch
+        self.shuffle, self.seed = shuffle, seed
+        self.rank, self.world_size = _ranks(sampler, rank, world_size)
+        self._permutation = KeyedPermutation(seed, shuffle)
+        self._num_rows = num_rows  # rows of an epoch, over all ranks
+        self._global_rows = rows_per_batch * self.world_size  # how many of them are in a global batch
         if len(self) == 0:
             raise ValueError(
                 f"drop_last=True leaves no batch: {num_rows} rows are fewer than the {self._global_rows} of a global "
@@ -91,7 +98,7 @@ class PlannedBatchSampler(BatchSampler):
             )
 
     def __copy__(self) -> Self:
-        """With a position of its own, as every copy has but Lightning's."""
+        """A copy with a position of its own; only Lightning's copies share one (`__new__`)."""
         return copy.deepcopy(self)
 
     @abstractmethod
@@ -99,8 +106,17 @@ class PlannedBatchSampler(BatchSampler):
         """This rank's batches of an epoch, from step `start` on."""
 
     @abstractmethod
+    def _own_identity(self) -> dict[str, str | int | bool]:
+        """What the global batches of this class depend on, besides the arguments of all samplers."""
+
     def _identity(self) -> dict[str, str | int | bool]:
-        """What the global batches depend on."""
+        return {
+            **self._own_identity(),
+            "global_batch_size": self.batch_size * self.world_size,
+            "drop_last": self.drop_last,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+        }
 
     def __len__(self) -> int:
         """Batches of an epoch, exact, the same on every rank."""
@@ -113,14 +129,14 @@ class PlannedBatchSampler(BatchSampler):
 
     @property
     def dropped(self) -> int:
-        """Rows that are left out of an epoch because of `drop_last`, over all ranks."""
+        """Rows that `drop_last` leaves out of an epoch, over all ranks."""
         return self._num_rows % self._global_rows if self.drop_last else 0
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration at the start of an epoch.
 
-        In mid-epoch the current epoch may be named too, which changes nothing. After its last batch it is given again,
-        where it is named. Of an epoch that `load_state_dict` has put at its end nothing is left: it is not given again.
+        Naming the current epoch in mid-epoch changes nothing; after its last batch the epoch is given again. If
+        `load_state_dict` has gone to the end of an epoch, naming that epoch does not give it again.
 
         Raises:
             ValueError: epoch is negative, or above 1,048,575.
@@ -128,9 +144,9 @@ class PlannedBatchSampler(BatchSampler):
         self._position.set_epoch(epoch, len(self))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the sampler is, counted in batches yielded, and what they depend on; JSON, under 1 KB.
+        """The position, counted in batches yielded, and what the batches depend on; JSON, under 1 KB.
 
-        A DataLoader with workers asks for batches ahead of the loop: its loop's own place is `state_at(epoch, step)`.
+        A DataLoader with workers asks for batches ahead of the loop; `state_at(epoch, step)` is the state of the loop.
         """
         return self.state_at(self._position.epoch, self._position.step)
 
@@ -141,10 +157,11 @@ class PlannedBatchSampler(BatchSampler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the last batch that was yielded when the state was taken.
 
-        The number of ranks may be another, if the global batch stays the same size.
+        The number of ranks may differ, if the global batch has the same size.
 
         Raises:
-            ConfigError: the state belongs to other batches, what differs is named; or a number in it is wrong.
+            ConfigError: the state belongs to other batches (the message names what differs), or a number in it is
+                wrong.
         """
         identity = self._identity()
         saved = check_state(state, of="sampler").get("plan")
@@ -159,7 +176,7 @@ class PlannedBatchSampler(BatchSampler):
         self._position.restore(epoch, check_count(state, "step", of="sampler", at_most=len(self)))
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of the current epoch, from where `load_state_dict` put it, or from its start."""
+        """The batches of the current epoch: from the step that `load_state_dict` went to, or from the start."""
         position = self._position
         iteration = position.begin(len(self))
         for rows in self._batches(position.epoch, position.step):
@@ -168,12 +185,12 @@ class PlannedBatchSampler(BatchSampler):
         position.end(iteration)
 
     def _share(self, rows: Ints) -> list[int]:
-        """This rank's part of the rows of a global batch; where they do not divide, some are repeated."""
-        size = -(-len(rows) // self.world_size)
-        return np.resize(rows, size * self.world_size)[self.rank * size : (self.rank + 1) * size].tolist()
+        """This rank's part of the rows of a global batch; the first rows are repeated if world_size does not divide."""
+        padded = np.resize(rows, -(-len(rows) // self.world_size) * self.world_size)
+        return padded[rank_slice(len(padded), self.rank, self.world_size)].tolist()
 
 
-def _rank(sampler: Sampler[Any] | None, rank: int | None, world_size: int | None) -> tuple[int, int]:
+def _ranks(sampler: Sampler[Any] | None, rank: int | None, world_size: int | None) -> Ranks:
     """Rank and world size: those of a DistributedSampler, those given, those of the launcher, or 0 of 1."""
     known = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
     if isinstance(known[0], int) and isinstance(known[1], int):
@@ -182,8 +199,8 @@ def _rank(sampler: Sampler[Any] | None, rank: int | None, world_size: int | None
                 f"rank={rank}, world_size={world_size} were given, but the {type(sampler).__name__} is of rank "
                 f"{known[0]} of {known[1]}; leave them out, or set Trainer(use_distributed_sampler=False)"
             )
-        given: tuple[int, int] = known[0], known[1]
-    # Where nothing is distributed, Lightning hands over the SequentialSampler that a DataLoader has by default.
+        given = Ranks(known[0], known[1])
+    # In a run of one process, Lightning passes the SequentialSampler that a DataLoader has by default.
     elif sampler is not None and not isinstance(sampler, SequentialSampler):
         raise ValueError(
             f"sampler may be a DistributedSampler, to take rank and world size from: got {type(sampler).__name__}, "
@@ -191,13 +208,12 @@ def _rank(sampler: Sampler[Any] | None, rank: int | None, world_size: int | None
         )
     else:
         given = resolve_ranks(rank, world_size)
-    if not 0 <= given[0] < given[1]:
-        raise ValueError(f"rank must be in 0 … {given[1] - 1} (world_size {given[1]}): got {given[0]}")
+    rank_slice(given.world_size, *given)  # raises if there is no such rank
     return given
 
 
 def whole_numbers(name: str, values: ArrayLike) -> Ints:
-    """A list of whole numbers, (n,), n > 0."""
+    """`values` as int64 (n,), n > 0; raises a ValueError that names the argument if they are not whole numbers."""
     numbers = np.asarray(values)
     if numbers.size == 0:
         raise ValueError(f"{name} is empty: a batch needs rows")

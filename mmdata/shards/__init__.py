@@ -1,9 +1,15 @@
-"""What lies on disk: plain WebDataset tars, an index beside them, a manifest over both."""
+"""Shards on disk: plain WebDataset tars, an index file for each tar, and a manifest that lists them.
+
+Writing: `ShardWriter` (samples) and `build_index` (foreign tars) write tars or index files first, the manifest last.
+Finding: a `LocalFolder` or a `RemoteFolder` with its `ShardCache` opens files; only `find_folder` knows which it is.
+Rows: a `Manifest` lists the shards of a folder; an `Index` numbers the rows of one or more manifests.
+Reading: `ShardStore` reads members by offset; `captions_of` and `probe` say what they are.
+Checking: nothing is trusted. A reader compares hashes, sizes and values; an error names file, offset and remedy.
+"""
 
 from mmdata.shards.build import IndexReport, build_index
 from mmdata.shards.cache import ShardCache
 from mmdata.shards.captions import captions_of, clean_caption
-from mmdata.shards.histogram import Histogram
 from mmdata.shards.index import Index
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.pages import ShardEntry
@@ -16,7 +22,6 @@ from mmdata.shards.writer import Sample, ShardWriter
 __all__ = [
     "EXTENSIONS",
     "FORMATS",
-    "Histogram",
     "ImageInfo",
     "Index",
     "IndexReport",

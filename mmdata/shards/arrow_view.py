@@ -1,4 +1,4 @@
-"""Arrow arrays of numbers as numpy arrays that share their memory."""
+"""Arrow arrays of numbers as numpy arrays that share the Arrow arrays' memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from mmdata.errors import DataError
 def view(array: Any, dtype: npt.DTypeLike, *, of: str) -> npt.NDArray[Any]:
     """The values of an Arrow array, not copied.
 
-    pyarrow's own `to_numpy` imports pandas where that is installed, which takes longer than planning a window.
-
     Args:
-        array: of numbers, n of them.
+        array: n numbers.
         dtype: numpy's name for their type.
         of: the file, for the message.
 
@@ -30,5 +28,6 @@ def view(array: Any, dtype: npt.DTypeLike, *, of: str) -> npt.NDArray[Any]:
         raise DataError(f"{of}: {array.null_count} of the {len(array)} values of a column are missing; make it anew")
     if not len(array):
         return np.empty(0, dtype)
+    # Not `to_numpy`: it imports pandas where pandas is installed, which takes longer than planning a window.
     _, values = array.buffers()
     return np.frombuffer(values, dtype, count=len(array), offset=array.offset * np.dtype(dtype).itemsize)

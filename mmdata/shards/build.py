@@ -1,4 +1,4 @@
-"""Indexes tars that others wrote. Samples in = indexed + quarantined; the tars are only read, never touched."""
+"""Indexes foreign tars, which are only read. Samples in the tars = indexed + quarantined."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from mmdata.shards.texts import Loss, Losses
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What `build_index` made.
+    """Result of `build_index`.
 
     Attributes:
-        folder: whose sub-folder `__mmdata__` holds index, manifest and quarantine list.
-        manifest: as it lies there.
-        accounts: samples = indexed + quarantined, each counted by itself; ignored_members (without an extension,
-            `__meta__`) belong to no sample. "lost", where there is any, counts indexed samples of which a text member
-            could not be used; "classes", where labels are names, lists those by class number.
-        lost: of each kind of loss, the first place and what was lost there.
-        quarantined: one entry a sample left out: shard, key, offset, reason, detail.
+        folder: its sub-folder `__mmdata__` holds index, manifest and quarantine list.
+        manifest: as written.
+        accounts: samples = indexed + quarantined, each counted independently; ignored_members (without an extension,
+            `__meta__`) belong to no sample. "lost", if present, counts indexed samples with an unusable text member;
+            "classes", if labels are names, lists the names by class number.
+        lost: place and detail of the first loss of each kind.
+        quarantined: an entry for each sample left out: shard, key, offset, reason, detail.
     """
 
     folder: Path
@@ -59,21 +59,22 @@ def build_index(
 ) -> IndexReport:
     """Write index, manifest and quarantine list for a folder of tars, or for one tar.
 
-    Shard by shard: memory holds one shard's rows. An index that is there already and would come out the same is
-    left alone; one that would differ is refused, never replaced.
+    Memory holds the rows of one shard at a time. An existing index is left alone if it equals the new one, and is an
+    error if it differs; it is never replaced.
 
     Args:
         source: folder (its `*.tar`, sorted by name) or a tar.
-        out: into whose sub-folder `__mmdata__`; that of the tars when None.
+        out: folder in whose `__mmdata__` the files are written; default: the folder of the tars.
         count_tokens, tokenizer: as for `ShardWriter`.
-        limits: which images are refused.
-        max_bad_share: an error when more than this share of the samples had to be quarantined.
+        limits: images outside them are quarantined.
+        max_bad_share: largest share of quarantined samples.
+        progress: called with (bytes done, bytes in all).
 
     Raises:
-        DataError: no tar, a damaged one, a sample split over two, another manifest in the way, or too much
+        DataError: no tar, a damaged one, a sample split over two, another manifest in `out`, or too many samples
             quarantined; nothing is published then.
         ConfigError: `source` is a URL.
-        OSError: `out` cannot be written; found before any shard is read.
+        OSError: `out` cannot be written; raised before any shard is read.
     """
     shards = find_shards(local_folder(source))
     folder = Path(out) if out is not None else shards[0].parent
@@ -97,7 +98,7 @@ def build_index(
 
 
 def _refuse_a_conversions_ledger(folder: Path) -> None:
-    """Raise DataError where a conversion's ledger has lost its manifest: an index would write over it."""
+    """Raise DataError for a conversion's ledger without a manifest: an index would overwrite the ledger."""
     ledger = find_ledger(folder)
     if manifest_prefix(folder) is not None or not ledger.is_file():
         return
@@ -138,12 +139,12 @@ class _Build:
         self._ignored = 0
         self._done = 0
         self._total = sum(path.stat().st_size for path in shards)
-        self._edge: tuple[str, bool, str] | None = None  # last sample's key, whether complete, its shard
+        self._edge: tuple[str, bool, str] | None = None  # key of the last sample, whether it is complete, its shard
         self._made: list[Path] = []
         prefix = manifest_prefix(folder)
         self._published = prefix is not None
         self._inner = folder / (INNER if prefix is None else prefix)
-        # An index of an earlier version is compared with what that version would have made.
+        # An existing index is compared with one of the same version, so that old indexes stay valid.
         self._version = SCHEMA_VERSION if prefix is None else Manifest.read(folder).schema
 
     @property
@@ -189,10 +190,10 @@ class _Build:
 
     def publish(self, location: str) -> Manifest:
         if self._published:
-            there = Manifest.read(self._folder)
-            if there.tokenizer != self._tokenizer or list(there) != self.entries:
-                raise self._in_the_way()
-            return there if there.location == location else there.moved(location)
+            published = Manifest.read(self._folder)
+            if published.tokenizer != self._tokenizer or list(published) != self.entries:
+                raise self._differs_from_published()
+            return published if published.location == location else published.moved(location)
         lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.quarantined)
         write_whole(self._inner / QUARANTINE_NAME, lines.encode())
         return write_manifest(
@@ -204,7 +205,7 @@ class _Build:
         if self._published or manifest_prefix(self._folder) is None:
             for path in self._made:
                 path.unlink(missing_ok=True)
-            with suppress(OSError):  # it holds something
+            with suppress(OSError):  # the folder is not empty
                 self._inner.rmdir()
 
     def _write(self, name: str, data: bytes) -> None:
@@ -212,24 +213,25 @@ class _Build:
         if path.exists() and path.read_bytes() == data:
             return
         if self._published:
-            raise self._in_the_way()
+            raise self._differs_from_published()
         self._inner.mkdir(exist_ok=True)
         self._made.append(path)
         write_whole(path, data)
 
-    def _in_the_way(self) -> DataError:
-        there, path = Manifest.read(self._folder), self._inner / MANIFEST_NAME
+    def _differs_from_published(self) -> DataError:
+        published, path = Manifest.read(self._folder), self._inner / MANIFEST_NAME
         other = "other contents"
-        if [entry.name for entry in there] != self._names:
-            other = f"other shards ({there.num_shards}, and {len(self._names)} are to be indexed)"
-        elif there.tokenizer != self._tokenizer:
-            other = f"another tokenizer ({there.tokenizer or 'none'}, and {self._tokenizer or 'none'} is given)"
+        if [entry.name for entry in published] != self._names:
+            other = f"other shards ({published.num_shards}, and {len(self._names)} are to be indexed)"
+        elif published.tokenizer != self._tokenizer:
+            other = f"another tokenizer ({published.tokenizer or 'none'}, and {self._tokenizer or 'none'} is given)"
         return DataError(
             f"folder '{self._folder}': its {MANIFEST_NAME} is of {other}; give another folder "
             f"with --out, or remove '{path}' and run this again"
         )
 
     def _check_edge(self, path: Path, scan: Scan) -> None:
+        """Raise DataError for a split sample: the last shard ends with its key, and one of the parts is incomplete."""
         if not scan.edges:
             return
         (first, first_whole), (last, last_whole) = scan.edges
@@ -242,10 +244,10 @@ class _Build:
 
 
 def find_shards(source: Path) -> list[Path]:
-    """The tars of a folder, sorted by name; or a tar itself.
+    """The tars of a folder, sorted by name; or the tar that `source` is.
 
     Raises:
-        DataError: none there, compressed ones, or one that is not a regular file.
+        DataError: no tar, a compressed one, or one that is not a regular file.
     """
     if not source.exists():
         raise DataError(f"'{source}': no such file or folder")
@@ -264,7 +266,7 @@ def find_shards(source: Path) -> list[Path]:
 
 
 def _refuse_not_utf8(name: str) -> None:
-    """Raise DataError for a name that a manifest, which is JSON, cannot hold."""
+    """Raise DataError for a name that is not UTF-8: a manifest is JSON and cannot hold it."""
     try:
         name.encode()
     except UnicodeEncodeError:

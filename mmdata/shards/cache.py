@@ -1,9 +1,9 @@
-"""A bounded folder of files from elsewhere, shared by any number of processes. A file in it under its name is whole.
+"""A bounded folder of downloaded files, shared by any number of processes. A file under its final name is whole.
 
-A file is named by its SHA-256, so equal files are held once. It is written as NAME.BYTES.part by the process that holds
-the lock of that file, checked while it comes, synced and renamed. The system releases the lock with the process: what a
-killed one leaves is one part for each download that was under way, gone on with when that file is asked for again and
-removed like any other file when room is needed. The size in a part's name is room that is taken from the beginning.
+A file is named by its SHA-256, so equal files are held once. The process that holds the lock of a file writes it as
+NAME.BYTES.part, checks it while it arrives, syncs and renames it. The kernel releases the lock when the process ends:
+a killed process leaves one part for each download under way. The next request for that file continues its part; like
+any other file, a part is removed when room is needed. The size in a part's name is reserved from the beginning.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from mmdata.errors import ConfigError, DataError, Interrupted
 GB = 10**9
 LOCK_NAME = ".lock"
 POLL_S = 0.05
+"""Wait before asking again for a file that another process is fetching."""
 _READ = 2**20  # bytes
-_SPARE = 0.02  # of the cache: freed at once where files are small, so that the folder is not listed for each
+_SPARE = 0.02  # share of the cache that is freed together, so that the folder is not listed for each small file
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ENTRY = re.compile(r"[0-9a-f]{64}(?:\.(\d+)\.part)?")
 
 
 class Remote(NamedTuple):
-    """A file elsewhere.
+    """A file to be fetched.
 
     Attributes:
         name: for messages.
-        sha256, bytes: what it must be.
-        chunks: its content from an offset on; its errors are DataError and ConfigError.
+        sha256, bytes: hash and size that the file must have.
+        chunks: iterates over the content from an offset on; raises DataError and ConfigError.
     """
 
     name: str
@@ -46,11 +47,11 @@ class Remote(NamedTuple):
 
 
 class ShardCache:
-    """Files of a bounded size in all; those used least recently make room. Safe to share between threads.
+    """Files of a bounded total size; the least recently used make room. Safe to share between threads.
 
     Args:
-        folder: made when first needed; default: mmdata/shards in the user's folder of caches (XDG_CACHE_HOME).
-        max_bytes: of all files, parts included.
+        folder: created when first needed; default: mmdata/shards in the user's folder of caches (XDG_CACHE_HOME).
+        max_bytes: total size of all files, parts included.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, *, max_bytes: int = 100 * GB) -> None:
@@ -58,17 +59,17 @@ class ShardCache:
         self.max_bytes = max_bytes
 
     def path(self, sha256: str) -> Path:
-        """Where a file lies when it is there. Another process may remove it at any moment: use `open`, or try again.
+        """Path of a file, whether or not it is cached. Another process may remove the file at any moment: use `open`.
 
         Raises:
-            DataError: not a SHA-256; the name of a file is never anything else.
+            DataError: not a SHA-256.
         """
         if not _HASH.fullmatch(sha256):
             raise DataError(f"'{sha256}' is not a SHA-256: the manifest is damaged, or not made by mmdata")
         return self.folder / sha256
 
     def touch(self, sha256: str) -> bool:
-        """Whether a file is there; it counts as used now."""
+        """Whether a file is cached; it counts as used now."""
         try:
             os.utime(self.path(sha256))
         except OSError:
@@ -80,12 +81,12 @@ class ShardCache:
         self.path(sha256).unlink(missing_ok=True)
 
     def open(self, remote: Remote, stop: Event | None = None) -> int:
-        """A descriptor of a whole file, fetched first where it is not there; the caller closes it.
+        """A descriptor of a whole file, which the caller closes; the file is fetched if it is not cached.
 
-        Of processes and threads that ask for the same file one fetches it, and the others wait.
+        Of several processes and threads that ask for the same file, one fetches it and the others wait.
 
         Raises:
-            DataError: what came is not the file that was asked for.
+            DataError: the fetched file has another hash.
             ConfigError: the file is larger than the cache, or the folder cannot be written or is full.
             Interrupted: `stop` was set.
         """
@@ -120,7 +121,7 @@ class ShardCache:
             descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
             return None
-        if os.fstat(descriptor).st_size != remote.bytes:  # cut by something else than this program
+        if os.fstat(descriptor).st_size != remote.bytes:  # another program cut it
             os.close(descriptor)
             self.remove(remote.sha256)
             return None
@@ -132,7 +133,7 @@ class ShardCache:
         return self.folder / f"{remote.sha256}.{remote.bytes}.part"
 
     def _claim(self, remote: Remote) -> int | None:
-        """The part of a file, locked, with room for the whole; None where another has it, or there is no room yet."""
+        """The part of a file, locked, with room for the whole; None if another process has it or there is no room."""
         part = self._part(remote)
         with self._locked() as lock:
             if self.path(remote.sha256).exists():
@@ -146,12 +147,12 @@ class ShardCache:
             return None
 
     def _fetch(self, remote: Remote, descriptor: int, stop: Event) -> int:
-        """Fill a part that is locked, check it, and give it its name."""
+        """Fill a locked part, check it, and give it its final name."""
         part = self._part(remote)
         try:
             resumed = os.fstat(descriptor).st_size > 0
             found = _fill(remote, descriptor, stop)
-            if found != remote.sha256 and resumed:  # a power cut may have spoilt what was there
+            if found != remote.sha256 and resumed:  # a power cut may have damaged the old part: start over, once
                 os.ftruncate(descriptor, 0)
                 found = _fill(remote, descriptor, stop)
             if found != remote.sha256:
@@ -175,7 +176,7 @@ class ShardCache:
 
     @contextmanager
     def _locked(self) -> Generator[int, None, None]:
-        """Hold the folder: parts come and get their names only so. The lock's file says how many bytes are taken."""
+        """Hold the folder's lock, which guards making and renaming parts. Its file says how many bytes are taken."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -185,7 +186,7 @@ class ShardCache:
             os.close(lock)
 
     def _make_room(self, lock: int, needed: int) -> bool:
-        """Take `needed` bytes, removing what was used least recently; False where what is under way leaves no room."""
+        """Reserve `needed` bytes, removing the least recently used files; False if parts in progress leave no room."""
         total = _read_total(lock)
         if total is None or total + needed > self.max_bytes:
             total = self._evict(self.max_bytes - needed)
@@ -194,7 +195,7 @@ class ShardCache:
         return fits
 
     def _evict(self, room: int) -> int:
-        """Remove files until those left have `room` bytes or less; the bytes left."""
+        """Remove files until `room` bytes or fewer are left. Returns the bytes left."""
         found: list[tuple[int, int, str]] = []
         for entry in os.scandir(self.folder):
             if match := _ENTRY.fullmatch(entry.name):
@@ -217,14 +218,14 @@ def default_folder() -> Path:
 
 
 def _fill(remote: Remote, descriptor: int, stop: Event) -> str:
-    """Write what is missing of a file behind what is there; the SHA-256 of the whole."""
+    """Append the missing bytes to a part. Returns the SHA-256 of the whole."""
     digest, offset = hashlib.sha256(), 0
     if os.fstat(descriptor).st_size > remote.bytes:
         os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
-    while there := os.read(descriptor, _READ):
-        digest.update(there)
-        offset += len(there)
+    while written := os.read(descriptor, _READ):
+        digest.update(written)
+        offset += len(written)
     for chunk in remote.chunks(offset):
         digest.update(chunk)
         left = memoryview(chunk)
@@ -264,7 +265,10 @@ def _read_total(lock: int) -> int | None:
 
 
 def _write_total(lock: int, total: int | None) -> None:
-    """Note the bytes that are taken; None: they are to be counted. A kill in between leaves too many, never too few."""
+    """Write down the bytes taken; None: the next reader counts them.
+
+    The number rises before a file is made and falls after one is removed: a kill leaves it too high, never too low.
+    """
     os.ftruncate(lock, 0)
     if total is not None:
         os.pwrite(lock, b"%d" % total, 0)

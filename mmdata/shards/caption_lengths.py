@@ -1,4 +1,4 @@
-"""Lengths of captions in tokens: those of the index, or counted anew where another tokenizer made it."""
+"""Lengths of captions in tokens: those of the index, or counted again if the index was made with another tokenizer."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ from mmdata.shards.store import ShardStore
 logger = logging.getLogger("mmdata")
 
 CaptionTokens = tuple[NDArray[np.int64], NDArray[np.int32]]
-"""Tokens of every caption of an index: offsets (rows + 1,) and counts, special ones included, untruncated."""
-
+"""Tokens of all captions of an index: offsets (rows + 1,) and counts, special tokens included, untruncated."""
 
 CHUNK_ROWS = 4096
 
 
 class CountsTokens(Protocol):
-    """What counts the tokens of captions; `mmdata.transform.text.Tokenizer` does."""
+    """Counts the tokens of captions, as `mmdata.transform.text.Tokenizer` does."""
 
     @property
     def fingerprint(self) -> str:
-        """Equal for tokenizers that count alike."""
+        """Equal for tokenizers that give equal counts."""
         ...
 
     def count(self, captions: Sequence[str]) -> Sequence[int]:
-        """Tokens of each caption, special ones included."""
+        """Number of tokens of each caption, special tokens included."""
         ...
 
 
 def caption_lengths(index: Index, tokenizer: CountsTokens) -> Literal["index"] | CaptionTokens:
-    """Where the lengths of the captions are: in the index if this tokenizer counted them, else counted now.
+    """ "index" if this tokenizer counted the captions in the index; else the lengths, counted now.
 
     Raises:
-        DataError: a caption is not the one that was indexed. A plan must not depend on what one rank's copy holds.
+        DataError: a caption is not the one that was indexed: a plan must not depend on one rank's copy of the shards.
     """
-    if index.manifest.tokenizer == tokenizer.fingerprint:
+    if index.tokenizer == tokenizer.fingerprint:
         return "index"
-    # Where one of several folders lacks them, those of all are counted.
-    for part in index.manifest.parts:
+    # If one of several folders lacks the lengths, the captions of all folders are counted.
+    for part in index.manifests:
         if part.tokenizer != tokenizer.fingerprint:
             logger.warning(
                 "%d rows of '%s': caption lengths are not in the index for this tokenizer and are counted now; "

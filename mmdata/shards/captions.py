@@ -1,4 +1,4 @@
-"""Captions as convert, index and loader all read them. The same bytes give the same strings everywhere."""
+"""Decodes and cleans captions. Convert, index and loader read captions here, so equal bytes give equal strings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ TXT, JSON = 0, 1
 """Values of the index column caption_format: which member of the sample holds the captions."""
 
 MAX_CAPTION = 65_536
-"""Longest caption in characters; a longer one is a file that went astray, not a caption."""
+"""Longest caption in characters; a longer text is some other file, not a caption."""
 
 MAX_CAPTION_BYTES = 2**20
-"""Largest caption member in bytes: the captions, and in JSON whatever metadata lies beside them."""
+"""Largest caption member in bytes: the captions and, in JSON, the metadata."""
 
-# Marks, embeddings, overrides and isolates: they reorder what is shown and mean nothing to a tokenizer.
+# Bidi marks, embeddings, overrides and isolates: they reorder text on a screen and mean nothing to a tokenizer.
 _BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _BOM = "\ufeff"
 
@@ -59,9 +59,9 @@ def clean_caption(text: object) -> str:
 
 
 def clean_captions(found: object) -> tuple[list[str], int]:
-    """Captions of a string, or of a list of strings, and how many entries of the list hold nothing.
+    """Captions of a string or a list of strings, and how many entries of the list were left out as empty or null.
 
-    Entries that are empty or null are left out where another has text: `["a", "", None]` gives `(["a"], 2)`.
+    `["a", "", None]` gives `(["a"], 2)`.
 
     Raises:
         BadSample: missing_caption for None and an empty list, empty_caption where no entry has text, or what
@@ -115,8 +115,7 @@ def parse_json(text: str, *, strict: bool = False) -> dict[str, Any]:
 
     Args:
         text: the member.
-        strict: refuse a key that is there twice, as readers of foreign samples do; the loader reads only what one of
-            them has accepted.
+        strict: refuse duplicate keys. Readers of foreign samples are strict; the loader reads only what they accepted.
 
     Raises:
         BadSample: bad_caption when it is not a JSON object.
@@ -131,7 +130,7 @@ def parse_json(text: str, *, strict: bool = False) -> dict[str, Any]:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An `object_pairs_hook` of the json module; raises ValueError for a key that is there twice."""
+    """An `object_pairs_hook` of the json module; raises ValueError for a duplicate key."""
     content = dict(pairs)
     if len(content) != len(pairs):
         counts = Counter(name for name, _ in pairs)

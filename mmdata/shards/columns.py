@@ -1,6 +1,6 @@
-"""A shard's columns: one Arrow IPC file, uncompressed. The same rows give the same bytes.
+"""A shard's columns: one uncompressed Arrow IPC file, the index file. The same rows give the same bytes.
 
-A file is read whole, never mapped: one that is cut short while it is mapped ends the process with SIGBUS.
+Index files are read whole, never mapped: a file that is cut short while it is mapped ends the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
 from mmdata.errors import DataError
-from mmdata.hashing import hash64
+from mmdata.hashing import fast_hash, hash64
 from mmdata.shards.arrow_view import view
 from mmdata.shards.histogram import aspect_bin, count_cells, pack_cells
 from mmdata.shards.pages import ListedShard, ShardEntry
@@ -27,7 +26,7 @@ from mmdata.shards.read_together import read_together
 from mmdata.shards.values import WrongValue, wrong_captions, wrong_number, wrong_tokens
 
 CountTokens = Callable[[list[str]], list[int]]
-"""Captions to their lengths in tokens, specials included, untruncated."""
+"""Lengths of captions in tokens: special tokens included, nothing truncated."""
 
 FIXED: dict[str, np.dtype[Any]] = {
     "image_offset": np.dtype(np.int64),
@@ -45,16 +44,17 @@ FIXED: dict[str, np.dtype[Any]] = {
 }
 """Columns with one number a row; the units are bytes, and pixels as stored.
 
-`image_hash` is of the SHA-256 (`hash64`) and stands for the image in batches. `image_xxh3` (`fast_hash`) is compared
-when an image is loaded; it is 0 in an index of an earlier version, which has no such column.
+`image_hash` (`hash64`, a part of the SHA-256) identifies the image in batches. `image_xxh3` (`fast_hash`) is compared
+when an image is loaded; it reads as 0 from an index of an earlier version, which has no such column.
 """
 
 LISTS: dict[str, np.dtype[Any]] = {"caption_hash": np.dtype(np.int64), "caption_tokens": np.dtype(np.int32)}
 """Columns with one number a caption; caption_tokens is empty for all rows when no tokenizer counted them."""
 
 SCHEMA_VERSION = 3
-"""Of index and manifest. Version 3 added `image_xxh3`, and a checksum over all of manifest.json."""
+"""Version of index and manifest. Version 3 added `image_xxh3`, and a checksum over all of manifest.json."""
 OLDEST_VERSION = 2
+"""Oldest version that is read."""
 
 
 def _schema(fixed: Sequence[str]) -> Any:
@@ -83,7 +83,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Row:
-    """What the index keeps of one sample; captions are kept as hashes and lengths only."""
+    """What the index says of one sample. Of the captions, the index file holds only hashes and lengths."""
 
     key: str
     image: Place
@@ -96,12 +96,6 @@ class Row:
     captions: list[str]
 
 
-def fast_hash(data: bytes | memoryview) -> int:
-    """XXH3 of 64 bits as a signed integer that is never 0: 20 times as fast as SHA-256, for changes without intent."""
-    digest = xxhash.xxh3_64_intdigest(data)
-    return (digest - 2**64 if digest >= 2**63 else digest) or 1
-
-
 @dataclass(frozen=True)
 class Encoded:
     """A shard's index file, before it is written."""
@@ -110,7 +104,7 @@ class Encoded:
     columns: Columns
 
     def entry(self, tar: str, index: str, *, size: int, sha256: str) -> ShardEntry:
-        """What the manifest says of the shard, whose tar has this name, size in bytes and hash."""
+        """The manifest's entry of the shard, for a tar with this name, size in bytes and SHA-256."""
         cells, counts = self.columns.histogram()
         return ShardEntry(
             name=tar,
@@ -128,7 +122,7 @@ class Encoded:
 
 
 def encode(rows: Sequence[Row], count_tokens: CountTokens | None = None, *, version: int = SCHEMA_VERSION) -> Encoded:
-    """The index file of a shard with these rows, in a version of the schema; all captions are counted in one call."""
+    """The index file of a shard, in a version of the schema. All captions are counted in one call."""
     schema = _SCHEMAS[version]
     captions = [caption for row in rows for caption in row.captions]
     tokens = list(count_tokens(captions)) if count_tokens and captions else []
@@ -167,13 +161,13 @@ def encode(rows: Sequence[Row], count_tokens: CountTokens | None = None, *, vers
 
 
 class Columns:
-    """One shard's columns: views of the file's bytes, each made when first asked for.
+    """One shard's columns. Each is a view of the index file's bytes, made when first asked for.
 
     Args:
         record_batch: the Arrow record batch of the file.
         name: of the file, for messages.
         data: the file's bytes.
-        shard_bytes: size of the tar; None: values are not checked.
+        shard_bytes: size of the tar, against which values are checked; None checks no values.
     """
 
     def __init__(  # pyarrow has no types
@@ -193,13 +187,14 @@ class Columns:
     def open(cls, path: Path, entry: ListedShard, *, checksum: int = 0) -> Columns:
         """Read the index file of a shard.
 
-        Its XXH3 is compared with the manifest's, and the SHA-256 where the manifest has no other: that takes ten times
-        as long. Of a file that is fetched, and by `verify`, the SHA-256 is compared too.
+        Its XXH3 is compared with the manifest's. A manifest of version 2 has only the SHA-256, which takes ten times as
+        long. The cache and `verify` compare the SHA-256 too.
 
         Args:
             path: of the file.
-            entry: what the manifest says of it.
-            checksum: of the file as this process read it before, for one without XXH3; 0: it did not.
+            entry: the shard's entry in the manifest.
+            checksum: `checksum` of the columns as this process read them before, so that a second read needs no
+                SHA-256; 0 if it has not read them.
 
         Raises:
             FileNotFoundError: there is none.
@@ -217,9 +212,13 @@ class Columns:
 
     @classmethod
     def parse(cls, data: bytes | memoryview, rows: int, name: str, *, shard_bytes: int | None = None) -> Columns:
-        """Views of an index file's bytes; `rows` is how many it must have, `name` stands in messages.
+        """Views of an index file's bytes.
 
-        Values of a column are checked when it is first asked for, if the size of the shard is given.
+        Args:
+            data: the bytes.
+            rows: how many the file must have.
+            name: of the file, for messages.
+            shard_bytes: size of the tar, against which a column's values are checked when it is first asked for.
 
         Raises:
             DataError: not an index file, or one of other columns or rows.
@@ -238,19 +237,19 @@ class Columns:
 
     @property
     def checksum(self) -> int:
-        """`fast_hash` of the file as it was read."""
+        """`fast_hash` of the bytes that were read."""
         return fast_hash(self._data)
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the file as it was read."""
+        """SHA-256 of the bytes that were read."""
         return hashlib.sha256(self._data).hexdigest()
 
     def check(self) -> None:
-        """Look at all columns for values that no row of the shard can have.
+        """Check the values of all columns; `fixed` and `lists` check the one that is asked for.
 
         Raises:
-            DataError: there is one. So does `fixed` or `lists`, for the column that is asked for.
+            DataError: a column has a value that no row of the shard can have.
         """
         for name in FIXED:
             self.fixed(name)
@@ -258,7 +257,7 @@ class Columns:
             self.lists(name)
 
     def _check_fixed(self, name: str, values: npt.NDArray[Any]) -> None:
-        """Raise DataError where a column holds what no row can have."""
+        """Raise DataError if a column has a value that no row can have."""
         if self._shard_bytes is not None:
             offsets = self.fixed(name.replace("_bytes", "_offset")) if name.endswith("_bytes") else None
             self._refuse(name, wrong_number(name, values, size=self._shard_bytes, offsets=offsets))
@@ -291,7 +290,7 @@ class Columns:
         return [keys[row].as_py() for row in numbers]
 
     def fixed(self, name: str) -> npt.NDArray[Any]:
-        """A column of `FIXED`: (rows,); zeros where the index is of a version that has no such column."""
+        """A column of `FIXED`: (rows,); zeros if the index is of a version without the column."""
         if name not in self._fixed:
             if name == "image_xxh3" and not self.has_fast_hash:
                 values = np.zeros(len(self), FIXED[name])
@@ -313,7 +312,7 @@ class Columns:
 
     @property
     def has_fast_hash(self) -> bool:
-        """Whether `image_xxh3` is known."""
+        """Whether the file has the column `image_xxh3`."""
         return "image_xxh3" in self._arrow.schema.names
 
     @property
@@ -327,9 +326,11 @@ class Columns:
         return int((self.fixed("label") >= 0).sum())
 
     def histogram(self, tokens_of: Columns | None = None) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Captions by token length (0 where none counted) and aspect ratio: cells, and captions in each.
+        """Captions by length in tokens and aspect ratio: the cells that occur, and the captions in each.
 
-        `tokens_of`: the columns, of the same captions, whose lengths count; default: these.
+        Args:
+            tokens_of: columns of the same captions that give the lengths; default: these. Captions without a length
+                count as 0 tokens.
         """
         turned = self.fixed("orientation") >= 5
         height = np.where(turned, self.fixed("width"), self.fixed("height"))

@@ -1,7 +1,7 @@
-"""Warnings of the library that decodes images: logged with the name of the sample, once for each kind in a process.
+"""Logs Pillow's warnings with the name of the sample, once for each kind of warning in a process.
 
-Pillow warns through Python's `warnings`, and once through `logging`; neither says which image is meant. Both are taken
-over only in threads that are within `name_warnings`, and only where Pillow is the one that warns.
+Pillow warns through `warnings`, and in one place through `logging`; neither names the image. Both are redirected, but
+only for warnings from Pillow in threads that are inside `name_warnings`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _show_before: Callable[..., Any] = warnings.showwarning
 
 @contextmanager
 def name_warnings(name: Callable[[], str]) -> Generator[None, None, None]:
-    """Within it, this thread's warnings from Pillow are logged with the name of what is decoded.
+    """Context in which this thread's warnings from Pillow are logged with the name of a sample.
 
     Args:
-        name: called when there is a warning; gives the name of the sample, with its shard or file.
+        name: gives the name of the sample with its shard or file; called only for a warning.
     """
     _take_over()
     before, _sample.name = _sample.name, name
@@ -56,7 +56,7 @@ def _take_over() -> None:
     if warnings.showwarning is _show:
         return
     with _lock:
-        if warnings.showwarning is not _show:  # at first, or after somebody put another in its place
+        if warnings.showwarning is not _show:  # the first time, or after a library replaced the hook
             _show_before = warnings.showwarning
             warnings.showwarning = _show
             log = logging.getLogger("PIL.TiffImagePlugin")
@@ -65,7 +65,7 @@ def _take_over() -> None:
 
 
 def _show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any, **more: Any) -> None:
-    """In place of `warnings.showwarning`."""
+    """Replaces `warnings.showwarning`."""
     if _sample.name is None or not filename.startswith(_PILLOW):
         _show_before(message, category, filename, lineno, *rest, **more)
     else:
@@ -73,7 +73,7 @@ def _show(message: Warning | str, category: type[Warning], filename: str, lineno
 
 
 def _keep(record: logging.LogRecord) -> bool:
-    """A filter of Pillow's logger."""
+    """Filters Pillow's logger."""
     if _sample.name is None or record.levelno < logging.WARNING:
         return True
     _tell(record.getMessage(), (record.pathname, record.lineno), _sample.name)

@@ -1,25 +1,24 @@
-"""Files of a folder of shards, on a disk or behind a URL. Callers need not know which.
+"""Where shards lie: a folder on a disk or behind a URL, with the same methods, so that callers need not know which.
 
-A folder holds the tars, and in its sub-folder `__mmdata__` all that mmdata keeps about them: manifest, index, ledger.
-Hugging Face's `datasets` ignores names that begin with two underscores, so it takes the tars alone for the data.
-Earlier versions of mmdata wrote the same files beside the tars; such folders are read as they are.
+A folder holds the tars, and its sub-folder `__mmdata__` holds manifest, index and ledger. Hugging Face's `datasets`
+ignores names that begin with two underscores, so it takes only the tars for data. Earlier versions of mmdata wrote
+manifest, index and ledger next to the tars; such folders are still read.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.safe_read import open_regular, path_of_url, read_regular
 from mmdata.shards.cache import ShardCache
-from mmdata.shards.pages import REMAKE, ListedShard
+from mmdata.shards.pages import ListedShard
 from mmdata.shards.remote import RemoteFolder
-
-Folder = Path | RemoteFolder
 
 MANIFEST_NAME = "manifest.json"
 QUARANTINE_NAME = "quarantine.jsonl"
@@ -27,13 +26,97 @@ INNER_NAME = "__mmdata__"
 """The sub-folder; not hidden, as many HTTP servers refuse hidden names and `cp OUT/*` leaves them out."""
 INNER = f"{INNER_NAME}/"
 BESIDE = ""
-"""What stands before the names of the files of a folder that an earlier version wrote."""
+"""Prefix of the file names in a folder that an earlier version wrote."""
 
 T = TypeVar("T")
 
 
-def find_folder(location: str | os.PathLike[str], cache: ShardCache | None = None) -> Folder:
-    """A path, or a URL with the cache for it (the default one unless given).
+@dataclass(frozen=True)
+class LocalFolder:
+    """A folder on this machine's disks. Its methods are those of `RemoteFolder`; its text is for messages."""
+
+    path: Path
+    cache: ClassVar[None] = None
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def identity(self) -> str:
+        """Equal for two names of the same folder."""
+        return os.path.realpath(self.path)
+
+    def read_first(self, prefixes: Sequence[str], name: str) -> tuple[str, bytes]:
+        """Prefix and content of the first file that exists among prefix + name.
+
+        Raises:
+            DataError: none exists; or the folder is the `__mmdata__` of another.
+        """
+        for prefix in prefixes:
+            try:
+                content = read_regular(self.path / prefix / name)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if prefix == BESIDE and self.path.name == INNER_NAME:
+                raise DataError(
+                    f"'{self}': what mmdata keeps about the shards in '{self.path.parent}': give that folder"
+                )
+            return prefix, content
+        if self.path.is_file():
+            raise DataError(
+                f"'{self}': a file, and a folder with a {name} is needed; `mmdata index {self}` makes one "
+                f"beside a WebDataset tar: then give its folder, '{self.path.parent}'"
+            )
+        if not self.path.is_dir():
+            raise DataError(f"folder '{self}': no such folder")
+        raise DataError(f"folder '{self}': no {name}; `mmdata index {self}` makes one for WebDataset tars")
+
+    def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:
+        """Result of `use` on the path of a small file. `use` checks the content, so the hash is not needed.
+
+        Raises:
+            FileNotFoundError: there is none; and what `use` raises.
+        """
+        return use(self.path / name)
+
+    def open_shard(self, location: str, shard: ListedShard, stop: Event | None = None) -> int:
+        """A descriptor of a tar, which the caller closes.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DataError: it is not a regular file.
+        """
+        return open_regular(self.shard_path(location, shard), "shard")
+
+    def has_shard(self, shard: ListedShard) -> bool:
+        """Whether `open_shard` returns without fetching anything."""
+        return True
+
+    def shard_path(self, location: str, shard: ListedShard) -> Path:
+        """Path of a tar."""
+        return self.path / location / shard.name
+
+    def place(self, location: str, name: str) -> str:
+        """Path of a file, for messages."""
+        return str(self.path / location / name)
+
+
+Folder = LocalFolder | RemoteFolder
+Location = str | os.PathLike[str]
+"""A path or a URL."""
+
+
+def find_folder(location: Location, cache: ShardCache | None = None) -> Folder:
+    """The folder at a path or a URL. Nothing else decides whether a folder is local.
+
+    A `file:` URL is a RemoteFolder: this is how the files of a slow disk get into the cache.
+
+    Args:
+        location: a path or a URL.
+        cache: for the files behind a URL; default: `ShardCache()`.
 
     Raises:
         ConfigError: a command, or a URL of a protocol that is not known.
@@ -43,11 +126,11 @@ def find_folder(location: str | os.PathLike[str], cache: ShardCache | None = Non
         raise ConfigError(f"'{name}': pipe: would run a command, and nothing in data may; give a folder or a URL")
     if (path := path_of_url(name)) is not None:
         name = f"file://{os.path.abspath(path)}"
-    return RemoteFolder(name, cache or ShardCache()) if "://" in name else Path(name)
+    return RemoteFolder(name, cache or ShardCache()) if "://" in name else LocalFolder(Path(name))
 
 
-def local_folder(location: str | os.PathLike[str]) -> Path:
-    """A path, for what is not done from afar. A `file:` URL is one.
+def local_folder(location: Location) -> Path:
+    """The path of a folder on this machine's disks, for programs that cannot work on a URL. A `file:` URL is a path.
 
     Raises:
         ConfigError: another URL, or a command.
@@ -61,7 +144,7 @@ def local_folder(location: str | os.PathLike[str]) -> Path:
 
 
 def manifest_prefix(folder: Path) -> str | None:
-    """What stands before the names of manifest and index in a folder on this disk, or None where it has no manifest.
+    """Prefix of the names of manifest and index in a folder on this disk; None where the folder has no manifest.
 
     Returns:
         "__mmdata__/", or "" for a folder that an earlier version wrote.
@@ -70,73 +153,6 @@ def manifest_prefix(folder: Path) -> str | None:
 
 
 def find_ledger(folder: Path) -> Path:
-    """Path of the list of rows left out of a folder's shards, whether it is there or not."""
+    """Path of the list of rows left out of a folder's shards, whether or not the file exists."""
     prefix = manifest_prefix(folder)
     return folder / (INNER if prefix is None else prefix) / QUARANTINE_NAME
-
-
-def read_top(folder: Folder) -> tuple[str, bytes]:
-    """The prefix of a folder's files (see `manifest_prefix`), and the content of its manifest.json.
-
-    That of a URL is always fetched.
-    """
-    if isinstance(folder, RemoteFolder):
-        return folder.read_first((INNER, BESIDE), MANIFEST_NAME)
-    for prefix in (INNER, BESIDE):
-        try:
-            content = read_regular(folder / prefix / MANIFEST_NAME)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        if prefix == BESIDE and folder.name == INNER_NAME:
-            raise DataError(f"'{folder}': what mmdata keeps about the shards in '{folder.parent}': give that folder")
-        return prefix, content
-    if folder.is_file():
-        raise DataError(
-            f"'{folder}': a file, and a folder with a {MANIFEST_NAME} is needed; `mmdata index {folder}` makes one "
-            f"beside a WebDataset tar: then give its folder, '{folder.parent}'"
-        )
-    if not folder.is_dir():
-        raise DataError(f"folder '{folder}': no such folder")
-    raise DataError(f"folder '{folder}': no {MANIFEST_NAME}; `mmdata index {folder}` makes one for WebDataset tars")
-
-
-def with_file(folder: Folder, name: str, sha256: str, use: Callable[[Path], T], *, kind: str) -> T:
-    """`use` of the path of a file of a folder; `kind` says what it is, for messages.
-
-    Raises:
-        DataError: there is none; and what `use` raises.
-    """
-    if isinstance(folder, RemoteFolder):
-        return folder.with_file(name, sha256, use)
-    try:
-        return use(folder / name)
-    except FileNotFoundError:
-        raise DataError(f"{kind} '{folder / name}': no such file, and the manifest names it; {REMAKE}") from None
-
-
-def shard_path(folder: Folder, location: str, entry: ListedShard) -> Path:
-    """Path of a tar; of a URL, that in the cache, fetched first: it may be removed at any time."""
-    if isinstance(folder, RemoteFolder):
-        os.close(open_shard(folder, location, entry))
-        return folder.cache.path(entry.sha256)
-    return folder / location / entry.name
-
-
-def shard_place(folder: Folder, location: str, entry: ListedShard) -> str:
-    """Path or URL of a tar, for messages."""
-    if isinstance(folder, RemoteFolder):
-        return folder.place(location, entry.name)
-    return str(folder / location / entry.name)
-
-
-def open_shard(folder: Folder, location: str, entry: ListedShard, stop: Event | None = None) -> int:
-    """A descriptor of a tar, which the caller closes; of a URL it is fetched where it is not in the cache.
-
-    Raises:
-        FileNotFoundError: there is none on this disk.
-        DataError: it is not a regular file.
-        DataError, ConfigError, Interrupted: see `mmdata.shards.cache.ShardCache.open`.
-    """
-    if isinstance(folder, RemoteFolder):
-        return folder.open_file(location, entry.name, sha256=entry.sha256, size=entry.bytes, stop=stop)
-    return open_regular(folder / location / entry.name, "shard")

@@ -1,48 +1,34 @@
-"""Captions of a shard counted by length and aspect ratio, in cells that fit one integer and are part of the format.
+"""Counts captions of a shard by length and aspect ratio, in cells. A cell is one integer, part of the format on disk.
 
-A caption of 12 tokens under an image of 480 × 640 pixels (height × width): round(32 · log2(640 / 480)) = round(13.28) =
-13 steps wider than a square, so aspect bin 128 + 13 = 141, and cell 12 · 256 + 141 = 3213. Back again: 3213 is
-(12, 141), and bin 141 stands for the ratio 2^(13 / 32) = 1.325, where the image's own is 1.333.
+A caption of 12 tokens with an image of 480 × 640 pixels (height × width): round(32 · log2(640 / 480)) = round(13.28) =
+13 steps wider than a square, so aspect bin 128 + 13 = 141, and cell 12 · 256 + 141 = 3213. Unpacked, 3213 is (12, 141),
+and bin 141 stands for the ratio 2^(13 / 32) = 1.325; the image's own is 1.333.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 ASPECT_BINS = 256
-"""Aspect bins; 32 an octave, so that a ratio is off by a factor of 2^(1/64) or 1.1 % at most, from 1:16 to 15.6:1."""
+"""Number of aspect bins, for ratios from 1:16 to 15.6:1."""
 SQUARE_BIN = 128
+"""Bin of the ratio 1."""
 BINS_PER_OCTAVE = 32
+"""Bins for each doubling of the ratio: a bin's ratio is off by a factor of at most 2^(1/64), or 1.1 %."""
 MAX_TOKENS = 2**31 // ASPECT_BINS - 1
-"""The longest caption that a cell, an int32, can hold: 8,388,607 tokens."""
+"""Longest caption that fits into a cell, an int32: 8,388,607 tokens."""
 
 Ints = npt.NDArray[np.integer[Any]]
 
 
-class Histogram(NamedTuple):
-    """Captions of some shards, counted: one entry for each shard and cell that has any.
-
-    Attributes:
-        shard: int64 (n,), position among the shards asked for, ascending.
-        tokens: int32 (n,), caption length, special tokens included; 0 where no tokenizer counted.
-        aspect_bin: int32 (n,), of the image as displayed.
-        captions: int32 (n,), how many, at least 1.
-    """
-
-    shard: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int32]
-    aspect_bin: npt.NDArray[np.int32]
-    captions: npt.NDArray[np.int32]
-
-
 def aspect_bin(height: npt.ArrayLike, width: npt.ArrayLike) -> npt.NDArray[np.int32]:
-    """Bins of images of n sizes in pixels, EXIF orientation applied.
+    """Aspect bins of images, EXIF orientation applied.
 
     Args:
-        height: (n,) or scalar, positive.
+        height: (n,) or scalar, in pixels, positive.
         width: as height.
 
     Returns:
@@ -53,7 +39,7 @@ def aspect_bin(height: npt.ArrayLike, width: npt.ArrayLike) -> npt.NDArray[np.in
 
 
 def aspect_ratio(bins: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Width / height that stands for a bin, its geometric middle: 128 -> 1.0, 160 -> 2.0."""
+    """Width / height in the geometric middle of a bin: 128 -> 1.0, 160 -> 2.0."""
     return np.exp2((np.asarray(bins, np.float64) - SQUARE_BIN) / BINS_PER_OCTAVE)
 
 
@@ -76,6 +62,6 @@ def unpack_cells(cells: Ints) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int
 
 
 def count_cells(cells: Ints) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """(cells that occur, ascending; how often each) of the cells of a shard's captions."""
+    """The distinct cells of a shard's captions, ascending, and how many captions each has."""
     found, counts = np.unique(np.asarray(cells, np.int32), return_counts=True)
     return found, counts.astype(np.int32)

@@ -1,7 +1,7 @@
-"""Files over HTTP. An answer is checked before it is read, and no more of it is read than was asked for.
+"""Files over HTTP. A response is checked before its body is read, and no more is read than was asked for.
 
-Servers answer with login pages, compress what was to come as it lies, redirect in circles, go on without end, or come
-to a crawl. Each of these is an error that says so; none of them fills memory, and none is waited for without a word.
+Servers send login pages, compress a file that was requested as it is, redirect in circles, send without end, or slow to
+a crawl. Each of these raises an error that names it; none fills memory, and none makes the caller wait in silence.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ if TYPE_CHECKING:  # programs that read local shards do without aiohttp
 
 logger = logging.getLogger("mmdata")
 
-CONNECT_S, SILENCE_S = 30, 60
+CONNECT_S = 30
+"""Timeout of a connection."""
+SILENCE_S = 60
+"""Timeout of a read that gets no byte."""
 ANSWER_S = 120
-"""From a request to the end of the answer's headers, redirects included."""
+"""Timeout from a request to the end of the response's headers, redirects included."""
 LEAST_BYTES_PER_S = 1000
 SLOW_S = 30.0
 """Waiting this long at less than LEAST_BYTES_PER_S gives a warning; as long again, and the request has failed."""
@@ -34,19 +37,19 @@ _PIECE = 2**20  # bytes
 
 _sync: Any = fsspec.asyn.sync  # it is annotated as if it returned nothing
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-_PAGES = ("text/html", "application/xhtml+xml")
+_HTML = ("text/html", "application/xhtml+xml")
 _CHANGED = "the file changed since it was indexed; index it anew, or put back the file that was indexed"
 
 
 class WrongAnswer(Exception):
-    """What the server sent is not what was asked for, and asking again would not change it."""
+    """The server sent something else than the file; asking again would not change that."""
 
 
 class Failed(Exception):
-    """A request that may succeed when it is made again.
+    """A request that may succeed when it is repeated.
 
     Attributes:
-        status: of the answer; None where none came.
+        status: HTTP status; None without a response.
     """
 
     def __init__(self, words: str, status: int | None = None) -> None:
@@ -63,8 +66,11 @@ class Span(NamedTuple):
 
 
 def request_options() -> dict[str, Any]:
-    """Options of fsspec: a request may take as long as bytes arrive (the customary limit is 5 minutes in all), and
-    bytes come as they lie there, so that a range of them is one of the file."""
+    """Options for fsspec's HTTP file system.
+
+    A request may take as long as bytes arrive; aiohttp's default limit is 5 minutes in all. The body is not
+    decompressed, so that a range of it is a range of the file.
+    """
     from aiohttp import ClientTimeout
 
     timeout = ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
@@ -75,28 +81,30 @@ def request_options() -> dict[str, Any]:
 
 
 def read_http(file_system: Any, url: str, name: str, *, span: Span | None, most: int, stop: Event) -> bytes:
-    """A file, or a part of it, by one request.
+    """Read a file, or a part of it, with one request.
 
     Args:
         file_system: fsspec's for HTTP, with `request_options`.
         url: of the file.
         name: for messages.
-        span: the part; None: the whole.
-        most: bytes of a whole file of unknown size.
+        span: the part; None: the whole file.
+        most: upper bound of the size of a whole file, in bytes.
         stop: ends the reading.
 
     Returns:
-        The bytes asked for. From a server that knows no ranges, all bytes from `span.start` on.
+        The bytes asked for. If the server does not support ranges, all bytes from `span.start` on.
 
     Raises:
-        FileNotFoundError, WrongAnswer, Failed: see there.
+        FileNotFoundError: status 404.
+        WrongAnswer: the response is not the file.
+        Failed: the request may be repeated.
         Interrupted: `stop` was set.
     """
     return _sync(file_system.loop, _read_once, file_system, url, name, span, most, stop)
 
 
 class HttpFile(io.RawIOBase):
-    """A file read from front to back by one request; it is of unknown size.
+    """A file of unknown size, read from front to back with one request.
 
     Args:
         file_system: fsspec's for HTTP, with `request_options`.
@@ -104,7 +112,7 @@ class HttpFile(io.RawIOBase):
         name: for messages.
 
     Raises:
-        FileNotFoundError, WrongAnswer, Failed: also when it is read.
+        FileNotFoundError, WrongAnswer, Failed: see `read_http`; reading raises them too.
     """
 
     def __init__(self, file_system: Any, url: str, name: str) -> None:
@@ -118,7 +126,7 @@ class HttpFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill a buffer; fewer bytes only at the end."""
+        """Fill a buffer; with fewer bytes only at the end of the file."""
         data = _sync(self._loop, _read_body, self._response, len(buffer), self._rate, Event())
         buffer[: len(data)] = data
         return len(data)
@@ -131,7 +139,7 @@ class HttpFile(io.RawIOBase):
 
 
 class _Rate:
-    """Watches how fast bytes come while they are waited for; what the caller does in between does not count."""
+    """Measures bytes per second of waiting; time that the caller spends between reads does not count."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -139,10 +147,10 @@ class _Rate:
         self._warned = False
 
     def add(self, waited_s: float, count: int) -> None:
-        """So many bytes came.
+        """Count bytes that arrived after `waited_s` seconds.
 
         Raises:
-            Failed: they have come too slowly for too long.
+            Failed: the rate was too low for too long.
         """
         self._waited_s += waited_s
         self._bytes += count
@@ -170,7 +178,7 @@ async def _read_once(file_system: Any, url: str, name: str, span: Span | None, m
     try:
         whole = span is None or response.status == 200
         limit = most if span is None else span.size if whole else span.end - span.start
-        data = await _read_body(response, limit + 1, _Rate(name), stop)  # one more shows that it goes on
+        data = await _read_body(response, limit + 1, _Rate(name), stop)  # one byte more shows a body that is too long
         if len(data) > limit:
             why = _CHANGED if span else "is it what mmdata wrote?"
             raise WrongAnswer(f"the answer goes on after the {limit:,} bytes that it may have; {why}")
@@ -178,11 +186,11 @@ async def _read_once(file_system: Any, url: str, name: str, span: Span | None, m
             raise Failed(f"the answer ended after {len(data):,} of {limit:,} bytes")
         return data[span.start :] if span and whole else data
     finally:
-        response.close()  # what has been read to its end has given its connection back already
+        response.close()  # a response that was read to its end has returned its connection already
 
 
 async def _ask(file_system: Any, url: str, span: Span | None) -> ClientResponse:
-    """The answer to a request, its headers checked, its body unread."""
+    """The response to a request: headers checked, body not read yet."""
     from aiohttp import InvalidURL, NonHttpUrlClientError, TooManyRedirects
 
     headers = {"Accept-Encoding": "identity"}
@@ -207,7 +215,7 @@ async def _ask(file_system: Any, url: str, span: Span | None) -> ClientResponse:
 
 
 def _check_answer(response: ClientResponse, span: Span | None) -> None:
-    """Raise where status or headers say that the body is not what was asked for."""
+    """Raise if status or headers say that the body is not the file."""
     status, headers = response.status, response.headers
     if status == 404:
         raise FileNotFoundError("no such file")
@@ -221,7 +229,7 @@ def _check_answer(response: ClientResponse, span: Span | None) -> None:
             f"the server sends it with Content-Encoding '{encoding}', though identity was asked for; have the server "
             "send the file as it lies there"
         )
-    if response.content_type in _PAGES:
+    if response.content_type in _HTML:
         raise WrongAnswer(
             f"the server answered with a page of HTML (status {status}), as for a login or an error; open the URL in a "
             "browser, and see whether it needs credentials"
@@ -231,7 +239,7 @@ def _check_answer(response: ClientResponse, span: Span | None) -> None:
 
 
 def _check_size(response: ClientResponse, span: Span) -> None:
-    """Raise where the headers say that the file has another size, or that this is another part of it."""
+    """Raise if the headers say that the file has another size, or that the body is another part of it."""
     length = response.content_length  # None: the server does not say
     if response.status == 200:
         if length not in (None, span.size):
@@ -255,7 +263,7 @@ def _check_size(response: ClientResponse, span: Span) -> None:
 
 
 async def _read_body(response: ClientResponse, size: int, rate: _Rate, stop: Event) -> bytes:
-    """The next `size` bytes of a body; fewer only at its end."""
+    """The next `size` bytes of a body; fewer only at the end of the body."""
     parts: list[bytes] = []
     left = size
     while left:

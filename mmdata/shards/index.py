@@ -1,13 +1,16 @@
-"""Random access to the rows of many shards. Columns are read shard by shard, when first asked for."""
+"""Random access to the rows of many shards. A shard's columns are read when first asked for."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import warnings
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -16,38 +19,35 @@ import numpy as np
 import numpy.typing as npt
 
 from mmdata.errors import ConfigError
+from mmdata.shards.by_shard import RowsByShard, group_by_shard
 from mmdata.shards.cache import ShardCache
 from mmdata.shards.columns import FIXED, LISTS, Columns
-from mmdata.shards.folder import Folder, find_folder
+from mmdata.shards.distinct import check_distinct
+from mmdata.shards.folder import Folder, Location
 from mmdata.shards.manifest import Manifest
+from mmdata.shards.pages import Histograms, ListedShard
 from mmdata.shards.ragged import offsets_of, spans
-from mmdata.shards.remote import RemoteFolder
-from mmdata.shards.union import UnionManifest
 
 OPENERS = 8
-"""Threads that fetch the columns of remote shards."""
+"""Threads that fetch the columns of shards behind URLs."""
 HELD_ROWS = 2**21
-"""Rows whose columns stay in memory, 100 to 120 bytes each: those of two windows of the usual size.
+"""Rows whose columns stay in memory, 100 to 120 bytes each: two windows of the default size.
 
-A plan reads the shards of a window twice, and batches come from all of them, so each file is read once for all that.
+A plan reads the shards of a window twice, and a window's batches need all of them: with the columns in memory, each
+index file is read once.
 """
-
-LONG_RUN = 16
-"""Rows of one shard one after another, in the mean, that are enough to do without sorting: windows are whole shards."""
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
-Location = str | os.PathLike[str]
-"""A folder or a URL."""
 
 
 class Source(NamedTuple):
-    """A folder of an index: consecutive shards.
+    """A folder of an index, and its shards.
 
     Attributes:
-        folder: where its manifest lies.
+        folder: with the manifest.
         first_shard: number of its first shard.
-        last_shard: number of the shard after its last.
+        last_shard: number behind its last shard.
     """
 
     folder: Folder
@@ -55,50 +55,58 @@ class Source(NamedTuple):
     last_shard: int
 
 
-class _ByShard(NamedTuple):
-    """Rows of an index, those of a shard together.
-
-    Attributes:
-        order: puts the rows that were asked for together, (n,); None: they stand so, in long runs.
-        parts: shards; each with its part of the rows in that order, and with their numbers within the shard, (k,) or a
-            slice. In long runs a shard may have several parts.
-    """
-
-    order: Rows | None
-    parts: list[tuple[int, slice, Rows | slice]]
-
-    def as_asked(self, values: Array) -> Array:
-        """Values (n,) in that order, brought back into the order in which the rows were asked for."""
-        if self.order is None:
-            return values
-        result = np.empty_like(values)
-        result[self.order] = values
-        return result
-
-
 class Index:
-    """The rows of a folder of shards, numbered 0 … len−1 in manifest order. Safe to share between threads.
+    """The rows of one or more folders of shards, numbered 0 … len−1: folder by folder, each in manifest order.
 
-    Those of several folders are numbered one folder after the other.
+    Safe to share between threads.
+
+    Args:
+        manifests: of the folders, at least one.
 
     Attributes:
-        manifest: the list of shards.
+        manifests: as given.
+        num_shards, bytes, captions: summed over the folders.
+        has_labels: whether any row has a label.
+        tokenizer: fingerprint of the tokenizer that counted the captions of all folders with rows; None where there is
+            no such tokenizer.
+        fingerprint: equal for equal rows in equal order, tokenizer included, wherever the folders lie. For one folder
+            it is the manifest's root hash.
         held_rows: rows whose columns are kept; those of the shards used least recently make room.
+
+    Raises:
+        ConfigError: two manifests are of the same folder, or list the same shard.
+        DataError: a page of a manifest is missing or damaged.
+
+    Example:
+        Of folders with 3 and 2 shards, shards 0, 1 and 2 are the first folder's and 3 and 4 the second's:
+        Index(first, second).part(4) == (second, 1)
     """
 
-    def __init__(self, manifest: Manifest | UnionManifest) -> None:
-        self.manifest = manifest
+    def __init__(self, *manifests: Manifest) -> None:
+        if len(manifests) > 1:
+            check_distinct(manifests)
+        self.manifests = list(manifests)
+        self.num_shards = sum(manifest.num_shards for manifest in manifests)
+        self.bytes = sum(manifest.bytes for manifest in manifests)
+        self.captions = sum(manifest.captions for manifest in manifests)
+        self.has_labels = any(manifest.has_labels for manifest in manifests)
+        tokenizers = {manifest.tokenizer for manifest in [part for part in manifests if part.rows] or manifests}
+        self.tokenizer = tokenizers.pop() if len(tokenizers) == 1 else None
+        roots = "\n".join(manifest.root for manifest in manifests)
+        self.fingerprint = roots if len(manifests) == 1 else hashlib.sha256(roots.encode()).hexdigest()
+        self._num_rows = sum(manifest.rows for manifest in manifests)
+        self._first_shards = [0, *accumulate(manifest.num_shards for manifest in manifests)]
         self.held_rows = HELD_ROWS
         self._open: OrderedDict[int, Columns] = OrderedDict()
         self._rows_open = 0
-        self._checksums: dict[int, int] = {}  # of the files that were opened; 0 as long as they are
+        self._checksums: dict[int, int] = {}  # 0 from a shard's first read; its checksum once its columns made room
         self._lock = Lock()
 
     @classmethod
     def open(cls, folder: Location | Sequence[Location], *, cache: ShardCache | None = None) -> Index:
-        """Open the index of a folder, or of several as one.
+        """Open the index of one folder, or of several.
 
-        Of one folder manifest.json is read and nothing else; of several the pages too, to compare their shards.
+        For one folder only manifest.json is read; for several the pages too, to compare their shards.
 
         Args:
             folder: a folder or a URL (http, https, s3, gs, hf, file and others that fsspec opens), or several.
@@ -111,53 +119,85 @@ class Index:
         folders = [folder] if isinstance(folder, (str, os.PathLike)) else list(folder)
         if not folders:
             raise ConfigError("an index of no folder: give one with a manifest, or several")
-        parts = [Manifest.read(find_folder(name, cache)) for name in folders]
-        return cls(parts[0] if len(parts) == 1 else UnionManifest(parts))
+        return cls(*(Manifest.read(name, cache) for name in folders))
 
     def __len__(self) -> int:
-        return self.manifest.rows
+        return self._num_rows
+
+    @property
+    def manifest(self) -> Any:
+        """The manifest of an index of one folder; else the index, which has the same totals. Deprecated."""
+        warnings.warn(
+            "Index.manifest goes with the next release: take what it said from the index itself (index.num_shards, "
+            "index.bytes, index.tokenizer …), and what one folder's manifest says from index.manifests",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.manifests[0] if len(self.manifests) == 1 else self
 
     @cached_property
     def starts(self) -> Rows:
-        """The first row of each shard, and `len(index)`: int64 (num_shards + 1,); reads the manifest's pages."""
-        return offsets_of(self.manifest.shard_rows)
-
-    @cached_property
-    def sources(self) -> list[Source]:
-        """The folders, in their order, each with its shards; one with the shards 0 … num_shards−1 for a plain index."""
-        parts = self.manifest.parts
-        ends = offsets_of(np.array([part.num_shards for part in parts], np.int64)).tolist()
-        return [Source(part.folder, *span) for part, span in zip(parts, pairwise(ends), strict=True)]
+        """The first row of each shard, and `len(index)`: int64 (num_shards + 1,); reads the manifests' pages."""
+        return offsets_of(np.concatenate([manifest.shard_rows for manifest in self.manifests]))
 
     @property
-    def fingerprint(self) -> str:
-        """The manifest's root hash: equal for equal rows in equal order, tokenizer included, wherever they lie."""
-        return self.manifest.root
+    def sources(self) -> list[Source]:
+        """The folders, in their order, each with its shards."""
+        spans = pairwise(self._first_shards)
+        return [Source(manifest.folder, *span) for manifest, span in zip(self.manifests, spans, strict=True)]
 
     @cached_property
     def caches(self) -> list[ShardCache]:
-        """Of the folders behind URLs, each once."""
-        found = [part.folder.cache for part in self.manifest.parts if isinstance(part.folder, RemoteFolder)]
-        return list({id(cache): cache for cache in found}.values())
+        """The caches of the folders behind URLs, each once."""
+        found = [manifest.folder.cache for manifest in self.manifests]
+        return list({id(cache): cache for cache in found if cache is not None}.values())
+
+    def cells(self) -> Iterator[Histograms]:
+        """The histograms of all shards; see `Manifest.cells`."""
+        return chain.from_iterable(manifest.cells() for manifest in self.manifests)
+
+    def token_histogram(self) -> Rows:
+        """Captions by length: entry i counts those of i tokens."""
+        found = [manifest.token_histogram() for manifest in self.manifests]
+        total = np.zeros(max(map(len, found)), np.int64)
+        for counts in found:
+            total[: len(counts)] += counts
+        return total
+
+    def part(self, shard: int) -> tuple[Manifest, int]:
+        """The manifest that lists a shard, and the shard's number in that manifest.
+
+        Raises:
+            IndexError: `shard` is not one of 0 … num_shards−1.
+        """
+        if not 0 <= shard < self.num_shards:
+            raise IndexError(f"shard {shard} asked of an index of {self.num_shards}")
+        number = bisect_right(self._first_shards, shard) - 1  # the last of those: folders may have no shards
+        return self.manifests[number], shard - self._first_shards[number]
+
+    def listed(self, shard: int) -> ListedShard:
+        """What the manifest says of a shard; see `Manifest.listed`."""
+        part, local = self.part(shard)
+        return part.listed(local)
 
     def shard_path(self, shard: int) -> Path:
-        """Path of the tar; of one behind a URL, that in the cache, fetched first and removed when room is needed."""
-        part, local = self.manifest.part(shard)
+        """Path of the tar. One behind a URL is fetched into the cache first, which may remove it at any time."""
+        part, local = self.part(shard)
         return part.shard_path(local)
 
     def shard_place(self, shard: int) -> str:
         """Path or URL of the tar, for messages."""
-        part, local = self.manifest.part(shard)
+        part, local = self.part(shard)
         return part.shard_place(local)
 
     def shard_name(self, shard: int) -> str:
-        """For messages: the tar's name, with its folder where there are several."""
-        part, local = self.manifest.part(shard)
+        """Name of the tar, for messages; with its folder where there are several."""
+        part, local = self.part(shard)
         name = part.listed(local).name
-        return name if len(self.manifest.parts) == 1 else f"{part.folder}/{name}"
+        return name if len(self.manifests) == 1 else f"{part.folder}/{name}"
 
     def shard(self, shard: int) -> Columns:
-        """One shard's columns; hashed against the manifest, and their values checked, the first time.
+        """One shard's columns. Their hash is compared with the manifest's when they are read.
 
         Raises:
             DataError: the index file is missing, not the one that the manifest names, or holds impossible values.
@@ -166,11 +206,11 @@ class Index:
             if (columns := self._open.get(shard)) is not None:
                 self._open.move_to_end(shard)
                 return columns
-        part, local = self.manifest.part(shard)
+        part, local = self.part(shard)
         columns = part.columns(local, checksum=self._checksums.get(shard, 0))
         with self._lock:
             self._checksums.setdefault(shard, 0)
-            if shard not in self._open:  # another thread may have opened it meanwhile
+            if shard not in self._open:  # another thread may have opened it
                 self._open[shard] = columns
                 self._rows_open += len(columns)
             while self._rows_open > self.held_rows and len(self._open) > 1:
@@ -200,7 +240,7 @@ class Index:
             columns = self.shard(shard)
             for name, values in result.items():
                 values[part] = columns.fixed(name)[local]
-        return {name: wanted.as_asked(values) for name, values in result.items()}
+        return {name: wanted.restore(values) for name, values in result.items()}
 
     def take_lists(self, rows: Rows, name: str) -> tuple[Rows, Array]:
         """Lists of some rows, in the order asked: offsets (n + 1,) and values; names are those of `columns.LISTS`."""
@@ -216,7 +256,7 @@ class Index:
                 found.append(values[begins[0] : ends[-1]])
             else:
                 found.append(values[spans(begins, lengths[part])])
-        values, result_offsets = np.concatenate(found), offsets_of(wanted.as_asked(lengths))
+        values, result_offsets = np.concatenate(found), offsets_of(wanted.restore(lengths))
         if wanted.order is None:
             return result_offsets, values
         result = np.empty_like(values)
@@ -229,43 +269,32 @@ class Index:
         found: list[str] = []
         for shard, _, local in wanted.parts:
             found += self.shard(shard).keys_of(local)
-        return wanted.as_asked(np.array(found, object)).tolist()
+        return wanted.restore(np.array(found, object)).tolist()
 
     def column(self, name: str) -> Array:
         """A whole column (len,), copied: 1 to 8 bytes a row."""
         _check_names([name], FIXED)
-        self._fetch_columns(np.arange(self.manifest.num_shards))
-        parts = [self.shard(shard).fixed(name) for shard in range(self.manifest.num_shards)]
+        self._fetch_columns(np.arange(self.num_shards))
+        parts = [self.shard(shard).fixed(name) for shard in range(self.num_shards)]
         return np.concatenate([np.empty(0, FIXED[name]), *parts])
 
     def lists(self, name: str) -> tuple[Rows, Array]:
         """A whole list column, copied: offsets (len + 1,) and values."""
         _check_names([name], LISTS)
-        self._fetch_columns(np.arange(self.manifest.num_shards))
-        parts = [self.shard(shard).lists(name) for shard in range(self.manifest.num_shards)]
+        self._fetch_columns(np.arange(self.num_shards))
+        parts = [self.shard(shard).lists(name) for shard in range(self.num_shards)]
         lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(offsets) for offsets, _ in parts)])
         values = np.concatenate([np.empty(0, LISTS[name]), *(values for _, values in parts)])
         return offsets_of(lengths), values
 
-    def _by_shard(self, rows: Rows) -> _ByShard:
-        """Rows put together by shard; columns of shards behind URLs have been fetched."""
+    def _by_shard(self, rows: Rows) -> RowsByShard:
+        """Rows grouped by shard; the columns of shards behind URLs have been fetched."""
         shards, local = self.locate(rows)
         self._fetch_columns(shards)
-        order, cuts = None, np.flatnonzero(np.diff(shards)) + 1
-        if len(cuts) * LONG_RUN > len(shards):
-            order = np.argsort(shards, kind="stable")
-            shards, local = shards[order], local[order]
-            cuts = np.flatnonzero(np.diff(shards)) + 1
-        bounds = np.unique([0, *cuts.tolist(), len(shards)])
-        breaks = np.searchsorted(np.flatnonzero(np.diff(local) != 1), [bounds[:-1], bounds[1:] - 1])
-        parts: list[tuple[int, slice, Rows | slice]] = []
-        for (a, b), one_run in zip(pairwise(bounds.tolist()), (breaks[0] == breaks[1]).tolist(), strict=True):
-            within = slice(int(local[a]), int(local[a]) + b - a) if one_run else local[a:b]
-            parts.append((int(shards[a]), slice(a, b), within))
-        return _ByShard(order, parts)
+        return group_by_shard(shards, local)
 
     def _fetch_columns(self, shards: Rows) -> None:
-        """Open columns that lie behind URLs, many at once: one after the other, most of the time would be waiting."""
+        """Open columns behind URLs concurrently: one after the other, nearly all the time would be waiting."""
         if not self.caches:
             return
         if len(missing := [shard for shard in np.unique(shards).tolist() if shard not in self._checksums]) > 1:

@@ -1,4 +1,4 @@
-"""Labels as numbers. Equal labels in an equal order get equal numbers, in `mmdata index` and in `mmdata convert`."""
+"""Labels as class numbers. Equal labels in equal order get equal numbers, in `mmdata index` and `mmdata convert`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from mmdata.shards.texts import Loss
 
 
 class Labels:
-    """Class numbers. Names are numbered in the order in which they first come; numbers stay as they are.
+    """Numbers class names in order of first appearance; labels that are numbers stay as they are.
 
-    The first label of a corpus decides which of the two its labels are.
+    The first label of a corpus decides whether its labels are names or numbers.
 
     Args:
-        names: those the corpus comes with, by class number.
+        names: names that the corpus declares, by class number.
 
     Attributes:
-        names: by class number; empty where labels are numbers without names.
+        names: by class number; empty if labels are numbers without names.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -28,7 +28,11 @@ class Labels:
         self._are_names: bool | None = None
 
     def number(self, label: int | str | None) -> int | None:
-        """The number of a label; BadSample where a corpus of numbers has a name."""
+        """The class number of a label, or None.
+
+        Raises:
+            BadSample: the label is a name, and those before it are numbers.
+        """
         if label is None:
             return None
         if self._are_names is None:
@@ -48,7 +52,7 @@ class Labels:
 def number_labels(
     rows: list[Row], labels: Iterable[int | str | None], numbers: Labels
 ) -> tuple[list[Row], list[tuple[str, dict[Loss, str]]]]:
-    """Rows with their labels as class numbers, and what was lost: names among numbers."""
+    """Rows with their labels as class numbers, and the labels lost: (key, names among numbers)."""
     numbered: list[Row] = []
     losses: list[tuple[str, dict[Loss, str]]] = []
     for row, label in zip(rows, labels, strict=True):

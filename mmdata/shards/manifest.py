@@ -1,20 +1,19 @@
-"""The manifest: which shards there are, and what each must be. Written last: a folder with a manifest is whole.
+"""The manifest: the list of shards, with sizes and hashes. It is written last: a folder with a manifest is whole.
 
-It has two levels. `manifest.json` is small and says what the corpus is as a whole; it names the pages
-(`mmdata.shards.pages`), which hold an entry for each shard and are read when first asked for.
+It has two levels. `manifest.json` is small, holds the totals of the corpus and names the pages (`mmdata.shards.pages`).
+A page holds entries of shards and is read when first asked for.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,22 +21,21 @@ import pyarrow as pa
 
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
+from mmdata.shards.cache import ShardCache
 from mmdata.shards.captions import unique_keys
 from mmdata.shards.columns import OLDEST_VERSION, Columns
-from mmdata.shards.folder import INNER, MANIFEST_NAME, open_shard, read_top, shard_path, shard_place, with_file
-from mmdata.shards.histogram import Histogram, unpack_cells
+from mmdata.shards.folder import BESIDE, INNER, MANIFEST_NAME, Folder, LocalFolder, Location, find_folder, local_folder
 from mmdata.shards.pages import PAGE_SHARDS, REMAKE, Histograms, ListedShard, PageColumns, ShardEntry
-from mmdata.shards.ragged import offsets_of, spans
-from mmdata.shards.remote import RemoteFolder
 from mmdata.shards.top import Top, checked, checksum_of
 
 HELD_PAGES = 16
-"""A manifest of more pages keeps no histograms in memory, 3 MB a page: a plan reads them once, page by page."""
+"""A manifest of more pages keeps no histograms (3 MB a page) in memory: a plan reads them once, page by page."""
 OPENERS = 4
-"""Threads that check pages when all are asked for: hashing, most of the work, does not hold the interpreter."""
+"""Threads that read all pages: hashing, most of the work, releases the interpreter's lock."""
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,22 +43,21 @@ class Manifest(Top):
     """The list of shards, in row order: `for entry in manifest`. Safe to share between threads.
 
     Attributes:
-        rows, bytes: of all shards.
-        num_shards: how many there are.
-        captions: of all rows.
-        lengths: (tokens, captions) for each length that occurs, rising; all are of 0 tokens where no tokenizer counted.
+        rows, bytes, num_shards, captions: totals.
+        lengths: (tokens, captions) for each length that occurs, ascending; all captions have 0 tokens if no tokenizer
+            counted them.
         has_labels: whether any row has a label.
         pages: files with the entries of the shards, in row order; each is read once, when first asked for.
-        tokenizer: fingerprint of the tokenizer that counted the captions; None when none did.
+        tokenizer: fingerprint of the tokenizer that counted the captions, or None.
         location: folder of the tars, relative to `folder`; "." is `folder` itself.
-        accounts: how the rows came about (rows in, written, quarantined, …), for people and checks.
+        accounts: where the rows come from (rows in, written, quarantined, …), for people and checks.
         schema: version of the format on disk.
-        folder: the folder of shards, as its user names it; its text is for messages.
-        prefix: what stands before the names of manifest.json, pages and index files in `folder`: "__mmdata__/", or ""
-            where an earlier version wrote them beside the tars.
+        folder: the folder of shards.
+        prefix: of the names of manifest.json, pages and index files in `folder`: "__mmdata__/", or "" for a folder that
+            an earlier version wrote.
     """
 
-    folder: Path | RemoteFolder = field(default=Path(), compare=False)
+    folder: Folder = field(default=LocalFolder(Path()), compare=False)
     prefix: str = field(default=INNER, compare=False)
     _opened: dict[int, PageColumns] = field(init=False, default_factory=dict, compare=False, repr=False)
     _locks: list[Any] = field(
@@ -68,14 +65,19 @@ class Manifest(Top):
     )
 
     @classmethod
-    def read(cls, folder: str | os.PathLike[str] | RemoteFolder) -> Manifest:
-        """The manifest of `folder`; reads manifest.json and no page.
+    def read(cls, location: Location, cache: ShardCache | None = None) -> Manifest:
+        """The manifest of a folder of shards; reads manifest.json and no page.
+
+        Args:
+            location: a path or a URL.
+            cache: for the files behind a URL.
 
         Raises:
             DataError: there is none, it is damaged, was edited, or is of another schema.
+            ConfigError: see `find_folder`.
         """
-        folder = folder if isinstance(folder, RemoteFolder) else Path(folder)
-        prefix, data = read_top(folder)
+        folder = find_folder(location, cache)
+        prefix, data = folder.read_first((INNER, BESIDE), MANIFEST_NAME)
         path = f"{folder}/{prefix}{MANIFEST_NAME}"
         try:
             content = json.loads(data, object_pairs_hook=unique_keys)
@@ -86,32 +88,22 @@ class Manifest(Top):
         top = checked(content, path)
         return cls(**{item.name: getattr(top, item.name) for item in fields(Top)}, folder=folder, prefix=prefix)
 
-    @property
-    def parts(self) -> list[Manifest]:
-        """This one alone; those of several folders for a `mmdata.shards.union.UnionManifest`."""
-        return [self]
-
-    def part(self, shard: int) -> tuple[Manifest, int]:
-        """The manifest that lists a shard, and the shard's number there."""
-        return self, shard
-
     def shard_path(self, shard: int) -> Path:
-        """Path of the tar; reads the shard's page. Of a URL, that in the cache, fetched first: it may be removed at any
-        time."""
-        return shard_path(self.folder, self.location, self.listed(shard))
+        """Path of the tar. A tar behind a URL is fetched into the cache first, which may remove it at any time."""
+        return self.folder.shard_path(self.location, self.listed(shard))
 
     def shard_place(self, shard: int) -> str:
         """Path or URL of the tar, for messages."""
-        return shard_place(self.folder, self.location, self.listed(shard))
+        return self.folder.place(self.location, self.listed(shard).name)
 
     def open_shard(self, shard: int, stop: Event | None = None) -> int:
-        """A descriptor of the tar, which the caller closes; of a URL it is fetched where it is not in the cache.
+        """A descriptor of the tar, which the caller closes; a tar behind a URL is fetched if it is not in the cache.
 
         Raises:
             FileNotFoundError: there is none.
             DataError, ConfigError, Interrupted: see `mmdata.shards.cache.ShardCache.open`.
         """
-        return open_shard(self.folder, self.location, self.listed(shard), stop)
+        return self.folder.open_shard(self.location, self.listed(shard), stop)
 
     def columns(self, shard: int, *, checksum: int = 0) -> Columns:
         """The columns of a shard; see `Columns.open`.
@@ -121,7 +113,7 @@ class Manifest(Top):
         """
         entry = self.listed(shard)
         use = partial(Columns.open, entry=entry, checksum=checksum)
-        return with_file(self.folder, self.prefix + entry.index, entry.index_sha256, use, kind="index")
+        return self._with_file(entry.index, entry.index_sha256, use, kind="index")
 
     def tar_hashes(self) -> Any:
         """SHA-256 of each tar, Arrow strings (num_shards,); reads all pages."""
@@ -133,27 +125,27 @@ class Manifest(Top):
         return np.concatenate([np.empty(0, np.int64), *(page.numbers["rows"] for page in self._all_pages())])
 
     def listed(self, shard: int) -> ListedShard:
-        """One shard, its histogram apart; reads its page the first time.
+        """The entry of one shard, without its histogram; reads the shard's page the first time.
 
         Raises:
-            DataError: the page is missing or damaged, or a name in the entry leads elsewhere.
+            DataError: the page is missing or damaged, or a name in the entry is not a plain file name.
             IndexError: `shard` is not one of 0 … num_shards−1.
         """
         page, place = self._find(shard)
         return self._page(page).listed(place)
 
     def entry(self, shard: int) -> ShardEntry:
-        """The entry of one shard; reads its page, in a large corpus each time.
+        """The entry of one shard; reads its page, in a corpus of more than HELD_PAGES pages each time.
 
         Raises:
-            DataError: the page is missing or damaged, or a name in the entry leads elsewhere.
+            DataError: the page is missing or damaged, or a name in the entry is not a plain file name.
             IndexError: `shard` is not one of 0 … num_shards−1.
         """
         page, place = self._find(shard)
         return self._page(page).entry(place, self._histograms(page))
 
     def _find(self, shard: int) -> tuple[int, int]:
-        """The page of a shard, and its place there."""
+        """The number of a shard's page, and the shard's number in that page."""
         if not 0 <= shard < self.num_shards:
             raise IndexError(f"shard {shard} asked of a manifest of {self.num_shards}")
         return divmod(shard, PAGE_SHARDS)
@@ -163,43 +155,8 @@ class Manifest(Top):
             histograms = self._histograms(number)
             yield from (page.entry(place, histograms) for place in range(len(page)))
 
-    def histogram(self, shards: Ints) -> Histogram:
-        """Captions of some shards by length and aspect ratio; reads the pages of these shards.
-
-        Args:
-            shards: int64 (n,), in any order; a shard may stand there more than once.
-
-        Raises:
-            DataError: a page is missing or damaged.
-            IndexError: a shard is not one of 0 … num_shards−1.
-        """
-        shards = np.asarray(shards, np.int64)
-        if shards.size and not 0 <= shards.min() <= shards.max() < self.num_shards:
-            raise IndexError(f"shards {shards.min()} to {shards.max()} asked of a manifest of {self.num_shards}")
-        numbers, places = np.divmod(shards, PAGE_SHARDS)
-        order = np.argsort(numbers, kind="stable")
-        by_page = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(order) else []
-        sizes = np.zeros(len(shards), np.int64)
-        for here in by_page:
-            sizes[here] = np.diff(self._histograms(int(numbers[here[0]])).offsets)[places[here]]
-        begins = offsets_of(sizes)
-        result = Histogram(np.empty(begins[-1], np.int64), *(np.empty(begins[-1], np.int32) for _ in range(3)))
-        for here in by_page:  # page by page, so that what is made in between stays in the processor's cache
-            page = self._histograms(int(numbers[here[0]]))
-            source = spans(page.offsets[places[here]], sizes[here])
-            target = spans(begins[here], sizes[here])
-            result.shard[target] = np.repeat(here, sizes[here])
-            result.tokens[target], result.aspect_bin[target] = unpack_cells(page.cells[source])
-            result.captions[target] = page.counts[source]
-        return result
-
-    def cells(self) -> Iterator[tuple[Int32s, Int32s, Int32s]]:
-        """The histograms of all shards, some consecutive shards at a time, as they lie on disk.
-
-        Yields:
-            offsets (n + 1,), cells and how many captions each has: shard i of the n has those of offsets[i] to
-            offsets[i + 1]. `unpack_cells` says what a cell is.
-        """
+    def cells(self) -> Iterator[Histograms]:
+        """The histograms of all shards, a page of consecutive shards at a time; `unpack_cells` says what a cell is."""
         self._all_pages()
         for number in range(len(self.pages)):
             yield self._histograms(number)
@@ -212,10 +169,9 @@ class Manifest(Top):
         return histogram
 
     def moved(self, location: str) -> Manifest:
-        """Publish that the tars lie elsewhere: manifest.json is replaced, whole or not at all."""
-        assert isinstance(self.folder, Path)
+        """Write another location of the tars: manifest.json is replaced, whole or not at all."""
         manifest = replace(self, location=location)
-        write_whole(self.folder / self.prefix / MANIFEST_NAME, manifest.to_json())
+        write_whole(local_folder(str(self.folder)) / self.prefix / MANIFEST_NAME, manifest.to_json())
         return manifest
 
     def to_json(self) -> bytes:
@@ -233,20 +189,25 @@ class Manifest(Top):
             if number not in self._opened:
                 page = self.pages[number]
                 use = partial(PageColumns.open, page=page)
-                name = self.prefix + page.file
-                opened = with_file(self.folder, name, page.sha256, use, kind="manifest page")
+                opened = self._with_file(page.file, page.sha256, use, kind="manifest page")
                 self._opened[number] = opened if len(self.pages) <= HELD_PAGES else opened.without_histograms()
             return self._opened[number]
 
     def _histograms(self, number: int) -> Histograms:
-        """Those of a page, read again where they are not kept."""
+        """The histograms of a page, read again if they are not kept in memory."""
         opened = self._page(number)
         if opened.histograms is not None:
             return opened.histograms
         page = self.pages[number]
-        return with_file(
-            self.folder, self.prefix + page.file, page.sha256, opened.read_histograms, kind="manifest page"
-        )
+        return self._with_file(page.file, page.sha256, opened.read_histograms, kind="manifest page")
+
+    def _with_file(self, name: str, sha256: str, use: Callable[[Path], T], *, kind: str) -> T:
+        """Result of `use` on the path of a file that the manifest names; `kind` stands in the message."""
+        try:
+            return self.folder.with_file(self.prefix + name, sha256, use)
+        except FileNotFoundError:
+            place = self.folder.place(self.prefix, name)
+            raise DataError(f"{kind} '{place}': no such file, and the manifest names it; {REMAKE}") from None
 
     def _all_pages(self) -> Iterator[PageColumns]:
         if len(self._opened) < len(self.pages):

@@ -1,4 +1,4 @@
-"""Writes manifests: pages as they fill, manifest.json last. A folder with manifest.json has all the pages it names."""
+"""Writes manifests: each page when it is full, manifest.json last, so that a manifest.json names only whole pages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
-from mmdata.shards.folder import INNER, MANIFEST_NAME, manifest_prefix
+from mmdata.shards.folder import INNER, MANIFEST_NAME, LocalFolder, manifest_prefix
 from mmdata.shards.histogram import unpack_cells
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.pages import (
@@ -26,17 +27,35 @@ from mmdata.shards.pages import (
 )
 
 
-class ManifestWriter:
-    """Writes a manifest entry by entry: a page whenever one is full, `manifest.json` in `close`.
+@dataclass
+class Totals:
+    """Sums over entries: tar bytes, captions, labelled rows, and captions by length in tokens."""
 
-    They lie in the sub-folder `__mmdata__`, which is made when missing. Where that has no `manifest.json` it may hold
-    pages that a killed run left; they are cleared.
+    bytes: int = 0
+    captions: int = 0
+    labels: int = 0
+    lengths: Counter[int] = field(default_factory=Counter[int])
+
+    def add(self, entry: ShardEntry) -> None:
+        """Add a shard."""
+        self.bytes += entry.bytes
+        self.captions += entry.captions
+        self.labels += entry.labels
+        tokens, _ = unpack_cells(entry.cells)
+        for length, captions in zip(tokens.tolist(), entry.counts.tolist(), strict=True):
+            self.lengths[length] += captions
+
+
+class ManifestWriter:
+    """Writes a manifest entry by entry into the sub-folder `__mmdata__`, which is made if missing.
+
+    Pages that a killed run left are removed first.
 
     Args:
-        folder: of shards; it may hold no manifest, since pages cannot be replaced at one stroke.
+        folder: of shards, without a manifest: several pages cannot be replaced in one step.
 
     Raises:
-        DataError: it holds one.
+        DataError: the folder has a manifest.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -48,44 +67,39 @@ class ManifestWriter:
         self._clear()
         self._entries: list[ShardEntry] = []
         self._pages: list[Page] = []
-        self._totals = dict.fromkeys(("bytes", "captions", "labels"), 0)
-        self._lengths: Counter[int] = Counter()
+        self._totals = Totals()
 
     def add(self, entry: ShardEntry) -> None:
         """Add the next shard.
 
         Raises:
-            DataError: a name that `Manifest` would not follow.
+            DataError: a name in the entry is not a plain file name.
         """
         for name in (entry.name, entry.index):
             check_plain_name(name, f"manifest of '{self._folder}'")
         self._entries.append(entry)
-        for name in self._totals:
-            self._totals[name] += getattr(entry, name)
-        tokens, _ = unpack_cells(entry.cells)
-        for length, captions in zip(tokens.tolist(), entry.counts.tolist(), strict=True):
-            self._lengths[length] += captions
+        self._totals.add(entry)
         if len(self._entries) == PAGE_SHARDS:
             self._write_page()
 
     def close(
         self, *, tokenizer: str | None = None, location: str = ".", accounts: dict[str, Any] | None = None
     ) -> Manifest:
-        """Publish: from here on the folder has a manifest. The arguments are the attributes of `Manifest`."""
+        """Write manifest.json, which publishes the shards. The arguments are attributes of `Manifest`."""
         if self._entries:
             self._write_page()
         manifest = Manifest(
             rows=sum(page.rows for page in self._pages),
-            bytes=self._totals["bytes"],
+            bytes=self._totals.bytes,
             num_shards=sum(page.shards for page in self._pages),
-            captions=self._totals["captions"],
-            lengths=sorted(self._lengths.items()),
-            has_labels=self._totals["labels"] > 0,
+            captions=self._totals.captions,
+            lengths=sorted(self._totals.lengths.items()),
+            has_labels=self._totals.labels > 0,
             pages=self._pages,
             tokenizer=tokenizer,
             location=location,
             accounts=accounts,
-            folder=self._folder,
+            folder=LocalFolder(self._folder),
         )
         write_whole(self._inner / MANIFEST_NAME, manifest.to_json())
         return manifest
@@ -93,7 +107,7 @@ class ManifestWriter:
     def abort(self) -> None:
         """Remove the pages that were written."""
         self._clear()
-        with suppress(OSError):  # it holds something else
+        with suppress(OSError):  # the folder holds something else
             self._inner.rmdir()
 
     def _clear(self) -> None:
@@ -118,7 +132,7 @@ def write_manifest(
     location: str = ".",
     accounts: dict[str, Any] | None = None,
 ) -> Manifest:
-    """Write a manifest of entries that are all known; a failure leaves none of it. See `ManifestWriter`."""
+    """Write a manifest of these entries; a failure leaves nothing of it. See `ManifestWriter`."""
     writer = ManifestWriter(folder)
     try:
         for entry in entries:

@@ -1,6 +1,6 @@
 """Pages of the manifest: entries of up to 1,024 shards in one Arrow IPC file. Equal entries give equal bytes.
 
-A page is read whole, never mapped: a file that is cut short while it is mapped ends the process with SIGBUS.
+Pages are read whole, never mapped: a file that is cut short while it is mapped ends the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ def _schema(numbers: Sequence[str]) -> Any:
 
 _SCHEMA = _schema(_NUMBERS)
 _SCHEMA_2 = _schema([name for name in _NUMBERS if name != "index_xxh3"])
-"""Of version 2 of the manifest."""
+"""The schema in version 2 of the manifest."""
 
 
 @dataclass(frozen=True)
 class ListedShard:
-    """One shard, its histogram apart.
+    """The manifest's entry of one shard, without its histogram.
 
     Attributes:
         name: file name of the tar, in the manifest's `location`.
         bytes, sha256: of the tar.
         rows: samples in the index.
-        index, index_sha256: file name (beside manifest.json) and hash of the shard's columns.
-        index_xxh3: a fast hash of them, `columns.fast_hash`; 0 in a manifest of version 2, which has none.
-        captions: of all rows; a row has one or more.
+        index, index_sha256: file name, in the folder of manifest.json, and hash of the shard's index file.
+        index_xxh3: `fast_hash` of the index file; 0 in a manifest of version 2.
+        captions: captions of all rows; a row has one or more.
         labels: rows that have a label.
     """
 
@@ -79,13 +79,13 @@ class ListedShard:
 
 @dataclass(frozen=True)
 class ShardEntry(ListedShard):
-    """One shard.
+    """The manifest's entry of one shard.
+
+    Comparison leaves out histogram and fast hash, because `index_sha256` decides both.
 
     Attributes:
-        cells: int32 (n,), the cells (`mmdata.shards.histogram`) that captions of this shard lie in, ascending.
-        counts: int32 (n,), captions in each; they add up to `captions`.
-
-    Two entries are equal when all but the histogram and the fast hash is: the index's hash decides both.
+        cells: int32 (n,), the cells (`mmdata.shards.histogram`) in which this shard has captions, ascending.
+        counts: int32 (n,), captions in each cell; they add up to `captions`.
     """
 
     cells: npt.NDArray[np.int32] = field(compare=False, repr=False)
@@ -94,7 +94,7 @@ class ShardEntry(ListedShard):
 
 @dataclass(frozen=True)
 class Page:
-    """What manifest.json says of a page: file name and hash, and how many shards and rows it lists."""
+    """What manifest.json says of a page: file name, hash, and the number of shards and rows that the page lists."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -110,13 +110,13 @@ def page_name(number: int) -> str:
 
 
 def check_plain_name(name: str, where: str) -> None:
-    """Raise DataError where a shard's name could lead out of its folder, or is no file's."""
+    """Raise DataError if a shard's name is no file name, or could lead out of its folder."""
     if not _PLAIN_NAME.fullmatch(name) or name.startswith("."):
         raise DataError(f"{where}: '{name}' is not a plain file name; commands and paths are never followed")
 
 
 def encode_page(entries: Sequence[ShardEntry]) -> bytes:
-    """The file of a page."""
+    """The bytes of a page."""
     assert len(entries) <= PAGE_SHARDS, len(entries)
     arrays: list[Any] = [pa.array([getattr(entry, name) for entry in entries], pa.string()) for name in _TEXTS]
     arrays += [pa.array([getattr(entry, name) for entry in entries], pa.int64()) for name in _NUMBERS]
@@ -149,7 +149,7 @@ class PageColumns:
 
     Attributes:
         numbers: name -> int64 (n,): bytes, rows, captions, labels, index_xxh3.
-        histograms: None where they are to be read again when they are asked for.
+        histograms: None if they are not kept in memory; `read_histograms` reads them again.
         path: of the page, for messages.
         checksum: XXH3 of the file.
     """
@@ -198,18 +198,19 @@ class PageColumns:
         return columns
 
     def without_histograms(self) -> PageColumns:
-        """The same in a tenth of the memory: nothing of the file's bytes is kept but what is copied."""
+        """A copy without the histograms, in a tenth of the memory."""
+        # The columns are views that keep the whole file in memory, so all that remains is copied.
         rows = pa.array(np.arange(len(self)))
         numbers = {name: values.copy() for name, values in self.numbers.items()}
         texts = {name: values.take(rows) for name, values in self._texts.items()}
         return replace(self, numbers=numbers, histograms=None, _texts=texts)
 
     def read_histograms(self, path: Path) -> Histograms:
-        """The histograms from the page's file, which must be the one that was opened.
+        """The histograms, read from the page's file again.
 
         Raises:
             FileNotFoundError: there is none.
-            DataError: the file changed.
+            DataError: the file changed since it was opened.
         """
         data = read_regular(path, "manifest page")
         if xxhash.xxh3_64_intdigest(data) != self.checksum:
@@ -225,7 +226,7 @@ class PageColumns:
         """Shard i of this page.
 
         Raises:
-            DataError: a name in it leads elsewhere.
+            DataError: a name in it is not a plain file name.
         """
         values: dict[str, Any] = {name: texts[i].as_py() for name, texts in self._texts.items()}
         values |= {name: int(numbers[i]) for name, numbers in self.numbers.items()}
@@ -234,7 +235,7 @@ class PageColumns:
         return ListedShard(**values)
 
     def entry(self, i: int, histograms: Histograms) -> ShardEntry:
-        """The entry of shard i of this page, with its part of the page's histograms."""
+        """The entry of shard i of this page, with its histogram."""
         span = slice(int(histograms.offsets[i]), int(histograms.offsets[i + 1]))
         return ShardEntry(**vars(self.listed(i)), cells=histograms.cells[span], counts=histograms.counts[span])
 
@@ -265,7 +266,8 @@ def _histograms(batch: Any, *, of: str) -> Histograms:
 
 
 def _sums(values: Int32s, offsets: Int32s) -> Ints:
-    """Sums of lists that stand one after another: ([2, 1, 5], [0, 2, 2, 3]) -> [3, 0, 5]."""
+    """Sum of each list in a flat array of lists: ([2, 1, 5], [0, 2, 2, 3]) -> [3, 0, 5]."""
+    # reduceat gives an empty list its next value, not 0: only the others are asked for.
     sums = np.zeros(len(offsets) - 1, np.int64)
     filled = np.flatnonzero(np.diff(offsets))
     if len(filled):

@@ -1,6 +1,6 @@
-"""What an image is, from its header. Formats are told by magic bytes, never by name; no pixel is decoded.
+"""Reads the header of an image. Magic bytes decide the format, never the file name; no pixel is decoded.
 
-Index, convert, stream and loader open images here, so that what is not read has the same reason everywhere.
+Index, convert, stream and loader open images here, so each refuses the same images for the same reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mmdata.errors import BadSample, Reason
 from mmdata.shards.png import check_png, exif_of_png
 from mmdata.shards.unread import unread_format
 
-# The plugin classes, not Image.open: their limits are ours (`Limits`), and no other format can be reached.
+# The plugin classes instead of Image.open: `Limits` replaces Pillow's limit, and no other format can be opened.
 _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "JPEG": JpegImageFile,
     "PNG": PngImageFile,
@@ -35,7 +35,7 @@ _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
 }
 
 FORMATS: tuple[str, ...] = tuple(_PLUGINS)
-"""Names as Pillow has them; the index column image_format is a position in this tuple, so it may only grow."""
+"""Pillow's names. The index column image_format is a position in this tuple, so names may only be appended."""
 
 EXTENSIONS: dict[str, str] = {
     "JPEG": ".jpg",
@@ -50,15 +50,15 @@ EXTENSIONS: dict[str, str] = {
 _ORIENTATION_TAG = 0x0112
 
 _NOT_READ = ("nsupported", "not supported", "not yet supported", "cannot handle", "unknown pixel mode")
-"""In messages of decoders: the file is sound, as far as was seen, but of a kind that the decoder does not have."""
+"""Words in a decoder's message which say that the decoder does not implement this kind of file."""
 
 PARSE_ERRORS = (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, EOFError, struct.error)
-"""What decoders let escape on damaged files."""
+"""Exceptions that decoders raise for damaged files."""
 
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """What the header says.
+    """What an image's header says.
 
     Attributes:
         format: one of `FORMATS`.
@@ -74,12 +74,12 @@ class ImageInfo:
 
 @dataclass(frozen=True)
 class Limits:
-    """Which images are refused from their header alone.
+    """Limits on an image's header.
 
     Attributes:
-        min_side: shorter side in pixels, at least.
-        max_aspect: longer side over shorter side, at most.
-        max_pixels: height × width, at most; the default is where Pillow refuses to decode.
+        min_side: lower bound of the shorter side, in pixels.
+        max_aspect: upper bound of longer side / shorter side.
+        max_pixels: upper bound of height × width; the default is Pillow's own.
     """
 
     min_side: int = 2
@@ -92,7 +92,7 @@ NO_LIMITS = Limits(min_side=1, max_aspect=math.inf, max_pixels=2**62)
 
 
 def sniff(data: bytes | memoryview) -> str | None:
-    """The format that the first bytes announce, or None; at least 32 bytes are wanted."""
+    """The format by magic bytes, or None. `data` holds at least the first 32 bytes of the file."""
     head = bytes(data[:32])
     if head.startswith(b"\xff\xd8\xff"):
         return "JPEG"
@@ -132,7 +132,7 @@ def probe(data: bytes | memoryview, *, limits: Limits = DEFAULT_LIMITS) -> Image
         with open_image(data, name) as image:
             width, height = image.size
             orientation = _orientation(image, data)
-    # Pixels and text bombs end here too.
+    # Decompression bombs of pixels and of text end here too.
     except PARSE_ERRORS as error:
         raise refused(name, "header does not parse", error) from error
     except (OverflowError, MemoryError, RuntimeError, UnidentifiedImageError, Image.DecompressionBombError) as error:
@@ -142,11 +142,11 @@ def probe(data: bytes | memoryview, *, limits: Limits = DEFAULT_LIMITS) -> Image
 
 
 def open_image(data: bytes | memoryview, format: str) -> ImageFile.ImageFile:
-    """Open an image with Pillow, by the one plugin that is named; its pixels are not decoded yet.
+    """Open an image with Pillow's plugin for `format`; its pixels are not decoded yet.
 
     Raises:
         BadSample: this Pillow has no codec for the format.
-        Any of `PARSE_ERRORS`, and further ones: the header is damaged, or of a kind that is not read (see `refused`).
+        Any of `PARSE_ERRORS`, and others: the header is damaged, or of a kind that is not read (see `refused`).
     """
     if format == "AVIF" and not features.check("avif"):
         raise BadSample(Reason.UNSUPPORTED_FORMAT, "AVIF, and this Pillow has no AVIF codec")
@@ -157,7 +157,7 @@ def open_image(data: bytes | memoryview, format: str) -> ImageFile.ImageFile:
 
 
 def refused(format: str, what: str, error: Exception) -> BadSample:
-    """What to raise for an image that a decoder refuses: unsupported_format where it says so, else corrupt_image."""
+    """The error for an image that a decoder refuses: unsupported_format if its message says so, else corrupt_image."""
     if any(words in str(error) for words in _NOT_READ):
         return BadSample(Reason.UNSUPPORTED_FORMAT, f"{format}: {error}")
     return BadSample(Reason.CORRUPT_IMAGE, f"{format} {what}: {error}")
@@ -168,7 +168,7 @@ _TIFF_PLANAR, _TIFF_SUB_IFDS, _TIFF_SAMPLE_FORMAT, _TIFF_SUBSAMPLING = 284, 330,
 
 
 def _check_tiff(image: TiffImageFile) -> None:
-    """Refuse the kinds of TIFF of which Pillow makes other pixels, or whose values have no one meaning."""
+    """Raise ValueError for kinds of TIFF that Pillow decodes wrongly, or whose values are ambiguous."""
     tags = image.tag_v2
     is_raw = tags.get(_TIFF_COMPRESSION, 1) == 1
     if 2 in tags.get(_TIFF_SAMPLE_FORMAT, (1,)):
@@ -177,7 +177,7 @@ def _check_tiff(image: TiffImageFile) -> None:
         raise ValueError("uncompressed planes of more than 8 bits are not supported")
     if is_raw and tags.get(_TIFF_PHOTOMETRIC) == 6 and tags.get(_TIFF_SUBSAMPLING, (2, 2)) != (1, 1):
         raise ValueError("uncompressed YCbCr with subsampling is not supported")
-    # Camera raw files (DNG, NEF, CR2, ...) begin with a thumbnail; what it is one of is not decoded.
+    # Camera raw files (DNG, NEF, CR2, ...) begin with a thumbnail, and Pillow does not decode the photo behind it.
     if tags.get(_TIFF_SUBFILE, 0) & 1 and (_TIFF_SUB_IFDS in tags or tags.next):
         raise ValueError("not supported: its first page is a thumbnail of another one")
 
@@ -204,7 +204,7 @@ def _orientation(image: ImageFile.ImageFile, data: bytes | memoryview) -> int:
         else:
             exif = image.getexif()
         value = exif.get(_ORIENTATION_TAG, 1)
-    except Exception:  # corrupt EXIF is no reason to lose the picture
+    except Exception:  # an image with corrupt EXIF data is still an image
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 

@@ -1,4 +1,4 @@
-"""Lists of different lengths, one after another in a flat array. List i is values[offsets[i]:offsets[i + 1]]."""
+"""Lists of different lengths in one flat array: list i is values[offsets[i]:offsets[i + 1]]."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Ints = npt.NDArray[np.int64]
 
 
 def offsets_of(lengths: npt.NDArray[np.integer[Any]]) -> Ints:
-    """Where lists of these lengths begin, and where the last one ends: [2, 0, 3] -> [0, 2, 2, 5]."""
+    """Offsets (n + 1,) of lists with these lengths: [2, 0, 3] -> [0, 2, 2, 5]."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def spans(begins: npt.NDArray[np.integer[Any]], lengths: Ints) -> Ints:
-    """Positions begins[i] … begins[i] + lengths[i] − 1 for all i in one array: ([3, 9], [2, 1]) -> [3, 4, 9]."""
+    """Positions begins[i] … begins[i] + lengths[i] − 1 of all i, concatenated: ([3, 9], [2, 1]) -> [3, 4, 9]."""
     return np.arange(int(lengths.sum())) + np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)

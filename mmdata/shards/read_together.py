@@ -1,4 +1,4 @@
-"""Small files read into large pieces of memory, many files to a piece: the system hands out large pieces faster."""
+"""Reads small files into large blocks of memory, many files to a block, because large blocks cost fewer page faults."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import numpy as np
 
 from mmdata.safe_read import open_regular
 
-PIECE_BYTES = 2**22
-"""From this size on numpy asks the system for huge pages; with small ones most of the time would be page faults."""
+BLOCK_BYTES = 2**22
+"""From this size on numpy asks the kernel for huge pages; with small pages most of the time would be page faults."""
 ALIGNMENT = 16
-"""Bytes; what numpy gives a piece itself, and more than any column needs."""
+"""Alignment of a file in its block, in bytes: as numpy's own, and more than any column needs."""
 
 
-class _Piece(threading.local):
-    """The piece that a thread fills; of one's own, so that no lock can be held where a process forks."""
+class _Block(threading.local):
+    """The block that a thread fills. Each thread has its own, so that no lock can be held when the process forks."""
 
     memory = memoryview(b"")
     used = 0
 
 
-_piece = _Piece()
+_block = _Block()
 
 
 def read_together(path: str | os.PathLike[str], what: str) -> memoryview:
-    """The bytes of a regular file, read-only. A piece is free again once the last file in it is.
+    """The bytes of a regular file, read-only. A block's memory is freed with the last file in it.
 
     Args:
         path: of the file.
-        what: what it is, for messages.
+        what: kind of file, for messages.
 
     Raises:
         FileNotFoundError: there is none.
@@ -48,10 +48,11 @@ def read_together(path: str | os.PathLike[str], what: str) -> memoryview:
 
 
 def _room(size: int) -> memoryview:
-    if size > PIECE_BYTES // 8:
+    """Writable memory for a file; a large file gets memory of its own."""
+    if size > BLOCK_BYTES // 8:
         return np.empty(size, np.uint8).data
-    if _piece.used + size > len(_piece.memory):
-        _piece.memory, _piece.used = np.empty(PIECE_BYTES, np.uint8).data, 0
-    begin = _piece.used
-    _piece.used = begin + -(-size // ALIGNMENT) * ALIGNMENT
-    return _piece.memory[begin : begin + size]
+    if _block.used + size > len(_block.memory):
+        _block.memory, _block.used = np.empty(BLOCK_BYTES, np.uint8).data, 0
+    begin = _block.used
+    _block.used = begin + -(-size // ALIGNMENT) * ALIGNMENT
+    return _block.memory[begin : begin + size]

@@ -1,8 +1,8 @@
-"""A folder of shards behind a URL. What is read of it is fetched whole, with fsspec, into a `ShardCache`.
+"""A folder of shards behind a URL. Its files are fetched whole, with fsspec, into a `ShardCache`.
 
-A request asks for a range of a file. One that fails is repeated after a while, from where the last one ended; what
-waiting cannot mend (no such file, no credentials, an answer that is not the file) is an error at once. No request
-reads more than was asked for, and none more than the manifest says that a file has.
+A request asks for a range of a file. A request that fails is repeated after a wait, from where the last one ended. A
+failure that waiting cannot mend (no such file, no credentials, a response that is not the file) is raised immediately.
+No request reads more bytes than it asked for, or than the manifest says that the file has.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ from mmdata.safe_read import open_regular
 from mmdata.shards import http
 from mmdata.shards.cache import Remote, ShardCache
 from mmdata.shards.http import Span, WrongAnswer
+from mmdata.shards.pages import ListedShard
 
 ATTEMPTS = 8
-"""Requests for the same range, before it is an error: about a minute of waiting."""
+"""Requests for the same range before an error is raised: about a minute of waiting."""
 WAIT_S = 0.5
-"""Longest wait before the second request; it doubles with each, up to MAX_WAIT_S, and a random part of it is waited."""
+"""Upper bound of the wait before the second request. The bound doubles with each request; the wait is a random part."""
 MAX_WAIT_S = 30
+"""Largest bound of a wait."""
 CHUNK_BYTES = 8 * 2**20
-"""Bytes of a request."""
+"""Largest range of a request."""
 MAX_MANIFEST_BYTES = 2**26
-"""Of manifest.json, whose size nothing else says; that of a million shards has a quarter of a million."""
+"""Largest manifest.json, as nothing says its size; that of a million shards has a quarter of a million bytes."""
 MAX_INDEX_BYTES = 2**30
-"""Of an index file or a page of the manifest; an index of a million rows has some 200 million."""
-_OPENS = 8  # times that a file may vanish between being fetched and being opened
+"""Largest index file or page of the manifest; the index of a million rows has some 200 million bytes."""
+_OPENS = 8  # times that a file may be removed from the cache between being fetched and being opened
 
 _DENIED = {401, 403, 407}
 _FINAL = {400, 404, 405, 410, 416, 501}  # statuses that another request will not change
@@ -50,7 +52,7 @@ _NO_CREDENTIALS = {
     "RefreshError",
     "GatedRepoError",
 }
-"""Exceptions of botocore, google.auth and huggingface_hub, which are not imported to name them."""
+"""Names of exceptions of botocore, google.auth and huggingface_hub, so that none of them has to be imported."""
 
 _QUERY = re.compile(r"\?[^\s'\">]+")
 
@@ -58,10 +60,10 @@ T = TypeVar("T")
 
 
 class RemoteFolder:
-    """A folder behind a URL. Safe to share between threads, and with forked processes.
+    """A folder behind a URL, with the methods of `LocalFolder`. Safe to share between threads and forked processes.
 
     Args:
-        url: http(s), s3, gs, hf, file, or what else fsspec opens; a query is kept behind the name of each file.
+        url: http(s), s3, gs, hf, file, or another protocol of fsspec; a query is appended to the URL of each file.
         cache: where files are kept.
 
     Raises:
@@ -80,25 +82,24 @@ class RemoteFolder:
     def __str__(self) -> str:
         return display_name(self.url).rstrip("/")
 
-    def read(self, name: str) -> bytes:
-        """A small file, past the cache."""
-        return self._whole(self._place(".", name), MAX_MANIFEST_BYTES)
+    @property
+    def identity(self) -> str:
+        """Equal for two names of the same folder."""
+        return str(self)
 
     def read_first(self, prefixes: Sequence[str], name: str) -> tuple[str, bytes]:
-        """The first of several small files that there is, and what stands before its name.
-
-        A file that is denied counts as missing as long as there is another: a bucket that may not be listed denies what
-        it does not hold.
+        """Prefix and content of the first file that exists among prefix + name. The file is always fetched.
 
         Raises:
-            DataError, ConfigError: there is none; the error is that of the first.
+            DataError, ConfigError: none exists; the error is that of the first.
         """
         missing: DataError | ConfigError | None = None
         for prefix in prefixes:
             try:
-                return prefix, self.read(prefix + name)
+                return prefix, self._whole(self._place(".", prefix + name), MAX_MANIFEST_BYTES)
             except (DataError, ConfigError) as error:
                 cause = error.__cause__
+                # A bucket that may not be listed answers 403 for what it does not hold: denied counts as missing.
                 if not (_missing(cause) or _status(cause) == 403 or isinstance(cause, PermissionError)):
                     raise
                 missing = missing or error
@@ -106,7 +107,7 @@ class RemoteFolder:
         raise missing
 
     def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:
-        """`use` of the path of a small file of this hash, in the cache.
+        """Result of `use` on the path, in the cache, of a small file with this hash.
 
         Raises:
             DataError: `use` raises it, also of a file fetched anew; or the file has another hash.
@@ -119,7 +120,7 @@ class RemoteFolder:
                 os.close(self._keep_small(url, sha256))
             try:
                 return use(path)
-            except FileNotFoundError:  # another process needed the room
+            except FileNotFoundError:  # another process needed its room in the cache
                 continue
             except DataError as error:
                 if damaged is not None or hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
@@ -131,11 +132,24 @@ class RemoteFolder:
             f"set data.loading.cache_gb to more"
         )
 
-    def open_file(self, location: str, name: str, *, sha256: str, size: int, stop: Event | None = None) -> int:
-        """A descriptor of a file, whole; fetched where it is not in the cache. See `ShardCache.open`."""
-        url = self._place(location, name)
-        chunks = partial(self._chunks, url, size, stop or Event())
-        return self.cache.open(Remote(display_name(url), sha256, size, chunks), stop)
+    def open_shard(self, location: str, shard: ListedShard, stop: Event | None = None) -> int:
+        """A descriptor of a tar, which the caller closes; the tar is fetched if it is not in the cache.
+
+        Raises:
+            DataError, ConfigError, Interrupted: see `ShardCache.open`.
+        """
+        url = self._place(location, shard.name)
+        chunks = partial(self._chunks, url, shard.bytes, stop or Event())
+        return self.cache.open(Remote(display_name(url), shard.sha256, shard.bytes, chunks), stop)
+
+    def has_shard(self, shard: ListedShard) -> bool:
+        """Whether `open_shard` returns without fetching anything; a tar in the cache counts as used now."""
+        return self.cache.touch(shard.sha256)
+
+    def shard_path(self, location: str, shard: ListedShard) -> Path:
+        """Path of a tar in the cache, fetched first. It may be removed at any time."""
+        os.close(self.open_shard(location, shard))
+        return self.cache.path(shard.sha256)
 
     def place(self, location: str, name: str) -> str:
         """URL of a file, for messages."""
@@ -150,7 +164,7 @@ class RemoteFolder:
         return self.cache.open(Remote(display_name(url), sha256, len(data), rest))
 
     def _place(self, location: str, name: str) -> str:
-        """URL of a file of a folder that is given relative to this one."""
+        """URL of a file in `location`, a folder relative to this one."""
         protocol, _, path = self.url.partition("://")
         path, question, query = path.partition("?") if protocol in ("http", "https") else (path, "", "")
         root, _, inside = path.partition("/")  # host or bucket; nothing for file:///
@@ -185,10 +199,10 @@ class RemoteFolder:
         return data
 
     def _request(self, url: str, span: Span | None, stop: Event, *, most: int = 0) -> bytes:
-        """Bytes of a file, asked for until they come. Of a file without a span, at most `most`, or one more.
+        """Bytes of a file; failed requests are repeated. Without a span, the first `most` + 1 bytes or fewer.
 
         Raises:
-            DataError: no such file, an answer that is not the file, or the budget of requests is spent.
+            DataError: no such file, a response that is not the file, or all attempts failed.
             ConfigError: credentials are missing or not accepted.
             Interrupted: `stop` was set.
         """
@@ -214,7 +228,7 @@ class RemoteFolder:
             raise _explained(error, name, start, attempts) from error
 
     def _file_system(self) -> Any:
-        """fsspec's; one for each process, as its threads do not outlive a fork."""
+        """fsspec's file system; a forked process makes its own, as fsspec's threads do not survive a fork."""
         with self._lock:
             if self._opened is None or self._opened[0] != os.getpid():
                 protocol = self.url.partition("://")[0]
@@ -230,7 +244,7 @@ class RemoteFolder:
 
 
 def is_http(url: str) -> bool:
-    """Whether a URL is one of HTTP, which `mmdata.shards.http` reads."""
+    """Whether `mmdata.shards.http` reads this URL."""
     return url.startswith(("http://", "https://"))
 
 
@@ -271,7 +285,7 @@ def _missing(error: BaseException | None) -> bool:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether the same request may be answered later."""
+    """Whether the same request may succeed later."""
     final = (
         *(FileNotFoundError, IsADirectoryError, NotADirectoryError, NotImplementedError, ImportError),
         *(WrongAnswer, DataError, Interrupted),

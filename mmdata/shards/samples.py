@@ -1,4 +1,4 @@
-"""Members to samples, samples to rows: what anyone's WebDataset tar means here. Every member is accounted for."""
+"""Groups members of a WebDataset tar to samples, and samples to rows of the index. Every member is accounted for."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
 from mmdata.errors import BadSample, DataError, Reason
-from mmdata.hashing import hash64
+from mmdata.hashing import fast_hash, hash64
 from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT
-from mmdata.shards.columns import Place, Row, fast_hash
+from mmdata.shards.columns import Place, Row
 from mmdata.shards.probe import Limits, probe, sniff
 from mmdata.shards.tar import Member, read_members, split_name
 from mmdata.shards.texts import Loss, TextKind, Texts, read_texts
@@ -17,8 +17,9 @@ from mmdata.shards.unread import unread_format
 
 IMAGE_EXTENSIONS = frozenset(("jpg", "jpeg", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic"))
 TEXT_MEMBERS: tuple[TextKind, ...] = ("json", "txt", "cls")
-"""Members that are read beside the image."""
-MAX_IMAGE_BYTES = 2**28  # 256 MiB: larger than any photo, small enough to be read whole
+"""Extensions of the text members."""
+MAX_IMAGE_BYTES = 2**28
+"""Largest image file, 256 MiB: larger than any photo, small enough to be read whole."""
 
 ReadMember = Callable[[Member], bytes]
 
@@ -29,8 +30,8 @@ class Group:
 
     Attributes:
         key: their common stem, with its folder.
-        start: offset of the first one's header.
-        members: extension (lower case, "seg.png" where there are several dots) -> member, in the tar's order.
+        start: offset of the first member's header.
+        members: extension (lower case; everything after the first dot, as in "seg.png") -> member, in the tar's order.
     """
 
     key: str
@@ -42,10 +43,10 @@ class SampleReader:
     """Iterates over the samples of a tar, strictly.
 
     Attributes:
-        ignored: members seen so far that belong to no sample (no extension, `__meta__`).
+        ignored: members so far that belong to no sample (no extension, `__meta__`).
 
     Raises (while iterating):
-        DataError: all that `read_members` refuses, a key that comes back later, an extension twice in a sample.
+        DataError: what `read_members` refuses, a key that returns after another key, an extension twice in a sample.
     """
 
     def __init__(self, file: BinaryIO, *, name: str) -> None:
@@ -86,9 +87,9 @@ class Described(NamedTuple):
     """A sample that can be used.
 
     Attributes:
-        row: for the index; its label is -1 where `label` is a name.
+        row: for the index; its label is -1 if `label` is a name.
         label: class number, class name, or None.
-        losses: what of its text files could not be used.
+        losses: parts of its text files that could not be used.
     """
 
     row: Row
@@ -97,7 +98,7 @@ class Described(NamedTuple):
 
 
 def describe(group: Group, read: ReadMember, *, limits: Limits) -> Described:
-    """What a sample is: its captions and label as `read_texts` finds them, its image as `image_member` does.
+    """The row of a sample: captions and label as `read_texts` reads them, the image as `image_member` chooses it.
 
     Raises:
         BadSample: the sample cannot be used; the reason says why.
@@ -124,7 +125,11 @@ def describe(group: Group, read: ReadMember, *, limits: Limits) -> Described:
 
 
 def texts_of(group: Group, read: ReadMember) -> Texts:
-    """What the .json, .txt and .cls members of a sample say; raises BadSample where none has a usable caption."""
+    """Captions, label and metadata of the .json, .txt and .cls members.
+
+    Raises:
+        BadSample: no member has a usable caption.
+    """
 
     def read_member(kind: TextKind) -> bytes:
         member = group.members[kind]
@@ -137,14 +142,14 @@ def texts_of(group: Group, read: ReadMember) -> Texts:
 
 
 def image_member(group: Group, read: ReadMember) -> Member:
-    """The member that is the sample's image: see `describe`.
+    """The sample's image: the first member with an extension of an image, else the first with an image's magic bytes.
 
     Raises:
         BadSample: there is none, or it is larger than `MAX_IMAGE_BYTES`.
     """
     named = [member for extension, member in group.members.items() if extension in IMAGE_EXTENSIONS]
     others = [member for extension, member in group.members.items() if extension not in TEXT_MEMBERS]
-    not_read: list[Member] = []  # images, but of a format that has no decoder here: `probe` says which
+    not_read: list[Member] = []  # images of a format that mmdata does not read: `probe` names it in its error
     for member in named[:1] or others:
         if member.size > MAX_IMAGE_BYTES:
             raise BadSample(Reason.IMAGE_TOO_LARGE, f"'{member.name}': {member.size} bytes")

@@ -1,4 +1,4 @@
-"""Reads one tar of anyone's strictly: a row for each sample that can be used, a reason for each that cannot."""
+"""Reads a tar strictly: each sample becomes a row, or a line of the quarantine list with a reason."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Scan:
-    """What one tar holds.
+    """The samples of a tar.
 
     Attributes:
-        rows: samples that can be used; the label is -1 where it is a name.
-        labels: of each of these, class number, class name, or None.
-        losses: (key, what was lost) of those that have lost something.
-        quarantined: samples that cannot, as in `IndexReport`.
-        samples: how many the tar has, counted apart from the two lists.
+        rows: of the usable samples; the label is -1 if it is a name.
+        labels: of the usable samples: class number, class name, or None.
+        losses: (key, what was lost) of usable samples with losses.
+        quarantined: entries of the other samples, as in `IndexReport`.
+        samples: number of samples, counted independently of the two lists.
         ignored: members that belong to no sample.
         edges: (key, complete) of the first and the last sample.
     """
@@ -78,7 +78,13 @@ def scan_shard(path: Path, *, limits: Limits, step: Callable[[int], None]) -> Sc
 
 
 def steps(progress: Progress | None, done: int, total: int) -> Callable[[int], None]:
-    """A function of the offset reached in the current shard, before which `done` bytes of `total` were read."""
+    """A callback for `scan_shard` that reports progress over many shards.
+
+    Args:
+        progress: gets the sums; may be None.
+        done: bytes of the shards before the current one.
+        total: bytes of all shards.
+    """
 
     def step(offset: int) -> None:
         if progress:

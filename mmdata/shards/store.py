@@ -1,4 +1,4 @@
-"""Bytes of members, by offset, from open shards. A shard of another size than the manifest's is never read."""
+"""Reads members of shards by offset. A shard whose size is not the manifest's is never read."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ from threading import Event, Lock
 
 from mmdata.errors import DataError, Interrupted
 from mmdata.shards.index import Index
-from mmdata.shards.remote import RemoteFolder
 
 MAX_OPEN = 64
-"""Shards open at once; each holds a file descriptor."""
+"""Open shards; each holds a file descriptor."""
 
 
 class ShardStore:
     """Reads members of an index's shards. Safe to share between threads.
 
-    A read is a system call without the interpreter's lock; memory that is mapped would be read from the disk under it,
-    and a file cut short under a mapping ends the process.
-
     Args:
-        index: whose shards; one behind a URL is fetched into the cache when it is first asked for.
+        index: of the shards. A shard behind a URL is fetched into the cache when a member of it is first read.
     """
 
     def __init__(self, index: Index) -> None:
@@ -48,18 +44,18 @@ class ShardStore:
         return data
 
     def is_here(self, shard: int) -> bool:
-        """Whether a shard can be read without fetching it; one in the cache counts as used now."""
-        part, local = self._index.manifest.part(shard)
-        return not isinstance(part.folder, RemoteFolder) or part.folder.cache.touch(part.listed(local).sha256)
+        """Whether a shard can be read without fetching it; a shard in the cache counts as used now."""
+        part, local = self._index.part(shard)
+        return part.folder.has_shard(part.listed(local))
 
     def fetch(self, shard: int, stop: Event) -> None:
-        """Bring a shard into the cache; returns at once where it is there, and when `stop` is set.
+        """Bring a shard into the cache. Returns immediately if it is in the cache, and when `stop` is set.
 
         Raises:
             DataError, ConfigError: it cannot be fetched.
         """
-        part, local = self._index.manifest.part(shard)
-        if isinstance(part.folder, RemoteFolder):
+        part, local = self._index.part(shard)
+        if part.folder.cache is not None:
             with suppress(Interrupted):
                 os.close(part.open_shard(local, stop))
 
@@ -68,24 +64,24 @@ class ShardStore:
             if opened := self._open.get(shard):
                 self._open.move_to_end(shard)
                 return opened
-        opened = self._open_shard(shard, stop)  # may take as long as fetching does: others read meanwhile
+        opened = self._open_shard(shard, stop)  # without the lock: fetching takes long, and other threads read on
         with self._lock:
             for number in [number for number, other in self._open.items() if other.is_removed()]:
-                del self._open[number]  # the cache made room, and has it only now
+                del self._open[number]  # the cache removed the file; closing it frees its room on the disk
             opened = self._open.setdefault(shard, opened)
             if len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
         return opened
 
     def _open_shard(self, shard: int, stop: Event | None) -> _OpenShard:
-        part, local = self._index.manifest.part(shard)
+        part, local = self._index.part(shard)
         expected = part.listed(local).bytes
         try:
             descriptor = part.open_shard(local, stop)
         except FileNotFoundError:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': no such file, and the manifest names it; {_REMEDY}") from None
-        opened = _OpenShard(descriptor, cached=isinstance(part.folder, RemoteFolder))
+        opened = _OpenShard(descriptor, cached=part.folder.cache is not None)
         if opened.size != expected:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': {opened.size} bytes, and its index was made of {expected}; {_REMEDY}")
@@ -93,7 +89,7 @@ class ShardStore:
 
 
 class _OpenShard:
-    """A descriptor, closed with the last reference: a thread may still read what another has put out of the store."""
+    """A descriptor that is closed with the last reference: one thread may read it while another drops it."""
 
     def __init__(self, descriptor: int, *, cached: bool) -> None:
         self._descriptor = descriptor
@@ -104,14 +100,16 @@ class _OpenShard:
         os.close(self._descriptor)
 
     def read(self, offset: int, size: int) -> bytes:
-        """As many of the bytes as there are."""
+        """The bytes of the range that exist."""
         if self._cached:
             with suppress(PermissionError):
-                os.utime(self._descriptor)  # what is read last is removed last
+                os.utime(self._descriptor)  # the cache removes the least recently used files first
+        # Not a mapping: pread waits for the disk without the interpreter's lock, a page fault would hold it; and a file
+        # cut short under a mapping ends the process with SIGBUS.
         return os.pread(self._descriptor, size, offset)
 
     def is_removed(self) -> bool:
-        """Whether the cache has removed the file, which takes its room as long as it is open."""
+        """Whether the cache has removed the file, which keeps its room on the disk as long as it is open."""
         return self._cached and os.fstat(self._descriptor).st_nlink == 0
 
 

@@ -1,6 +1,6 @@
-"""Tar, strictly. No member is lost in silence: what other readers skip or end on is an error with its offset here.
+"""A strict tar reader. It raises an error with an offset for everything that other readers skip or silently end on.
 
-Why not `tarfile` for reading: it ends without an error on a damaged header and on a file without end blocks.
+`tarfile` is not used for reading: it ends without an error on a damaged header and on a file without end blocks.
 Source of the formats: POSIX.1-2017 "pax", and "Basic Tar Format" in the manual of GNU tar.
 """
 
@@ -20,7 +20,7 @@ END = bytes(2 * BLOCK)
 """The two zero blocks that end a tar."""
 
 MAX_PADDING = 2**30
-"""Zeros behind the end blocks; writers fill a tar up to 10 KB, or to the block size of a tape."""
+"""Most zeros behind the end blocks; writers fill a tar up to 10 KB, or to the block size of a tape."""
 _MAX_EXTENDED = 1 << 20  # bytes of a long name or of pax records; a name needs a few hundred
 _ASCII = bytes(range(128))
 _OCTAL = re.compile(rb" *([0-7]+)[ \0]*")
@@ -67,12 +67,12 @@ def header(name: str, size: int) -> bytes:
 
 
 def padding(size: int) -> bytes:
-    """Zeros that fill a payload of `size` bytes up to a whole block."""
+    """Zeros that fill a payload of `size` bytes to whole blocks."""
     return bytes(-size % BLOCK)
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key and lower-case extension of a member as webdataset splits them; None for one that belongs to no sample.
+    """Key and lower-case extension of a member, split as webdataset does; None if it belongs to no sample.
 
     `split_name("a.b/0001.seg.PNG") == ("a.b/0001", "seg.png")`; `__meta__` members and names without an extension
     belong to no sample.
@@ -85,16 +85,16 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def read_members(file: BinaryIO, *, name: str) -> Iterator[Member]:
-    """The regular files of a tar, in order; directories are passed over. Payloads are not read.
+    """The regular files of a tar, in order; directories are skipped. Payloads are not read.
 
     Args:
-        file: seekable, positioned anywhere; the caller may move it between members.
+        file: seekable; its position does not matter, and the caller may change it between members.
         name: the shard, for messages.
 
     Raises:
-        DataError: anything but a whole, plain tar: a cut, a damaged header, missing end blocks, data behind them, a
-            link, device or sparse file, a size that is negative, overridden or larger than the file, a member twice.
-            Names the offset, and where the last good sample ends.
+        DataError: anything but a whole, plain tar: cut short, a damaged header, no end blocks, data behind them, a
+            link, device or sparse file, a size that is negative, overridden or larger than the file, a duplicate
+            member. The message names the offset, and the end of the last good sample.
     """
     yield from _Reader(file, name).members()
 
@@ -106,7 +106,7 @@ class _Reader:
         self._file = file
         self._shard = shard
         self._size = file.seek(0, os.SEEK_END)
-        self._sample: tuple[str, int] = ("", 0)  # key of the sample that is being read, and where it starts
+        self._sample: tuple[str, int] = ("", 0)  # key and start of the current sample
 
     def members(self) -> Iterator[Member]:
         if self._read(0, 2) == b"\x1f\x8b":
@@ -124,7 +124,7 @@ class _Reader:
         self._check_end(position)
 
     def _member(self, start: int) -> tuple[Member | None, int]:
-        """The next regular file, None at the end blocks; and where it ends, padding included, or where they start."""
+        """The next regular file and the offset behind its padding; at the end blocks None and their offset."""
         position = start
         names: dict[bytes, str] = {}  # kind of extended header -> the name it gave
         while (block := self._block(position)).strip(b"\0"):
@@ -160,7 +160,7 @@ class _Reader:
             self._fail(position, f"member '{name}' is {what}; shards hold regular files only")
 
     def _extend(self, names: dict[bytes, str], kind: bytes, place: tuple[int, int, int]) -> None:
-        """Take in a header that speaks of the next member (long name, pax) or of all that follow (global pax)."""
+        """Read an extended header, of the next member (long name, pax) or of all following members (global pax)."""
         position, payload, size = place
         self._check_whole(payload, size, position)
         if size > _MAX_EXTENDED:
@@ -186,12 +186,12 @@ class _Reader:
         if given:
             return given.pop()
         name = self._text(block[:100].split(b"\0")[0], position)
-        # GNU headers keep times where POSIX keeps the front part of a long name.
+        # The prefix exists only in POSIX headers; GNU headers keep times in these bytes.
         prefix = block[345:500].split(b"\0")[0] if block[257:263] == b"ustar\0" else b""
         return f"{self._text(prefix, position)}/{name}" if prefix else name
 
     def _checked(self, block: bytes, position: int) -> tuple[bytes, int]:
-        """Type and size of a header block whose checksum holds."""
+        """Type and payload size of a header block, whose checksum and magic are checked."""
         field = _OCTAL.fullmatch(block[148:156])
         rest = block[:148] + b" " * 8 + block[156:]
         signed = sum(rest) - 256 * len(rest.translate(None, _ASCII))  # old tars summed signed bytes
@@ -209,10 +209,10 @@ class _Reader:
             self._fail(position, "a negative size")
         if field[0] != 0x80:
             self._fail(position, f"size field {field!r} is no number")
-        return int.from_bytes(field[1:], "big")  # larger than the file, and refused there, if it is a lie
+        return int.from_bytes(field[1:], "big")  # `_check_whole` refuses a size larger than the file
 
     def _pax_path(self, data: bytes, position: int) -> str:
-        """The "path" of pax records ("LENGTH KEY=VALUE\\n", LENGTH counting itself), "" where there is none."""
+        """The "path" of pax records ("LENGTH KEY=VALUE\\n"; LENGTH counts its own digits), or ""."""
         path, at = "", 0
         while at < len(data):
             length = _PAX_RECORD.match(data, at)
@@ -235,7 +235,7 @@ class _Reader:
         return data.decode("utf-8", "backslashreplace")
 
     def _check_end(self, position: int) -> None:
-        """Two zero blocks, then zeros only: a tar may be filled up to any record size."""
+        """Check for two zero blocks and only zeros behind them: writers fill a tar up to a record size."""
         if self._read(position, len(END)) != END:
             self._fail(position, "a lone zero block where two must end the tar: cut or damaged")
         at = position

@@ -1,7 +1,7 @@
-"""What the text files of anyone's sample say: captions, label, metadata, and what of it could not be used.
+"""Reads the text files of a foreign sample: captions, label, metadata, and what could not be used.
 
-`mmdata index`, `mmdata convert` and `mmdata.stream` all read foreign samples with `read_texts`, so that the same files
-give the same captions and the same label, or the same refusal. What is lost beside a usable caption is never silent.
+`mmdata index`, `mmdata convert` and `mmdata.stream` all use `read_texts`, so equal files give equal captions and
+labels, or the same error. A sample with a usable caption may lose other parts; each loss is counted.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.shards.captions import TXT, captions_of, clean_captions, decode_text, parse_json
 
 TextKind = Literal["json", "txt", "caption", "cls"]
-"""Which text file of a sample; "caption" are the .caption files of folders."""
+"""Extension of a text file of a sample; .caption files occur in folders."""
 
 ReadText = Callable[[TextKind], bytes]
-"""Bytes of a text file that the sample has; raises BadSample where they cannot be had, or are too many."""
+"""Reads a text file of the sample; raises BadSample if it cannot be read or is too large."""
 
 MAX_LABEL_NAME = 1000
 """Longest name of a class in characters."""
 
 
 class Loss(str, Enum):
-    """What a sample that is used has lost. The list is closed: accounts rely on it."""
+    """What a usable sample has lost. The list is closed: accounts rely on it."""
 
-    JSON_UNREADABLE = "json_unreadable"  # not UTF-8, not JSON, a list, a key twice
+    JSON_UNREADABLE = "json_unreadable"  # not UTF-8, not JSON, a list, a duplicate key
     JSON_TOO_LARGE = "json_too_large"
-    CAPTION_UNUSABLE = "caption_unusable"  # a source of captions that comes first, and another was taken
-    EMPTY_CAPTION = "empty_caption"  # the same, or an entry of a list: nothing in it
+    CAPTION_UNUSABLE = "caption_unusable"  # the preferred source of captions; the next one was taken
+    EMPTY_CAPTION = "empty_caption"  # the preferred source, or an entry of a list, is empty
     LABEL_UNUSABLE = "label_unusable"  # neither a class number nor a name
-    LABEL_NAME = "label_name"  # a name where there are only numbers: in a stream, or after numbers
-    METADATA_UNUSABLE = "metadata_unusable"  # a value of the JSON that no strict JSON can hold
+    LABEL_NAME = "label_name"  # a name in a stream, or after labels that are numbers
+    METADATA_UNUSABLE = "metadata_unusable"  # a value that strict JSON cannot hold
 
     def __str__(self) -> str:
         return self.value
@@ -44,13 +44,13 @@ class Loss(str, Enum):
 
 @dataclass(frozen=True)
 class Texts:
-    """What the text files of a sample say.
+    """The content of a sample's text files.
 
     Attributes:
         captions: at least one, each as `clean_caption` returns it.
         source: the file that they come from.
         label: class number, class name, or None.
-        metadata: the whole JSON object; empty where there is none that can be read.
+        metadata: the whole JSON object; empty without a readable one.
         losses: what could not be used, each with one line of detail.
     """
 
@@ -62,21 +62,21 @@ class Texts:
 
 
 def read_texts(kinds: Collection[TextKind], read: ReadText) -> Texts:
-    """Captions and label of a sample, from whichever of its files have usable ones.
+    """Captions and label of a sample.
 
-    The captions are the JSON's "captions", else those of the .txt, else of the .caption, else the JSON's "caption":
-    the first of them that is usable. The label is that of the .cls, else the JSON's "label".
+    Captions come from the first usable source: the JSON's "captions", the .txt, the .caption, the JSON's "caption".
+    The label comes from the .cls, else from the JSON's "label".
 
     Args:
         kinds: the text files that the sample has.
         read: gives the bytes of one.
 
     Raises:
-        BadSample: no usable caption; the reason is that of the first source that has something else.
+        BadSample: no usable caption; the reason is that of the first source that is not empty.
 
     Example:
         .txt "a dog" and .json `{"captions": null, "label": "x", "label": 1}` give ["a dog"], no label, and the loss
-        json_unreadable: a key is there twice.
+        json_unreadable, for the duplicate key.
     """
     losses: dict[Loss, str] = {}
     faults: list[BadSample] = []
@@ -107,7 +107,7 @@ def _first_usable(
     for kind, name in sources:
         try:
             if name is not None:
-                if metadata.get(name) in (None, []):  # holds nothing: as if it were not there
+                if metadata.get(name) in (None, []):  # as if the key were missing
                     continue
                 captions, left_out = clean_captions(metadata[name])
                 if left_out:
@@ -144,7 +144,7 @@ def _label(
 
 
 def parse_label(value: object) -> int | str | None:
-    """A class number from 0, a class name, or None; an empty string, NaN and -1 are none.
+    """A class number from 0, a class name, or None; an empty string, NaN and -1 give None.
 
     Raises:
         BadSample: broken_row, for anything else.
@@ -174,11 +174,11 @@ def _is_too_large(bad: BadSample) -> bool:
 
 
 class Losses:
-    """Counts what the samples of a corpus have lost.
+    """Counts the losses of a corpus.
 
     Attributes:
-        counts: samples, by kind of loss.
-        first: of each kind, the place of the first and what was lost there.
+        counts: number of samples for each kind of loss.
+        first: place and detail of the first loss of each kind.
     """
 
     def __init__(self) -> None:

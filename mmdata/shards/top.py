@@ -1,4 +1,4 @@
-"""What manifest.json says: its fields, the hashes that bind them, and what is refused."""
+"""The fields of manifest.json, their hashes, and the checks of a manifest.json that is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmdata.shards.pages import PAGE_SHARDS, REMAKE, Page, page_name
 
 @dataclass(frozen=True)
 class Top:
-    """What manifest.json holds, its root hash apart; the attributes are those of `Manifest`."""
+    """The fields of manifest.json without its hashes; the attributes are those of `Manifest`."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -35,22 +35,22 @@ class Top:
     schema: int = SCHEMA_VERSION
 
     def content(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The fields as values of JSON."""
         return {**{item.name: getattr(self, item.name) for item in fields(Top)}, "pages": [*map(asdict, self.pages)]}
 
     @cached_property
     def root(self) -> str:
-        """Hash of what decides a plan: all but location and accounts. Moving the folder does not change it."""
+        """Hash of what decides a plan: all fields but location and accounts. Moving the tars does not change it."""
         content = self.content()
         del content["location"], content["accounts"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def checked(content: dict[str, Any], path: str) -> Top:
-    """The fields of a manifest.json; `path` stands in messages.
+    """The fields of a manifest.json, checked; `path` is for messages.
 
     Raises:
-        DataError: it is of another schema, was edited or damaged, or leads out of its folder.
+        DataError: it is of another schema, was edited or damaged, or its location is a URL or a command.
     """
     schema = content.get("schema")
     if isinstance(schema, int) and schema > SCHEMA_VERSION:
@@ -91,9 +91,9 @@ def checked(content: dict[str, Any], path: str) -> Top:
 
 
 def checksum_of(content: dict[str, Any]) -> str:
-    """SHA-256 over all that manifest.json says, accounts and names of classes included.
+    """SHA-256 over all fields of manifest.json, accounts and names of classes included.
 
-    The root hash leaves those out: it decides whether a run may go on, and two folders with equal rows are alike there.
+    The root hash leaves location and accounts out, because a run may continue on another folder with equal rows.
     """
     as_read = json.loads(json.dumps(content))  # keys that are numbers become strings before they are sorted
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()

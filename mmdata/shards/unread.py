@@ -1,4 +1,4 @@
-"""Image formats that are known and not read, told by their first bytes: one table for index, convert and loader."""
+"""Image formats that mmdata recognises by their first bytes but does not read."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ _BRANDS = {
     **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIF"),
     b"crx ": "camera raw",
 }
-"""Of ISO media files (`ftyp`), those that hold images; AVIF is read."""
+"""Brands of ISO media files (`ftyp`) that hold images; AVIF is not among them, as mmdata reads it."""
 
 
 def unread_format(data: bytes | memoryview) -> str | None:
-    """Name of the known format of a file that is not read, or None; 1,024 bytes are wanted.
+    """Name of a file's format if it is recognised but not read, else None.
 
-    Netpbm files are told by their first line, SVG by its tag, DICOM by its mark behind 128 bytes.
+    Args:
+        data: at least the first 1,024 bytes; Netpbm, SVG and DICOM have no fixed first bytes.
     """
     head = bytes(data[:1024])
     for start, name in _STARTS:

@@ -1,4 +1,4 @@
-"""Values of index columns that no row of a shard can have. A column is looked at once, in few operations."""
+"""Finds values of index columns that no row of a shard can have. Sound columns cost one or two passes of numpy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _BOUNDS: dict[str, tuple[int, int | None, str]] = {
     "orientation": (1, 8, "1 to 8"),
     "label": (-1, 2**63 - 1, "-1 or a class number"),
 }
-"""Least and greatest value of a column, and both in words; None: the shard's size in bytes."""
+"""Smallest and largest value of a column, and both in words; None stands for the shard's size in bytes."""
 
 
 class WrongValue(NamedTuple):
-    """The first value of a column that cannot be: its row, and what is expected instead."""
+    """The first impossible value of a column: its row, the value, and what was expected."""
 
     row: int
     value: int
@@ -37,7 +37,7 @@ class WrongValue(NamedTuple):
 
 @cache
 def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The least and the greatest value of a type of integers."""
+    """Smallest and largest value of an integer type."""
     return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
@@ -50,7 +50,7 @@ def wrong_number(
         name: of the column.
         values: (rows,).
         size: of the shard in bytes.
-        offsets: (rows,), of a column of sizes in bytes: where each begins, 0 to `size`.
+        offsets: (rows,), for a column of sizes in bytes: the offset of each payload, 0 to `size`.
     """
     if not len(values) or name not in _BOUNDS:
         return None
@@ -72,7 +72,7 @@ def wrong_number(
 
 
 def wrong_captions(offsets: npt.NDArray[np.int32]) -> WrongValue | None:
-    """The first row without a caption, or None; `offsets` (rows + 1,) as `Columns.lists` gives them."""
+    """The first row without a caption, or None; `offsets` (rows + 1,) are those of `Columns.lists`."""
     if (offsets[1:] > offsets[:-1]).all():
         return None
     lengths = np.diff(offsets)
@@ -82,11 +82,11 @@ def wrong_captions(offsets: npt.NDArray[np.int32]) -> WrongValue | None:
 def wrong_tokens(
     offsets: npt.NDArray[np.int32], values: npt.NDArray[Any], *, captions: npt.NDArray[np.int32]
 ) -> WrongValue | None:
-    """The first row with other numbers of tokens than one for each caption, or with one that cannot be; or None.
+    """The first row whose captions and token counts differ in number, or with an impossible count; or None.
 
     Args:
-        offsets: (rows + 1,), of the tokens.
-        values: tokens of each caption; empty where none counted them.
+        offsets: (rows + 1,), of the token counts.
+        values: tokens of each caption; empty if no tokenizer counted them.
         captions: (rows + 1,), offsets of the captions.
     """
     if len(offsets) < 2 or not len(values):
@@ -94,7 +94,7 @@ def wrong_tokens(
     if offsets.tobytes() != captions.tobytes():  # both (rows + 1,)
         row = int((np.diff(offsets) != np.diff(captions)).argmax())
         return WrongValue(row, int(np.diff(offsets)[row]), f"{np.diff(captions)[row]}, one for each caption")
-    if values.view(np.uint32).max() > MAX_TOKENS:  # a negative one is greater than any
+    if values.view(np.uint32).max() > MAX_TOKENS:  # as unsigned, a negative value is larger than MAX_TOKENS
         place = int(((values < 0) | (values > MAX_TOKENS)).argmax())
         row = int(np.searchsorted(offsets, place, side="right")) - 1
         return WrongValue(row, int(values[place]), f"0 to {MAX_TOKENS} tokens")

@@ -1,10 +1,9 @@
-"""Compares shards, index and manifest with one another. Nothing is trusted: every byte is hashed, every header read."""
+"""Compares shards, index and manifest with one another: every byte is hashed, every header is read."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,10 @@ from mmdata.errors import DataError, printable
 from mmdata.shards.build import file_sha256
 from mmdata.shards.columns import FIXED, Columns, encode
 from mmdata.shards.folder import MANIFEST_NAME, QUARANTINE_NAME, find_ledger, local_folder
-from mmdata.shards.histogram import unpack_cells
 from mmdata.shards.index import Index
 from mmdata.shards.labels import Labels, number_labels
 from mmdata.shards.manifest import Manifest
+from mmdata.shards.manifest_writer import Totals
 from mmdata.shards.pages import ShardEntry
 from mmdata.shards.probe import NO_LIMITS
 from mmdata.shards.scan import Progress, Scan, scan_shard, steps
@@ -28,7 +27,7 @@ from mmdata.shards.scan import Progress, Scan, scan_shard, steps
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is not as it must be, and in which shard (or manifest.json)."""
+    """A fault, and the shard (or manifest.json) that has it."""
 
     shard: str
     detail: str
@@ -40,10 +39,10 @@ class Problem:
 def verify(folder: str | os.PathLike[str], progress: Progress | None = None) -> list[Problem]:
     """Check every shard of a folder: size, hash, strict tar, and each column of its index against the tar's content.
 
-    Samples of a tar that its index leaves out must be in `quarantine.jsonl`, which must have a line for each row that
-    the accounts say was left out; accounts must balance; and no other tar may lie beside those of the manifest. Pixels
-    are not decoded. Token lengths are checked against the manifest's histogram, not counted anew; the manifest's pages
-    are hashed.
+    Each sample of a tar must be in its index or in `quarantine.jsonl`, which must have a line for each row that the
+    accounts say was left out. Accounts must balance, and the folder must hold no tar that the manifest does not list.
+    Pages of the manifest are hashed. Token lengths are compared with the manifest's histogram, not counted again, and
+    pixels are not decoded.
 
     Raises:
         DataError: the manifest itself, or a page of it, is missing or damaged.
@@ -57,7 +56,7 @@ def verify(folder: str | os.PathLike[str], progress: Progress | None = None) -> 
     problems = [Problem(MANIFEST_NAME, detail) for detail in (*_wrong_sums(manifest), *_wrong_accounts(manifest))]
     problems += [Problem(name, detail) for name, detail in _unlisted(manifest)]
     classes = (manifest.accounts or {}).get("classes")
-    labels = Labels(classes) if classes else None  # an index without them left out labels that are names
+    labels = Labels(classes) if classes else None  # without names of classes, the index left out labels that are names
     done = 0
     for number, entry in enumerate(manifest):
         step = steps(progress, done, total)
@@ -69,26 +68,21 @@ def verify(folder: str | os.PathLike[str], progress: Progress | None = None) -> 
 
 
 def _wrong_sums(manifest: Manifest) -> Iterator[str]:
-    """What manifest.json says of the whole against its pages; rows are compared when a page is opened."""
-    totals = dict.fromkeys(("bytes", "captions", "labels"), 0)
-    lengths: Counter[int] = Counter()
+    """Compare the totals in manifest.json with the pages; rows were compared when the pages were opened."""
+    totals = Totals()
     for entry in manifest:
-        for name in totals:
-            totals[name] += getattr(entry, name)
-        tokens, _ = unpack_cells(entry.cells)
-        for length, captions in zip(tokens.tolist(), entry.counts.tolist(), strict=True):
-            lengths[length] += captions
-    if manifest.lengths != sorted(lengths.items()):
+        totals.add(entry)
+    if manifest.lengths != sorted(totals.lengths.items()):
         yield "its lengths of captions are not those of its shards"
     for name in ("bytes", "captions"):
-        if getattr(manifest, name) != totals[name]:
-            yield f"{getattr(manifest, name)} {name}, and its shards have {totals[name]}"
-    if manifest.has_labels != (totals["labels"] > 0):
-        yield f"has_labels is {manifest.has_labels}, and {totals['labels']} rows of its shards have a label"
+        if getattr(manifest, name) != getattr(totals, name):
+            yield f"{getattr(manifest, name)} {name}, and its shards have {getattr(totals, name)}"
+    if manifest.has_labels != (totals.labels > 0):
+        yield f"has_labels is {manifest.has_labels}, and {totals.labels} rows of its shards have a label"
 
 
 def _wrong_accounts(manifest: Manifest) -> Iterator[str]:
-    """What the accounts of a conversion or an index say, against their own sums, the rows, and the ledger."""
+    """Compare the accounts of a conversion or an index with their own sums, the rows, and the ledger."""
     accounts = manifest.accounts or {}
     for total, kept, left_out in (
         ("rows", "written", ("duplicate", "filtered", "quarantined")),
@@ -96,7 +90,7 @@ def _wrong_accounts(manifest: Manifest) -> Iterator[str]:
     ):
         names = (total, kept, *left_out)
         if not all(type(accounts.get(name)) is int for name in names):
-            continue  # of another program, or of the other one of ours
+            continue  # accounts of the other of the two programs, or of a foreign one
         numbers = " + ".join(f"{accounts[name]} {name}" for name in names[1:])
         lost = sum(accounts[name] for name in left_out)
         if accounts[total] != accounts[kept] + lost:
@@ -106,8 +100,8 @@ def _wrong_accounts(manifest: Manifest) -> Iterator[str]:
         reasons = accounts.get("reasons")
         if isinstance(reasons, dict) and sum(reasons.values()) != lost:
             yield f"its accounts give reasons for {sum(reasons.values())} rows, and {lost} were left out"
-        ledger = find_ledger(Path(str(manifest.folder)))
-        always = {"run", "ignored_members"} & accounts.keys()  # those of convert and index have one, if an empty one
+        ledger = find_ledger(local_folder(str(manifest.folder)))
+        always = {"run", "ignored_members"} & accounts.keys()  # convert and index write a ledger even if it is empty
         if not ledger.is_file():
             if lost or always:
                 yield f"its ledger '{ledger}' is gone; it named {lost} rows that were left out"
@@ -116,9 +110,9 @@ def _wrong_accounts(manifest: Manifest) -> Iterator[str]:
 
 
 def _unlisted(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Tars beside those of the manifest that it does not list."""
+    """Tars in the folder of the shards that the manifest does not list."""
     listed = {entry.name for entry in manifest}
-    folder = Path(str(manifest.folder)) / manifest.location
+    folder = local_folder(str(manifest.folder)) / manifest.location
     names = sorted(path.name for path in folder.glob("*.tar")) if folder.is_dir() else []
     for name in names:
         if name not in listed and not name.startswith("."):
@@ -131,7 +125,7 @@ def _unlisted(manifest: Manifest) -> Iterator[tuple[str, str]]:
 def _problems(
     index: Index, shard: int, excused: set[str], labels: Labels | None, step: Callable[[int], None]
 ) -> Iterator[str]:
-    entry, path = index.manifest.entry(shard), index.shard_path(shard)
+    entry, path = index.manifests[0].entry(shard), index.shard_path(shard)
     if not path.exists():
         yield f"no such file: '{path}'"
         return
@@ -146,7 +140,7 @@ def _problems(
     try:
         opened = index.shard(shard)
         opened.check()
-        if opened.sha256 != entry.index_sha256:  # to load, the faster XXH3 is enough
+        if opened.sha256 != entry.index_sha256:  # opening compares only the faster XXH3
             yield f"the SHA-256 of its index '{entry.index}' is not the manifest's: the content changed"
         columns = opened
     except DataError as error:
@@ -163,7 +157,7 @@ def _problems(
 def _compare(
     entry: ShardEntry, columns: Columns, scan: Scan, excused: set[str], labels: Labels | None
 ) -> Iterator[str]:
-    """What the index says against what the tar holds."""
+    """Compare the index of a shard with its tar."""
     keys: list[str] = columns.keys.to_pylist()
     indexed = set(keys)
     samples = [row.key for row in scan.rows] + [line["key"] for line in scan.quarantined]
@@ -201,7 +195,7 @@ def _compare(
 
 
 def _compare_entry(entry: ShardEntry, columns: Columns, *, tokens_of: Columns) -> Iterator[str]:
-    """What the manifest counts against the columns that the shard should have; lengths in tokens are as indexed."""
+    """Compare the manifest's counts with the columns that the tar gives; token lengths are those of the index."""
     for name, listed, found in (
         ("captions", entry.captions, columns.num_captions),
         ("labels", entry.labels, columns.num_labels),
@@ -220,7 +214,7 @@ def _difference(name: str, differs: npt.NDArray[np.bool_], keys: list[str]) -> I
 
 
 def _quarantined(folder: Path) -> dict[str, set[str]]:
-    """Keys in the quarantine list, by shard; lines that are not of a shard's sample are convert's, and excuse none."""
+    """Keys in the quarantine list, by shard. Lines without a shard are a conversion's, and excuse no sample."""
     excused: dict[str, set[str]] = {}
     path = find_ledger(folder)
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():

@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 from mmdata.atomic import lock, naming, sync_folder
 from mmdata.errors import BadSample, DataError, Reason
-from mmdata.hashing import hash64
+from mmdata.hashing import fast_hash, hash64
 from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT, clean_caption
-from mmdata.shards.columns import CountTokens, Encoded, Place, Row, encode, fast_hash
+from mmdata.shards.columns import CountTokens, Encoded, Place, Row, encode
 from mmdata.shards.folder import BESIDE, INNER, MANIFEST_NAME, manifest_prefix
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.manifest_writer import ManifestWriter
@@ -32,12 +32,12 @@ class Sample:
     """One sample, ready to be written.
 
     Attributes:
-        key: its name in the shard; no dot in its last part, unique in its shard.
-        image: the file's bytes, written as they are.
-        info: what `probe` says of them.
+        key: its name, unique in the shard, without a dot in the last part.
+        image: bytes of the image file, written unchanged.
+        info: `probe(image)`.
         captions: at least one, each as `clean_caption` returns it.
-        label: class number from 0; None where there is none.
-        extra: further JSON of the sample; may not hold "captions" or "label".
+        label: class number from 0, or None.
+        extra: further JSON of the sample, without the keys "captions" and "label".
     """
 
     key: str
@@ -49,15 +49,15 @@ class Sample:
 
 
 class ShardWriter:
-    """Writes `000000.tar`, `000001.tar`, … with `__mmdata__/000000.index.arrow` for each, and at last the manifest.
+    """Writes shards (`000000.tar`, …), an index file for each (`__mmdata__/000000.index.arrow`, …) and the manifest.
 
-    A context manager: an exception inside `with` publishes nothing. Everything is staged in a hidden subfolder
-    and renamed in `close`; what a killed run left behind is cleared by the next one.
+    A context manager: an exception inside `with` publishes nothing. All files are staged in a hidden sub-folder and
+    renamed in `close`; the next run removes what a killed run left.
 
     Args:
-        folder: where to; made when missing. It may hold other files, but no shard, index or manifest.
-        shard_rows: samples in a shard, at most.
-        shard_bytes: bytes of a shard, at most, unless a single sample is larger.
+        folder: made if missing. It may hold other files, but no shard, index or manifest.
+        shard_rows: largest number of samples in a shard.
+        shard_bytes: largest size of a shard, unless a single sample is larger.
         count_tokens: fills the column caption_tokens; None leaves it empty.
         tokenizer: fingerprint of that tokenizer, kept in the manifest.
 
@@ -97,11 +97,11 @@ class ShardWriter:
             raise
 
     def write(self, sample: Sample) -> None:
-        """Add a sample to the current shard, or to a new one when that is full.
+        """Add a sample to the current shard, or to a new one if that is full.
 
         Raises:
-            BadSample: a caption that is empty or not text, or too much JSON.
-            ValueError: a key that is not unique or would not be read back, a caption that is not clean.
+            BadSample: a caption that is empty or not text, or more JSON than MAX_CAPTION_BYTES.
+            ValueError: a key that is not unique or that readers would split differently, a caption that is not clean.
             OSError: the disk is full or broken.
         """
         members = _members(sample)
@@ -117,13 +117,13 @@ class ShardWriter:
         """Publish all shards, the manifest last.
 
         Args:
-            accounts: kept in the manifest: rows in, written, quarantined, …
+            accounts: kept in the manifest; rows in, written, quarantined, …
         """
         try:
             if self._shard:
                 self._finish_shard()
             manifest = self._manifest.close(tokenizer=self._tokenizer, accounts=accounts)
-            # From here on, a killed run's files are known to be ours.
+            # The staging folder has a manifest now. After a kill it says which of the renamed files to remove.
             inner = self._folder / INNER
             inner.mkdir(exist_ok=True)
             for name in published_names(manifest):
@@ -141,9 +141,9 @@ class ShardWriter:
         return manifest
 
     def abort(self) -> None:
-        """Publish nothing: remove what was staged and let the folder go."""
+        """Publish nothing: remove the staged files and release the folder's lock."""
         if self._shard:
-            with suppress(OSError):  # closing writes what is buffered, and a full disk refuses that again
+            with suppress(OSError):  # closing flushes the buffer, which fails again on a full disk
                 self._shard.file.close()
         if not (self._folder / INNER / MANIFEST_NAME).exists():
             _clear_killed_run(self._folder)
@@ -190,7 +190,7 @@ class _OpenShard:
             raise ValueError(
                 f"sample '{sample.key}': the key is already in shard '{self.path.name}'; keys must be unique"
             )
-        headers = [header(name, len(data)) for name, data in members]  # all of them, before a byte is written
+        headers = [header(name, len(data)) for name, data in members]  # these may raise: before a byte is written
         self._keys.add(sample.key)
         places: list[Place] = []
         for head, (_, data) in zip(headers, members, strict=True):
@@ -230,7 +230,7 @@ class _OpenShard:
 
 
 def _members(sample: Sample) -> list[tuple[str, bytes]]:
-    """Image, first caption, and JSON only where it says more; the last one holds the captions."""
+    """(name, data) of image, first caption and, only if it says more, JSON. The last member holds the captions."""
     _check(sample)
     members = [
         (sample.key + EXTENSIONS[sample.info.format], sample.image),
@@ -248,7 +248,7 @@ def _members(sample: Sample) -> list[tuple[str, bytes]]:
 
 
 def _check(sample: Sample) -> None:
-    """Refuse what would not be read back as it was given."""
+    """Raise ValueError for a sample that would not be read back as it is."""
     folders = sample.key.split("/")[:-1]
     if split_name(f"{sample.key}.jpg") != (sample.key, "jpg") or {"", ".", ".."} & set(folders) or "\0" in sample.key:
         raise ValueError(
@@ -273,10 +273,8 @@ def _sync_and_close(file: BinaryIO) -> None:
 
 
 def published_names(manifest: Manifest) -> list[str]:
-    """Paths in its folder of what a `ShardWriter` publishes with a manifest, the manifest itself apart.
-
-    Known from manifest.json alone: the pages may have been moved already.
-    """
+    """Paths, relative to the folder, of what a `ShardWriter` publishes, manifest.json excepted."""
+    # From manifest.json alone: a kill while files are moved may have moved the pages already.
     names: list[str] = []
     for number in range(manifest.num_shards):
         tar, index = shard_names(number)
@@ -285,7 +283,7 @@ def published_names(manifest: Manifest) -> list[str]:
 
 
 def _clear_killed_run(folder: Path) -> None:
-    """Remove the staging folder, and shards that its manifest names: a kill between the renames left those."""
+    """Remove the staging folder, and the shards that its manifest names: a kill between renames left them."""
     staging = folder / STAGING_NAME
     if not staging.exists():
         return
@@ -293,7 +291,7 @@ def _clear_killed_run(folder: Path) -> None:
         for name in published_names(Manifest.read(staging)):
             (folder / name).unlink(missing_ok=True)
     shutil.rmtree(staging)
-    with suppress(OSError):  # it is not there, or holds something
+    with suppress(OSError):  # the folder does not exist, or is not empty
         (folder / INNER).rmdir()
 
 

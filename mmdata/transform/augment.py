@@ -1,7 +1,7 @@
 """Augmentation of a training crop in uint8: horizontal flip, colour jitter, grayscale.
 
-Values are those of torchvision.transforms.v2.functional, which goes to float and back, rounding down, in each
-adjustment. Here an image is made float once and rounded in place: all four adjustments take a third of the time.
+Values are those of torchvision.transforms.v2.functional, which converts to float and back, rounding down, in each
+adjustment. This module converts an image once and rounds in place: all four adjustments take a third of the time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from mmdata.config.data import AugmentConfig
 
 NUM_DRAWS = 8
-"""Random numbers for an image."""
+"""How many random numbers an image needs."""
 
 _ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
 _ORDERS = list(permutations(_ADJUSTMENTS))
@@ -24,13 +24,13 @@ _HUE_SCALE = 255.999 / 255  # torchvision makes a float v of [0, 1] the integer 
 
 
 class Changes(NamedTuple):
-    """What is done to an image, in this order.
+    """Changes of an image, in the order in which they are applied.
 
     Attributes:
-        flip: left and right change places.
-        adjustments: (name, factor); 1 leaves brightness, contrast and saturation as they are, 0 hue, whose factor is a
-            part of the colour circle, -0.5 to 0.5.
-        grayscale: colours become grey.
+        flip: mirror the image horizontally.
+        adjustments: (name, factor) pairs. A factor of 1 changes nothing in brightness, contrast and saturation; the
+            factor of hue is a part of the colour circle, -0.5 to 0.5, and 0 changes nothing.
+        grayscale: make all colours grey.
     """
 
     flip: bool
@@ -39,10 +39,10 @@ class Changes(NamedTuple):
 
 
 def draw_changes(augment: AugmentConfig, uniforms: list[float]) -> Changes:
-    """Choose what is done to an image.
+    """Choose the changes of an image.
 
     Args:
-        augment: the probabilities and ranges.
+        augment: probabilities and ranges.
         uniforms: `NUM_DRAWS` numbers in [0, 1).
 
     Example:
@@ -105,12 +105,12 @@ def _luma(values: Tensor) -> Tensor:
 
 
 def _shift_hue(values: Tensor, factor: float) -> None:
-    """Turn the colour circle by `factor` of a whole turn; greatest and least channel of a pixel stay what they are.
+    """Turn the colour circle by `factor` of a whole turn; the greatest and the least value of a pixel stay as they are.
 
-    A pixel's hue h, in sixths of a turn, says how far each channel lies below the greatest: (greatest - least) times
-    clamp(2 - |k - 2|, 0, 1), where k is h + 5 for red, h + 3 for green and h + 1 for blue, modulo 6. It is one formula
-    for the six sectors in which torchvision looks channels up, and takes a third of the time. Rounding differs by one
-    level in about one of 10,000 values.
+    A pixel's hue h, in sixths of a turn, decides how far each channel lies below the greatest: (greatest - least) times
+    clamp(2 - |k - 2|, 0, 1), where k is h + 5 for red, h + 3 for green and h + 1 for blue, modulo 6. This is one
+    formula for all six sectors of the circle, where torchvision looks channels up sector by sector; it takes a third of
+    the time. Rounding differs by one level in about one of 10,000 values.
 
     Example:
         (200, 100, 0) has h = 0.5; a third of a turn makes it 2.5. Then k is 1.5 for red, 5.5 for green and 3.5 for
@@ -121,12 +121,13 @@ def _shift_hue(values: Tensor, factor: float) -> None:
     red, green, blue = values
     greatest = torch.maximum(torch.maximum(red, green), blue)
     spread = greatest - torch.minimum(torch.minimum(red, green), blue)  # (H, W)
+    # The hue of the unturned pixel: the greatest channel says which third of the circle, the other two where in it.
     is_red, is_green = greatest == red, greatest == green
     hue = torch.where(is_red, green - blue, torch.where(is_green, blue - red, red - green))
     hue.div_(spread.clamp_min(1)).add_(torch.where(is_red, 0.0, torch.where(is_green, 2.0, 4.0))).add_(6 * factor)
     for channel, offset in zip(values, (5, 3, 1), strict=True):
         torch.add(hue, offset, out=channel)
         channel.div_(6).sub_(channel.floor()).mul_(6)  # modulo 6; torch's remainder takes five times as long
-        channel.sub_(2).abs_().neg_().add_(2).clamp_(0, 1)
+        channel.sub_(2).abs_().neg_().add_(2).clamp_(0, 1)  # 2 - |k - 2|, in place
         channel.mul_(spread).neg_().add_(greatest).mul_(_HUE_SCALE)
     _round_down(values)

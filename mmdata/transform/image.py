@@ -1,6 +1,6 @@
 """Images: bytes to uint8 RGB tensors, and crops resized in uint8.
 
-Decoding is strict: a picture that is cut short is a `BadSample`, never one filled up with grey.
+Decoding is strict: a truncated image is a `BadSample`, never an image that is padded with grey.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from mmdata.shards.probe import DEFAULT_LIMITS, PARSE_ERRORS, refused
 from mmdata.transform.pillow import decode_pillow
 
 _EDGE = 1e-6
-"""Of a pixel: products of sizes are halves only up to rounding."""
+"""Tolerance in pixels for edges that lie half-way between two pixels: products of sizes are rounded."""
 
 
 class Box(NamedTuple):
-    """A rectangle in an image, from the top left corner, in pixels; its edges may lie between pixels."""
+    """A rectangle in an image, in pixels from the top left corner; its edges may lie between pixels."""
 
     top: float
     left: float
@@ -31,7 +31,7 @@ class Box(NamedTuple):
     width: float
 
     def scaled(self, y: float, x: float) -> Box:
-        """The same part of an image that is y times as high and x times as wide."""
+        """The same part of the image after it was resized to y times its height and x times its width."""
         return Box(self.top * y, self.left * x, self.height * y, self.width * x)
 
 
@@ -45,23 +45,23 @@ def decode(
 ) -> Tensor:
     """Decode an encoded image.
 
-    JPEG goes through libjpeg-turbo, the rest and CMYK through Pillow (`mmdata.transform.pillow`). Transparency is
-    composited on white, samples of 16 and 32 bits are scaled to 8, CMYK is converted through its ICC profile where it
-    has one, and of an animation the first frame is taken. The checksums of a PNG are compared.
+    libjpeg-turbo decodes JPEG; Pillow decodes the other formats and CMYK (`mmdata.transform.pillow`). Transparency is
+    composited on white, samples of 16 and 32 bits are scaled to 8, CMYK is converted through its ICC profile if it has
+    one, and an animation gives its first frame. The checksums of a PNG are compared.
 
     Args:
         data: the whole file.
         format: its format by magic bytes, as `mmdata.shards.probe` names it.
         orientation: EXIF orientation 1 to 8, applied to the result.
-        at_least: (height, width) as displayed: a JPEG is decoded at the smallest of libjpeg-turbo's scales that is no
-            smaller. None: at its own size.
-        checked: `probe` has read these very bytes before, so that a PNG's checksums are not compared again.
+        at_least: (height, width) as displayed: a JPEG is decoded at the smallest of libjpeg-turbo's scales that gives
+            at least this size; None decodes it at full size.
+        checked: True if `probe` has read these bytes before; a PNG's checksums are then not compared again.
 
     Returns:
         uint8 (3, H, W), RGB; H and W as displayed. Often a view with the channels last in memory.
 
     Raises:
-        BadSample: truncated, corrupt, of a kind that is not read, or too large to decode safely.
+        BadSample: the image is truncated, corrupt, of an unsupported kind, or too large to decode safely.
     """
     try:
         if format == "JPEG":
@@ -80,7 +80,7 @@ def jpeg_size(data: bytes | memoryview, orientation: int = 1) -> tuple[int, int]
     """(height, width) of a JPEG as displayed, from its header.
 
     Raises:
-        BadSample: it has none.
+        BadSample: the header does not parse.
     """
     try:
         height, width = simplejpeg.decode_jpeg_header(data)[:2]
@@ -92,13 +92,13 @@ def jpeg_size(data: bytes | memoryview, orientation: int = 1) -> tuple[int, int]
 def _decode_jpeg(data: bytes | memoryview, min_height: int, min_width: int) -> Tensor:
     header = simplejpeg.decode_jpeg_header(data)
     height, width, colours = int(header[0]), int(header[1]), header[2]
-    if height * width > DEFAULT_LIMITS.max_pixels:  # where Pillow refuses the other formats
+    if height * width > DEFAULT_LIMITS.max_pixels:  # the limit at which Pillow refuses the other formats
         detail = f"{width}×{height} pixels: more than {DEFAULT_LIMITS.max_pixels} in all"
         raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
     if colours in ("CMYK", "YCCK"):
         return decode_pillow(data, "JPEG")
 
-    # Accurate DCT and upsampling: bit for bit what Pillow and torchvision give, which use the same library.
+    # simplejpeg's defaults, accurate DCT and upsampling, give what Pillow and torchvision give, bit for bit.
     def decoded(*, strict: bool) -> Tensor:
         pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=min_height, min_width=min_width, strict=strict)
         return torch.from_numpy(pixels).permute(2, 0, 1)
@@ -106,8 +106,8 @@ def _decode_jpeg(data: bytes | memoryview, min_height: int, min_width: int) -> T
     try:
         return decoded(strict=True)
     except ValueError as warning:
-        # Bytes left over before the end marker (FF D9) are odd, but all pixels are there. Any other warning means that
-        # pixels are missing, or may be: a lenient decoding does not tell what else it met behind the first.
+        # Extra bytes before the end marker (FF D9) are odd, but no pixel is missing. After any other warning pixels are
+        # missing, or may be: a lenient decoding does not report the problems behind the first one.
         if not str(warning).endswith("extraneous bytes before marker 0xd9"):
             raise
         return decoded(strict=False)
@@ -127,7 +127,7 @@ def oriented_size(height: int, width: int, orientation: int) -> tuple[int, int]:
 
 
 def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Box:
-    """The box that CLIP's preprocessing keeps: the image is made to cover the target, then cut around its centre.
+    """The box that CLIP's preprocessing keeps: the image is resized to cover the target, then cropped at its centre.
 
     Args:
         size: (height, width) of the image.
@@ -153,9 +153,9 @@ def train_crop(
 ) -> Box:
     """A random box, of random area and of about the target's aspect ratio.
 
-    The area is uniform over the part of `scale` for which a box of an allowed ratio fits into the image; where there is
-    none, it is the largest that fits. The logarithm of the ratio is uniform over the allowed ratios with which a box of
-    that area fits. The place is uniform over all places in the image.
+    The area is uniform over the part of `scale` in which a box of an allowed ratio fits into the image; if none fits,
+    it is the largest that does. The logarithm of the ratio is uniform over the allowed ratios with which a box of that
+    area fits. The position is uniform over the image.
 
     Args:
         size: (height, width) of the image.
@@ -169,14 +169,15 @@ def train_crop(
         (0.5, 1), shares are uniform from 0.5 to 0.89; with a share of 0.8 the ratios 1.2 to 4/3 fit.
 
     Source: torchvision's RandomResizedCrop, with two differences. The ratio varies by 3/4 to 4/3 around the target's
-    own, not around 1. And torchvision draws ten times until a box fits, which makes large areas rarer, and then takes
-    the largest box in the middle: for images of 3:2 and scale (0.9, 1) always.
+    ratio, not around 1. And torchvision draws up to ten times until a box fits, which makes large areas rarer, and then
+    takes the largest box at the centre; for images of 3:2 and scale (0.9, 1) it always does.
     """
     height, width = size
     u_area, u_ratio, u_top, u_left = uniforms
     own, target = width / height, shape[1] / shape[0]
     low, high = target * 3 / 4, target * 4 / 3
-    # A box with a share s of the area and a ratio r fits if s · own <= r <= own / s.
+    # A box with a share s of the area and a ratio r fits if s · own <= r <= own / s. For an s to exist with low <= r <=
+    # high, s may be at most high / own and own / low.
     largest = min(1.0, high / own, own / low)
     least, most = min(scale[0], largest), min(scale[1], largest)
     share = least + u_area * (most - least)
@@ -192,12 +193,11 @@ def train_crop(
 def resize_crop(image: Tensor, box: Box, out: Tensor) -> None:
     """Resize a box of an image into `out`: bicubic with antialias, in uint8.
 
-    The edges of the box are rounded to whole pixels, each by itself and halves outwards: what is in the middle stays
-    there.
+    Each edge of the box is rounded to a whole pixel, halves outwards, so a centred box stays centred.
 
     Args:
         image: uint8 (3, H, W).
-        box: within the image.
+        box: inside the image.
         out: uint8 (3, h, w), overwritten.
     """
     top, bottom = _whole_pixels(box.top, box.height, image.shape[1])
@@ -210,6 +210,6 @@ def resize_crop(image: Tensor, box: Box, out: Tensor) -> None:
 
 
 def _whole_pixels(begin: float, length: float, side: int) -> tuple[int, int]:
-    """First pixel and the one after the last of a stretch, at least one."""
+    """The first pixel of a stretch and the one after its last; at least one pixel."""
     first = min(max(0, math.ceil(begin - 0.5 - _EDGE)), side - 1)
     return first, max(first + 1, min(side, math.floor(begin + length + 0.5 + _EDGE)))

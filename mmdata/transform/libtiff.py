@@ -1,7 +1,7 @@
-"""Errors that libtiff finds in a file while Pillow decodes it.
+"""Raises the errors that libtiff finds in a file while Pillow decodes it.
 
-libtiff writes them to the process's standard error, without a name, once for each damaged line; and where it fills a
-damaged line up, Pillow takes the image for whole. Here they are collected instead, so that the image can be refused.
+libtiff only prints them to the process's standard error, once for each damaged line and without the file's name. Where
+it pads a damaged line, Pillow reports nothing. This module collects the errors, so that the image can be refused.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import cache
 from PIL import Image
 
 _MESSAGE_BYTES = 500
+# libtiff's TIFFErrorHandler: (module, printf's pattern, va_list)
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
@@ -28,9 +29,9 @@ _collected = _Collected()
 
 @contextmanager
 def raising_errors() -> Generator[None, None, None]:
-    """Raise an error of libtiff in this thread as a ValueError, at the end; also where Pillow raised nothing.
+    """Raise libtiff's first error in this thread as a ValueError when the block ends, even if Pillow raised nothing.
 
-    Where libtiff is not found (on Linux it is), its errors stay as Pillow leaves them.
+    Does nothing if libtiff is not found; on Linux it is.
     """
     _install()
     errors: list[str] = []
@@ -49,39 +50,40 @@ def raising_errors() -> Generator[None, None, None]:
 
 @cache
 def _install() -> None:
-    """Have libtiff call `_handle`."""
+    """Set `_handle` as libtiff's error handler, once per process."""
     if not sys.platform.startswith("linux"):
         return
     for path in _libraries():
         try:
             set_handler = ctypes.CDLL(path).TIFFSetErrorHandler
-        except (OSError, AttributeError):  # another library of that name, or one that hides its functions
+        except (OSError, AttributeError):  # another library of that name, or a library that hides its functions
             continue
         set_handler.argtypes, set_handler.restype = [_HANDLER], ctypes.c_void_p
         set_handler(_CALLBACK)
 
 
 def _libraries() -> list[str]:
-    """Files of libtiff that this process has loaded; Pillow's core, where it is linked into that."""
+    """The libtiff files that this process has loaded; Pillow's own core if libtiff is linked into it."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             loaded = {line.rstrip("\n").partition("/")[2] for line in maps}
-    except OSError:  # a machine without /proc; the error must not be taken for one of the image
+    except OSError:  # a machine without /proc; the caller would take this error for an error of the image
         return [Image.core.__file__]
     names = sorted(f"/{path}" for path in loaded if "libtiff" in path.rpartition("/")[2])
     return names or [Image.core.__file__]
 
 
 def _handle(module: bytes | None, pattern: bytes, arguments: int) -> None:
-    """Called by libtiff with printf's pattern and its `va_list`, which all Linux systems of 64 bits pass by address."""
+    """Format and keep an error that libtiff reports."""
+    # `arguments` is a va_list: all 64-bit Linux systems pass it by address.
     buffer = ctypes.create_string_buffer(_MESSAGE_BYTES)
     ctypes.CDLL(None).vsnprintf(buffer, ctypes.c_size_t(_MESSAGE_BYTES), pattern, ctypes.c_void_p(arguments))
     text = f"{(module or b'libtiff').decode('utf-8', 'replace')}: {buffer.value.decode('utf-8', 'replace')}"
     if _collected.errors is None:
-        print(text, file=sys.stderr)  # as libtiff does: this thread decodes for somebody else
+        print(text, file=sys.stderr)  # as libtiff does: this decoding is not ours
     else:
         _collected.errors.append(text.removeprefix("tempfile.tif: "))  # what Pillow calls all files
 
 
 _CALLBACK = _HANDLER(_handle)
-"""Lives as long as the process: libtiff has its address."""
+"""Must live as long as the process, because libtiff keeps its address."""

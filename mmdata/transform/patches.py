@@ -1,6 +1,6 @@
-"""Images in their own aspect ratio, as the patches that SigLIP 2 NaFlex takes: the size, the cutting, the padding.
+"""Images in their own aspect ratio as patches, for SigLIP 2 NaFlex: choose the size, cut, pad.
 
-Both are what transformers' Siglip2ImageProcessor makes of an image; it is not imported here, since that takes seconds.
+Sizes and patches are those of transformers' Siglip2ImageProcessor, which is not imported because that takes seconds.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ import math
 
 from torch import Tensor
 
-_LEAST_SCALE, _GREATEST_SCALE, _STEP = 1e-6, 100.0, 1e-5
+# Bounds and precision of the search for a scale; transformers' numbers.
+_LEAST_SCALE = 1e-6
+_GREATEST_SCALE = 100.0
+_STEP = 1e-5
 
 
 def native_size(height: int, width: int, *, patch_size: int, patches: int) -> tuple[int, int]:
-    """The largest size that has an image's aspect ratio, whole patches, and not too many of them.
+    """The largest size with an image's aspect ratio, in whole patches, that has at most `patches` of them.
 
     Args:
         height: of the image, in pixels.
-        width: likewise.
+        width: of the image, in pixels.
         patch_size: side of a patch, in pixels; both sides of the result are multiples of it.
-        patches: at most.
+        patches: largest number of patches.
 
     Returns:
         (height, width) in pixels.
@@ -40,16 +43,16 @@ def native_size(height: int, width: int, *, patch_size: int, patches: int) -> tu
 
 
 def _whole(side: int, scale: float, patch_size: int) -> int:
-    """Patches along a side of an image that is made `scale` times as large."""
+    """Patches along a side of an image that is resized by `scale`."""
     return max(1, math.ceil(side * scale / patch_size))
 
 
 def write_patches(image: Tensor, out: Tensor, *, patch_size: int) -> None:
-    """Cut an image into patches, row by row; zeros after the last.
+    """Cut an image into patches, row by row, and pad them with zeros.
 
     Args:
-        image: uint8 (3, H, W), whole patches.
-        out: uint8 (N, patch_size² · 3), overwritten; the values of a patch lie in the order height, width, channel.
+        image: uint8 (3, H, W); H and W are multiples of patch_size.
+        out: uint8 (N, patch_size² · 3), overwritten; the values of a patch are in the order height, width, channel.
         patch_size: side of a patch, in pixels.
     """
     rows, columns = image.shape[1] // patch_size, image.shape[2] // patch_size

@@ -1,7 +1,7 @@
-"""Images that Pillow decodes, of any of its modes, as 8-bit RGB on a background.
+"""Decodes images of all of Pillow's modes as 8-bit RGB on a background.
 
-Pillow's own conversions clip 16 and 32 bits, overlook some transparency, and take the values of a few kinds of file for
-what they are not. Those are converted here, by what their headers say; what has no one meaning is refused.
+Pillow's own conversions clip 16 and 32 bits, ignore some transparency, and misread the values of a few kinds of file.
+This module converts those by what their headers say, and refuses images whose values have no single meaning.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ from mmdata.transform.libtiff import raising_errors
 BACKGROUND = (255, 255, 255)
 """Colour under transparent pixels."""
 
-_BITS, _PHOTOMETRIC, _COLOUR_MAP = 258, 262, 320  # tags of TIFF
-_WHITE_IS_ZERO = 0
+# tags of TIFF
+_BITS = 258
+_PHOTOMETRIC = 262
+_COLOUR_MAP = 320
+
+_WHITE_IS_ZERO = 0  # a value of _PHOTOMETRIC
 
 Pixels = NDArray[np.uint8]
 
 
 def decode_pillow(data: bytes | memoryview, format: str) -> Tensor:
-    """Decode an image; of an animation or of several pages, the first.
+    """Decode an image; the first frame of an animation, the first page of several.
 
     Args:
         data: the whole file.
@@ -40,8 +44,8 @@ def decode_pillow(data: bytes | memoryview, format: str) -> Tensor:
         uint8 (3, H, W), RGB, channels last in memory.
 
     Raises:
-        BadSample: more pixels than the limit, or values that have no one meaning.
-        What Pillow raises, and ValueError: it does not decode.
+        BadSample: more pixels than the limit, or values without a single meaning.
+        Exception: Pillow's own errors, and ValueError: the image does not decode.
     """
     try:
         rgb = _decode(data, format)
@@ -51,7 +55,7 @@ def decode_pillow(data: bytes | memoryview, format: str) -> Tensor:
 
 
 def _decode(data: bytes | memoryview, format: str) -> Pixels:
-    # Only this format: Pillow would otherwise try all it knows, one of which hands the data to Ghostscript.
+    # Allow only this format: Pillow would try all formats it knows, and one of them passes the data to Ghostscript.
     with open_image(data, format) as image:
         width, height = image.size
         if height * width > DEFAULT_LIMITS.max_pixels:
@@ -78,7 +82,7 @@ def _rgb(image: Image.Image) -> Pixels:
     """A loaded image of 8 bits a sample as RGB on the background, (H, W, 3)."""
     if image.mode == "CMYK":
         image = _cmyk_to_rgb(image)
-    elif image.mode == "La":  # has no way to RGBA but this one
+    elif image.mode == "La":  # Pillow converts premultiplied alpha to LA only
         image = image.convert("LA")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
@@ -96,7 +100,7 @@ def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
             if converted is not None:
                 return converted
         except (ImageCms.PyCMSError, OSError):
-            pass  # a broken profile: the plain conversion is what viewers show then
+            pass  # a broken profile: viewers show the plain conversion
     return image.convert("RGB")
 
 
@@ -113,18 +117,20 @@ def _scaled(values: NDArray[Any], bits: int) -> Pixels:
 
 
 def _png(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pixels:
-    bits = data[24]  # of a sample, in the header, whose place is fixed
+    bits = data[24]  # of a sample; IHDR is always at the same offset
     if bits == 16 and image.mode == "RGB" and "transparency" in image.info:
         return _png_of_16_bits(image, data)
     image.load()
     key = image.info.get("transparency")
     if image.mode == "I;16":
         values = np.asarray(image)
-        levels = _scaled(values, 16)
+        levels = _scaled(values, 16)  # Pillow's conversion to 8 bits would clip at 255
         if key is not None:
             levels[values == key] = BACKGROUND[0]
         return _grey(levels)
-    if image.mode == "L" and key is not None and bits < 8:  # Pillow spreads the samples over 0 to 255, and not the key
+    # Pillow scales samples to 8 bits but leaves the transparent colour (key) as it is in the file, where only
+    # its low bits count.
+    if image.mode == "L" and key is not None and bits < 8:
         image.info["transparency"] = (key & (2**bits - 1)) * 255 // (2**bits - 1)
     elif image.mode == "L" and key is not None:
         image.info["transparency"] = key & 255
@@ -134,10 +140,9 @@ def _png(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pixels:
 
 
 def _png_of_16_bits(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pixels:
-    """RGB of 16 bits with one colour that is transparent: Pillow keeps the high bytes, by which it cannot be told.
-
-    Where the file is taken for little-endian, they are the low bytes.
-    """
+    """RGB of 16 bits with one transparent colour."""
+    # Pillow keeps only the high byte of a sample, which many colours share with the transparent one. So the file is
+    # decoded twice: read as little-endian, Pillow's "high" bytes are the low ones.
     halves: list[Pixels] = []
     key = np.array(image.info["transparency"], np.uint16)
     for rawmode in ("RGB;16B", "RGB;16L"):
@@ -153,7 +158,8 @@ def _png_of_16_bits(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pix
 
 def _tiff(image: TiffImageFile) -> Pixels:
     tags = image.tag_v2
-    if image.mode in ("P", "PA") and max(tags[_COLOUR_MAP]) < 256:  # of 8 bits, where the standard wants 16
+    # The standard wants palettes of 16 bits; some programs write 8 bits, which Pillow would shift to black.
+    if image.mode in ("P", "PA") and max(tags[_COLOUR_MAP]) < 256:
         image.palette = ImagePalette.raw("RGB;L", bytes(tags[_COLOUR_MAP]))
     with raising_errors():
         image.load()
@@ -161,7 +167,7 @@ def _tiff(image: TiffImageFile) -> Pixels:
         levels = _levels_of_floats(np.asarray(image))
     elif image.mode.startswith("I"):
         values = np.asarray(image)
-        values = values.view(np.uint32) if image.mode == "I" else values  # Pillow has no unsigned mode of 32 bits
+        values = values.view(np.uint32) if image.mode == "I" else values  # Pillow's mode of 32 bits is signed
         levels = _scaled(values, int(tags[_BITS][0]))
     else:
         return _rgb(image)
@@ -172,14 +178,14 @@ def _tiff(image: TiffImageFile) -> Pixels:
 
 def _levels_of_floats(values: NDArray[np.float32]) -> Pixels:
     least, most = float(values.min()), float(values.max())
-    if not (least >= 0 and most <= 1):  # or NaN
+    if not (least >= 0 and most <= 1):  # written so that NaN is refused too
         detail = f"TIFF of floats from {least:g} to {most:g}: only from 0 (black) to 1 (white) are read"
         raise BadSample(Reason.UNSUPPORTED_FORMAT, detail)
     return np.rint(values * np.float32(255)).astype(np.uint8)
 
 
 def _gif(image: ImageFile.ImageFile) -> Pixels:
-    """The first frame; around one that is smaller than the whole there is background, as browsers have it."""
+    """The first frame; a frame smaller than the image is surrounded by the background, as in browsers."""
     left, top, right, bottom = image.tile[0].extents or (0, 0, *image.size)
     rgb = _loaded(image)
     if (left, top, right, bottom) == (0, 0, rgb.shape[1], rgb.shape[0]):
@@ -194,7 +200,7 @@ def _bmp(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pixels:
     tile = image.tile[0]
     bits = int.from_bytes(data[28:30], "little") if data[14] >= 40 else int.from_bytes(data[24:26], "little")
     rawmode, mode = cast("tuple[Any, ...]", tile.args)[0], image.mode
-    # A palette of black and white alone makes Pillow read one bit a pixel, whatever the file has.
+    # If the palette is only black and white, Pillow reads one bit a pixel, whatever the header says.
     is_misread = (mode == "1" and bits != 1) or (mode == "L" and bits != 8)
     if not is_misread and rawmode != "BGRX":
         return _loaded(image)
@@ -209,7 +215,7 @@ def _bmp(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pixels:
     if is_misread:
         values = lines if bits == 8 else np.stack([lines >> 4, lines & 15], axis=2).reshape(height, -1)
         return _grey((values[:, :width] * (255 if mode == "1" else 1)).astype(np.uint8))
-    # The fourth byte is alpha for most programs that write it, and 0 for those that do not.
+    # Pillow ignores the fourth byte. It is alpha in files of most programs, and 0 throughout in files without alpha.
     bgra = lines[:, : 4 * width].reshape(height, width, 4)
     alpha = bgra[:, :, 3:].astype(np.uint16)  # (H, W, 1)
     rgb = np.ascontiguousarray(bgra[:, :, 2::-1])

@@ -1,4 +1,4 @@
-"""From a row's encoded image to its place in a batch, under the row's own random numbers."""
+"""From a row's encoded image to its pixels in a batch, under the row's own random numbers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mmdata.transform.user import UserTransform
 
 
 class EncodedImage(NamedTuple):
-    """An image as it lies in its shard.
+    """An image as it is in its shard.
 
     Attributes:
         data: the whole file.
         format: as `mmdata.shards.probe` names it.
         orientation: EXIF orientation, 1 to 8.
-        number: which its random numbers are, 0 or more: equal numbers give equal crops in a pass.
-        checked: `probe` has read these very bytes, so that a PNG's checksums are not compared again.
+        number: keys its random numbers, 0 or more; equal numbers give equal crops in an epoch.
+        checked: True if `probe` has read these bytes before; a PNG's checksums are then not compared again.
     """
 
     data: bytes | memoryview
@@ -36,12 +36,12 @@ class EncodedImage(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """An image, decoded at its own size or a fraction of it, and the part of it that is wanted.
+    """A decoded image and the part of it to write into the batch.
 
     Attributes:
-        image: uint8 (3, h, w).
-        box: in `image`.
-        size: (height, width) that the box is to be resized to, in pixels.
+        image: uint8 (3, h, w), at full size or scaled down.
+        box: the part, in pixels of `image`.
+        size: (height, width) to resize the box to, in pixels.
     """
 
     image: Tensor
@@ -52,22 +52,19 @@ class Decoded(NamedTuple):
 class PixelTransform:
     """Crops an image to the shape of its bucket, or cuts it into patches at its own aspect ratio.
 
-    A JPEG is decoded at a fraction of its size where the crop stays large enough: libjpeg-turbo makes it small while it
-    decodes, which costs a half to a fifth. Pixels then differ a little (docs/benchmarks.md).
+    A JPEG is decoded at a fraction of its size if the crop stays large enough: libjpeg-turbo scales down while it
+    decodes, in a half to a fifth of the time. Pixels then differ a little (docs/benchmarks.md).
 
     Args:
-        kind: "train" (random resized crop), "eval" (largest centred crop), or "module:callable", a `UserTransform`.
+        kind: "train" (random resized crop), "eval" (largest centred crop), or "module:callable" (a `UserTransform`).
         crop_scale: share of the area that a training crop keeps (min, max); see `train_crop`.
-        augment: flip and colour of training crops.
+        augment: flip and colour changes of training crops.
         seed: of the run.
         patch_size: side of a patch, in pixels.
-        exact: decode every image at its own size.
-
-    Attributes:
-        patch_size, seed: as given.
+        exact: decode every image at full size.
 
     Raises:
-        ConfigError: no such transform.
+        ConfigError: the user's transform cannot be imported or takes other arguments.
     """
 
     def __init__(
@@ -102,9 +99,10 @@ class PixelTransform:
         )
 
     def identity(self) -> dict[str, Any]:
-        """What a row's pixels depend on, but for the row, its epoch, its shape and the seed, as JSON.
+        """What a row's pixels depend on besides the row, its epoch, its shape and the seed, as JSON.
 
-        None stands for what makes no difference here. Of a user's transform it says its name and what is in its file.
+        Settings that make no difference for this transform are None. A user's transform is identified by its name and
+        the content of its file.
         """
         return {
             "transform": self._kind,
@@ -115,34 +113,37 @@ class PixelTransform:
         }
 
     def decode(self, encoded: EncodedImage, *, shape: tuple[int, int] | None, patches: int, epoch: int) -> Decoded:
-        """Decode an image and choose the part of it that is wanted.
+        """Decode an image and choose the part of it to write.
 
         Args:
-            encoded: the image; equal numbers give equal crops.
-            shape: (height, width) of the bucket; None: the image keeps its aspect ratio, in patches.
-            patches: at most, where there is no shape.
+            encoded: the image.
+            shape: (height, width) of the bucket; None if the image keeps its aspect ratio, in patches.
+            patches: largest number of patches, if there is no shape.
             epoch: from 0.
 
         Raises:
-            BadSample: it does not decode.
+            BadSample: the image does not decode.
         """
         data, format, orientation, number, checked = encoded
+        # A JPEG's header gives its size, so the crop is chosen before decoding, and only as many pixels as the crop
+        # needs are decoded. A user's transform gets the image at full size.
         if format != "JPEG" or self._exact or self._user is not None:
             image = decode(data, format=format, orientation=orientation, checked=checked)
             return Decoded(image, *self._part(_size(image), shape, patches, number, epoch))
         height, width = jpeg_size(data, orientation)
-        box, wanted = self._part((height, width), shape, patches, number, epoch)
-        image = decode(data, format=format, orientation=orientation, at_least=_enough((height, width), box, wanted))
+        box, target = self._part((height, width), shape, patches, number, epoch)
+        at_least = _decoded_size((height, width), box, target)
+        image = decode(data, format=format, orientation=orientation, at_least=at_least)
         scaled = _size(image)
-        return Decoded(image, box.scaled(scaled[0] / height, scaled[1] / width), wanted)
+        return Decoded(image, box.scaled(scaled[0] / height, scaled[1] / width), target)
 
     def write(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int) -> None:
-        """Write the wanted part of an image.
+        """Write the chosen part of an image.
 
         Args:
-            decoded: what `decode` gave.
-            out: uint8 (3, H, W), H and W those of `decoded.size`; overwritten.
-            number: of the image.
+            decoded: from `decode`.
+            out: uint8 (3, H, W), (H, W) = `decoded.size`; overwritten.
+            number: `EncodedImage.number`.
             epoch: from 0.
 
         Raises:
@@ -159,19 +160,16 @@ class PixelTransform:
             apply_changes(draw_changes(self._augment, draws), out)
 
     def write_patches(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int) -> tuple[int, int]:
-        """Write the wanted part of an image as patches.
+        """Write the chosen part of an image as patches; see `write`.
 
         Args:
-            decoded: what `decode` gave.
-            out: uint8 (N, patch_size² · 3); zeros where there are fewer than N patches.
-            number: of the image.
+            decoded: from `decode`.
+            out: uint8 (N, patch_size² · 3), overwritten; zeros after the last patch.
+            number: `EncodedImage.number`.
             epoch: from 0.
 
         Returns:
-            How many patches high and wide the image is.
-
-        Raises:
-            BadSample: as `write`.
+            (height, width) of the image, in patches.
         """
         resized = torch.empty(3, *decoded.size, dtype=torch.uint8)
         self.write(decoded, resized, number=number, epoch=epoch)
@@ -181,27 +179,23 @@ class PixelTransform:
     def _part(
         self, size: tuple[int, int], shape: tuple[int, int] | None, patches: int, number: int, epoch: int
     ) -> tuple[Box, tuple[int, int]]:
-        """The part of an image of a size that is wanted, and the size that it is to be resized to."""
-        box = self._crop(size, shape or size, number, epoch)
+        """The part of an image of `size` to write, and the size to resize it to."""
+        if self._random_crop:
+            draws = uniforms(4, seed=self.seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
+            box = train_crop(size, shape or size, draws, scale=self._crop_scale)
+        else:
+            box = eval_crop(size, shape or size)
         if shape is not None:
             return box, shape
         return box, native_size(round(box.height), round(box.width), patch_size=self.patch_size, patches=patches)
 
-    def _crop(self, size: tuple[int, int], shape: tuple[int, int], number: int, epoch: int) -> Box:
-        if not self._random_crop:
-            return eval_crop(size, shape)
-        numbers = uniforms(4, seed=self.seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
-        return train_crop(size, shape, numbers, scale=self._crop_scale)
 
-
-def _enough(size: tuple[int, int], box: Box, wanted: tuple[int, int]) -> tuple[int, int] | None:
-    """The least size to decode an image at, for the box in it to be no smaller than wanted; None: its own size.
-
-    Less than a half is not worth it: libjpeg-turbo's other scales are as slow as none.
-    """
-    if box.height < 2 * wanted[0] or box.width < 2 * wanted[1]:
+def _decoded_size(size: tuple[int, int], box: Box, target: tuple[int, int]) -> tuple[int, int] | None:
+    """The smallest size to decode an image at, so that its box is no smaller than the target; None for full size."""
+    # Scales above 1/2 are not worth it: libjpeg-turbo takes as long for them as for full size.
+    if box.height < 2 * target[0] or box.width < 2 * target[1]:
         return None
-    return math.ceil(size[0] * wanted[0] / box.height), math.ceil(size[1] * wanted[1] / box.width)
+    return math.ceil(size[0] * target[0] / box.height), math.ceil(size[1] * target[1] / box.width)
 
 
 def _size(image: Tensor) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Captions to token ids, a batch at a time, with any fast Hugging Face tokenizer.
 
-Counting and encoding agree: a caption that counts n tokens is encoded into min(n, max_length) of them.
+Counting and encoding agree: a caption that counts n tokens is encoded into min(n, max_length) tokens.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ logger = logging.getLogger("mmdata")
 
 
 class Tokenizer:
-    """A fast tokenizer, safe to use from many threads at once.
+    """A fast tokenizer, safe to use from many threads concurrently.
 
     Attributes:
         fingerprint: 16 hexadecimal digits; equal for tokenizers that give equal ids.
         max_length: captions are truncated to this many tokens, special ones included.
         vocab_size: ids are below this.
-        pad_id: what fills a row after its tokens.
+        pad_id: the id that pads a row after its tokens.
 
     Raises:
         ConfigError: max_length leaves no room for a caption's own tokens.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, *, max_length: int, pad_id: int) -> None:
-        # Truncation is state of a backend, so counting and encoding each have their own.
+        # Truncation is a state of the backend, so counting and encoding need a backend each.
         self._counter = tokenizers.Tokenizer.from_str(backend.to_str())
         self._counter.no_truncation()
         self._counter.no_padding()
@@ -63,18 +63,18 @@ class Tokenizer:
             max_length: in tokens, special ones included.
 
         Raises:
-            ConfigError: there is none, or it has no fast (Rust) version.
+            ConfigError: the tokenizer cannot be loaded, or has no fast (Rust) version.
         """
         if plain := _plain_backend(Path(name)):
             return cls(plain[0], max_length=max_length, pad_id=plain[1])
-        # transformers takes a second and 26 MB to import, and nothing else here needs it.
+        # transformers takes a second and 26 MB to import, so it is imported only if it is needed.
         from transformers import AutoTokenizer
 
         if not Path(name).exists():
             logger.warning("tokenizer '%s': no such folder here; asking the Hugging Face hub", name)
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(str(name))
-        except Exception as error:  # a broken folder raises whatever its first surprise is, KeyError among them
+        except Exception as error:  # transformers checks little: a broken folder may raise a KeyError or anything else
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ConfigError(
                 f"tokenizer '{name}': cannot be loaded ({first_line}); give a folder that "
@@ -87,7 +87,7 @@ class Tokenizer:
 
     @property
     def identity(self) -> str:
-        """Equal for tokenizers that give equal ids and fill up rows with the same one."""
+        """Equal for tokenizers that give equal ids and pad with the same id."""
         return f"{self.fingerprint}-{self.pad_id}"
 
     def count(self, captions: Sequence[str]) -> list[int]:
@@ -99,7 +99,7 @@ class Tokenizer:
 
         Args:
             captions: B strings.
-            length: L; every caption must fit, after truncation to `max_length`.
+            length: L; every caption must fit after truncation to `max_length`.
 
         Returns:
             input_ids int64 (B, L), padded at the end, and attention_mask int64 (B, L).
@@ -120,10 +120,10 @@ PLAIN_KEYS = {"backend", "tokenizer_class", "model_max_length", *PLAIN_TOKENS}
 
 
 def _plain_backend(folder: Path) -> tuple[tokenizers.Tokenizer, int] | None:
-    """The backend and pad_id of a folder whose tokenizer.json is all that transformers would make of it; else None.
+    """The backend and pad_id of a folder, if its tokenizer.json alone decides what transformers would load; else None.
 
-    So it is where the class is the general one and nothing in the folder adds a token or an option to that file:
-    the folders that `train_tokenizer` makes. Whatever else a folder holds, or lacks, is for transformers to judge.
+    That is so if the class is the general one and nothing else in the folder adds a token or an option: the folders
+    that `train_tokenizer` makes. All other folders, broken ones too, are left to transformers.
     """
     try:
         if {path.name for path in folder.iterdir()} != {"tokenizer.json", "tokenizer_config.json"}:
@@ -137,7 +137,7 @@ def _plain_backend(folder: Path) -> tuple[tokenizers.Tokenizer, int] | None:
         if saved["post_processor"] is None or not special.keys() >= set(named.values()):
             return None
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception:  # transformers says what is wrong with it
+    except Exception:  # transformers loads the folder next, and says what is wrong with it
         return None
     padding = named.get("pad_token", named.get("eos_token"))
     return backend, 0 if padding is None else int(special[padding])
@@ -152,9 +152,9 @@ def train_tokenizer(
 
     Args:
         captions: the corpus, read once.
-        folder: made if missing.
-        vocab_size: entries at most, the 256 bytes and three special tokens included.
-        max_length: written into the folder as the model's text length, in tokens.
+        folder: created if it does not exist.
+        vocab_size: largest number of entries, with the 256 bytes and three special tokens.
+        max_length: the model's text length in tokens, written into the folder.
     """
     if vocab_size < 300:
         raise ConfigError(f"a byte-level vocabulary needs at least 300 entries: got {vocab_size}")
@@ -183,7 +183,7 @@ def train_tokenizer(
     except OSError as error:
         error.filename = error.filename or str(folder)
         raise
-    except Exception as error:  # tokenizers tells of a full disk with a bare Exception: "… (os error 28)"
+    except Exception as error:  # tokenizers reports a full disk as a plain Exception: "… (os error 28)"
         if found := re.search(r"\(os error (\d+)\)", str(error)):
             raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
         raise

@@ -1,4 +1,4 @@
-"""Transforms of users, under the row's own random numbers: equal rows give equal pixels, in any thread or process."""
+"""Runs users' transforms under the row's own random numbers: equal rows give equal pixels, in any thread or process."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from torch.overrides import TorchFunctionMode
 from mmdata.errors import BadSample, ConfigError, Reason, where_to_look
 
 Transform = Callable[[Tensor, tuple[int, int], torch.Generator], Tensor]
-"""(uint8 (3, h, w) image, (height, width) to be made, the row's generator) -> uint8 (3, height, width).
+"""(uint8 (3, h, w) image, (height, width) of the result, the row's generator) -> uint8 (3, height, width).
 
-The size is the bucket's; at native resolution the one that the whole image would get."""
+The size is the bucket's; at native resolution the size that the whole image would get."""
 
 CHECKED_ROWS = 4
-"""So many rows are made twice, to see that both are equal."""
+"""The first rows of each process that are transformed twice, to check that the results are equal."""
 
 _KINDS = "(image, size, generator), a transform of torchvision.transforms.v2, or a function (size) that makes one"
 
 
 class UserTransform:
-    """A transform by its name, "module:attribute". One serves many threads at once.
+    """A user's transform, imported by its name; safe to call from many threads concurrently.
 
-    What it draws with torch's functions without naming a generator, as all of torchvision's transforms do, comes from
-    the row's generator, not from the one that the process shares.
+    If the transform draws with torch's functions without a generator, as all of torchvision's transforms do, it draws
+    from the row's generator, not from the process's.
 
     Args:
-        name: of a function or object (image, size, generator); of a transform of torchvision.transforms.v2; or of a
-            function that is given the (height, width) to be made and returns such a transform, once for each size.
-
-    Raises:
-        ConfigError: there is none of that name, or it takes other arguments.
+        name: "module:attribute" of a function or object (image, size, generator); of a transform of
+            torchvision.transforms.v2; or of a function that takes the (height, width) of the result and returns such a
+            transform, once for each size.
 
     Attributes:
-        source: 16 hexadecimal digits, equal for equal content of the file that the transform is defined in; None where
-            there is no such file.
+        source: 16 hexadecimal digits, equal for equal content of the file that defines the transform; None if there is
+            no such file.
+
+    Raises:
+        ConfigError: the name cannot be imported, or the object takes other arguments.
     """
 
     def __init__(self, name: str) -> None:
@@ -62,8 +63,10 @@ class UserTransform:
 
         Raises:
             BadSample: the transform raised, or returned another shape or dtype.
-            ConfigError: it made something else of the same row when it was called again.
+            ConfigError: a second call for the same row gave other pixels.
         """
+        # A transform that keeps state or draws from other generators breaks resume and world-size independence
+        # silently, so the first rows are made twice. The clone protects the image from transforms that change it.
         checked = self._rows_to_check > 0
         result = self._result(image.clone() if checked else image, out, seed)
         if checked:
@@ -96,13 +99,13 @@ _DRAWING = {
     *("normal", "bernoulli", "multinomial", "poisson", "binomial", "_standard_gamma", "_sample_dirichlet"),
     *("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "geometric_", "log_normal_", "cauchy_"),
 }
-"""Functions of torch that draw, and take a generator."""
+"""torch's functions that draw random numbers and take a generator."""
 
 
 class _DrawFrom(TorchFunctionMode):
-    """Gives a generator to torch's functions that draw, in this thread alone.
+    """Passes a generator to torch's functions that draw, in this thread only.
 
-    Seeding the process's generator would not do: other threads, the training loop among them, draw from it meanwhile.
+    Seeding the process's generator would not work: other threads, such as the training loop, draw from it concurrently.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -137,12 +140,13 @@ def _digest(module: Any) -> str | None:
 
 
 def _adapted(name: str, found: Any) -> Transform:
-    v2: Any = sys.modules.get("torchvision.transforms.v2")  # loaded, if `found` is of it
+    # Not imported, because that takes long; it is loaded already if `found` is one of its transforms.
+    v2: Any = sys.modules.get("torchvision.transforms.v2")
     if v2 is not None and isinstance(found, v2.Transform):
         return lambda image, size, generator: cast(Tensor, found(image))
     try:
         signature = inspect.signature(found.forward if isinstance(found, torch.nn.Module) else found)
-    except (TypeError, ValueError):  # of a builtin nothing is known
+    except (TypeError, ValueError):  # a builtin has no signature
         return cast(Transform, found)
     if _takes(signature, 3):
         return cast(Transform, found)

@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from PIL import Image
 
 from mmdata.convert import ConvertConfig, convert
 from mmdata.shards import Index, ShardStore
+from tests.programs import run_program
 
 READ = """
 import hashlib, json, sys
@@ -54,14 +54,14 @@ def test_all_ways_of_load_dataset_give_the_rows_and_pixels_of_the_index(tmp_path
         for path in (out / "__mmdata__").glob("*.*"):
             path.unlink()
         command = [sys.executable, "-m", "mmdata", "index", str(out)]
-        subprocess.run(command, check=True, capture_output=True)
+        run_program(command, check=True, capture_output=True)
     index = Index.open(out)
     store, rows = ShardStore(index), np.arange(len(index))
     columns = index.take(rows, ["image_offset", "image_bytes"])
     shards, _ = index.locate(rows)
     images = [store.read(int(s), int(o), int(n)) for s, o, n in zip(shards, *columns.values(), strict=True)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", READ, str(out), str(tmp_path / "cache")],
         env=environment,
         cwd=tmp_path,

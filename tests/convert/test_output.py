@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
 from mmdata.shards import Manifest, build_index
 from mmdata.shards.manifest_writer import write_manifest
+from tests.programs import run_program
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -33,7 +33,7 @@ def test_killed_anywhere_and_repeated_is_as_undisturbed(raw_corpus: Path, tmp_pa
     rows = (raw_corpus / "captions.jsonl").read_text().splitlines(keepends=True)
     (raw_corpus / "few.jsonl").write_text("".join(rows[:3]))
     script = Path(__file__).with_name("killed.py")
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, script, raw_corpus / "few.jsonl", tmp_path],
         capture_output=True,
         text=True,

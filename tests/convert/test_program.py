@@ -16,13 +16,14 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
 from mmdata.shards import Index
 from mmdata.shipped import shipped
+from tests.programs import Program
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
     command = [sys.executable, shipped("tools", "convert.py"), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    return Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -29,6 +29,8 @@ import grammar  # noqa: E402
 import render  # noqa: E402
 from scene import INVERSE, SHAPES, SWAPS, Scene, Thing, all_scenes, label, split_scenes, swapped  # noqa: E402
 
+from tests.programs import run_program  # noqa: E402
+
 SETTINGS = render.Settings(seed=0, train=1_100, val=200, pairs=30)
 SMALL_RED_RING, LARGE_BLUE_CROSS = Thing("small", "red", "ring"), Thing("large", "blue", "cross")
 Rows = Callable[[str], list[dict[str, Any]]]
@@ -56,7 +58,7 @@ def scene_of(truth: dict[str, Any]) -> Scene:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCENES / "render.py"), *arguments], capture_output=True, text=True)
+    return run_program([sys.executable, str(SCENES / "render.py"), *arguments], capture_output=True, text=True)
 
 
 # What an English reader makes of a caption; written apart from the grammar that makes them.

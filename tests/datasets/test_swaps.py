@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from scene import COLOURS, INVERSE, SHAPES, SWAPS, Scene, Thing, all_scenes, swa
 from mmdata import Index  # noqa: E402
 from mmdata.convert import ConvertConfig, convert  # noqa: E402
 from mmdata.shards import ShardStore, captions_of  # noqa: E402
+from tests.programs import run_program  # noqa: E402
 
 SETTINGS = render.Settings(seed=0, train=300, val=5, pairs=1)
 SCENE = Scene(Thing("small", "red", "circle"), Thing("large", "orange", "square"), "left of")
@@ -113,11 +113,11 @@ def test_program_writes_both_files_with_the_keys_of_the_shards(tmp_path: Path):
     corpus = tmp_path / "corpus"
     render.render(corpus, SETTINGS)
     command = [sys.executable, str(SCENES / "swaps.py"), str(corpus), "--types", "relation,size", "--seed", "3"]
-    first = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    first = run_program(command, capture_output=True, text=True, check=True).stdout
     files = {name: corpus / "train" / f"{name}.parquet" for name in ("swaps", "others")}
     assert re.search(rf"{files['swaps']}: \d+ captions for 1,\d+ captions of 300 pictures", first)
     before = {name: path.read_bytes() for name, path in files.items()}
-    subprocess.run(command, check=True, capture_output=True)
+    run_program(command, check=True, capture_output=True)
     assert {name: path.read_bytes() for name, path in files.items()} == before
 
     convert(corpus / "train" / "captions.jsonl", tmp_path / "shards", ConvertConfig(shard_rows=100))
@@ -161,6 +161,6 @@ def shard_captions(index: Index) -> dict[str, list[str]]:
 )
 def test_program_refuses(tmp_path: Path, words: list[str], message: str):
     command = [sys.executable, str(SCENES / "swaps.py"), str(tmp_path / "none"), *words]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = run_program(command, capture_output=True, text=True)
     assert result.returncode == 2
     assert message in result.stderr

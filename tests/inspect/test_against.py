@@ -19,6 +19,7 @@ from mmdata.inspect import against, peers
 from mmdata.loader.loader import data_config
 from mmdata.shards import Sample, ShardWriter, probe
 from tests.flat_settings import grouped
+from tests.programs import run_program
 from tests.shards.servers import serve
 
 
@@ -144,7 +145,7 @@ def test_against_a_loader_that_fails_is_named_with_what_it_said(square: dict[str
 
 def test_peers_program_prints_a_rate(square: dict[str, Any]):
     settings = {"data": data_config(square).model_dump(mode="json"), "name": "torch", "steps": 1}
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "mmdata.inspect.peers"], input=json.dumps(settings), capture_output=True, text=True
     )
     assert float(done.stdout) > 0

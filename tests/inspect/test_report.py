@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 import shutil
-import subprocess
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,6 +19,7 @@ from mmdata.inspect.corpus import samples
 from mmdata.inspect.report import write_report
 from mmdata.inspect.runs import read_evaluation, read_metrics
 from mmdata.shards import Index, Sample, ShardWriter, probe
+from tests.programs import run_program
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -207,7 +207,7 @@ def test_command_explains_what_is_missing(arguments: list[str], message: str, co
 def test_report_opens_in_a_browser_without_running_anything_from_data(page: Path, tmp_path: Path):
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run_program(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title

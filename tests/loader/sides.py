@@ -12,13 +12,15 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mmdata import Loader
-from mmdata.loader.workers import choose
+from mmdata.loader.workers import choose, parent
 from tests.flat_settings import grouped
+from tests.programs import Program
 
 from .conftest import Corpus
 
@@ -27,16 +29,13 @@ SIDE: dict[str, Any] = {"worker_type": "process"}
 ROOT = Path(__file__).parents[2]
 
 
-def sides(parent: int | None = None) -> list[int]:
+def sides(of: int | None = None) -> list[int]:
     """Process ids of a process's side processes."""
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             ppid = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if (
-                int(ppid) == (parent or os.getpid())
-                and b"mmdata.loader.workers.child" in (folder / "cmdline").read_bytes()
-            ):
+            if int(ppid) == (of or os.getpid()) and b"mmdata.loader.workers.child" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
     return found
 
@@ -67,7 +66,8 @@ def wait_until_ready(loader: Loader) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Side processes make all batches, and end with their loaders."""
+    """Side processes make all batches, and end with their loaders; those of this process are forked from a template."""
+    monkeypatch.setattr(parent, "subprocess", SimpleNamespace(Popen=Program, DEVNULL=subprocess.DEVNULL))
     monkeypatch.setattr(choose, "threads_may_start", lambda data: False)
     yield
     gc.collect()
@@ -94,7 +94,7 @@ def program(corpus: Corpus, folder: Path, more: str, **changes: Any) -> subproce
     (folder / "elsewhere").mkdir()
     path = path.rename(folder / "elsewhere" / "program.py")
     settings = json.dumps(grouped(**{**corpus.settings, **SIDE, **changes}))
-    started = subprocess.Popen(
+    started = Program(
         [sys.executable, str(path), settings],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -229,7 +229,7 @@ def test_loader_names_a_shard_that_was_replaced(damaged: Corpus, num_workers: in
 
 def test_loader_names_an_index_file_that_was_changed(damaged: Corpus):
     folder = damaged.folder / "shards"
-    path = folder / "__mmdata__" / damaged.index.manifest.entry(1).index
+    path = folder / "__mmdata__" / damaged.index.manifests[0].entry(1).index
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(DataError, match=str(path.name)):
         list(damaged.loader())
@@ -292,7 +292,7 @@ def test_replay_and_report_see_an_image_that_changed(damaged: Corpus):
 
 def test_shards_are_read_back_by_webdataset(corpus: Corpus):
     index: Index = corpus.index
-    paths = [str(index.shard_path(shard)) for shard in range(index.manifest.num_shards)]
+    paths = [str(index.shard_path(shard)) for shard in range(index.num_shards)]
     found = list(webdataset.WebDataset(paths, shardshuffle=False, empty_check=False))
     assert [sample["__key__"] for sample in found] == [sample.key for sample in corpus.samples]
     extensions = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}

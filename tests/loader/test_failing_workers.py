@@ -16,6 +16,7 @@ import yaml
 
 from mmdata import Loader
 from mmdata.errors import LoadError
+from tests.programs import Program
 
 from .conftest import Corpus
 
@@ -119,7 +120,7 @@ except KeyboardInterrupt:
 def test_sigint_in_mid_epoch_leaves_no_thread(corpus: Corpus, tmp_path: Path, caught: str, seconds_a_batch: float):
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": corpus.settings}))
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "c.yaml"), str(seconds_a_batch), caught]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "batch\n"

@@ -101,7 +101,7 @@ def test_loader_opens_at_most_64_shards(corpus: Corpus, tmp_path: Path):
         for i in range(80):
             writer.write(replace(corpus.samples[i % len(corpus.samples)], key=f"{i:05d}"))
     loader = corpus.loader(shards=str(tmp_path / "shards"), num_workers=0)  # each thread may hold one more
-    assert loader.index.manifest.num_shards == 80
+    assert loader.index.num_shards == 80
     most = 0
     for _ in range(2):
         for _batch in loader:

@@ -19,6 +19,7 @@ from mmdata.loader.workers.open_files import files_needed
 from mmdata.shards import ShardWriter
 from mmdata.transform.text import Tokenizer
 from tests.flat_settings import grouped
+from tests.programs import run_program
 
 from .conftest import Corpus
 from .sides import ROOT, sides
@@ -40,7 +41,7 @@ def limited(folder: Path, more: str, settings: dict[str, Any], num_shards: int) 
     """Run a program that knows how many files are `there` and `needed`."""
     path = folder / "program.py"
     path.write_text(textwrap.dedent(LIMITED) + textwrap.dedent(more))
-    return subprocess.run(
+    return run_program(
         [sys.executable, str(path), json.dumps(settings), str(num_shards)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

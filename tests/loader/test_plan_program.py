@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -15,13 +14,15 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.programs import run_program
+
 TOOLS = Path(__file__).parents[2] / "tools"
 
 
 def plan(folder: Path, settings: dict[str, Any], *options: str) -> str:
     (folder / "c.yaml").write_text(yaml.safe_dump({"data": settings}))
     command = [sys.executable, str(TOOLS / "plan.py"), str(folder / "c.yaml"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"})
+    done = run_program(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

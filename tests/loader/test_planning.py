@@ -73,7 +73,7 @@ def test_captions_longer_than_max_length_count_as_cut(corpus):
 @pytest.mark.parametrize("max_length", [500, 20])
 def test_caption_histogram_counts_every_caption_by_length_and_displayed_aspect(corpus, max_length: int):
     expected = histogram_of(corpus, max_length)
-    assert expected.sum() == corpus.index.manifest.captions
+    assert expected.sum() == corpus.index.captions
     assert np.array_equal(caption_histogram(corpus.index, "index", max_length=max_length), expected)
 
 

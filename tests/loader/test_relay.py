@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from mmdata.launcher import Ranks
 from mmdata.loader.workers import choose
 from mmdata.loader.workers.handover import StoppableSteps
 from tests.flat_settings import grouped
+from tests.programs import run_program
 
 from .conftest import Corpus
 from .sides import SIDE, gone, sides, wait_until_ready
@@ -207,5 +207,5 @@ def test_relay_in_a_program_that_ends_while_the_process_starts(corpus: Corpus):
         "print(len(next(iter(loader))['rows']), type(loader._source).__name__)\n"
     )
     settings = json.dumps(grouped(**corpus.settings, **SIDE))
-    done = subprocess.run([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=300)
+    done = run_program([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.stderr, done.returncode) == ("8 StartupHandover\n", "", 0)

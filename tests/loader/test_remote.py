@@ -24,6 +24,7 @@ from mmdata.loader.shard_prefetch import ShardPrefetcher
 from mmdata.shards import ShardWriter
 from mmdata.transform.text import Tokenizer
 from tests.flat_settings import grouped
+from tests.programs import Program
 from tests.shards.servers import Server, running, serve, serve_s3
 
 
@@ -41,7 +42,7 @@ def far(corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def config(corpus, far: Path, tmp_path: Path) -> dict[str, Any]:
     """Settings with a cache of a tenth of the corpus, in windows that fit into half of that."""
-    room = Index.open(far).manifest.bytes // 10
+    room = Index.open(far).bytes // 10
     changes = {"cache_dir": str(tmp_path / "cache"), "cache_gb": room / 1e9, "shuffle_window_rows": 2}
     return grouped(**corpus.settings, **changes)
 
@@ -103,7 +104,7 @@ def start(config: dict[str, Any], server: Server) -> subprocess.Popen[str]:
     url = "s3://bucket" if server.behind else server.url
     command = [sys.executable, "-c", PROCESS, json.dumps({**config, "shards": url})]
     environment = {**os.environ, "AWS_ENDPOINT_URL": server.url}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    return Program(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.mark.parametrize("serve", [serve, serve_s3])

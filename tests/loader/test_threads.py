@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ import pytest
 
 from mmdata.loader.work import Work
 from mmdata.loader.workers.threads import WorkerThreads
+from tests.programs import run_program
 
 SEEN_BY_ALL = """
 import threading, torch
@@ -53,9 +53,7 @@ def started(make: Callable[[int], Work[int]], count: int, steps: int) -> WorkerT
 
 def test_workers_use_one_thread_of_torch_and_leave_the_others_theirs():
     environment = {"PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", SEEN_BY_ALL], capture_output=True, text=True, check=True, env=environment
-    )
+    done = run_program([sys.executable, "-c", SEEN_BY_ALL], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "[1, 1, 1, 1] 3 [3]"
 
 

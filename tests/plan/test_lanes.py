@@ -14,14 +14,14 @@ POLICY = LengthAspectPolicy([8, 16, 77], [(64, 64)])
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.integers(1, 8), st.integers(0, 9))
-def test_deal_gives_each_shard_to_one_lane_and_balances_rows(sizes: list[int], num_lanes: int, seed: int):
+def test_assign_to_lanes_gives_each_shard_to_one_lane_and_balances_rows(sizes: list[int], num_lanes: int, seed: int):
     lanes = assign_to_lanes(np.array(sizes), num_lanes, seed=seed)
     assert sorted(np.concatenate(lanes).tolist()) == list(range(len(sizes)))
     rows = [int(np.array(sizes)[lane].sum()) for lane in lanes]
     assert max(rows) - min(rows) <= max(sizes)
 
 
-def test_deal_depends_on_the_seed():
+def test_assign_to_lanes_depends_on_the_seed():
     sizes = np.full(40, 100)
     assert [lane.tolist() for lane in assign_to_lanes(sizes, 4, seed=0)] == [
         lane.tolist() for lane in assign_to_lanes(sizes, 4, seed=0)

@@ -1,4 +1,4 @@
-"""Mixtures: proportions exact to the row, all rows of a cycled dataset equally often, the laws of plans kept."""
+"""Mixtures: proportions exact to the row, all rows of a repeated dataset equally often, the laws of plans kept."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mmdata.plan.deduplicate import Hashes
 POLICY = LengthAspectPolicy([8, 16, 77], [(64, 64)])
 
 
-def streams(*weights: int, shards: int) -> Mixture:
+def weighted(*weights: int, shards: int) -> Mixture:
     """Datasets of `shards` shards each, with fixed shares of every batch."""
     return Mixture(tuple(BatchShare((ShardSpan(i * shards, (i + 1) * shards),), w) for i, w in enumerate(weights)))
 
 
-def uses(steps: list[Step]) -> Counter[int]:
+def count_rows(steps: list[Step]) -> Counter[int]:
     return Counter(row for step in steps for row in step.rows.tolist() if row >= 0)
 
 
@@ -33,12 +33,12 @@ def mixed(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 
 @given(mixed(), st.sampled_from([(1, 1), (3, 1), (1, 2)]), st.sampled_from([1, 2]), st.integers(0, 99))
-def test_two_streams_primary_once_secondary_cycled_shares_fixed(
+def test_two_shares_primary_once_secondary_repeated_shares_fixed(
     fake_rows, datasets: tuple[list[int], list[int]], weights: tuple[int, int], num_lanes: int, seed: int
 ):
     first, second = datasets
     rng = np.random.default_rng(seed)
-    # The second dataset has the longer texts: the streams never agree on a bucket.
+    # The second dataset has the longer texts: the shares never agree on a bucket.
     lengths = np.concatenate([rng.integers(1, 40, sum(first)), rng.integers(10, 90, sum(second))])
     rows = fake_rows([*first, *second], lengths)
     mixture = Mixture(
@@ -53,7 +53,7 @@ def test_two_streams_primary_once_secondary_cycled_shares_fixed(
     for epoch in (0, 1, 2):
         steps = list(plan.steps(epoch))
         assert len(steps) == plan.num_steps(epoch)
-        used = uses(steps)
+        used = count_rows(steps)
         assert {row: n for row, n in used.items() if row < sum(first)} == dict.fromkeys(range(sum(first)), 1)
         share = 24 * weights[1] // sum(weights)
         for step in steps:
@@ -71,22 +71,22 @@ def test_two_streams_primary_once_secondary_cycled_shares_fixed(
             assert [(s.number, s.bucket, s.rows.tolist(), s.passes.tolist()) for s in again] == [
                 (s.number, s.bucket, s.rows.tolist(), s.passes.tolist()) for s in steps[start:]
             ]
-    if num_lanes == 1:  # with more, lanes of unequal size cycle at their own pace
+    if num_lanes == 1:  # with more, lanes of unequal size repeat at their own pace
         counts = [secondary[row] for row in range(sum(first), rows.count)]
         assert max(counts) - min(counts) <= 1
 
 
-def test_streams_give_each_rank_its_share(fake_rows):
+def test_shares_give_each_rank_its_part(fake_rows):
     rows = fake_rows([40, 40, 50, 50])
-    plan = Plan(rows, POLICY, global_batch_size=16, mixture=streams(3, 1, shards=2))
+    plan = Plan(rows, POLICY, global_batch_size=16, mixture=weighted(3, 1, shards=2))
     for rank in range(4):
         for step in list(plan.steps(0, rank=rank, world_size=4))[:-1]:
             assert ((step.rows < 80).sum(), (step.rows >= 80).sum()) == (3, 1)
 
 
-def test_streams_passes_count_how_often_a_dataset_was_gone_through(fake_rows):
+def test_shares_passes_count_how_often_a_dataset_was_gone_through(fake_rows):
     rows = fake_rows([40, 4])
-    plan = Plan(rows, POLICY, global_batch_size=4, mixture=streams(1, 1, shards=1))
+    plan = Plan(rows, POLICY, global_batch_size=4, mixture=weighted(1, 1, shards=1))
     seen: Counter[tuple[int, int]] = Counter()
     for epoch in (0, 1):
         for step in plan.steps(epoch):
@@ -106,7 +106,7 @@ def test_repeats_are_exact_over_an_epoch_and_over_time(fake_rows, one: float, ot
     for epoch in range(4):
         steps = list(plan.steps(epoch))
         assert len(steps) == plan.num_steps(epoch)
-        used = uses(steps)
+        used = count_rows(steps)
         total += used
         for first, last, repeat in ((0, 20, one), (20, 40, other)):
             assert abs(sum(used[row] for row in range(first, last)) - repeat * 20) <= num_lanes
@@ -129,14 +129,14 @@ def test_repeats_are_spread_over_the_epoch(fake_rows):
 
 def test_summary_says_what_each_dataset_gives(fake_rows):
     rows = fake_rows([8, 8, 3, 3])
-    summary = summarize(Plan(rows, POLICY, global_batch_size=8, mixture=streams(3, 1, shards=2)))
-    assert (summary.steps, summary.sources, summary.masked) == (3, [16, 6], 2)
+    summary = summarize(Plan(rows, POLICY, global_batch_size=8, mixture=weighted(3, 1, shards=2)))
+    assert (summary.steps, summary.rows_by_span, summary.masked) == (3, [16, 6], 2)
 
 
-def test_streams_that_disagree_on_every_bucket_do_not_wait_for_the_end(fake_rows):
+def test_shares_that_disagree_on_every_bucket_do_not_wait_for_the_end(fake_rows):
     """One dataset has short texts only, the other long ones only: what waits stays small, however long the epoch."""
     rows = fake_rows([100] * 40, [5] * 2000 + [70] * 2000)
-    plan = Plan(rows, POLICY, global_batch_size=8, window_rows=200, mixture=streams(1, 1, shards=20))
+    plan = Plan(rows, POLICY, global_batch_size=8, window_rows=200, mixture=weighted(1, 1, shards=20))
     steps = list(plan.steps(0))
     assert {step.bucket.length for step in steps} == {77}
     _, schedule = plan._schedule(0)
@@ -149,13 +149,13 @@ def test_streams_that_disagree_on_every_bucket_do_not_wait_for_the_end(fake_rows
     ("mixture", "settings", "message"),
     [
         (
-            streams(2, 1, shards=2),
+            weighted(2, 1, shards=2),
             {"global_batch_size": 8},
             "weights 2 : 1 do not share a batch of 8 rows with num_lanes 1 exactly: set .* to a multiple of 3",
         ),
-        (streams(1, 1, shards=2), {"num_lanes": 3, "global_batch_size": 12}, "3 lanes need as many shards: got 2"),
+        (weighted(1, 1, shards=2), {"num_lanes": 3, "global_batch_size": 12}, "3 lanes need as many shards: got 2"),
         (
-            Mixture(streams(1, shards=4).streams, unique=lambda rows, passes: Hashes(rows, rows)),
+            Mixture(weighted(1, shards=4).shares, unique=lambda rows, passes: Hashes(rows, rows)),
             {"num_lanes": 2},
             "unique: a rank sees only the rows of its own of the 2 lanes; set num_lanes to 1",
         ),
@@ -167,25 +167,31 @@ def test_mixtures_that_do_not_fit_are_refused(fake_rows, mixture: Mixture, setti
 
 
 @pytest.mark.parametrize(
-    ("streams", "message"),
+    ("shares", "message"),
     [
-        ((BatchShare((ShardSpan(0, 2),), 0),), "a weight must be 1 or more and a repeat above 0: got Stream.*weight=0"),
-        ((BatchShare((ShardSpan(0, 2, 0.0),)),), "a repeat above 0: got Stream.*repeat=0.0"),
+        (
+            (BatchShare((ShardSpan(0, 2),), 0),),
+            "a weight must be 1 or more and a repeat above 0: .*weight=0",
+        ),
+        ((BatchShare((ShardSpan(0, 2, 0.0),)),), "a repeat above 0: got BatchShare.*repeat=0.0"),
         (
             (BatchShare((ShardSpan(0, 1), ShardSpan(0, 2))),),
-            r"datasets overlap: Source\(first_shard=0, last_shard=1.* no shard may",
+            r"datasets overlap: ShardSpan\(first_shard=0, last_shard=1.* no shard may",
         ),
         ((BatchShare((ShardSpan(1, 3),)), BatchShare((ShardSpan(0, 2),))), "datasets overlap"),
         (
             (BatchShare((ShardSpan(0, 1),)), BatchShare((ShardSpan(1, 2), ShardSpan(2, 3)))),
-            "a stream after the first is cycled, as one dataset with repeat 1: .* a stream of its own",
+            "a share after the first is repeated as needed, .* one dataset with repeat 1: .* a share of its own",
         ),
-        ((BatchShare((ShardSpan(0, 1),)), BatchShare((ShardSpan(1, 2, 2.0),))), "cycled, as one dataset with repeat 1"),
+        (
+            (BatchShare((ShardSpan(0, 1),)), BatchShare((ShardSpan(1, 2, 2.0),))),
+            "must be one dataset with repeat 1",
+        ),
     ],
 )
-def test_mixture_that_says_nothing_clear_is_refused(streams: tuple[BatchShare, ...], message: str):
+def test_mixture_that_says_nothing_clear_is_refused(shares: tuple[BatchShare, ...], message: str):
     with pytest.raises(ValueError, match=message):
-        Mixture(streams)
+        Mixture(shares)
 
 
 def test_repeat_that_leaves_an_epoch_empty_is_refused(fake_rows):
@@ -194,7 +200,9 @@ def test_repeat_that_leaves_an_epoch_empty_is_refused(fake_rows):
     with pytest.raises(ValueError, match="so few rows are taken that an epoch may have none; set repeat higher"):
         Plan(fake_rows([5, 5]), POLICY, global_batch_size=2, mixture=mixture)
     rare = Mixture((BatchShare((ShardSpan(0, 1, 0.05), ShardSpan(1, 2))),))
-    epochs = [uses(list(Plan(fake_rows([5, 5]), POLICY, global_batch_size=2, mixture=rare).steps(e))) for e in range(4)]
+    epochs = [
+        count_rows(list(Plan(fake_rows([5, 5]), POLICY, global_batch_size=2, mixture=rare).steps(e))) for e in range(4)
+    ]
     assert [sum(count for row, count in used.items() if row < 5) for used in epochs] == [0, 0, 0, 1]
 
 
@@ -205,11 +213,11 @@ def test_repeat_is_taken_as_it_is_written(fake_rows):
     assert [plan.num_steps(epoch) for epoch in range(100)] == [29] * 100
 
 
-def test_stream_without_rows_is_refused(fake_rows):
+def test_share_without_rows_is_refused(fake_rows):
     with pytest.raises(ValueError, match="the dataset of shards 2 to 3 has no rows; leave it out"):
-        Plan(fake_rows([9, 9, 0, 0]), POLICY, global_batch_size=8, mixture=streams(1, 1, shards=2))
+        Plan(fake_rows([9, 9, 0, 0]), POLICY, global_batch_size=8, mixture=weighted(1, 1, shards=2))
 
 
-def test_lane_without_rows_to_cycle_is_refused(fake_rows):
-    with pytest.raises(ValueError, match="lane 1 of the dataset of shards 2 to 3 has no rows to cycle; set num_lanes"):
-        Plan(fake_rows([9, 9, 4, 0]), POLICY, global_batch_size=8, num_lanes=2, mixture=streams(1, 1, shards=2))
+def test_lane_without_rows_to_repeat_is_refused(fake_rows):
+    with pytest.raises(ValueError, match="lane 1 of the dataset of shards 2 to 3 has no rows to repeat; set num_lanes"):
+        Plan(fake_rows([9, 9, 4, 0]), POLICY, global_batch_size=8, num_lanes=2, mixture=weighted(1, 1, shards=2))

@@ -38,7 +38,7 @@ def unshuffled(rows: Rows, bounds: list[int], global_batch_size: int, **settings
     return list(plan.steps(0))
 
 
-def test_plan_in_order_cuts_each_bucket_and_fills_up_the_last_batch(fake_rows):
+def test_plan_in_order_cuts_each_bucket_and_pads_the_last_batch(fake_rows):
     rows = fake_rows([4, 3], [3, 9, 3, 9, 3, 9, 3])
     assert listed(unshuffled(rows, [4, 10], 2)) == [
         (0, 4, [0, 2]),
@@ -90,7 +90,7 @@ def test_plan_fewer_rows_than_a_batch_are_one_step(fake_rows):
 
 
 @pytest.mark.parametrize(
-    ("count", "size", "filled"),
+    ("count", "size", "padded"),
     [
         (2, 4, [-1, 0, -1, 1]),
         (1, 3, [-1, -1, 0]),
@@ -98,17 +98,17 @@ def test_plan_fewer_rows_than_a_batch_are_one_step(fake_rows):
         (4, 4, [0, 1, 2, 3]),
     ],
 )
-def test_fill_up_strews_the_masked_rows_evenly(count: int, size: int, filled: list[int]):
-    assert fill_up(np.arange(count)[:, None], size)[:, 0].tolist() == filled
+def test_fill_up_spreads_the_masked_rows_evenly(count: int, size: int, padded: list[int]):
+    assert fill_up(np.arange(count)[:, None], size)[:, 0].tolist() == padded
 
 
 @given(st.integers(1, 256).flatmap(lambda size: st.tuples(st.integers(1, size), st.just(size))))
 def test_fill_up_leaves_ranks_about_equally_full(count_and_size: tuple[int, int]):
     count, size = count_and_size
-    filled = fill_up(np.arange(count)[:, None], size)[:, 0]
-    assert filled[filled >= 0].tolist() == list(range(count))
+    padded = fill_up(np.arange(count)[:, None], size)[:, 0]
+    assert padded[padded >= 0].tolist() == list(range(count))
     for world_size in [w for w in range(1, size + 1) if size % w == 0]:
-        full = (filled.reshape(world_size, -1) >= 0).sum(axis=1)
+        full = (padded.reshape(world_size, -1) >= 0).sum(axis=1)
         assert full.max() - full.min() <= 1
 
 

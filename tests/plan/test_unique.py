@@ -33,10 +33,10 @@ def test_separate_leaves_batches_without_duplicates_as_they_are():
     assert separate(hashes, np.zeros((2, 2), int), DRAWS).tolist() == [[0, 1], [2, 3]]
 
 
-def test_separate_keeps_rows_at_places_of_their_feed():
+def test_separate_exchanges_rows_only_between_positions_of_one_kind():
     hashes = Hashes(np.array([1, 1, 2, 3, 4, 5, 6, 7]), np.arange(8))
-    places = np.array([[0, 0, 0, 1], [0, 0, 0, 1]])
-    order = separate(hashes, places, DRAWS)
+    kinds = np.array([[0, 0, 0, 1], [0, 0, 0, 1]])
+    order = separate(hashes, kinds, DRAWS)
     assert sorted(order[:, 3].tolist()) == [3, 7]
 
 
@@ -73,6 +73,4 @@ def test_unique_and_groups_exclude_each_other(fake_rows):
     rows = fake_rows([9])
     groups = Groups(np.zeros(9, int), size=2, candidates=0, source="test")
     with pytest.raises(ValueError, match="unique: rows of a group must stay together and cannot be kept apart"):
-        Plan(
-            rows, POLICY, global_batch_size=8, mixture=Mixture(unique(rows).streams, groups=groups, unique=rows.hashes)
-        )
+        Plan(rows, POLICY, global_batch_size=8, mixture=Mixture(unique(rows).shares, groups=groups, unique=rows.hashes))

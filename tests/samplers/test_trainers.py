@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from mmdata.samplers import BucketBatchSampler, PlannedBatchSampler, TwoStreamBatchSampler
+from tests.programs import run_program
 
 pytest.importorskip("lightning", reason="lightning is not installed: pip install 'mmdata[lightning]'")
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'mmdata[huggingface]'")
@@ -38,7 +38,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={request.param}"]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     script = str(Path(__file__).with_name("ranks.py"))
-    done = subprocess.run([*command, script, str(out)], capture_output=True, text=True, env=quiet, timeout=600)
+    done = run_program([*command, script, str(out)], capture_output=True, text=True, env=quiet, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(request.param)]
 

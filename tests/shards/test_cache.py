@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from mmdata.errors import ConfigError, DataError, Interrupted
 from mmdata.shards.cache import Remote, ShardCache, default_folder
+from tests.programs import Program, run_program
 
 
 class File:
@@ -166,7 +167,7 @@ def test_a_write_that_fails_is_an_error_and_leaves_nothing(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
     read(ShardCache({str(tmp_path)!r}), File(b"a" * 100))
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    done = run_program([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert f"ConfigError: cache folder '{tmp_path}': File too large, for 'far/x.tar' (100 B); set data" in done.stderr
     assert names(tmp_path) == set()
 
@@ -208,7 +209,7 @@ ShardCache(sys.argv[1], max_bytes=200).open(Remote("x", sha(b"abcdefghij" * 6), 
 @pytest.fixture
 def killed(tmp_path) -> Path:
     """A cache of 200 bytes whose process was killed with half of a file of 60 bytes."""
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+    with Program([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "half\n"
         process.send_signal(signal.SIGKILL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +14,19 @@ import pyarrow as pa
 import pytest
 
 from mmdata.errors import DataError
+from mmdata.hashing import fast_hash
 from mmdata.shards import Index, Manifest, build_index, verify
 from mmdata.shards import manifest as manifest_module
-from mmdata.shards.columns import FIXED, LISTS, fast_hash
+from mmdata.shards.columns import FIXED, LISTS
 from mmdata.shards.manifest_writer import write_manifest
+from tests.programs import run_program
 from tests.shards.earlier import version_2
 
 
 def told(folder: Path) -> object:
     """All that manifest, pages and index say."""
     index = Index.open(folder)
-    manifest = index.manifest
+    (manifest,) = index.manifests
     entries = [{k: v.tolist() if hasattr(v, "tolist") else v for k, v in vars(e).items()} for e in manifest]
     columns = {name: index.column(name).tolist() for name in FIXED}
     lists = {name: [part.tolist() for part in index.lists(name)] for name in LISTS}
@@ -67,23 +68,23 @@ rows = np.arange(len(index))
 first = index.take(rows, ["height", "image_xxh3"])
 views = [index.shard(number).fixed("height") for number in range(3)]
 kept = [view.tolist() for view in views]
-cells = [[part.tolist() for part in parts] for parts in index.manifest.cells()]
+cells = [[part.tolist() for part in parts] for parts in index.cells()]
 for name in os.listdir(folder + "/__mmdata__"):
     if name.endswith(".arrow"):
         os.truncate(os.path.join(folder, "__mmdata__", name), 100)
 assert [view.tolist() for view in views] == kept
-manifest = index.manifest
+(manifest,) = index.manifests
 for ask in (lambda: index.take(rows, ["height"]), lambda: list(manifest.cells()), lambda: manifest.entry(1)):
     try:
         ask()
     except DataError as error:
         print(error)
-assert index.manifest.listed(1).rows == 4
+assert index.listed(1).rows == 4
 """
 
 
 def test_files_cut_while_they_are_open_are_an_error_and_not_the_end_of_the_process(shards):
-    done = subprocess.run([sys.executable, "-c", CUT, str(shards)], capture_output=True, text=True)
+    done = run_program([sys.executable, "-c", CUT, str(shards)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     index, page, again = done.stdout.splitlines()
     assert re.search(r"00000\d\.index\.arrow': changed since it was opened; fetch the folder again", index)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import mmdata.shards.index as index_module
 from mmdata.errors import ConfigError, DataError
-from mmdata.shards import FORMATS, Index, ShardStore, ShardWriter, captions_of
+from mmdata.shards import FORMATS, Index, ShardStore, ShardWriter, by_shard, captions_of
 from mmdata.shards.columns import FIXED
 
 
@@ -68,7 +67,7 @@ def test_members_are_read_by_offset(index, samples):
 )
 def test_take_is_indexing_of_whole_columns(index, rows, read):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_module, "LONG_RUN", 16 if read == "sorted" else 0)
+        patch.setattr(by_shard, "LONG_RUN", 16 if read == "sorted" else 0)
         check_take(index, rows)
 
 

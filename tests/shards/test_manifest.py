@@ -10,18 +10,17 @@ import tracemalloc
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import mmdata.shards.manifest as manifest_module
 from mmdata.errors import DataError
 from mmdata.shards import Index, Manifest, ShardEntry
-from mmdata.shards.histogram import aspect_bin, pack_cells
+from mmdata.shards.histogram import aspect_bin, pack_cells, unpack_cells
 from mmdata.shards.manifest_writer import ManifestWriter, write_manifest
 from mmdata.shards.pages import PAGE_SHARDS, PageColumns, encode_page
 
@@ -102,7 +101,7 @@ def test_a_manifest_of_nothing_has_no_page(tmp_path):
     assert (manifest.rows, manifest.num_shards, manifest.has_labels, list(manifest)) == (0, 0, False, [])
     assert manifest.shard_rows.tolist() == []
     assert manifest.token_histogram().tolist() == []
-    assert [part.tolist() for part in manifest.histogram(np.empty(0, np.int64))] == [[]] * 4
+    assert list(manifest.cells()) == []
 
 
 def test_pages_are_cut_at_1024_shards(small):
@@ -125,8 +124,6 @@ def test_pages_are_cut_at_1024_shards(small):
 def test_shards_that_are_not_listed_are_refused(small, shard):
     with pytest.raises(IndexError, match=f"shard {shard} asked of a manifest of 2500"):
         Manifest.read(small).entry(shard)
-    with pytest.raises(IndexError, match=f"shards {shard} to {shard} asked of a manifest of 2500"):
-        Manifest.read(small).histogram(np.array([shard]))
 
 
 def test_the_same_entries_give_the_same_bytes(tmp_path, small):
@@ -207,9 +204,8 @@ def test_numbers_of_200_000_shards_are_right(large):
     found = manifest.token_histogram()
     assert found.tolist() == expected[: len(found)].tolist()
     assert found.sum() == manifest.captions
-    asked = np.random.default_rng(0).permutation(200_000)[:20_000]
-    histogram = manifest.histogram(asked)
-    assert np.bincount(histogram.shard, histogram.captions).tolist() == [1000] * 20_000
+    for offsets, _, counts in manifest.cells():
+        assert (np.add.reduceat(counts, offsets[:-1]) == 1000).all()
 
 
 def test_a_page_is_read_once_by_all_threads(small, monkeypatch):
@@ -273,19 +269,19 @@ def test_pages_of_a_large_corpus_leave_little_memory_in_use(large):
 # Histograms
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.integers(0, 2499), max_size=60))
-def test_a_histogram_counts_the_captions_of_the_shards_asked_for(small, shards):
+def test_cells_count_the_captions_of_each_shard(small):
     rows = synthetic_rows(2500, 40, seed=2)
-    histogram = Manifest.read(small).histogram(np.array(shards, np.int64))
-    expected = []
-    for place, shard in enumerate(shards):
-        template = rows.template[shard]
-        bins = aspect_bin(rows.height[template], rows.width[template])
-        counted = Counter(zip(rows.tokens[template].tolist(), bins.tolist(), strict=True))
-        expected += [(place, *cell, count) for cell, count in sorted(counted.items())]
-    assert list(zip(*(part.tolist() for part in histogram), strict=True)) == expected
-    assert [part.dtype for part in histogram] == [np.int64, np.int32, np.int32, np.int32]
+    manifest, shard = Manifest.read(small), 0
+    for page in manifest.cells():
+        assert [part.dtype for part in page] == [np.int32] * 3
+        for first, last in pairwise(page.offsets.tolist()):
+            template = rows.template[shard]
+            bins = aspect_bin(rows.height[template], rows.width[template])
+            counted = Counter(zip(rows.tokens[template].tolist(), bins.tolist(), strict=True))
+            cells = zip(*(part.tolist() for part in unpack_cells(page.cells[first:last])), strict=True)
+            assert list(zip(cells, page.counts[first:last].tolist(), strict=True)) == sorted(counted.items())
+            shard += 1
+    assert shard == 2500
 
 
 # What is not as it must be

@@ -13,7 +13,7 @@ import pytest
 
 from mmdata.errors import DataError
 from mmdata.shards import read_together as module
-from mmdata.shards.read_together import ALIGNMENT, PIECE_BYTES, read_together
+from mmdata.shards.read_together import ALIGNMENT, BLOCK_BYTES, read_together
 
 
 def write(folder: Path, sizes: list[int]) -> list[tuple[Path, bytes]]:
@@ -25,7 +25,7 @@ def write(folder: Path, sizes: list[int]) -> list[tuple[Path, bytes]]:
 
 
 def test_files_read_together_keep_their_bytes_in_any_number_of_threads(tmp_path: Path):
-    sizes = [0, 1, 63, 64, 65, 100_000, PIECE_BYTES // 8, PIECE_BYTES // 8 + 1, *[300_001] * 30]  # over two pieces
+    sizes = [0, 1, 63, 64, 65, 100_000, BLOCK_BYTES // 8, BLOCK_BYTES // 8 + 1, *[300_001] * 30]  # over two blocks
     files = write(tmp_path, sizes)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda file: read_together(file[0], "file"), files * 3))
@@ -33,10 +33,10 @@ def test_files_read_together_keep_their_bytes_in_any_number_of_threads(tmp_path:
         assert part == content
         assert part.readonly
         address = np.frombuffer(part, np.uint8).ctypes.data
-        assert address % ALIGNMENT == 0 or len(part) == 0 or len(part) > PIECE_BYTES // 8
+        assert address % ALIGNMENT == 0 or len(part) == 0 or len(part) > BLOCK_BYTES // 8
 
 
-def test_a_piece_is_let_go_with_its_last_file(tmp_path: Path):
+def test_a_block_is_freed_with_its_last_file(tmp_path: Path):
     files = write(tmp_path, [300_000] * 30)
     first, *others = [read_together(path, "file") for path, _ in files]
     piece = weakref.ref(first.obj)

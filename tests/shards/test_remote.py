@@ -10,7 +10,7 @@ import pytest
 
 import mmdata.shards.remote as remote_module
 from mmdata.errors import ConfigError, DataError
-from mmdata.shards import Index, ShardCache, ShardStore, build_index, verify
+from mmdata.shards import Index, Manifest, ShardCache, ShardStore, build_index, verify
 from mmdata.shards.columns import FIXED
 from tests.shards.servers import serve, serve_s3
 
@@ -62,7 +62,7 @@ def test_an_index_behind_s3_is_the_local_one(shards, cache):
 def test_a_slow_disk_is_cached_as_a_file_url(shards, cache):
     far, here = Index.open(f"file://{shards}", cache=cache), Index.open(shards)
     assert same(far, here)
-    assert far.shard_path(0) == cache.path(here.manifest.entry(0).sha256)
+    assert far.shard_path(0) == cache.path(here.manifests[0].entry(0).sha256)
     assert far.shard_path(0).read_bytes() == here.shard_path(0).read_bytes()
     assert far.shard_place(0) == f"file://{shards}/000000.tar"
 
@@ -71,13 +71,13 @@ def test_tars_may_lie_beside_the_index(shards, tmp_path, cache, count):
     build_index(shards, out=tmp_path / "index #1", count_tokens=count, tokenizer="characters")
     with serve(tmp_path) as server:
         index = Index.open(f"{server.url}/index%20%231?token=secret", cache=cache)
-        assert index.manifest.parts[0].location == "../shards"
+        assert index.manifests[0].location == "../shards"
         assert images(index) == images(Index.open(shards))
         assert index.shard_place(1) == f"{server.url}/shards/000001.tar"
 
 
 def test_tars_elsewhere_are_refused(shards, cache):
-    manifest = Index.open(shards).manifest.parts[0]
+    manifest = Manifest.read(shards)
     manifest.moved("../../far")
     with serve(shards) as server:
         with pytest.raises(
@@ -205,7 +205,7 @@ def test_a_server_without_ranges_and_with_a_longer_file_is_refused(shards, cache
 def test_a_cached_index_that_was_damaged_is_fetched_again(shards, cache):
     index = Index.open(f"file://{shards}", cache=cache)
     index.column("height")
-    path = cache.path(index.manifest.entry(0).index_sha256)
+    path = cache.path(index.manifests[0].entry(0).index_sha256)
     path.write_bytes(b"\0" * path.stat().st_size)
     again = Index.open(f"file://{shards}", cache=cache)
     assert again.column("height").tolist() == Index.open(shards).column("height").tolist()

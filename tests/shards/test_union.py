@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards import Index, Manifest, Sample, ShardStore, ShardWriter, build_index, captions_of, probe
 from mmdata.shards.columns import FIXED, LISTS
-from mmdata.shards.union import UnionManifest
+from mmdata.shards.folder import LocalFolder
 from tests.shards.synthetic import write_synthetic_manifest
 
 EMPTY_TAR = bytes(1024)
@@ -63,14 +63,14 @@ def union(folders) -> Index:
 
 def test_union_says_which_shards_are_whose(union, folders):
     assert [tuple(source) for source in union.sources] == [
-        (folders[0], 0, 3),
-        (folders[1], 3, 3),
-        (folders[2], 3, 6),
-        (folders[3], 6, 7),
+        (LocalFolder(folders[0]), 0, 3),
+        (LocalFolder(folders[1]), 3, 3),
+        (LocalFolder(folders[2]), 3, 6),
+        (LocalFolder(folders[3]), 6, 7),
     ]
     assert len(union) == 15
     assert union.starts.tolist() == [0, 4, 8, 10, 10, 15, 15, 15]
-    assert union.manifest.shard_rows.tolist() == [4, 4, 2, 0, 5, 0, 0]
+    assert np.diff(union.starts).tolist() == [4, 4, 2, 0, 5, 0, 0]
     assert [union.shard_path(shard) for shard in (0, 2, 4, 6)] == [
         folders[0] / "000000.tar",
         folders[0] / "000002.tar",
@@ -82,10 +82,16 @@ def test_union_says_which_shards_are_whose(union, folders):
 
 def test_index_of_one_folder_is_a_plain_one(folders):
     plain = Index.open([folders[2]])
-    assert isinstance(plain.manifest, Manifest)
-    assert plain.fingerprint == Index.open(folders[2]).fingerprint
-    assert [tuple(source) for source in plain.sources] == [(folders[2], 0, 3)]
+    assert plain.fingerprint == Index.open(folders[2]).fingerprint == Manifest.read(folders[2]).root
+    assert [tuple(source) for source in plain.sources] == [(LocalFolder(folders[2]), 0, 3)]
     assert plain.shard_name(1) == "1.tar"
+
+
+def test_manifest_of_an_index_still_says_its_totals_and_warns(union, folders):
+    with pytest.warns(DeprecationWarning, match=r"^Index\.manifest goes with the next release: take what it said from"):
+        assert Index.open(folders[2]).manifest == Manifest.read(folders[2])
+    with pytest.warns(DeprecationWarning, match=r"^Index\.manifest goes with the next release"):
+        assert union.manifest.num_shards == 7
 
 
 def test_union_has_the_rows_of_its_folders_one_after_the_other(union, parts):
@@ -127,22 +133,22 @@ def test_union_members_are_read_from_their_folder(union, samples, others):
         assert captions_of(caption, int(places["caption_format"][i])) == sample.captions
 
 
-def test_union_manifest_sums_up_its_folders(union, parts):
-    for name in ("rows", "bytes", "num_shards", "captions"):
-        assert getattr(union.manifest, name) == sum(getattr(part.manifest, name) for part in parts)
-    assert union.manifest.has_labels
-    assert list(union.manifest) == [entry for part in parts for entry in part.manifest]
-    assert [union.manifest.entry(shard) for shard in range(7)] == list(union.manifest)
-    histogram = union.manifest.token_histogram()
+def test_union_sums_up_its_folders(union, folders):
+    manifests = [Manifest.read(folder) for folder in folders]
+    assert union.manifests == manifests
+    assert len(union) == sum(manifest.rows for manifest in manifests)
+    for name in ("bytes", "num_shards", "captions"):
+        assert getattr(union, name) == sum(getattr(manifest, name) for manifest in manifests)
+    assert union.has_labels
+    assert [union.listed(shard).name for shard in range(7)] == [entry.name for each in manifests for entry in each]
+    histogram = union.token_histogram()
     assert histogram.tolist() == np.bincount(union.lists("caption_tokens")[1]).tolist()
 
 
 @pytest.mark.parametrize("shard", [-1, 7])
 def test_union_shard_outside_it_is_refused(union, shard):
-    with pytest.raises(IndexError, match=f"shard {shard} asked of a manifest of 7"):
-        union.manifest.entry(shard)
-    with pytest.raises(IndexError, match=f"shards {shard} to {shard} asked of a manifest of 7"):
-        union.manifest.histogram(np.array([shard]))
+    with pytest.raises(IndexError, match=f"shard {shard} asked of an index of 7"):
+        union.listed(shard)
     with pytest.raises(IndexError, match="rows 15 to 15 asked of an index of 15"):
         union.keys(np.array([15]))
 
@@ -156,31 +162,17 @@ def large(tmp_path_factory) -> list[Manifest]:
 
 
 def test_union_of_many_pages_has_the_entries_of_each_shard(large):
-    union = UnionManifest(large)
+    union = Index(*large)
     expected = list(chain.from_iterable(large))
-    assert [union.entry(shard) for shard in (0, 1029, 1030, 1032, 1033, 2056)] == [
-        expected[shard] for shard in (0, 1029, 1030, 1032, 1033, 2056)
-    ]
+    for shard in (0, 1029, 1030, 1032, 1033, 2056):
+        part, local = union.part(shard)
+        assert part.entry(local) == expected[shard]
     cells = [np.split(cells, offsets[1:-1]) for offsets, cells, _ in union.cells()]
     counts = [np.split(counts, offsets[1:-1]) for offsets, _, counts in union.cells()]
     for found, wanted in ((cells, "cells"), (counts, "counts")):
         together = list(chain.from_iterable(found))
         assert len(together) == 2057
         assert all(np.array_equal(a, getattr(b, wanted)) for a, b in zip(together, expected, strict=True))
-
-
-@settings(max_examples=30, deadline=None)
-@given(shards=st.lists(st.sampled_from([0, 1, 1024, 1029, 1030, 1032, 1033, 2000, 2056]), max_size=12))
-def test_union_histogram_is_that_of_each_shard_in_the_order_asked(large, shards):
-    union = UnionManifest(large)
-    found = union.histogram(np.array(shards, np.int64))
-    assert [column.dtype for column in found] == [np.int64, np.int32, np.int32, np.int32]
-    expected = [
-        (place, int(cell) >> 8, int(cell) & 255, int(count))
-        for place, shard in enumerate(shards)
-        for cell, count in zip(union.entry(shard).cells, union.entry(shard).counts, strict=True)
-    ]
-    assert list(zip(*(column.tolist() for column in found), strict=True)) == expected
 
 
 def test_union_fingerprint_follows_the_folders_and_their_order_not_their_place(folders, tmp_path):
@@ -195,12 +187,12 @@ def test_union_fingerprint_follows_the_folders_and_their_order_not_their_place(f
 
 
 def test_union_tokenizer_is_the_one_of_all_rows(samples, others, count, tmp_path, union):
-    assert union.manifest.tokenizer == "characters"
+    assert union.tokenizer == "characters"
     a = write(tmp_path / "a", samples, count)
     b = write(tmp_path / "b", others, count, tokenizer="words")
     empty = write(tmp_path / "empty", [], None, tokenizer="none of them")
-    assert Index.open([a, b]).manifest.tokenizer is None
-    assert Index.open([a, empty]).manifest.tokenizer == "characters"
+    assert Index.open([a, b]).tokenizer is None
+    assert Index.open([a, empty]).tokenizer == "characters"
 
 
 @pytest.mark.parametrize("again", ["a", "./a/", "link"])

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from mmdata.errors import DataError
+from mmdata.hashing import fast_hash
 from mmdata.shards import Index, Manifest, ShardEntry, build_index, verify
-from mmdata.shards.columns import fast_hash
 from mmdata.shards.manifest_writer import write_manifest
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tarfile
 from collections import Counter
@@ -12,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import webdataset
 
 from mmdata.errors import BadSample, DataError, Reason
-from mmdata.shards import ImageInfo, Index, Sample, ShardWriter, build_index
-from mmdata.shards.histogram import aspect_bin
+from mmdata.shards import ImageInfo, Index, Manifest, Sample, ShardWriter, build_index
+from mmdata.shards.histogram import aspect_bin, unpack_cells
+from tests.programs import run_program
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -78,34 +77,35 @@ def test_indexing_written_shards_anew_gives_the_same_index(shards, count, tmp_pa
 
 def test_shards_are_cut_by_rows_and_by_bytes(samples, tmp_path):
     by_rows = write(tmp_path / "rows", samples, shard_rows=3)
-    assert [entry.rows for entry in Index.open(by_rows).manifest] == [3, 3, 3, 1]
-    by_bytes = Index.open(write(tmp_path / "bytes", samples, shard_bytes=8192)).manifest
+    assert [entry.rows for entry in Manifest.read(by_rows)] == [3, 3, 3, 1]
+    by_bytes = Manifest.read(write(tmp_path / "bytes", samples, shard_bytes=8192))
     assert all(entry.bytes <= 8192 for entry in by_bytes)
     assert by_bytes.rows == 10
     assert by_bytes.num_shards > 3
-    single = Index.open(write(tmp_path / "single", samples[:2], shard_bytes=1)).manifest
+    single = Manifest.read(write(tmp_path / "single", samples[:2], shard_bytes=1))
     assert [entry.rows for entry in single] == [1, 1]
 
 
 def test_manifest_says_what_lies_there(shards, samples):
-    manifest = Index.open(shards).manifest
+    manifest = Manifest.read(shards)
     assert [entry.bytes for entry in manifest] == [(shards / entry.name).stat().st_size for entry in manifest]
     assert manifest.bytes == sum(entry.bytes for entry in manifest)
     assert (manifest.rows, manifest.num_shards, manifest.captions, manifest.has_labels) == (10, 3, 19, True)
     assert [entry.labels for entry in manifest] == [1, 1, 1]
     assert manifest.tokenizer == "characters"
-    histogram = manifest.histogram(np.array([0]))
+    entry = manifest.entry(0)
     expected = Counter(
         (len(caption), int(aspect_bin(sample.info.height, 30))) for sample in samples[:4] for caption in sample.captions
     )
-    cells = zip(histogram.tokens.tolist(), histogram.aspect_bin.tolist(), strict=True)
-    assert dict(zip(cells, histogram.captions.tolist(), strict=True)) == expected
+    cells = zip(*(part.tolist() for part in unpack_cells(entry.cells)), strict=True)
+    assert dict(zip(cells, entry.counts.tolist(), strict=True)) == expected
 
 
 def test_aspect_ratios_are_of_the_image_as_displayed(samples, tmp_path):
     turned = replace(samples[0], info=ImageInfo("JPEG", 20, 40, orientation=6))
-    manifest = Index.open(write(tmp_path, [turned])).manifest
-    assert [part.tolist() for part in manifest.histogram(np.array([0]))] == [[0], [0], [96], [1]]
+    manifest = Manifest.read(write(tmp_path, [turned]))
+    entry = manifest.entry(0)
+    assert [part.tolist() for part in (*unpack_cells(entry.cells), entry.counts)] == [[0], [96], [1]]
     assert manifest.token_histogram().tolist() == [1]  # no tokenizer counted: all captions are of 0 tokens
 
 
@@ -113,7 +113,7 @@ def test_accounts_lie_in_the_manifest(samples, tmp_path):
     with ShardWriter(tmp_path) as writer:
         writer.write(samples[0])
         manifest = writer.close({"rows": 2, "written": 1, "quarantined": 1})
-    assert Index.open(tmp_path).manifest == manifest
+    assert Manifest.read(tmp_path) == manifest
     assert manifest.accounts == {"rows": 2, "written": 1, "quarantined": 1}
 
 
@@ -160,7 +160,7 @@ def test_a_full_disk_publishes_nothing(samples, tmp_path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         + WRITE.format(folder=str(tmp_path / "out"), after="pass")
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    run = run_program([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 1
     assert "OSError: [Errno 27] File too large" in run.stderr
     assert content(tmp_path / "out") == {}
@@ -196,7 +196,7 @@ def test_after_a_kill_at_any_moment_a_rerun_is_as_if_undisturbed(tmp_path, renam
         program = WRITE.format(folder=str(killed), after=KILL)
     else:
         program = KILL_AT_RENAME.format(renames=renames) + WRITE.format(folder=str(killed), after="pass")
-    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    assert run_program([sys.executable, "-c", program]).returncode == -signal.SIGKILL
     with pytest.raises(DataError, match=r"no manifest\.json"):
         Index.open(killed)
     exec(WRITE.format(folder=str(killed), after="pass"))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import mmdata
+from tests.programs import Program
 
 PROGRAM = Path(__file__).with_name("ranks.py")
 
@@ -24,7 +25,7 @@ def run(spec: dict[str, Any]) -> list[tuple[int, str]]:
         port = free.getsockname()[1]
     world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [
-        subprocess.Popen(
+        Program(
             [sys.executable, str(PROGRAM), json.dumps(spec)],
             env=os.environ | world | {"RANK": str(rank), "CUDA_VISIBLE_DEVICES": ""},
             stdout=subprocess.DEVNULL,

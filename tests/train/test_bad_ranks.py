@@ -21,6 +21,7 @@ import yaml
 from mmdata import Index, Loader
 from mmdata.convert import ConvertConfig, convert
 from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint
+from tests.programs import Program
 
 TRAIN = Path(__file__).parents[2] / "tools" / "train.py"
 ROWS, BATCH = 24, 6
@@ -62,7 +63,7 @@ def start(config: Path, *words: str, ranks: int = 2, of_rank: dict[int, str] | N
     world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, str(TRAIN), str(config), *words]
     return [
-        subprocess.Popen(
+        Program(
             command + [word for number, word in (of_rank or {}).items() if number == rank],
             env=os.environ | world | {"RANK": str(rank)},
             stdout=subprocess.PIPE,

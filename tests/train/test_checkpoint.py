@@ -4,7 +4,6 @@ import os
 import pickle
 import random
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from mmdata.train.run.checkpoint import (
     seed_rank,
     set_rng_state,
 )
+from tests.programs import run_program
 
 
 def save(folder: Path, step: int, keep: int = 2) -> Path:
@@ -65,7 +65,7 @@ def test_checkpoint_killed_in_mid_write_leaves_the_one_before(tmp_path: Path):
         "torch.save = cut\n"
         "checkpoint.save_checkpoint(Path(sys.argv[1]), {'step': 2, 'model': {}}, keep=1)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=300)
+    done = run_program([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=300)
     assert done.returncode == -signal.SIGKILL
     path = latest_checkpoint(tmp_path)
     assert path is not None

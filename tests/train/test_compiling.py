@@ -23,6 +23,7 @@ from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.ranks import parallel
 from mmdata.train.run.trainer import Trainer
 from mmdata.train.step import split
+from tests.programs import run_program
 from tests.rounding import RUN_IN_DOUBLE
 from tests.train.test_loop import last_state, read_metrics, small
 
@@ -183,7 +184,7 @@ def test_compiling_says_what_a_gpu_needs(monkeypatch: pytest.MonkeyPatch):
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[2]
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", code],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)} | environment,
         capture_output=True,

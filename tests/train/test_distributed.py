@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from mmdata.errors import ConfigError
 from mmdata.train.ranks import collectives
+from tests.programs import Program, run_program
 from tests.train import ranks
 
 PROGRAM = Path(__file__).with_name("ranks.py")
@@ -61,7 +61,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "cases.json").write_text(json.dumps(CASES))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
-    processes = [subprocess.Popen([sys.executable, PROGRAM, folder, str(rank)], env=environment) for rank in range(3)]
+    processes = [Program([sys.executable, PROGRAM, folder, str(rank)], env=environment) for rank in range(3)]
     try:
         assert [process.wait(timeout=300) for process in processes] == [0, 0, 0]
         yield folder
@@ -147,7 +147,7 @@ def test_a_rank_that_fails_ends_its_threads_before_the_interpreter():
         "fail()\n"
     )
     world = {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", program],
         env=os.environ | world,
         capture_output=True,

@@ -25,6 +25,7 @@ from mmdata import Index, cli
 from mmdata.compositional import load_pairs
 from mmdata.config import load_config
 from mmdata.convert import ConvertConfig, convert
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 ROWS, COLORS = 25, ("red", "green", "blue")
@@ -97,7 +98,7 @@ def torchrun(ranks: int, *command: object) -> subprocess.CompletedProcess[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", port]
-    return subprocess.run(
+    return run_program(
         [sys.executable, *map(str, [*launcher, *command])],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -25,6 +25,7 @@ from mmdata.train.objective import make_loss
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
 from mmdata.train.run.optimizer import learning_rate, make_optimizer
 from mmdata.train.run.trainer import Trainer
+from tests.programs import Program, run_program
 from tests.rounding import RUN_IN_DOUBLE
 
 PROGRAM = Path(__file__).with_name("small_run.py")
@@ -60,7 +61,7 @@ def run_small(output: Path, *, torchrun: int = 0, **spec: Any) -> subprocess.Com
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"]
     command = [*(launcher if torchrun else [sys.executable]), str(PROGRAM), json.dumps({"output": str(output), **spec})]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    return run_program(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
 
 
 def read_metrics(output: Path, kind: str = "train") -> list[dict[str, Any]]:
@@ -318,8 +319,7 @@ def run_two_ranks(output: Path, **spec: Any) -> list[tuple[int, str]]:
     command = [sys.executable, str(PROGRAM), json.dumps({"output": str(output), "dropout": 0.0, **spec})]
     world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
-        subprocess.Popen(command, env=os.environ | world | {"RANK": rank}, stderr=subprocess.PIPE, text=True)
-        for rank in "01"
+        Program(command, env=os.environ | world | {"RANK": rank}, stderr=subprocess.PIPE, text=True) for rank in "01"
     ]
     try:
         errors = [process.communicate(timeout=300)[1] for process in ranks]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.programs import Program
 from tests.train import queue_ranks
 
 PROGRAM = Path(queue_ranks.__file__)
@@ -19,7 +19,7 @@ PROGRAM = Path(queue_ranks.__file__)
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("queue_ranks")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
-    processes = [subprocess.Popen([sys.executable, PROGRAM, folder, str(rank)], env=environment) for rank in range(2)]
+    processes = [Program([sys.executable, PROGRAM, folder, str(rank)], env=environment) for rank in range(2)]
     try:
         assert [process.wait(timeout=300) for process in processes] == [0, 0]
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.reduction_order import LAYOUT, reduction_order, restore_reduction_order
+from tests.programs import Program
 from tests.train.resume_ranks import WAYS
 from tests.train.test_loop import last_state, read_metrics
 
@@ -27,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("runs")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
     commands = [[sys.executable, PROGRAM, folder, str(rank), "3"] for rank in range(3)]
-    processes = [subprocess.Popen(command, env=environment) for command in commands]
+    processes = [Program(command, env=environment) for command in commands]
     try:
         assert [process.wait(timeout=600) for process in processes] == [0, 0, 0]
         yield folder

@@ -18,6 +18,7 @@ from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
 from mmdata.train.ranks import sharding
 from mmdata.train.run.optimizer import make_optimizer
+from tests.programs import Program
 from tests.rounding import RUN_IN_DOUBLE, rounding
 from tests.train import ranks, sharded_ranks
 from tests.train.test_distributed import ALL, FEW, NONE, SOME, one_process
@@ -45,7 +46,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("sharded")
     (folder / "cases.json").write_text(json.dumps(CASES))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
-    processes = [subprocess.Popen([sys.executable, PROGRAM, folder, str(rank)], env=environment) for rank in range(3)]
+    processes = [Program([sys.executable, PROGRAM, folder, str(rank)], env=environment) for rank in range(3)]
     try:
         assert [process.wait(timeout=300) for process in processes] == [0, 0, 0]
         yield folder

@@ -21,6 +21,7 @@ from mmdata.config import load_config
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.train.run.overfit import FirstBatches
+from tests.programs import Program
 
 TOOLS = Path(__file__).parents[2] / "tools"
 CLOCKS = ("samples_per_s", "data_wait_share")
@@ -104,7 +105,7 @@ def test_train_stopped_by_sigterm_goes_on_with_the_same_command(
     words = [config, "train.epochs=8", "train.evaluate_every_epochs=4", "model.dropout=0.1"]
     command = [sys.executable, str(TOOLS / "train.py"), *map(str, words)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with Program(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         while not process.stdout.readline().startswith("step 2 "):
             assert process.poll() is None

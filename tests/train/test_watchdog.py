@@ -20,6 +20,7 @@ from torch import Tensor
 from mmdata.errors import TrainingError
 from mmdata.train.run.heartbeat import RankPosition
 from mmdata.train.run.watchdog import STALLED
+from tests.programs import Program
 from tests.train.test_loop import make_trainer
 
 PROGRAM = Path(__file__).with_name("small_run.py")
@@ -33,7 +34,7 @@ def start(output: Path, *, ranks: int = 2, **spec: Any) -> list[subprocess.Popen
     command = [sys.executable, str(PROGRAM), json.dumps({"output": str(output), "train": train, **spec})]
     world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if ranks > 1 else {}
     environments = [os.environ | {"OMP_NUM_THREADS": "1"} | world | {"RANK": str(rank)} for rank in range(ranks)]
-    return [subprocess.Popen(command, env=each, stderr=subprocess.PIPE, text=True) for each in environments]
+    return [Program(command, env=each, stderr=subprocess.PIPE, text=True) for each in environments]
 
 
 @pytest.fixture
