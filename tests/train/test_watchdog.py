@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mmdata.errors import TrainingError
-from mmdata.train.run.heartbeat import Place
+from mmdata.train.run.heartbeat import RankPosition
 from mmdata.train.run.watchdog import STALLED
 from tests.programs import Program
 from tests.train.test_loop import make_trainer
@@ -134,13 +134,13 @@ def test_a_few_updates_without_negatives_are_no_error(tmp_path: Path):
     assert make_trainer(tmp_path, miner=miner, steps=3).run() == 0
 
 
-def test_places_order_by_step_then_by_what_comes_first():
-    places = [
-        Place(2, "computing"),
-        Place(3, "waiting for data"),
-        Place(3, "waiting for the other ranks"),
-        Place(3, "computing"),
+def test_positions_order_by_step_then_by_what_comes_first():
+    positions = [
+        RankPosition(2, "computing"),
+        RankPosition(3, "waiting for data"),
+        RankPosition(3, "waiting for the other ranks"),
+        RankPosition(3, "computing"),
     ]
-    shuffled = [places[i] for i in (2, 0, 3, 1)]
-    assert sorted(shuffled, key=Place.order) == places
-    assert Place(3, "evaluating").order() == Place(3, "computing").order()
+    shuffled = [positions[i] for i in (2, 0, 3, 1)]
+    assert sorted(shuffled, key=RankPosition.order) == positions
+    assert RankPosition(3, "evaluating").order() == RankPosition(3, "computing").order()

@@ -1,6 +1,6 @@
-"""Ends a run that gets no further, with an error that names the rank, its step and what it was doing.
+"""Ends a run that makes no progress, with an error that names the rank, its step and what it was doing.
 
-A rank that waits in a collective for one that stalls cannot raise: a thread writes the error and ends the process.
+A rank that waits in a collective for a stalled rank cannot raise: a thread writes the error and ends the process.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing_extensions import Self
 from mmdata.batch import Batch
 from mmdata.errors import TrainingError
 from mmdata.train.ranks import collectives
-from mmdata.train.run.heartbeat import Heartbeats, OwnPosition, Place
+from mmdata.train.run.heartbeat import Heartbeats, OwnPosition, RankPosition
 from mmdata.train.run.update import Update
 
 STALLED = 75
-"""Exit code of a process that this ended: EX_TEMPFAIL, since to start it again may help."""
+"""Exit code of a process that the watchdog ended: EX_TEMPFAIL, since starting it again may help."""
 
 
 class Watchdog:
     """Watches a run while entered.
 
     Args:
-        timeout_s: longest time at one place; None: nobody watches.
-        step: updates made, asked at each `at`.
+        timeout_s: longest time at one position; None: no limit.
+        step: gives the number of updates made; called by each `at`.
         group: the ranks, gloo; None: this process alone.
 
     Example:
@@ -46,20 +46,20 @@ class Watchdog:
     def __init__(self, timeout_s: float | None, step: Callable[[], int], group: dist.ProcessGroup | None) -> None:
         self._timeout_s, self._step, self._group = timeout_s, step, group
         self._interval_s = min(1.0, (timeout_s or 0.0) / 10)
-        self._patience_s = 5 * self._interval_s  # without news of a rank: then it is taken to be silent
+        self._patience_s = 5 * self._interval_s  # without a heartbeat of a rank, after which it counts as silent
         self._moved = time.monotonic()
-        self._still_since: int | None = None  # the first step of those, up to now, whose loss and gradient are 0
+        self._still_since: int | None = None  # first of the latest steps, whose loss and gradient are 0
         self._said_still = False
-        self._here = OwnPosition()
-        self._places: Heartbeats | None = None
+        self._own = OwnPosition()
+        self._heartbeats: Heartbeats | None = None
         self._stop = threading.Event()
 
     def at(self, doing: str) -> None:
-        """Say what comes now."""
-        self._here.move(self._step(), doing)
+        """Set what this rank does from now on."""
+        self._own.move(self._step(), doing)
 
     def waited_for(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches; who has one waits for the ranks that have none yet."""
+        """The same batches, with the position set around each: waiting for data, then for the other ranks."""
         while True:
             self.at("waiting for data")
             batch = next(batches, None)
@@ -72,7 +72,7 @@ class Watchdog:
         """Take note of an update; `moves` is False where loss and gradient are exactly 0.
 
         Raises:
-            TrainingError: that has been so for the timeout: no row is valid, or no negative passes.
+            TrainingError: `moves` has been False for the timeout: no row is valid, or no negative passes.
         """
         if moves:
             self._still_since = None
@@ -89,7 +89,7 @@ class Watchdog:
             )
 
     def why_still(self) -> str:
-        """Why the run learns nothing since a step, once a run; "" where it learns, or that has been said."""
+        """A line that says since when the run learns nothing, once in a run; "" if it learns or the line was given."""
         if self._still_since is None or self._said_still:
             return ""
         self._said_still = True
@@ -101,7 +101,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Generator[None, None, None]:
-        """An evaluation may last as long as it likes while the model is called."""
+        """In an evaluation every call of the model counts as progress, so that it may last as long as it needs."""
         self.at("evaluating")
 
         def alive(*_: object) -> None:
@@ -118,7 +118,7 @@ class Watchdog:
             self.at("starting")
             self._moved = time.monotonic()
             if self._group is not None:
-                self._places = Heartbeats(self._here, self._group, interval_s=self._interval_s)
+                self._heartbeats = Heartbeats(self._own, self._group, interval_s=self._interval_s)
             threading.Thread(target=self._watch, daemon=True, name="mmdata-watchdog").start()
         return self
 
@@ -126,74 +126,80 @@ class Watchdog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._places is not None and isinstance(error, RuntimeError) and _is_of_a_collective(error):
-                self._blame(self._places, error)
+            if self._heartbeats is not None and isinstance(error, RuntimeError) and _is_of_a_collective(error):
+                self._blame(self._heartbeats, error)
         finally:
             self._stop.set()
-            if self._places is not None:
-                self._here.ended = f"{kind.__name__}: {error}" if kind else ""
-                self._places.close()
+            if self._heartbeats is not None:
+                self._own.ended = f"{kind.__name__}: {error}" if kind else ""
+                self._heartbeats.close()
 
     def _watch(self) -> None:
         assert self._timeout_s is not None
         while not self._stop.wait(self._interval_s):
             message = self._judge(self._timeout_s)
             if message and not self._stop.is_set():
-                if self._places is not None:
-                    self._places.verdict = message
-                    self._places.exchange_soon()
-                    time.sleep(3 * self._interval_s)  # for the others to hear it: the store may live in this process
+                if self._heartbeats is not None:
+                    self._heartbeats.verdict = message
+                    self._heartbeats.exchange_soon()
+                    time.sleep(
+                        3 * self._interval_s
+                    )  # until the others have read it: the store may live in this process
                 _end(message)
 
     def _judge(self, timeout_s: float) -> str:
         """Why the run ends, or "" where it goes on."""
-        if self._places is not None and self._places.verdict:
-            return self._places.verdict
-        own, rank = self._here.place(), collectives.rank()
-        others = self._places.known() if self._places is not None else {}
-        places = {rank: own} | {other: place for other, (place, _) in others.items()}
-        stuck = [other for other, place in places.items() if place.for_s > timeout_s]
+        if self._heartbeats is not None and self._heartbeats.verdict:
+            return self._heartbeats.verdict
+        own, rank = self._own.now(), collectives.rank()
+        others = self._heartbeats.known() if self._heartbeats is not None else {}
+        positions = {rank: own} | {other: position for other, (position, _) in others.items()}
+        stuck = [other for other, position in positions.items() if position.for_s > timeout_s]
         if not stuck and all(ago_s <= timeout_s for _, ago_s in others.values()):
             return ""
         limit = f"(train.stall_timeout_s is {timeout_s:g})"
-        silent = {other: place for other, (place, ago_s) in others.items() if ago_s > self._patience_s}
+        silent = {other: position for other, (position, ago_s) in others.items() if ago_s > self._patience_s}
         if silent:
             ago_s = min(others[other][1] for other in silent)
             what = f"not been heard of for {ago_s:.0f} s {limit}: it is stopped, dead or cut off; last heard of at"
-            return _message(silent, what, {each: place for each, place in places.items() if each not in silent})
+            return _message(
+                silent, what, {each: position for each, position in positions.items() if each not in silent}
+            )
         if others and rank != 0:
-            return ""  # rank 0 hears of all, and says who it is
-        lowest = min(place.order() for place in places.values())
-        behind = {each: place for each, place in places.items() if place.order() == lowest}
-        rest = {each: place for each, place in places.items() if each not in behind}
-        longest_s = max(place.for_s for place in behind.values())
+            return ""  # only rank 0 reads all positions: its verdict names the rank
+        lowest = min(position.order() for position in positions.values())
+        behind = {each: position for each, position in positions.items() if position.order() == lowest}
+        rest = {each: position for each, position in positions.items() if each not in behind}
+        longest_s = max(position.for_s for position in behind.values())
         return _message(behind, f"got no further for {longest_s:.0f} s {limit}:", rest)
 
-    def _blame(self, places: Heartbeats, error: RuntimeError) -> None:
-        """Raise an error that names the ranks whose end made a collective fail, where they are found soon."""
-        places.ask_all = True
+    def _blame(self, heartbeats: Heartbeats, error: RuntimeError) -> None:
+        """Raise an error that names the ranks whose end made a collective fail, if their heartbeats show it soon."""
+        heartbeats.ask_all = True
         deadline = time.monotonic() + 2 * self._patience_s
         while time.monotonic() < deadline:
-            places.exchange_soon()
+            heartbeats.exchange_soon()
             time.sleep(self._interval_s / 2)
-            known = places.known()
-            ended = {rank: place for rank, (place, _) in known.items() if place.ended}
+            known = heartbeats.known()
+            ended = {rank: position for rank, (position, _) in known.items() if position.ended}
             if ended:
-                words = "; ".join(f"rank {rank} ended at {place}: {place.ended}" for rank, place in ended.items())
+                words = "; ".join(
+                    f"rank {rank} ended at {position}: {position.ended}" for rank, position in ended.items()
+                )
                 raise TrainingError(f"{words}; all ranks stop") from error
-            silent = {rank: place for rank, (place, ago_s) in known.items() if ago_s > self._patience_s}
+            silent = {rank: position for rank, (position, ago_s) in known.items() if ago_s > self._patience_s}
             if silent:
                 words = "; ".join(
-                    f"rank {rank} is gone (killed?), last heard of at {place}" for rank, place in silent.items()
+                    f"rank {rank} is gone (killed?), last heard of at {position}" for rank, position in silent.items()
                 )
                 raise TrainingError(
-                    f"{words}; all ranks stop, this one at {self._here.place()}; the same command resumes"
+                    f"{words}; all ranks stop, this one at {self._own.now()}; the same command resumes"
                 ) from error
 
 
-def _message(at_fault: dict[int, Place], what: str, rest: dict[int, Place]) -> str:
-    words = "; ".join(f"rank {rank} has {what} {place}" for rank, place in sorted(at_fault.items()))
-    others = "".join(f"; rank {rank}: {place}" for rank, place in sorted(rest.items())[:8])
+def _message(at_fault: dict[int, RankPosition], what: str, rest: dict[int, RankPosition]) -> str:
+    words = "; ".join(f"rank {rank} has {what} {position}" for rank, position in sorted(at_fault.items()))
+    others = "".join(f"; rank {rank}: {position}" for rank, position in sorted(rest.items())[:8])
     return f"{words}{others}{'; …' if len(rest) > 8 else ''}. All ranks end; the same command resumes"
 
 
@@ -202,7 +208,7 @@ def _is_of_a_collective(error: RuntimeError) -> bool:
 
 
 def _end(message: str) -> None:
-    """Say where each thread of this process is, and why it ends; end it, whatever the main thread waits for."""
+    """Print the stack of each thread and the message, and end the process without waiting for the main thread."""
     with contextlib.suppress(OSError, ValueError):
         faulthandler.dump_traceback(sys.__stderr__ or 2)
         print(f"error: {message}", file=sys.__stderr__, flush=True)
