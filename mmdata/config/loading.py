@@ -24,8 +24,8 @@ class LoadingConfig(Settings):
     the price is the memory of one more interpreter. auto: a process if there is a GPU, otherwise
     threads."""
     num_processes: Positive = 1
-    """Worker processes, which share the `num_workers` threads: more than one for a transform that is much Python code.
-    Without effect if `worker_type: auto` becomes thread."""
+    """With `worker_type: process`, processes that share the `num_workers` threads: more than one for a transform that
+    is much Python code."""
     prefetch_batches: Positive = 2
     """Batches made ahead of the one in use, by all workers together: they share the rows of one after the other."""
     cache_dir: Location | None = None
@@ -44,7 +44,7 @@ class LoadingConfig(Settings):
     @model_validator(mode="after")
     def _check(self) -> LoadingConfig:
         threads = math.inf if self.num_workers == "auto" else self.num_workers
-        if self.num_processes > 1 and (self.worker_type == "thread" or self.num_processes > threads):
+        if self.num_processes > 1 and (self.worker_type != "process" or self.num_processes > threads):
             raise ValueError(
                 f"num_processes ({self.num_processes}) are worker processes that share num_workers: set worker_type to "
                 f"process (it is {self.worker_type}), and num_workers ({self.num_workers}) to as many or more"

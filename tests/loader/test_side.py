@@ -303,8 +303,8 @@ def test_side_without_descriptors_says_what_to_do(corpus: Corpus, tmp_path: Path
             r"'loading.worker_type': Input should be 'auto', 'thread' or 'process'; got 'processes'",
         ),
         (
-            {"num_processes": 2, "worker_type": "thread"},
-            r"num_processes \(2\) are worker processes .*: set worker_type to process \(it is thread\)",
+            {"num_processes": 2},
+            r"num_processes \(2\) are worker processes .*: set worker_type to process \(it is auto\)",
         ),
         ({**SIDE, "num_processes": 3}, r"and num_workers \(2\) to as many or more"),
     ],
