@@ -143,6 +143,6 @@ def test_groups_of_labels_where_the_corpus_has_none(corpus, photo, tmp_path: Pat
     corpus.write_beside(tmp_path / "bare", [Sample(str(i), image, probe(image), ["a dog"]) for i in range(8)])
     with pytest.raises(
         ConfigError,
-        match=r"^data\.groups by label: no row of the corpus has a label; convert it with --label-column, or set",
+        match=r"^data\.groups by label: no row of the corpus has a label; convert it with .*, or set source to a file",
     ):
         corpus.loader(shards=str(tmp_path / "bare"), groups={"size": 2})
