@@ -208,7 +208,9 @@ def test_side_transform_that_fails_at_import_is_an_error(
 
 def test_side_refuses_a_transform_of_the_program_itself(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys.modules["__main__"], "mine", lambda image, size, generator: image, raising=False)
-    with pytest.raises(ConfigError, match=r"'__main__:mine': data\.workers is process, .* into a file of its own, or"):
+    with pytest.raises(
+        ConfigError, match=r"'__main__:mine': data\.loading\.worker_type is process, .* into a file of its own, or"
+    ):
         corpus.loader(**SIDE, transform="__main__:mine")
 
 
@@ -313,5 +315,5 @@ def test_side_refuses_settings(corpus: Corpus, changes: dict[str, Any], message:
 
 
 def test_side_is_not_for_streams(corpus: Corpus):
-    with pytest.raises(ConfigError, match=r"cannot do workers: process; leave that out, or make an index"):
+    with pytest.raises(ConfigError, match=r"cannot do loading.worker_type: process; leave that out, or make an index"):
         stream(str(corpus.folder / "shards" / "000000.tar"), grouped(**corpus.settings, **SIDE))
