@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypedDict
 
 import numpy as np
 
@@ -264,13 +263,7 @@ class Pass:
         assert self._composer.policy is not None
         return tuple(self._composer.policy.buckets)
 
-    def _randomness(self) -> _Randomness:
+    def _randomness(self) -> dict[str, int]:
         # One number for each step of each rank, so that ranks draw differently.
         position = self._step * self._composer.world_size + self._composer.rank
         return {"seed": self._composer.data.seed, "epoch": self._epoch, "position": position}
-
-
-class _Randomness(TypedDict):
-    seed: int
-    epoch: int
-    position: int

@@ -33,7 +33,7 @@ def make_ahead(
 ) -> Generator[Made]:
     """The results of the steps. While the caller uses one, at most `prefetch` others are ready or in work.
 
-    When this generator is closed, the steps in work are lost and the threads end. If a server or a disk blocks a thread,
+    When this generator is closed, the steps in work are lost and the threads end. If a server or a disk blocks one,
     `close` waits END_S seconds for it and leaves it behind, as a daemon.
 
     Args:

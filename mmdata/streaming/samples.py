@@ -17,16 +17,15 @@ from webdataset.tariterators import group_by_keys
 
 from mmdata.errors import BadSample, DataError, excerpt
 from mmdata.hashing import hash64
-from mmdata.shards import ImageInfo, Limits, Member, read_members
+from mmdata.shards import ImageInfo, Member, read_members
 from mmdata.shards.decoder_warnings import name_warnings, sample_name
+from mmdata.shards.probe import DEFAULT_LIMITS
 from mmdata.shards.remote import display_name
 from mmdata.shards.samples import MAX_IMAGE_BYTES, Group, describe
 from mmdata.shards.tar import split_name
 from mmdata.shards.texts import Loss
 from mmdata.streaming.forward_file import ForwardFile, open_shard
 from mmdata.transform.pixels import EncodedImage
-
-LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,9 @@ def read_shard(shard: str) -> Iterator[StreamSample | Dropped]:
 
 def _groups(file: ForwardFile, name: str) -> Iterator[tuple[Group, dict[int, bytes]]]:
     """The members of each sample, and their payloads by offset."""
-    grouped = cast(Iterable[dict[str, Any]], group_by_keys(_members(file, name), keys=_split_name))
+    grouped = group_by_keys(_members(file, name), keys=lambda member: split_name(member) or (None, None))
     try:
-        for entries in grouped:
+        for entries in cast(Iterable[dict[str, Any]], grouped):
             found = {extension: entry for extension, entry in entries.items() if isinstance(entry, _Payload)}
             members = {extension: entry.member for extension, entry in found.items()}
             start = min(member.start for member in members.values())
@@ -116,16 +115,10 @@ def _members(file: ForwardFile, name: str) -> Iterator[dict[str, Any]]:
         yield {"fname": member.name, "data": _Payload(member, data), "__url__": name}
 
 
-def _split_name(name: str) -> tuple[str, str]:
-    split = split_name(name)
-    assert split is not None  # `_members` skips names that do not split
-    return split
-
-
 def _sample(shard: str, group: Group, payloads: dict[int, bytes]) -> StreamSample | Dropped:
     try:
         with name_warnings(partial(sample_name, shard, group.key)):
-            row, label, losses = describe(group, lambda member: payloads[member.offset], limits=LIMITS)
+            row, label, losses = describe(group, lambda member: payloads[member.offset], limits=DEFAULT_LIMITS)
     except BadSample as error:
         return Dropped(shard, group.key, error)
     if isinstance(label, str):

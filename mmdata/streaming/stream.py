@@ -273,7 +273,7 @@ class Stream(Interoperable):
             if not kept:
                 passes.close()
         if position.restores == restores:  # else `load_state_dict` has replaced the counts of this iteration
-            self._end_epoch(passes, no_batches=position.is_of(iteration) and bool(position.steps_left))
+            self._end_epoch(passes, unfinished=position.is_of(iteration) and bool(position.steps_left))
         position.end(iteration)
 
     def _passes(self) -> Passes:
@@ -289,15 +289,15 @@ class Stream(Interoperable):
             self._kept[1].close()
         self._kept = None
 
-    def _end_epoch(self, passes: Passes, *, no_batches: bool) -> None:
-        """Count the samples after the last batch, and judge all; `no_batches`: the passes ended before the epoch."""
+    def _end_epoch(self, passes: Passes, *, unfinished: bool) -> None:
+        """Count the samples after the last batch, and judge all; `unfinished`: the epoch lacks batches."""
         if passes.ended:
             self._account(passes.dropped, None)
             if passes.seen == 0:
                 first = self.shards[0]
                 raise DataError(f"stream: no sample in any of {len(self.shards)} shards; the first is '{first}'")
         self.ledger.check()
-        if no_batches:
+        if unfinished:
             raise DataError(
                 f"stream: no sample for rank {self._composer.rank} in any of {len(self.shards)} shards: all are in "
                 "`.ledger`, or data.max_rows leaves this rank none"
