@@ -9,7 +9,7 @@ from torch import Tensor
 def check_keys(name: str, keys: Tensor) -> None:
     """Raise where keys are no integers.
 
-    Beside float32 keys torch would round int64 hashes to float32, and different rows would become equal.
+    In a stack with float32 keys torch would round int64 hashes to float32, and different rows would become equal.
 
     Args:
         name: of the keys, for the message.
