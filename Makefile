@@ -14,9 +14,9 @@ help:
 demo: $(VENV)/.installed
 	@$(BIN)/mmdata demo
 
-# Two at a time: most tests wait for a program that imports torch. A file's tests stay together.
+# Two at a time. A file's tests stay together, and the files keep the order of tests/conftest.py: the longest first.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

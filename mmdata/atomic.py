@@ -1,4 +1,4 @@
-"""Files that are whole or absent. What is published was written aside, synced and renamed; one writer a folder."""
+"""Writes files that are whole or absent: written under another name, synced, renamed. A folder has one writer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LOCK_NAME = ".mmdata.lock"
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes | memoryview | Callable[[BinaryIO], object]) -> None:
-    """Write a file so that a kill at any moment leaves the old one or the new one, never a part.
+    """Write a file so that a kill at any moment leaves the old file or the new one, never a part.
 
-    The part is written beside the target, under a hidden name that the next write of the same target reuses.
+    The content is first written into the same folder, under a hidden name that the next write of the file reuses.
 
     Args:
         path: the file.
-        data: its content, or a function that writes it into an open file.
+        data: its content, or a function that writes its content into an open file.
 
     Raises:
         OSError: the disk is full or read-only; the old file is untouched, and no part of the new one is left.
@@ -40,8 +40,8 @@ def write_whole(path: str | os.PathLike[str], data: bytes | memoryview | Callabl
         os.replace(aside, target)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename in (aside, os.fspath(aside)):
-            error.filename, error.filename2 = os.fspath(target), None  # the caller never heard of the part
-        with suppress(OSError):  # of a folder that cannot be written; the error that is raised is the first one
+            error.filename, error.filename2 = os.fspath(target), None  # the caller does not know the hidden name
+        with suppress(OSError):  # the folder cannot be written; the first error is the one to raise
             aside.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
@@ -49,9 +49,9 @@ def write_whole(path: str | os.PathLike[str], data: bytes | memoryview | Callabl
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Generator[None, None, None]:
-    """Give an OSError that names no file the name of the one that is being written.
+    """Add the name of the file that is being written to an OSError without a name.
 
-    Opening names the file; writing, flushing and syncing, which find a full disk, do not.
+    Python names the file in errors of open(), but not in errors of write, flush and fsync, which report a full disk.
     """
     try:
         yield
@@ -62,12 +62,12 @@ def naming(path: str | os.PathLike[str]) -> Generator[None, None, None]:
 
 
 def explain(error: OSError) -> str:
-    """One sentence for an error of the system: the file, what happened, and what to do.
+    """One sentence for an error of the system: the file, what happened, and the remedy.
 
     Example:
         'out/000001.tar': no space left on device; free some space or choose another disk, then run this again
     """
-    if error.errno is None or not error.strerror:  # a library's own, which says all it knows
+    if error.errno is None or not error.strerror:  # raised by a library, with a message of its own
         return str(error)
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
     where = " to ".join(f"'{name}'" for name in names)
@@ -102,7 +102,7 @@ _REMEDIES = {
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable: a renamed file survives a power cut only after this."""
+    """Sync the names in `folder` to disk: without this a power cut may undo a rename."""
     with naming(folder):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -113,10 +113,10 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def lock(folder: Path) -> Generator[None, None, None]:
-    """Hold `folder` as its only writer; the system releases it with the process, however that ends.
+    """Hold `folder` as its only writer; the kernel releases the lock when the process ends, even if it is killed.
 
     Raises:
-        DataError: another process (or another writer of this one) holds it.
+        DataError: another process, or another writer in this process, holds the folder.
         OSError: the folder cannot be written.
     """
     path = folder / LOCK_NAME

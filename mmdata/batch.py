@@ -1,4 +1,4 @@
-"""The batch: the one type in which the data half and the GPU half meet.
+"""The batch: the only type that the data half and the GPU half share.
 
 Every array of a batch has the same number of rows B, whatever could or could not be decoded.
 """
@@ -63,13 +63,13 @@ class Batch(TypedDict):
 
 
 class CaptionBatch(NamedTuple):
-    """All captions of some rows, where a `Batch` holds one of each; what an evaluation takes besides its batches.
+    """All captions of some rows, for an evaluation; a `Batch` holds one caption of each row.
 
     Attributes:
         input_ids: int64 (T, L).
         attention_mask: int64 (T, L), 1 on tokens, 0 on padding; the first position is 1 in every row.
         caption_hash: int64 (T,), equal for equal captions.
-        rows: int64 (T,), the row in the index that each caption is of.
+        rows: int64 (T,), each caption's row in the index.
     """
 
     input_ids: Tensor

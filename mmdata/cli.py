@@ -42,13 +42,13 @@ def main() -> None:
     sys.argv[0] = f"mmdata {name}"
     try:
         runpy.run_path(str(shipped("tools", f"{name}.py")), run_name="__main__")
-    except KeyboardInterrupt:  # while the program was still importing: `run` catches it later on
+    except KeyboardInterrupt:  # during the program's imports; later `run` catches it
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
 
 
 def _describe(names: list[str]) -> int:
-    """Print all commands; 2 where none was given."""
+    """Print all commands; returns 2 if none was given."""
     print("usage: mmdata COMMAND ...\n")
     for name in names:
         print(f"  {name:12}{_summary(name)}")
@@ -69,17 +69,17 @@ def run(program: Callable[[], int | None], *, under_torchrun: bool = False) -> N
 
     Args:
         program: the `main` of the file.
-        under_torchrun: whether several ranks share its work. Otherwise torchrun would run it once a rank: each would do
-            the whole work, and all would write the same files.
+        under_torchrun: whether several ranks can share the work. If not, a start with torchrun is an error: each rank
+            would do the whole work, and all would write the same files.
     """
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, io.TextIOWrapper):
-            output.reconfigure(errors="backslashreplace")  # the name of a file need not be text
+            output.reconfigure(errors="backslashreplace")  # file names may not be valid text
     try:
         if not under_torchrun:
             _check_alone()
         code = program() or 0
-        sys.stdout.flush()  # a full disk behind `mmdata … > file` is found here, and not after the exit code
+        sys.stdout.flush()  # `mmdata … > file` on a full disk fails in this line, not after the exit code was chosen
         raise SystemExit(code)
     except BrokenPipeError:  # `mmdata … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -111,17 +111,17 @@ def progress_in_bytes(title: str) -> Generator[Callable[[int, int], None], None,
 
 
 def _name_output(error: OSError) -> None:
-    """Name standard output in an error that names no file, if it is what cannot be written."""
+    """Name standard output in an error that names no file, if standard output cannot be written."""
     try:
-        print(flush=True)  # unbuffered, what failed before is forgotten: only another line tells
+        print(flush=True)  # an unbuffered stream does not remember a failed write; only another write tells
     except OSError:
         error.filename = "standard output"
-        # Python flushes again when it ends, and would end with code 120.
+        # Python flushes again at exit, and would then exit with code 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _check_alone() -> None:
-    """Raise a ConfigError where torchrun started this process as one of several ranks."""
+    """Raise a ConfigError if torchrun started this process as one of several ranks."""
     ranks = os.environ.get("WORLD_SIZE", "1")
     if ranks != "1" and "RANK" in os.environ:
         name = Path(sys.argv[0]).stem.removeprefix("mmdata ")

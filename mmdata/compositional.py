@@ -1,7 +1,7 @@
 """Compositional test sets: pairs of images and captions that differ in one thing, as batches for an evaluation.
 
-A set is a JSONL file, one pair a line, image paths relative to its folder (the form of Winoground); nothing outside
-that folder is read:
+A set is a JSONL file with a pair in each line (the form of Winoground). Image paths are relative to its folder, and
+nothing outside that folder is read:
 
     {"type": "colour", "image_0": "a.png", "image_1": "b.png", "caption_0": "a red …", "caption_1": "a blue …"}
 """
@@ -30,7 +30,7 @@ from mmdata.transform.text import Tokenizer
 
 
 class Pair(BaseModel):
-    """Two images and their captions; caption_0 is true of image_0 and false of image_1, and the other way round."""
+    """Two images and their captions. caption_0 describes only image_0, and caption_1 only image_1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,17 +73,17 @@ def load_pairs(
         path: the JSONL file.
         data: tokenizer, max_length and image size. Images get the eval transform: a square of `image_size`, or the
             largest number of `image_patches` where that is set.
-        batch_size: pairs a batch, over all ranks.
+        batch_size: pairs in a batch, over all ranks.
         rank: 0 … world_size-1.
         world_size: processes that share each batch.
 
     Yields:
         A batch of 2P rows, row 2i (image_0, caption_0) and 2i + 1 (image_1, caption_1) of pair i; and the P types. With
-        several ranks the batch has this rank's share of the pairs, each rank as many rows: those that no pair fills are
-        not valid. The types are always all P.
+        several ranks the batch holds this rank's share of the pairs. All ranks have the same number of rows; rows
+        without a pair are not valid. The types are always all P.
 
     Raises:
-        DataError: an image or caption cannot be used; a test set is never silently made smaller.
+        DataError: an image or caption cannot be used: no pair is left out of a test set.
         ValueError: `batch_size` below 1, or no such rank.
     """
     if batch_size < 1 or not 0 <= rank < world_size:
@@ -103,7 +103,7 @@ def load_pairs(
 def _batch(
     path: Path, start: int, pairs: list[Pair], data: DataConfig, tokenizer: Tokenizer, *, num_pairs: int
 ) -> Batch:
-    """The pairs of the lines from `start` on, counted from 0, in a batch that has room for `num_pairs`."""
+    """A batch of `num_pairs` pairs, the first of which are `pairs`, from line `start` (counted from 0) on."""
     root = os.path.realpath(path.parent)
     transform = PixelTransform("eval", patch_size=data.patch_size, exact=data.decode == "exact")
     bucket = Bucket(data.max_length, data.image_size, data.image_size)
@@ -126,11 +126,11 @@ def _batch(
     shape = (2 * num_pairs, length)
     input_ids, attention_mask = np.full(shape, tokenizer.pad_id, np.int64), np.zeros(shape, np.int64)
     input_ids[: len(captions)], attention_mask[: len(captions)] = tokenizer.encode(captions, length)
-    attention_mask[:, 0] = 1  # attention over no position at all is NaN
+    attention_mask[:, 0] = 1  # attention over no position gives NaN, also in rows that are not valid
     places = np.arange(2 * num_pairs)
-    there = places < len(captions)
-    rows = np.where(there, 2 * start + places, -1)
-    valid = torch.from_numpy(there)
+    is_filled = places < len(captions)
+    rows = np.where(is_filled, 2 * start + places, -1)
+    valid = torch.from_numpy(is_filled)
     return Batch(
         **pixels.entries(valid),
         input_ids=torch.from_numpy(input_ids),

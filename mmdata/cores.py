@@ -1,4 +1,4 @@
-"""How many cores there are for the workers of a rank. Imports nothing but the standard library."""
+"""Counts the cores for the workers of a rank. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Literal
 
 NumWorkers = int | Literal["auto"]
-"""What `data.loading.num_workers` may be."""
+"""The type of `data.loading.num_workers`; "auto" is all usable cores of the rank."""
 
 
 def most_workers(num_workers: NumWorkers) -> int:
-    """Workers that a setting stands for where it is not tuned, and at most where it is: `auto` is a rank's cores."""
+    """The number of workers that a setting stands for."""
     return usable_cores() if num_workers == "auto" else num_workers
 
 
 def usable_cores(environment: Mapping[str, str] | None = None, *, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores for the workers of one rank: those that this process may run on, within the container's quota, shared by
-    the ranks of this host where LOCAL_WORLD_SIZE (torchrun's) tells their number; one at least."""
+    """Cores for the workers of one rank, at least 1.
+
+    They are the cores that this process may run on, within the container's quota, divided by the number of ranks of
+    this host (LOCAL_WORLD_SIZE, set by torchrun).
+    """
     quota = cpu_quota(cgroup)
     cores = num_cores() if quota is None else min(num_cores(), max(1, int(quota)))
     ranks = (os.environ if environment is None else environment).get("LOCAL_WORLD_SIZE", "1")
@@ -31,7 +34,7 @@ def num_cores() -> int:
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores that a container's quota (cgroup v2 or v1) allows; None where there is none."""
+    """Cores that the container's quota (cgroup v2 or v1) allows; None without a quota."""
     try:
         words = (root / "cpu.max").read_text().split()
     except OSError:

@@ -1,6 +1,6 @@
-"""What can be wrong with data.
+"""The errors of mmdata, and what their messages are made of.
 
-A sample is skipped only with a `Reason`; everything else is an error that names its place.
+A sample is skipped only with a `Reason`; everything else is an error that names its place and the remedy.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Reason(str, Enum):
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""A text that a terminal shows and does not obey.
+    r"""A text in which nothing controls the terminal that shows it.
 
-    Control characters, bidirectional marks, invisible characters and lone surrogates, all of which the names of files
-    and members may hold, become escapes as in Python's source. Applying it twice changes nothing more.
+    Control characters, bidirectional marks, invisible characters and lone surrogates, all of which may be in the names
+    of files and members, become escapes as in Python's source. A second call changes nothing more.
 
     Args:
-        text: any.
+        text: any text.
         keep: characters to leave as they are, such as "\n" in a text of several lines.
 
     Example:
@@ -57,14 +57,14 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 class _Printable(Exception):
-    """An error whose message is printable, whatever the names in it hold."""
+    """An error whose message is printable, whatever is in the names that it quotes."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class DataError(_Printable, ValueError):
-    """Data on disk is not what it must be: the message names file, place and remedy."""
+    """Data on disk is damaged or of the wrong form: the message names file, place and remedy."""
 
 
 class ConfigError(_Printable, ValueError):
@@ -75,8 +75,8 @@ class BadSample(_Printable):
     """One sample cannot be used; the caller counts it, records it in a ledger and goes on.
 
     Args:
-        reason: code from the closed list.
-        detail: one line for a person: what was seen, and where.
+        reason: from the closed list.
+        detail: one line for people: what was found, and where.
     """
 
     def __init__(self, reason: Reason, detail: str) -> None:
@@ -86,14 +86,22 @@ class BadSample(_Printable):
 
 
 class LoadError(_Printable, RuntimeError):
-    """A batch could not be made, and no sample is at fault: a defect, or a machine that gave out.
+    """A batch could not be made, and no sample is at fault: a defect of the code, or of the machine.
 
-    The message names shard, sample, epoch and step; the error itself is the `__cause__`.
+    The message names shard, sample, epoch and step; the original error is the `__cause__`.
     """
 
 
+class TrainingError(ValueError):
+    """The run cannot go on: the message names the step, the rows and the remedy."""
+
+
+class Interrupted(Exception):
+    """A read was stopped because the loader that waited for it was closed."""
+
+
 def excerpt(value: object, length: int = 80) -> str:
-    """A value that came with data, for a message: never longer than a line, and never what a binary column holds.
+    """A value from data, for a message: at most about a line long, and never the content of a binary column.
 
     Example:
         "cat" gives "'cat'", b"..." gives "a value of type bytes (3 bytes)", a list "a value of type list (2 items)".
@@ -109,13 +117,13 @@ def excerpt(value: object, length: int = 80) -> str:
 
 
 def where_to_look(error: Exception, module: str) -> str:
-    """For messages: what finds a user's module that could not be imported; "" where something else went wrong."""
+    """For messages: how to make a user's module importable; "" if the import failed for another reason."""
     missing = isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}.")
     return "; a file of the current folder is found with PYTHONPATH=. or by `python -m mmdata`" if missing else ""
 
 
 def _escape_arguments(record: logging.LogRecord) -> bool:
-    """Make the texts that a log record names printable; those of other types are as their program prints them."""
+    """Make the texts among the arguments of a log record printable; a filter that always lets the record pass."""
     if isinstance(record.args, tuple):
         texts = (str, PurePath, Exception)
         record.args = tuple(printable(str(arg)) if isinstance(arg, texts) else arg for arg in record.args)
@@ -123,11 +131,3 @@ def _escape_arguments(record: logging.LogRecord) -> bool:
 
 
 logging.getLogger("mmdata").addFilter(_escape_arguments)
-
-
-class Interrupted(Exception):
-    """Whoever waited for the file does not any more."""
-
-
-class TrainingError(ValueError):
-    """The run cannot go on: the message names the step, the rows and the remedy."""

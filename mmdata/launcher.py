@@ -1,6 +1,7 @@
-"""Which of several processes this one is, as the program that started them says in the environment.
+"""Rank and world size of this process, from the environment variables of the launcher that started it.
 
-The data half takes rank and world size as arguments, and never asks torch.distributed. Without them it asks here.
+The data half takes rank and world size as arguments and never asks torch.distributed. Without arguments it asks this
+module.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ UNTRUSTED = {
     "mpirun (MPICH, Intel MPI)": "PMI_SIZE",
     "Lightning or another launcher that sets no RANK": "WORLD_SIZE",
 }
-"""Launchers, and their variables for the number of processes. They also start processes that have nothing to do with
-each other, or one per machine that starts the others: no rank is taken from them, there is only a warning."""
+"""Launchers, and their variables for the number of processes. These launchers also start independent processes, or one
+process per machine that starts the others. So no rank is taken from them; there is only a warning."""
 
 
 class Ranks(NamedTuple):
@@ -38,16 +39,16 @@ class Ranks(NamedTuple):
 
 
 def launched(environment: Mapping[str, str] | None = None) -> Ranks | None:
-    """The rank and world size that RANK and WORLD_SIZE say; None where they are not both set.
+    """Rank and world size from RANK and WORLD_SIZE; None unless both are set.
 
-    `torch.distributed.init_process_group` reads these two. torchrun, `accelerate launch`, DeepSpeed's launcher and Ray
-    Train set both in each process that they start.
+    `torch.distributed.init_process_group` reads the same variables. torchrun, `accelerate launch`, DeepSpeed's launcher
+    and Ray Train set both in each process that they start.
 
     Args:
-        environment: the variables; None: those of this process.
+        environment: the variables; None takes those of this process.
 
     Raises:
-        ConfigError: they are no rank in a world.
+        ConfigError: they are not whole numbers with 0 <= RANK < WORLD_SIZE.
     """
     variables = os.environ if environment is None else environment
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
@@ -63,9 +64,9 @@ def launched(environment: Mapping[str, str] | None = None) -> Ranks | None:
 
 
 def resolve_ranks(rank: int | None, world_size: int | None) -> Ranks:
-    """Rank and world size as given, or as the launcher says, or 0 of 1.
+    """Rank and world size as given, or else from the launcher, or else 0 and 1.
 
-    What is taken from the launcher is logged once per process. So is that several processes were started without RANK.
+    Logs once per process that they came from the launcher, or that several processes were started without RANK.
 
     Raises:
         ConfigError: see `launched`.
@@ -90,7 +91,7 @@ def resolve_ranks(rank: int | None, world_size: int | None) -> Ranks:
 
 @cache
 def _say_taken(rank: int, world_size: int) -> None:
-    level = logging.WARNING if rank == 0 else logging.INFO  # one line of all ranks is enough
+    level = logging.WARNING if rank == 0 else logging.INFO  # one warning for all ranks is enough
     logger.log(
         level,
         "the launcher started %d processes (RANK and WORLD_SIZE): loaders, streams and samplers without rank and "

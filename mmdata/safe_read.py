@@ -1,4 +1,4 @@
-"""Reading files that data names. Nothing outside the corpus's root is opened, and nothing but regular files."""
+"""Reads files whose names come from data. Opens only regular files, and only inside the corpus's root folder."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from urllib.parse import unquote
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 
 ATTEMPTS = 3
-"""Reads of a file that keeps changing, before its row is quarantined."""
+"""How often a file that changes while it is read is read again before its row is quarantined."""
 
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
 
 
 def path_of_url(name: str) -> str | None:
-    """The path in a `file:` URL, whether or not it has slashes before it; None for any other name.
+    """The path in a `file:` URL, with or without slashes before it; None for any other name.
 
     `path_of_url("file:/a/b") == path_of_url("file:///a/b") == "/a/b"`; `path_of_url("file:a/b") == "a/b"`.
 
@@ -41,15 +41,15 @@ def path_of_url(name: str) -> str | None:
 
 
 def check_regular(path: str | os.PathLike[str], what: str = "file") -> None:
-    """Look at a file without opening it: opening a FIFO waits for a writer, and opening a device may do anything.
+    """Check that a file is regular without opening it: opening a FIFO waits for a writer, and a device may do anything.
 
     Args:
         path: of the file.
-        what: for messages, such as "shard".
+        what: the word for the file in messages, such as "shard".
 
     Raises:
-        DataError: a folder, FIFO, socket or device.
-        OSError: there is no such file.
+        DataError: it is a folder, FIFO, socket or device.
+        OSError: the file does not exist.
     """
     _check_mode(os.stat(path).st_mode, path, what)
 
@@ -57,7 +57,8 @@ def check_regular(path: str | os.PathLike[str], what: str = "file") -> None:
 def open_regular(path: str | os.PathLike[str], what: str = "file") -> int:
     """A descriptor of a regular file, which the caller closes; see `check_regular`."""
     check_regular(path, what)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may have been replaced meanwhile
+    # The file may have been replaced since the check: NONBLOCK does not wait in a FIFO, and the check is repeated.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check_mode(os.fstat(descriptor).st_mode, path, what)
     except DataError:
@@ -82,22 +83,22 @@ def _check_mode(mode: int, path: str | os.PathLike[str], what: str) -> None:
 
 
 def read_inside(root: str, path: str, *, max_bytes: int) -> bytes:
-    """Read a regular file that lies below `root`, links resolved.
+    """Read a regular file inside `root`, after links are resolved.
 
     Args:
         root: real path of the corpus's folder.
-        path: as the corpus gives it, relative to root or absolute; found in its NFC and NFD spelling too.
+        path: as the corpus gives it, relative to root or absolute; its NFC and NFD spellings are tried too.
         max_bytes: a larger file is refused unread.
 
     Raises:
-        BadSample: no such file, outside the root, not a regular file, too large, changed while it was read.
-        OSError: the system failed (not the data): too many open files, an I/O error.
+        BadSample: the file does not exist, is outside the root, not regular, too large, or changed while it was read.
+        OSError: the system failed, not the data: too many open files, an I/O error.
     """
     real = locate(root, path)
     for _ in range(ATTEMPTS):
         try:
             before = os.stat(real)
-        except OSError as error:  # it was there a moment ago
+        except OSError as error:  # removed since `locate` found it
             raise _absent(error, path) from error
         if not stat.S_ISREG(before.st_mode):  # before opening: a FIFO would block, a device may act
             raise BadSample(Reason.NOT_A_FILE, f"{_kind(before.st_mode)} '{path}' is not read; expected a regular file")
@@ -110,7 +111,7 @@ def read_inside(root: str, path: str, *, max_bytes: int) -> bytes:
 
 
 def locate(root: str, path: str) -> str:
-    """The real path of a file below `root`; see `read_inside`."""
+    """The real path of a file inside `root`; see `read_inside`."""
     if not path or "\0" in path:
         raise BadSample(Reason.MISSING_IMAGE, f"no usable path: {path!r}")
     if "://" in path:
@@ -144,7 +145,7 @@ def _absent(error: OSError | ValueError, path: str) -> BadSample | OSError:
 
 def _read(real: str, path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
     try:
-        # NONBLOCK and NOFOLLOW: what was a regular file a moment ago may have been replaced.
+        # NONBLOCK and NOFOLLOW: the regular file may have been replaced by a FIFO or a link since the check.
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise _absent(error, path) from error

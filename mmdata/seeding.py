@@ -22,8 +22,7 @@ class Purpose(IntEnum):
     ROW_TRANSFORM = 3
     LANES = 4
     UNIT_ORDER = 5
-    EXCHANGES = 6
-    AUGMENTATION = 7
+    AUGMENTATION = 7  # 6 was another purpose of earlier versions
 
 
 def random_raw(count: int, *, seed: int, epoch: int, purpose: Purpose, position: int = 0) -> NDArray[np.uint64]:

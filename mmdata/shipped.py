@@ -1,4 +1,4 @@
-"""TODO"""
+"""Paths of the programs, configs and recipes that come with the library, in a checkout or installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SHIPPED = Path(__file__).parent / "_shipped"
 
 
 def shipped(*parts: str) -> Path:
-    """A file or folder of tools/, configs/ or datasets/: from the installed package, or from the checkout around it.
+    """A file or folder of tools/, configs/ or datasets/, from the installed package or else from the checkout.
 
     Example:
         shipped("configs", "scenes.yaml")

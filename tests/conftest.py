@@ -26,8 +26,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files first that start programs: they take longest, and the last file runs on one core alone."""
-    items.sort(key=lambda item: not {"Program", "run_program"} & vars(getattr(item, "module", item)).keys())
+    """Put the files first that start processes: they take longest, and the last file runs on one core alone."""
+    starts = {"Program", "run_program", "nothing_left"}
+    items.sort(key=lambda item: not starts & vars(getattr(item, "module", item)).keys())
 
 
 @pytest.fixture(scope="session", autouse=True)

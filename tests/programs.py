@@ -20,7 +20,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -92,9 +91,15 @@ def template() -> Template | None:
     nothing = subprocess.DEVNULL
     with theirs:
         process = subprocess.Popen(command, stdin=nothing, stdout=nothing, pass_fds=[theirs.fileno()])
-    atexit.register(process.wait)
-    atexit.register(ours.close)  # runs before, and ends the template
-    return Template(ours, os.environ, process.pid)
+    started = Template(ours, os.environ, process.pid)
+
+    def end() -> None:
+        if started.owner == os.getpid():  # not in a forked child of this process
+            ours.shutdown(socket.SHUT_RDWR)
+            process.wait()
+
+    atexit.register(end)
+    return started
 
 
 class Program(subprocess.Popen[Any]):
@@ -104,18 +109,19 @@ class Program(subprocess.Popen[Any]):
 
     def _execute_child(self, *args: Any, **kwargs: Any) -> None:
         in_interpreter = super()._execute_child  # pyright: ignore[reportAttributeAccessIssue]
+        # Versions of Python differ in the order of the arguments, not in their names.
         given = inspect.signature(in_interpreter).bind(*args, **kwargs).arguments
         request = self.request(given)
         template = self.template() if request else None
         if request is None or template is None:
-            return in_interpreter(*args, **kwargs)
+            in_interpreter(*args, **kwargs)
+            return
         pipes = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
         descriptors = [number if pipe == -1 else pipe for number, pipe in enumerate(pipes)]
         self.pid = template.fork(request, descriptors + request["pass_fds"])
         self._child_created = True
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(given[end] for end in ends))  # pyright: ignore[reportAttributeAccessIssue]
-        return None
 
     def request(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """What the template needs to become the program; None if a new interpreter must."""
@@ -167,6 +173,5 @@ def run_program(
             raise
     done = subprocess.CompletedProcess(command, program.returncode, output, errors)
     if check:
-        with suppress(UnicodeDecodeError):
-            done.check_returncode()
+        done.check_returncode()
     return done

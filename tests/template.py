@@ -177,7 +177,7 @@ def show_command(words: list[str]) -> None:
     """Write the command line that ps and /proc show over that of the template, as far as there is room."""
     with open("/proc/self/stat", encoding="utf-8") as file:
         start, end = map(int, file.read().rpartition(")")[2].split()[45:47])  # arg_start and arg_end of proc(5)
-    line = "\0".join(words).encode()[: end - start - 1]
+    line = os.fsencode("\0".join(words))[: end - start - 1]
     ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
 
 

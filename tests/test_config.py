@@ -480,9 +480,15 @@ def test_config_error_in_a_mixture_names_its_place(shards: object, message: str)
 
 def test_config_evaluation_is_plain_whatever_training_mixes():
     mixture = [{"shards": "a", "repeat": 1}, {"shards": "b", "repeat": 2}]
-    training = {"groups": {"size": 2}, "unique": True, "token_budget": 4096}
+    training = {"groups": {"size": 2}, "token_budget": 4096}
     plain = evaluation_data(data_of(mixture, val_shards="v", **training))
     assert plain == data_of("v", val_shards="v", transform="eval", shuffle=False, loading={"worker_type": "thread"})
+
+
+def test_config_removed_setting_is_an_error_only_where_it_is_on():
+    assert data_of("a", unique=False) == data_of("a")  # as an earlier version has saved it
+    with pytest.raises(ConfigError, match=r"setting data.unique is gone: set data.add_hashes and train.mask_false_neg"):
+        data_of("a", unique=True)
 
 
 AUGMENT = {"hue": 0.1, "horizontal_flip_prob": 0.5}

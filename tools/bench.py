@@ -28,7 +28,7 @@ BAR = 40  # characters of a full bar
 
 
 def main() -> None:
-    """Measure, and print the numbers, a bar a stage, and what to do."""
+    """Measure, and print the numbers, a bar for each stage, and what to do."""
     parser = argparse.ArgumentParser(
         prog="mmdata bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

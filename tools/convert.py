@@ -1,8 +1,8 @@
 """mmdata convert: a raw corpus, or shards, to shards with an index and a ledger of every row that was left out.
 
-SOURCE is a folder of images with captions beside them (same stem; .txt, .caption or .json), a table of paths and
-captions (.csv .tsv .jsonl .parquet), a corpus's folder whose recipe names the table, or shards: a folder of WebDataset
-tars, whose keys, captions, labels and metadata are kept. To make web photos load twice as fast, larger ones more:
+SOURCE is a folder of images and caption files of the same stem (.txt, .caption or .json), a table of paths and captions
+(.csv .tsv .jsonl .parquet), a corpus's folder whose recipe names the table, or shards: a folder of WebDataset tars,
+whose keys, captions, labels and metadata are kept. Shrinking makes web photos load twice as fast, larger ones more:
 
     mmdata convert shards/photos shards/photos-256 --resize 256 --tokenizer shards/photos/tokenizer
 """
@@ -111,7 +111,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """Settings that were given as flags."""
+    """Settings given as flags."""
     given = {name: getattr(options, name.replace("-", "_")) for name in SETTINGS}
     settings = {REPEATED.get(k, k.replace("-", "_")): v for k, v in given.items() if v is not None}
     if options.no_quotes:
@@ -122,7 +122,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def choose_engine(name: str, workers: int | None) -> Engine:
-    """The engine of a name; Ray is imported only when asked for."""
+    """The engine with this name; Ray is imported only for its own."""
     if name == "ray":
         from mmdata.integrations.ray import ray_engine
 
@@ -131,14 +131,14 @@ def choose_engine(name: str, workers: int | None) -> Engine:
 
 
 def stop(number: int, frame: object) -> None:
-    """SIGTERM ends as an exception would: what was staged is cleared, and the same command starts over."""
+    """Handle SIGTERM like an exception: staged files are removed, and the same command starts over."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("terminated; nothing was published, run the same command again", file=sys.stderr)
     raise SystemExit(128 + number)
 
 
 def show(report: Report, out: Path) -> None:
-    """Print the accounts and where things are."""
+    """Print the accounts and the places of the files."""
     if report.was_complete:
         print(f"{printable(str(out))} already holds this conversion; nothing to do")
     table = Table("rows", "count", box=None, pad_edge=False)

@@ -31,7 +31,7 @@ from mmdata.shipped import shipped
 
 CORPUS = ["--seed", "0", "--train", "16000", "--val", "500", "--pairs", "200-per-type"]
 MARK = ".mmdata-demo"
-"""File that says a folder is an earlier demo's, and may be removed."""
+"""File that marks the folder of an earlier demo, which may be removed."""
 
 console = Console()
 
@@ -45,8 +45,8 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings of the training")
     options = parser.parse_args()
     out: Path = options.out
-    load_config("demo", options.overrides)  # a mistake is better known before the corpus is rendered
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches the stage too, which ends as it sees fit
+    load_config("demo", options.overrides)  # raises for a mistake before the corpus is rendered
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches the stage too, and the stage ends itself
     make_folder(out)
 
     seconds: dict[str, float] = {}
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def make_folder(out: Path) -> None:
-    """An empty folder; what an earlier demo left there is removed, what is not a demo's never.
+    """Make an empty folder. An earlier demo in it is removed; anything else is an error.
 
     Raises:
         ConfigError: the folder holds something else.
@@ -112,14 +112,14 @@ def stages(out: Path, overrides: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def program(command: list[str]) -> list[str]:
-    """The command with this interpreter, whatever is on the path."""
+    """The command as run by this interpreter, whatever the PATH says."""
     if command[0] == "python":
         return [sys.executable, *command[1:]]
     return [sys.executable, "-m", *command]
 
 
 def closing_table(evaluation: dict[str, Any], seconds: dict[str, float]) -> None:
-    """Print how long each stage took, and what came out."""
+    """Print the time of each stage, and the scores."""
     table = Table(title="mmdata demo", title_justify="left")
     table.add_column("stage")
     table.add_column("seconds", justify="right")

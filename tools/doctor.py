@@ -15,7 +15,7 @@ STYLES = {"ok": "green", "info": "cyan", "warn": "yellow", "fail": "bold red"}
 
 
 def main() -> int:
-    """Print the table; 1 where a check fails, else 0."""
+    """Print the table; 1 if a check fails, else 0."""
     argparse.ArgumentParser(prog="mmdata doctor", description=__doc__).parse_args()
     checks = examine()
     table = Table(box=None, pad_edge=False)

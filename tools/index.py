@@ -1,4 +1,4 @@
-"""mmdata index: give WebDataset tars of others random access, by an index beside them; no tar is changed."""
+"""mmdata index: give foreign WebDataset tars random access, with an index in their folder; no tar is changed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mmdata.shards import build_index
 
 
 def main() -> int:
-    """Index a folder of tars or one tar; 1 where the accounts do not balance."""
+    """Index a folder of tars or one tar; 1 if the accounts do not balance."""
     parser = argparse.ArgumentParser(prog="mmdata index", description=__doc__)
     parser.add_argument("source", type=str, help="folder of .tar files, or one tar")
-    parser.add_argument("--out", type=Path, help="folder for the index; beside the tars by default")
+    parser.add_argument("--out", type=Path, help="folder for the index; default: the folder of the tars")
     parser.add_argument(
         "--tokenizer", help="folder or Hugging Face name; counts captions, so that batches can be planned"
     )
@@ -26,7 +26,7 @@ def main() -> int:
 
     tokenizer = None
     if options.tokenizer:
-        from mmdata.transform.text import Tokenizer  # brings torch, which nothing else here needs
+        from mmdata.transform.text import Tokenizer  # imports torch, which only the tokenizer needs
 
         tokenizer = Tokenizer.load(options.tokenizer)
     with progress_in_bytes("index") as progress:

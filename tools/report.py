@@ -14,7 +14,7 @@ from mmdata.shards.folder import local_folder
 
 
 def main() -> None:
-    """Write the page and say where it is."""
+    """Write the page and print its path."""
     parser = argparse.ArgumentParser(prog="mmdata report", description=__doc__)
     parser.add_argument(
         "shards", nargs="*", type=Path, help="folders with a manifest; default: data.shards of the config"

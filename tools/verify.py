@@ -10,7 +10,7 @@ from mmdata.shards import Manifest, verify
 
 
 def main() -> int:
-    """One line a problem and 1, or one line that all is well and 0."""
+    """Print a line for each problem and return 1, or a line that all is well and return 0."""
     parser = argparse.ArgumentParser(prog="mmdata verify", description=__doc__)
     parser.add_argument("folder", help="folder with a manifest, as `mmdata convert` and `mmdata index` make it")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What mixtures, groups and unique batches cost: padding, duplicates that still meet, and planning time; 10^6 rows.
+"""What mixtures and groups cost: padding, duplicates that meet, and planning time; 10^6 rows.
 
 PYTHONPATH=. python docs/benchmarks/plan_mixtures.py
 """
@@ -42,7 +42,6 @@ def main() -> None:
     first, second = ShardSpan(0, shards // 2), ShardSpan(shards // 2, shards)
     mixtures = {
         "every row once": Mixture(whole),
-        "unique": Mixture(whole, unique=hashes),
         "groups of 4": Mixture(whole, Groups(labels, size=4, candidates=0, source="label")),
         "3 candidates": Mixture(whole, Groups(labels, size=1, candidates=3, source="label")),
         "weights 3 : 1": Mixture((BatchShare((first,), 3), BatchShare((second,), 1))),
@@ -61,20 +60,6 @@ def main() -> None:
             f"{name:14} {summary.rows:>9,} {summary.padding_share:>7.1%} {summary.masked:>7,} "
             f"{summary.duplicates:>11,} {ready - started:>15.2f} {rate:>10,.0f}"
         )
-    batches = {
-        bucket: bucket_count.steps
-        for bucket, bucket_count in summarize(Plan(rows, policy, global_batch_size=GLOBAL_BATCH_SIZE)).buckets.items()
-    }
-    own = policy.assign(rows.shapes(np.arange(count), 0))
-    too_many = 0
-    for position, bucket in enumerate(policy.buckets):
-        for key in (image, caption):
-            too_many += int(
-                np.maximum(np.unique(key[own == position], return_counts=True)[1] - batches[bucket], 0).sum()
-            )
-    print(
-        f"rows with a caption or image that more rows of their bucket have than there are batches: about {too_many:,}"
-    )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class ManifestRows:
         )
 
     def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
-        return count_cells(self.manifest.cells(), policy, lengths=True)[shards][shards]
+        return count_cells(self.manifest.cells(), policy, lengths=True)[shards]
 
 
 class OneWindow:

@@ -78,8 +78,6 @@ def settings_for(path: Path, size: int, data: DataConfig, rows: int) -> str:
     lines = ["data:", f"  groups: {{source: {path}, size: {size}}}"]
     if isinstance(data.shards, list) and data.shards[0].weight is not None:
         lines.append("  # in shards: a repeat for each dataset in place of its weight, which groups exclude")
-    if data.unique:
-        lines.append("  unique: false  # groups exclude it")
     if rows > data.shuffle_window_rows:
         lines.append(f"  shuffle_window_rows: {rows}  # neighbours in different windows do not meet")
     if data.num_lanes > 1:

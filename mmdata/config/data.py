@@ -86,6 +86,10 @@ class DataConfig(Settings):
         "data.window_rows": "data.shuffle_window_rows",
         "data.extra_captions": "data.negative_captions",
     }
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "data.unique": "set data.add_hashes and train.mask_false_negatives, by which rows with the same image or "
+        "caption are no negatives of each other"
+    }
 
     shards: MayChange[Location | Annotated[list[SourceConfig], Field(min_length=1)]]
     """Folder or URL with shards and a manifest (`mmdata convert` or `mmdata index` makes it), or a mixture."""
@@ -134,8 +138,6 @@ class DataConfig(Settings):
     """Rows that are shuffled together; whole shards."""
     groups: GroupsConfig | None = None
     """Rows that stand together in a batch."""
-    unique: bool = False
-    """Rows with the same caption or image are kept in different batches; sets `add_hashes`, for masks of those left."""
     num_lanes: Positive = 1
     """Stripes of a batch, each with shards of its own; with as many lanes as nodes, a node reads only its own."""
     add_hashes: bool = False
@@ -275,7 +277,6 @@ def once_in_order(data: DataConfig) -> DataConfig:
         "augment": None,
         "shuffle": False,
         "groups": None,
-        "unique": False,
         "token_budget": None,
         "negative_captions": None,
     }

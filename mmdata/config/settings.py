@@ -54,6 +54,10 @@ class Settings(BaseModel):
     one release.
     """
 
+    REMOVED: ClassVar[Mapping[str, str]] = {}
+    """Removed key, with its section, to what to do instead. It is ignored if it is off, so that settings which an
+    earlier version has saved can still be read, and an error if it is on."""
+
     MAY_CHANGE: ClassVar[bool] = False
     """Whether a resumed run may change all settings of this section."""
 
@@ -123,6 +127,9 @@ def sections_of(annotation: Any) -> list[type[Settings]]:
 def _own_current_names(kind: type[Settings], content: Mapping[str, Any]) -> dict[str, Any]:
     """As `current_names`, of this section's own keys."""
     current = dict(content)
+    for gone, instead in kind.REMOVED.items():
+        if current.pop(gone.rpartition(".")[2], None):
+            raise ValueError(f"setting {gone} is gone: {instead}")
     for old, (*groups, name), told in _renames(kind, content):
         section = current
         for group in groups:

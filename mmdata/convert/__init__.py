@@ -1,4 +1,11 @@
-"""Raw corpora to shards: sources, the examination of a row, accounts, engines, publishing."""
+"""Converts raw corpora to shards. Rows in = written + duplicate + filtered + quarantined, or nothing is published.
+
+`open_source` opens a folder, a table or tars as a `Source`, which gives `Row`s in one fixed order.
+An `Examiner` turns a row into a sample or a fault: it reads and decodes the image and cleans the captions.
+An engine applies the examiner to rows, in threads or with Ray, and returns the results in the order of the rows.
+`Accounts` count what becomes of each row; `ShardWriter` writes the samples; the ledger names each row left out.
+`Output` is the folder: the conversion is made in a hidden sub-folder and moved into place whole, the manifest last.
+"""
 
 from mmdata.convert.accounts import Accounts
 from mmdata.convert.convert import Report, convert

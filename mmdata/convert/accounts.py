@@ -1,6 +1,6 @@
-"""What became of each row. Accounts balance, or nothing is published.
+"""Counts what becomes of each row. Accounts balance, or nothing is published.
 
-Every row that comes in is written, a duplicate, filtered or quarantined; whatever is not written has a line in
+Every input row is written, a duplicate, filtered or quarantined; each row that is not written has a line in
 quarantine.jsonl.
 """
 
@@ -16,22 +16,22 @@ from mmdata.errors import DataError, Reason
 from mmdata.shards.texts import Losses
 
 EXAMPLES = 3
-"""Reasons explained in the message of a conversion that failed."""
+"""Reasons that the error of a failed conversion explains."""
 EARLY = 1000
-"""Quarantined rows before a conversion may end early."""
+"""Quarantined rows below which a conversion does not end early."""
 
 
 class Accounts:
     """Counts rows and keeps their ledger.
 
     Args:
-        ledger: open file; one JSON object a line: row, place, path, reason, detail.
+        ledger: open file that gets a JSON object a line: row, place, path, reason, detail.
 
     Attributes:
-        rows: rows that came in.
-        written: rows that went into a shard.
-        reasons: count of each reason a row was left out for.
-        losses: written rows of which a text file could not be used.
+        rows: input rows.
+        written: rows in a shard.
+        reasons: number of rows left out for each reason.
+        losses: of written rows with an unusable text file.
     """
 
     def __init__(self, ledger: BinaryIO) -> None:
@@ -44,7 +44,7 @@ class Accounts:
 
     @property
     def duplicate(self) -> int:
-        """Rows whose image an earlier row has."""
+        """Rows with the image of an earlier row."""
         return self.reasons[Reason.DUPLICATE_IMAGE]
 
     @property
@@ -58,7 +58,7 @@ class Accounts:
         return self.reasons.total() - self.duplicate - self.filtered
 
     def count(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Pass rows on and count them as they come in."""
+        """Pass rows through, counting them."""
         for row in rows:
             self.rows += 1
             yield row
@@ -68,17 +68,17 @@ class Accounts:
         self.reasons[reason] += 1
         self._first.setdefault(reason, f"{place}: {detail}")
         line = {"row": row, "place": place, "path": path, "reason": str(reason), "detail": detail}
-        # A name that is not UTF-8 holds surrogates: backslashreplace makes of them the escapes that JSON knows.
+        # A name that is not UTF-8 holds surrogates; backslashreplace writes them as escapes, which are valid in JSON.
         text = json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace")
         self._ledger.write(text + b"\n")
 
     def check(self, max_bad_share: float, *, rows_at_most: int | None = None) -> None:
-        """Raise DataError where too many rows are quarantined.
+        """Raise DataError if too many rows are quarantined.
 
         Args:
-            max_bad_share: of the rows that came in.
-            rows_at_most: before the end, how many can still have come in by then. A long run that is lost is ended
-                early; a short one goes through, so that its ledger is complete.
+            max_bad_share: largest quarantined share of the input rows.
+            rows_at_most: during a conversion, an upper bound of the input rows. A conversion fails early only with at
+                least EARLY quarantined rows and when the remaining rows cannot save it.
         """
         if rows_at_most is not None and self.quarantined < EARLY:
             return
@@ -92,9 +92,9 @@ class Accounts:
 
     def settle(self) -> None:
         """Raise DataError unless every row is accounted for and at least one was written."""
-        told = self.written + self.duplicate + self.filtered + self.quarantined
-        if told != self.rows:
-            raise DataError(f"accounts do not balance: {self.rows} rows came in, {told} are accounted for")
+        accounted = self.written + self.duplicate + self.filtered + self.quarantined
+        if accounted != self.rows:
+            raise DataError(f"accounts do not balance: {self.rows} rows came in, {accounted} are accounted for")
         if not self.written:
             raise DataError(f"none of {self.rows} rows could be written; nothing is published. {self._explain()}")
 
@@ -103,7 +103,7 @@ class Accounts:
         return "; ".join(f"{self.reasons[reason]} {reason} (first: {self._first[reason]})" for reason in top)
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts, as the manifest keeps them; "lost" only where something was."""
+        """The counts for the manifest; "lost" only if there are losses."""
         lost = {"lost": self.losses.as_dict()} if self.losses.counts else {}
         return {
             "rows": self.rows,

@@ -1,4 +1,4 @@
-"""Raw corpus to shards. Every row is accounted for; equal input and settings give equal bytes on any engine."""
+"""Converts a raw corpus to shards. Every row is accounted for; equal input and settings give equal bytes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from mmdata.transform.text import Tokenizer, train_tokenizer
 logger = logging.getLogger("mmdata")
 
 Track = Callable[[Iterable[Row], str, int], Iterable[Row]]
-"""Passes rows through and shows how many: (rows, what is done with them, how many there are at most)."""
+"""Passes rows through and shows progress: (rows, name of the pass, upper bound of their number)."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """A conversion that is published.
+    """A published conversion.
 
     Attributes:
         manifest: of the output folder; its accounts say what became of each row.
-        was_complete: True when the folder held it already and nothing was done.
-        source: what was read: kind, files, columns.
+        was_complete: True if the folder held this conversion already and nothing was done.
+        source: kind, files and columns of the source.
     """
 
     manifest: Manifest
@@ -59,21 +59,20 @@ def convert(
     overwrite: bool = False,
     track: Track = lambda rows, what, total: rows,
 ) -> Report:
-    """Convert a raw corpus into shards with an index, a ledger of what was left out, and a manifest.
+    """Convert a raw corpus into shards with an index, a ledger of the rows left out, and a manifest.
 
     Args:
-        source: a folder of images with captions beside them, a table, a folder with the table that `config` names,
-            or shards: a tar or a folder of them.
-        out: the output folder; it may not hold anything else. `__mmdata__/quarantine.jsonl` in it lists each row left
-            out.
+        source: a folder of images and caption files of the same stem, a table, a folder with the table that `config`
+            names, or shards: a tar or a folder of tars.
+        out: the output folder, which may hold nothing else. Its `__mmdata__/quarantine.jsonl` lists each row left out.
         config: settings; None takes the defaults.
-        engine: who examines rows; None takes a thread a core.
+        engine: examines rows; None takes a thread for each core.
         overwrite: replace another conversion in `out`.
         track: shows progress.
 
     Raises:
-        DataError: an empty or unreadable corpus, too many unusable rows, a folder that is not ours to write.
-        ConfigError: a column that is not there, a tokenizer that does not load.
+        DataError: an empty or unreadable corpus, too many unusable rows, an output folder with foreign files.
+        ConfigError: no such column, or a tokenizer that does not load.
     """
     path, folder, config = local_folder(source), Path(out), config or ConvertConfig()
     if not path.exists():
@@ -91,17 +90,17 @@ def convert(
 
 
 def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None) -> Run:
-    # The table stands in the source with its hash; a tokenizer is what it does, not where it lies; and a bound on bad
-    # rows decides whether something is published, not what.
+    # Only what decides the bytes: the source describes its table by hash, a fingerprint stands for the tokenizer
+    # wherever it lies, and max_bad_share decides whether shards are published, not what is in them.
     settings = config.model_dump(mode="json", exclude={"table", "max_bad_share"})
     if config.resize is None:
-        del settings["quality"]  # decides nothing then
+        del settings["quality"]  # has no effect without resize
     settings["tokenizer"] = tokenizer.fingerprint if tokenizer else None
     return {"source": source.describe(), "settings": settings}
 
 
 class _Conversion:
-    """One run, from rows to a published folder."""
+    """One conversion, from rows to a published folder."""
 
     def __init__(self, source: Source, config: ConvertConfig, output: Output, track: Track) -> None:
         self._source = source
@@ -127,7 +126,7 @@ class _Conversion:
         )
         with writer:
             quarantine = inner / QUARANTINE_NAME
-            with naming(quarantine), quarantine.open("wb") as ledger:  # closing writes too
+            with naming(quarantine), quarantine.open("wb") as ledger:  # closing may fail too: it writes the buffer
                 accounts = Accounts(ledger)
                 self._write_all(writer, accounts, engine)
                 ledger.flush()
@@ -146,14 +145,14 @@ class _Conversion:
         return Tokenizer.load(folder, max_length=self._config.max_length)
 
     def _all_captions(self) -> Iterator[str]:
-        """Captions of all rows that have usable ones, whatever their images are."""
+        """Captions of all rows with usable captions; images are not read."""
         for row in self._track(self._source.rows(), "train tokenizer", self._source.rows_at_most):
             if row.fault:
                 continue
             try:
                 yield from read_fields(row, self._source.root).captions
             except BadSample:
-                continue  # counted, with its reason, when the row is examined
+                continue  # the examination of the row counts it
 
     def _write_all(self, writer: ShardWriter, accounts: Accounts, engine: Engine) -> None:
         examiner = Examiner.from_config(self._source.root, self._config)
@@ -175,7 +174,11 @@ class _Conversion:
                     logger.warning("%s (%s); written without it, as all like it", accounts.losses.first[loss], loss)
 
     def _accept(self, examined: Examined) -> tuple[Sample, dict[Loss, str]]:
-        """The sample of an examined row, its label numbered, and its losses; BadSample for a fault or a duplicate."""
+        """The sample of an examined row, with its class number, and its losses.
+
+        Raises:
+            BadSample: the row has a fault or is a duplicate.
+        """
         if examined.fault:
             raise BadSample(*examined.fault)
         assert examined.sample is not None

@@ -1,4 +1,4 @@
-"""Who examines rows. Results come back in the order of the rows, so the output does not depend on the engine."""
+"""Engines examine rows. Results come in the order of the rows, so the output does not depend on the engine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mmdata.convert.examine import Examine, Examined
 from mmdata.convert.rows import Row
 
 Engine = Callable[[Examine, Iterable[Row]], Iterator[Examined]]
-"""Applies an examination to rows: one result each, in their order, with a bounded number of rows in flight."""
+"""Examines rows: yields one result for each row, in order, with a bounded number of rows in flight."""
 
 CHUNK = 16
-"""Rows a worker takes at once."""
+"""Rows in a worker's task."""
 
 
 def chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
-    """Consecutive rows, `size` at a time."""
+    """Lists of `size` consecutive rows; the last may be shorter."""
     iterator = iter(rows)
     while chunk := list(islice(iterator, size)):
         yield chunk
@@ -29,7 +29,7 @@ def threads(num_workers: int | None = None) -> Engine:
     """An engine of threads in this process: reading, hashing and decoding release the GIL.
 
     Args:
-        num_workers: threads; None takes one a core.
+        num_workers: threads; None takes one for each core.
     """
     workers = num_workers or os.cpu_count() or 1
 
@@ -50,5 +50,5 @@ def threads(num_workers: int | None = None) -> Engine:
 
 
 def examine_all(examine: Examine, rows: list[Row]) -> list[Examined]:
-    """What a worker does at once."""
+    """The task of a worker."""
     return [examine(row) for row in rows]

@@ -1,6 +1,6 @@
-"""What happens to one row: its captions cleaned, its image read and decoded once in full. A pure function of the row.
+"""Examines one row: cleans its captions, reads its image and decodes it in full. A pure function of the row.
 
-Images are kept as they are, and decoding only proves that they can be used; with `resize`, larger ones are made small.
+Image files are stored unchanged; decoding proves that they can be used. With `resize`, larger images are shrunk.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ from mmdata.shards.probe import sniff
 from mmdata.shards.texts import Loss, TextKind, Texts, parse_label, read_texts
 
 JSON_BYTES_ASIDE = 256
-"""Of a sample's JSON member, kept for its label, the sizes of an image that is shrunk, names and brackets."""
+"""Bytes of a sample's JSON member reserved for its label, the sizes of a shrunk image, names and brackets."""
 
 MAX_PATH_BYTES = 4096
 """Longest path that Linux opens."""
 
 SIDECAR_KINDS: tuple[TextKind, ...] = ("json", "txt", "caption")
-"""Files beside an image that are read, by their extension."""
+"""Extensions of the text files of an image with the same stem."""
 
 _ABOUT_CAPTIONS = {Reason.MISSING_IMAGE: Reason.MISSING_CAPTION, Reason.IMAGE_TOO_LARGE: Reason.CAPTION_TOO_LONG}
 
 
 @dataclass(frozen=True)
 class Examined:
-    """The result for one row: a sample, or the reason there is none.
+    """The result for one row: a sample, or the reason why there is none.
 
     Attributes:
         row: the row's number.
-        place: where it stands in the source.
+        place: the row's place in the source, for people.
         path: its image's path, as given.
-        sample: without its label, which takes all rows to number.
+        sample: without its label: numbering names of classes needs all rows before it.
         label: class number or name.
-        digest: of the bytes of the image as the corpus has it, to find duplicates.
-        fault: reason and detail where the row cannot be used.
-        losses: what of the sample's files could not be used.
-        is_table: a row of a table, which is not used where its label cannot be numbered; a sample of files is, without.
+        digest: of the image file in the corpus, to find duplicates.
+        fault: reason and detail if the row cannot be used.
+        losses: parts of the sample's files that could not be used.
+        is_table: whether the row is of a table. A label that cannot be numbered makes a table's row unusable; a sample
+            of files is written without it.
     """
 
     row: int
@@ -68,14 +69,14 @@ Examine = Callable[[Row], Examined]
 
 @dataclass(frozen=True)
 class Examiner:
-    """Examines rows; holds settings only, so that it can be sent to any process.
+    """Examines rows. It holds only settings, so that it can be sent to any process.
 
     Args:
-        root: real path of the folder that all files must lie in.
-        limits: which images are refused from their header.
+        root: real path of the folder that must contain all files.
+        limits: images outside them are quarantined.
         max_image_bytes: largest image file.
-        resize: shorter side to which larger images are shrunk; None keeps all.
-        quality: JPEG quality of those.
+        resize: shorter side, in pixels, to which larger images are shrunk; None shrinks none.
+        quality: JPEG quality of shrunk images.
     """
 
     root: str
@@ -91,7 +92,7 @@ class Examiner:
         return cls(root, limits, config.max_image_bytes, config.resize, config.quality)
 
     def __call__(self, row: Row) -> Examined:
-        """Examine one row; what is wrong with it is in the result, what is wrong with the system is raised."""
+        """Examine one row. A fault of the row is in the result; a fault of the system is raised."""
         path = row.image if isinstance(row.image, str) else "" if row.image is None else excerpt(row.image)
         path = path[:MAX_PATH_BYTES]
         try:
@@ -118,8 +119,8 @@ class Examiner:
         )
 
     def _prepare(self, original: bytes) -> tuple[bytes, ImageInfo, tuple[int, int] | None]:
-        """The image that is stored; and, where it is a smaller one, (height, width) of the original as displayed."""
-        # torch takes seconds to import: a wrong flag or an empty corpus is told before that
+        """The image to store, its header and, if it was shrunk, (height, width) of the original as displayed."""
+        # Not at the head: torch takes seconds to import, and a wrong flag or an empty corpus is reported before that.
         from mmdata.convert.resize import Resize
         from mmdata.transform.image import decode, orient
 
@@ -139,7 +140,7 @@ class Examiner:
         if row.packed:
             return row.packed.image(max_bytes=self.max_image_bytes)
         path = row.image
-        if isinstance(path, bytes):  # a binary column: an image, or a path that was written without its type
+        if isinstance(path, bytes):  # a binary column: an image, or a path whose column has the wrong type
             if sniff(path) or not (text := _path_in(path)):
                 if len(path) > self.max_image_bytes:
                     detail = f"image of {len(path)} bytes; the limit is {self.max_image_bytes}"
@@ -150,13 +151,13 @@ class Examiner:
             raise BadSample(Reason.MISSING_IMAGE, "the image's path is null")
         if not isinstance(path, str):
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path is {type(path).__name__}, not a string")
-        if len(path) > MAX_PATH_BYTES:  # a column that holds something else, which no message shall repeat
+        if len(path) > MAX_PATH_BYTES:  # not a column of paths; the message quotes only its beginning
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path has {len(path)} characters: {excerpt(path)}")
         return read_inside(self.root, path, max_bytes=self.max_image_bytes)
 
 
 def _path_in(data: bytes) -> str:
-    """A path written as bytes; "" where they are something else."""
+    """A path written as bytes; "" if the bytes are something else."""
     if len(data) > MAX_PATH_BYTES:
         return ""
     try:
@@ -168,7 +169,7 @@ def _path_in(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Fields:
-    """What a row says of its image, ready to be stored; the label is not numbered yet."""
+    """The text of a row, ready to be stored; its label is not numbered yet."""
 
     captions: list[str]
     label: int | str | None
@@ -179,11 +180,11 @@ class Fields:
 def read_fields(row: Row, root: str) -> Fields:
     """Captions, label and kept columns of a row, from the row itself or from the files of its sample.
 
-    A sample of a tar keeps all its metadata, unless the settings say which.
+    A sample of a tar keeps all its metadata, unless the settings choose.
 
     Raises:
         BadSample: no caption, or one that cannot be cleaned; in a table, a label or a kept column that cannot be
-            stored. A sample of files is used without those, and without files that cannot be read (`read_texts`).
+            stored. A sample of files loses those parts, and files that cannot be read (see `read_texts`).
     """
     if not (row.packed or row.sidecars):
         return Fields(_captions(row.captions), _table_label(row.label), _extra(row.extra), {})
@@ -197,7 +198,7 @@ def read_fields(row: Row, root: str) -> Fields:
 
 
 def _sidecar_texts(sidecars: Iterable[str], root: str) -> Texts:
-    """What the files beside an image say."""
+    """Captions, label and metadata in the text files of an image."""
     paths = {os.path.splitext(path)[1].lower(): path for path in sidecars}
 
     def read(kind: TextKind) -> bytes:
@@ -210,7 +211,7 @@ def _sidecar_texts(sidecars: Iterable[str], root: str) -> Texts:
 
 
 def _captions(values: Iterable[Any]) -> list[str]:
-    """All captions of a table's row, cleaned; empty ones are left out where another has text."""
+    """All captions of a table's row, cleaned; empty ones are left out if another has text."""
     present: list[Any] = []
     for value in values:
         present.extend(cast("list[Any]", value) if isinstance(value, list) else [value])
@@ -222,7 +223,7 @@ def _captions(values: Iterable[Any]) -> list[str]:
 
 
 def _check_unicode(value: Any) -> None:
-    """Refuse text that is not Unicode, with the place in bytes."""
+    """Raise BadSample with the offset in bytes for text that is not Unicode."""
     if not isinstance(value, str):
         return
     try:
@@ -235,14 +236,14 @@ def _check_unicode(value: Any) -> None:
 
 
 def _table_label(value: Any) -> int | str | None:
-    """A table's label; true and false of a column of booleans are the classes 1 and 0."""
+    """A table's label; True and False, of a column of booleans, are the classes 1 and 0."""
     return parse_label(int(value) if isinstance(value, bool) else value)
 
 
 def _with_sizes(extra: dict[str, Any], original: tuple[int, int], smaller: ImageInfo) -> dict[str, Any]:
-    """Metadata of an image that was shrunk: the size it had, and a "height" and "width" that say what it has now.
+    """Metadata of a shrunk image: "original_height" and "original_width" are added, "height" and "width" updated.
 
-    An original size that is there already is that of an earlier original, and stays.
+    An original size in the metadata is that of an earlier original, and stays.
     """
     sizes = {"original_height": original[0], "original_width": original[1]}
     if (extra.get("height"), extra.get("width")) in (original, original[::-1]):  # before or after orientation
@@ -251,7 +252,11 @@ def _with_sizes(extra: dict[str, Any], original: tuple[int, int], smaller: Image
 
 
 def _extra(values: dict[str, Any]) -> dict[str, Any]:
-    """Kept columns as JSON: NaN becomes null, paths take their NFC spelling; BadSample where one cannot be stored."""
+    """Kept columns as JSON: NaN becomes null, paths are normalised to NFC.
+
+    Raises:
+        BadSample: a value cannot be stored.
+    """
     losses: dict[Loss, str] = {}
     extra = _storable(values, losses)
     if losses:
@@ -260,12 +265,12 @@ def _extra(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _storable(values: dict[str, Any], losses: dict[Loss, str], *, room: int | None = None) -> dict[str, Any]:
-    """The values that JSON can hold, as `_extra` gives them; those that it cannot are put down in `losses`.
+    """The values that JSON can hold, as `_extra` returns them; the others become a loss.
 
     Args:
         values: by name.
         losses: gets at most one more entry.
-        room: bytes of JSON for all of them; None leaves it to the writer to refuse the sample.
+        room: bytes of JSON for all values; None: the writer refuses a sample with too many.
     """
     extra: dict[str, Any] = {}
     size = 0

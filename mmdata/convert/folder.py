@@ -1,4 +1,4 @@
-"""A corpus as a folder of images with captions beside them. The walk has one order, on any file system."""
+"""A corpus as a folder of images and caption files of the same stem. The walk has one order on any file system."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SIDECARS = (".json", ".txt", ".caption")
 COMMON = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".avif"}
 UNREAD = {".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg", ".pdf", ".eps", ".fits", ".ico", ".tga", ".ppm", ".exr"}
 IMAGE_SUFFIXES = COMMON | UNREAD
-"""Files of these are rows even without a caption; what they hold is told by magic bytes later."""
+"""Files with these suffixes are rows even without a caption; their magic bytes decide the format later."""
 
 
 class FolderSource:
-    """Images with captions beside them: a file of the same stem ending in .json, .txt or .caption.
+    """Images whose captions are in a file of the same stem ending in .json, .txt or .caption.
 
-    Files of a folder come in the order of their names, then its sub-folders in theirs. Hidden files and files that are
-    neither image nor caption are no rows; `describe` counts them.
+    The files of a folder come in order of their names, then its sub-folders in order of theirs. Hidden files, and files
+    that are neither image nor caption, are no rows; `describe` counts them.
     """
 
     classes: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class FolderSource:
 
 @dataclass(frozen=True)
 class _Found:
-    """What one folder holds: rows as (path, sidecars, fault); names and sizes as bytes; files that are no rows."""
+    """Content of one folder: rows as (path, sidecars, fault), names and sizes, and the number of other files."""
 
     rows: list[tuple[str, tuple[str, ...], tuple[Reason, str] | None]]
     listing: bytes
@@ -84,7 +84,7 @@ class _Found:
 
 
 def _pair(below: str, entries: list[os.DirEntry[str]]) -> _Found:
-    """Images of one folder with the captions of their stem; a caption without an image is a row of its own."""
+    """Rows of one folder: images with the caption files of their stem, and captions without an image, as faults."""
     visible = [entry for entry in entries if not entry.name.startswith(".")]
     stems: dict[str, list[str]] = {os.path.splitext(entry.name)[0]: [] for entry in visible}
     for end in SIDECARS:

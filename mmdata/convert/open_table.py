@@ -1,4 +1,4 @@
-"""Finds and opens the tables of a corpus; a file that is no table is told for what it is."""
+"""Finds and opens the tables of a corpus; the error for another file says what it is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARCHIVES = (".gz", ".zst", ".bz2", ".xz", ".zip", ".rar", ".7z")
 
 @dataclass(frozen=True)
 class FilePrint:
-    """Identity of a table's content, and a bound on its rows that costs no parsing."""
+    """Identity of a table's content; `lines` is an upper bound of its rows that needs no parsing."""
 
     name: str
     bytes: int
@@ -27,15 +27,15 @@ class FilePrint:
 
 
 def find_tables(folder: Path, pattern: str) -> list[Path]:
-    """The tables that are meant, sorted by name.
+    """The tables that match a pattern, sorted by name.
 
     Args:
-        folder: the corpus's.
+        folder: of the corpus.
         pattern: path of a table, or a pattern for several; relative to `folder`, or absolute.
 
     Raises:
-        DataError: there is none.
-        ConfigError: an empty pattern, or one that cannot be.
+        DataError: no table matches.
+        ConfigError: an empty or invalid pattern.
     """
     if not pattern:
         raise ConfigError("table '': empty; name a table in the source, or leave --table out")
@@ -62,8 +62,8 @@ def open_table(path: Path, *, quotes: bool = True) -> Table:
     """Open a table by its extension.
 
     Raises:
-        DataError: unknown extension, not a regular file, not UTF-8, no header, a column name twice, a Parquet file that
-            is cut short, JSON that is no JSON Lines.
+        DataError: unknown extension, not a regular file, not UTF-8, no header, a duplicate column name, a Parquet file
+            that is cut short, JSON that is not JSON Lines.
     """
     kind = path.suffix.lower()
     check_regular(path, "table")
@@ -77,7 +77,7 @@ def open_table(path: Path, *, quotes: bool = True) -> Table:
 
 
 def _what_it_is(path: Path) -> str:
-    """What a file that is no table is, and what to do with it."""
+    """Says what a file that is not a table is, and what to do with it."""
     name = path.name.lower()
     if name.endswith(COMPRESSED_TARS):
         return (
@@ -96,7 +96,7 @@ def _what_it_is(path: Path) -> str:
 
 
 def fingerprint(path: Path) -> FilePrint:
-    """Hash a table's file, and count its lines on the way."""
+    """Hash a table's file and count its lines."""
     digest, size, lines = hashlib.sha256(), 0, 1
     with path.open("rb") as file:
         while block := file.read(2**20):

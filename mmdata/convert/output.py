@@ -1,7 +1,8 @@
-"""The output folder: one writer, nothing foreign touched, published whole.
+"""The output folder: one writer at a time, foreign files untouched, published whole.
 
-A conversion is complete once its private folder holds a manifest. From then on it is only moved into place, and a run
-that was killed while moving is finished by the next one; before, the next one starts over.
+A conversion is made in a private sub-folder, and is complete once that holds a manifest. After that it is only moved
+into place: the next run finishes a move that was killed. An incomplete conversion is removed, and the next run starts
+over.
 """
 
 from __future__ import annotations
@@ -23,21 +24,22 @@ from mmdata.shards.writer import published_names
 PRIVATE_NAME = ".mmdata-convert"
 OLD_NAME = "old"
 TOKENIZER_NAME = "tokenizer"
-"""A tokenizer trained on the captions: a link to a folder of this name in `__mmdata__`.
+"""Name of a trained tokenizer: a link to the folder of this name in `__mmdata__`.
 
-`datasets` takes JSON files below a folder for data, and neither follows links to folders nor looks into `__mmdata__`.
+Hugging Face's `datasets` takes JSON files below a folder for data, but neither follows links to folders nor reads
+`__mmdata__`.
 """
 
 Run = dict[str, Any]
-"""What decides a conversion's bytes: {"source": …, "settings": …}; kept in the manifest's accounts as "run"."""
+"""What decides a conversion's bytes, {"source": …, "settings": …}. The manifest's accounts keep it as "run"."""
 
 
 class Output:
-    """A folder that this process alone writes, until `open_output` is left.
+    """A folder that only this process writes, within `open_output`.
 
     Attributes:
         folder: where the conversion is published.
-        private: hidden folder in it, where it is made.
+        private: hidden sub-folder where the conversion is made.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,21 +47,21 @@ class Output:
         self.private = folder / PRIVATE_NAME
 
     def is_complete(self, run: Run, *, overwrite: bool) -> bool:
-        """Whether the folder already holds this conversion, so that nothing is to be done.
+        """Whether the folder already holds this conversion, so that nothing is left to do.
 
         Raises:
-            DataError: it holds another conversion, or a damaged one, and not `overwrite`.
+            DataError: it holds another conversion, or a damaged one, and `overwrite` is False.
         """
-        there = _manifest(self.folder)
-        if there is None or overwrite:
+        published = _manifest(self.folder)
+        if published is None or overwrite:
             return False
-        if changes := _differences(cast(Run, (there.accounts or {})["run"]), run):
+        if changes := _differences(cast(Run, (published.accounts or {})["run"]), run):
             raise DataError(
                 f"output '{self.folder}': holds another conversion ({'; '.join(changes)}); "
                 "choose another folder, or replace it with --overwrite"
             )
-        damages = [f"'{name}' is missing" for name in sorted(_names(there) - _listing(self.folder))]
-        if damages := damages or list(_wrong_sizes(there, self.folder)):
+        damages = [f"'{name}' is missing" for name in sorted(_names(published) - _listing(self.folder))]
+        if damages := damages or list(_wrong_sizes(published, self.folder)):
             raise DataError(
                 f"output '{self.folder}': holds this conversion, damaged ({'; '.join(damages[:3])}); "
                 "make it anew with --overwrite"
@@ -67,11 +69,11 @@ class Output:
         return True
 
     def refuse_foreign(self) -> None:
-        """Raise DataError where the folder holds anything that a conversion did not put there."""
+        """Raise DataError if the folder holds a file that no conversion wrote."""
         ours = {LOCK_NAME, PRIVATE_NAME}
-        if there := _manifest(self.folder):
-            ours |= _names(there)
-        if complete := _manifest(self.private):  # and perhaps killed while it was moved into place
+        if published := _manifest(self.folder):
+            ours |= _names(published)
+        if complete := _manifest(self.private):  # a killed run may have moved a part of its files into place
             ours |= _names(complete) - _listing(self.private)
         if old := _manifest(self.private / OLD_NAME):
             ours |= _names(old)
@@ -83,20 +85,20 @@ class Output:
             )
 
     def recover(self) -> None:
-        """Finish what an earlier run had completed, clear what it had not."""
+        """Publish the complete conversion of a killed run, or remove its incomplete one."""
         if manifest_prefix(self.private) is not None:
             self.publish()
         elif self.private.exists():
             shutil.rmtree(self.private)
 
     def publish(self) -> None:
-        """Move a completed conversion into place, the manifest last. May be killed and repeated at any point."""
+        """Move a complete conversion into place, the manifest last. It may be killed at any point and repeated."""
         self._withdraw_old()
-        prefix = manifest_prefix(self.private) or BESIDE  # an earlier version's, if that was killed while moving
+        prefix = manifest_prefix(self.private) or BESIDE  # "": an earlier version was killed in this method
         manifest, inner = prefix + MANIFEST_NAME, self.folder / prefix
         inner.mkdir(exist_ok=True)
         for name in sorted(_listing(self.private) - {manifest, OLD_NAME}):
-            if not name.startswith("."):  # what the writer keeps for itself
+            if not name.startswith("."):  # hidden files are the writer's own
                 os.rename(self.private / name, self.folder / name)
         sync_folder(inner)
         sync_folder(self.folder)
@@ -105,8 +107,9 @@ class Output:
         shutil.rmtree(self.private)
 
     def _withdraw_old(self) -> None:
-        # The old manifest is moved, not deleted, before the files it names: a kill in between must not orphan them.
-        # So are its pages, of the names of which the new one has some too.
+        """Remove the conversion that is replaced."""
+        # The old manifest is first moved, not deleted: after a kill it still names the files to remove. Its pages are
+        # moved too, because the new manifest has pages of the same names.
         old = self.private / OLD_NAME
         if (prefix := manifest_prefix(self.folder)) is not None:
             (old / prefix).mkdir(parents=True, exist_ok=True)
@@ -131,14 +134,14 @@ class Output:
 
 @contextmanager
 def open_output(folder: Path) -> Generator[Output]:
-    """Hold `folder` as its only writer, made if missing, with what a killed run left set right.
+    """Hold a folder as its only writer. It is made if missing, and what a killed run left is published or removed.
 
     Raises:
-        DataError: it holds foreign files, it cannot be written, or another process writes there.
+        DataError: the folder holds foreign files, cannot be written, or another process writes it.
     """
     output = Output(folder)
     if folder.is_dir() and not (folder / LOCK_NAME).exists():
-        output.refuse_foreign()  # before so much as a lock is put into someone's folder
+        output.refuse_foreign()  # before even a lock file is put into a foreign folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOCK_NAME).touch()
@@ -153,19 +156,19 @@ def open_output(folder: Path) -> Generator[Output]:
 
 
 def _manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder, if it has one."""
+    """The manifest of a folder, or None."""
     return None if manifest_prefix(folder) is None else Manifest.read(folder)
 
 
 def _wrong_sizes(manifest: Manifest, folder: Path) -> Iterator[str]:
-    """Shards whose size is not the manifest's; `mmdata verify` reads them whole."""
+    """Names shards whose size is not the manifest's; only `mmdata verify` hashes them."""
     for entry in manifest:
         if (size := (folder / entry.name).stat().st_size) != entry.bytes:
             yield f"'{entry.name}' has {size} bytes of {entry.bytes}"
 
 
 def _listing(folder: Path) -> set[str]:
-    """What lies in a folder, and what in its `__mmdata__`: paths relative to the folder."""
+    """Files of a folder and of its `__mmdata__`: paths relative to the folder."""
     names = set(os.listdir(folder))
     if INNER_NAME in names and (folder / INNER).is_dir():
         names |= {INNER + name for name in os.listdir(folder / INNER)}
@@ -174,22 +177,22 @@ def _listing(folder: Path) -> set[str]:
 
 
 def _names(manifest: Manifest) -> set[str]:
-    """All that a conversion publishes, as `_listing` names it; nothing where the manifest is not a conversion's."""
+    """Paths, as in `_listing`, of all that a conversion publishes; empty if the manifest is not a conversion's."""
     run = (manifest.accounts or {}).get("run")
     if run is None:
         return set()
-    # Not from its pages, which may lie elsewhere already where a run was killed while moving.
+    # Not from its pages: a run that was killed while moving files may have moved them.
     names = {*published_names(manifest), manifest.prefix + MANIFEST_NAME, manifest.prefix + QUARANTINE_NAME}
     if run["settings"]["train_tokenizer"]:
         names.add(TOKENIZER_NAME)
-        if manifest.prefix != BESIDE:  # there it is the folder itself
+        if manifest.prefix != BESIDE:  # an earlier version wrote the folder itself, and no link
             names.add(manifest.prefix + TOKENIZER_NAME)
     return names
 
 
-def _differences(there: Run, here: Run) -> list[str]:
-    """What changed from one run to another, as "settings.min_side: was 2, is 32"."""
-    old, new = _flat(there), _flat(here)
+def _differences(before: Run, now: Run) -> list[str]:
+    """What changed between two runs, as "settings.min_side: was 2, is 32"."""
+    old, new = _flat(before), _flat(now)
     return [
         f"{name}: was {json.dumps(old.get(name))}, is {json.dumps(new.get(name))}"
         for name in sorted({*old, *new})

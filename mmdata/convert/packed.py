@@ -1,6 +1,6 @@
-"""A corpus that is packed already: WebDataset tars, read strictly. Keys, captions, labels and metadata are kept.
+"""A corpus of WebDataset tars, read strictly. Keys, captions, labels and metadata are kept.
 
-The tars are read twice: their headers first, so that a damaged one is told before anything is written.
+The tars are read twice, their headers first: a damaged tar raises before anything is written.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from mmdata.hashing import hash64
 from mmdata.shards import Manifest
 from mmdata.shards.build import find_shards
 from mmdata.shards.folder import manifest_prefix
-from mmdata.shards.samples import TEXT_MEMBERS, Group, SampleReader
+from mmdata.shards.samples import TEXT_MEMBERS, Group, SampleReader, split_sample
 from mmdata.shards.tar import header
 
 LONGEST_EXTENSION = ".json"
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a path is a tar, or a folder with tars and no images beside them."""
+    """Whether a path is a tar, or a folder with tars and without images."""
     if not path.is_dir():
         return path.is_file() and path.suffix == ".tar"
     suffixes = {os.path.splitext(entry.name)[1].lower() for entry in path.iterdir() if not entry.name.startswith(".")}
@@ -38,11 +38,11 @@ def is_packed(path: Path) -> bool:
 
 
 class PackedSource:
-    """The samples of tars, tar after tar in the order of their names.
+    """The samples of tars, in the order of the tars' names.
 
-    A sample keeps its key. Where two tars have a sample of the same key, the tar's name comes before all keys:
-    "train-0001/000012". A key that climbs out of its folder is a fault; "./a" and "a" are one key; one that is too
-    long for a plain tar becomes "row-" and the number of its row.
+    A sample keeps its key. If any two samples have the same key, every key gets the tar's name as a prefix:
+    "train-0001/000012". A key that climbs out of its folder is a fault; "./a" and "a" are the same key; a key that is
+    too long for a plain tar is replaced by "row-" and the row's number.
 
     Raises:
         DataError: no tar, a damaged one, a sample split over two.
@@ -89,7 +89,7 @@ class PackedSource:
         }
 
     def _indexed(self, tar: Path) -> dict[int, int]:
-        """Hashes of a tar's images by their offsets, from the index beside it; none where there is no index of it."""
+        """Hashes of a tar's images by offset, from the index in the same folder; empty without one."""
         if self._manifest is None or self._manifest.location != ".":
             return {}
         if self._numbers is None:
@@ -120,7 +120,7 @@ class PackedSource:
 
 @dataclass(frozen=True)
 class _Scan:
-    """What the headers of one tar say: hashes of its keys, members that are not carried over, its name and size."""
+    """Headers of one tar: hashes of its keys, number of members that are not carried over, its name and size."""
 
     keys: array[int]
     ignored: int
@@ -128,7 +128,7 @@ class _Scan:
 
 
 def _scan(tars: Iterable[Path]) -> Iterator[_Scan]:
-    before: tuple[str, Group] | None = None  # the last sample so far, and its tar
+    before: tuple[str, Group] | None = None  # the last tar with samples, and its last sample
     for tar in tars:
         keys, unread = array("q"), 0
         with tar.open("rb") as file:
@@ -147,14 +147,11 @@ def _scan(tars: Iterable[Path]) -> Iterator[_Scan]:
 
 def _refuse_split(tar: str, last: Group, following: str, first: Group) -> None:
     if last.key == first.key and not last.members.keys() & first.members.keys():
-        raise DataError(
-            f"sample '{first.key}' ends shard '{tar}' and starts shard '{following}': split over two shards; "
-            "pack the tars again with whole samples"
-        )
+        raise split_sample(first.key, tar, following)
 
 
 def _plain(key: str) -> str | None:
-    """A key without empty or "." folders; None for one that is absolute or climbs."""
+    """A key without empty or "." folders; None if it is absolute or climbs out of its folder."""
     folders = key.split("/")
     if key.startswith("/") or ".." in folders:
         return None
@@ -162,7 +159,7 @@ def _plain(key: str) -> str | None:
 
 
 def _fits(key: str) -> bool:
-    """Whether a plain tar can name the members of a sample."""
+    """Whether the names of a sample's members fit into plain tar headers."""
     try:
         header(key + LONGEST_EXTENSION, 0)
     except ValueError:

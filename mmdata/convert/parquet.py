@@ -1,4 +1,4 @@
-"""Parquet tables: paths and captions, or the images themselves in a binary column."""
+"""Parquet tables with captions and either paths of images or, in a binary column, the images."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _is_binary(kind: Any) -> bool:
 
 
 def _is_image_struct(kind: Any) -> bool:
-    """Whether a type is that of Hugging Face's images: a struct of bytes and path, one of them null."""
+    """Whether a type is that of Hugging Face's Image feature: a struct of bytes and path, one of them null."""
     if not pa.types.is_struct(kind):
         return False
     names = {field.name: field.type for field in kind}
@@ -83,7 +83,8 @@ def _is_image_struct(kind: Any) -> bool:
 
 
 def _as_python(column: Any) -> list[Any]:
-    """Values of an Arrow array. Strings are decoded here: one that is not UTF-8 would fail the whole array."""
+    """Values of an Arrow array; strings that are not UTF-8 hold surrogates."""
+    # Strings are cast to bytes and decoded one by one: to_pylist raises for the whole array if one is not UTF-8.
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _as_python(column.dictionary_decode())
@@ -102,7 +103,7 @@ def _as_python(column: Any) -> list[Any]:
 
 
 def as_text(value: Any) -> Any:
-    """Bytes, and those in a list, as text; bytes that are not UTF-8 become surrogates. Other values as they are."""
+    """Bytes, also in lists, as text; bytes that are not UTF-8 become surrogates. Other values stay as they are."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     if isinstance(value, list):

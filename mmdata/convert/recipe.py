@@ -13,52 +13,52 @@ from mmdata.errors import ConfigError
 from mmdata.shipped import shipped
 
 RESERVED = frozenset({"captions", "caption", "label"})
-"""Names that a sample's JSON already uses."""
+"""Names in a sample's JSON with a meaning of their own."""
 
 
 class ConvertConfig(Settings):
-    """What becomes a sample, and how samples are packed. Nothing here changes with the machine that runs it."""
+    """Which rows become samples, and how samples are packed. No setting depends on the machine."""
 
     table: str | None = None
     """Table(s) of a corpus given as a folder, relative to it; a pattern such as "part-*.parquet" takes several."""
     images: str = "."
-    """Folder the table's paths are relative to, itself relative to the corpus's folder; nothing above it is read."""
+    """Folder that the table's paths are relative to, itself relative to the corpus; nothing above it is read."""
     image_column: str | None = None
     """Column with paths; None takes the first of the usual names."""
     caption_columns: list[str] | None = None
-    """Columns with a caption, or a list of them, each; None takes the first of the usual names."""
+    """Columns with captions, each cell a string or a list; None takes the first of the usual names."""
     label_column: str | None = None
-    """Column with class numbers or names; None takes one of the usual names where there is one, "" takes none."""
+    """Column with class numbers or names; None takes the first of the usual names, if any; "" takes none."""
     quotes: bool = True
     """Whether fields of a CSV or TSV may be quoted; False reads every quotation mark as text."""
     keep: tuple[str, ...] = ()
     """Further columns to store in each sample's JSON; "path" is the image's path."""
     keep_duplicates: bool = False
-    """Whether images whose bytes were seen before are written again."""
+    """Whether an image with the bytes of an earlier one is written again."""
     resize: Positive | None = None
-    """Shorter side, in pixels, to which larger images are shrunk and encoded as JPEG; None stores all as they are."""
+    """Shorter side, in pixels, to which larger images are shrunk and encoded as JPEG; None stores all unchanged."""
     quality: Annotated[int, Field(strict=True, ge=1, le=100)] = 95
-    """JPEG quality of the images that are shrunk."""
+    """JPEG quality of shrunk images."""
     min_side: Positive = 2
     """Smallest height or width, in pixels."""
     max_aspect: Annotated[float, Field(ge=1.0)] = 20.0
     """Largest ratio of the longer to the shorter side."""
     max_pixels: Positive = 178_956_970
-    """Most pixels an image may have; more are refused from its header."""
+    """Largest height × width."""
     max_image_bytes: Positive = 268_435_456
-    """Largest image file."""
+    """Largest image file, in bytes."""
     max_bad_share: Share = 0.05
-    """Nothing is published when more than this share of the rows is quarantined (duplicates are not counted)."""
+    """Largest share of quarantined rows; above it nothing is published. Duplicates and filtered rows do not count."""
     shard_rows: Positive = 10_000
-    """Most samples of a shard."""
+    """Largest number of samples in a shard."""
     shard_bytes: Positive = 1_000_000_000
-    """Most bytes of a shard, unless a single sample is larger."""
+    """Largest size of a shard in bytes, unless a single sample is larger."""
     tokenizer: Location | None = None
     """Tokenizer that counts caption lengths for the index: a folder, or a Hugging Face name."""
     train_tokenizer: Annotated[int, Field(strict=True, ge=300)] | None = None
-    """Entries of a tokenizer to train on the corpus's captions, into the output's folder "tokenizer"."""
+    """Vocabulary size of a tokenizer to train on the corpus's captions, as "tokenizer" in the output folder."""
     max_length: Positive = 77
-    """Text length in tokens that a trained tokenizer records."""
+    """Text length, in tokens, that is recorded in a trained tokenizer."""
 
     @model_validator(mode="after")
     def _check(self) -> ConvertConfig:

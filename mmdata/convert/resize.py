@@ -1,7 +1,7 @@
-"""Large images made small: shorter side to N, upright, in sRGB, as JPEG. Equal images and settings give equal bytes.
+"""Shrinks large images: shorter side of N pixels, upright, sRGB, JPEG. Equal images and settings give equal bytes.
 
-Pillow resizes with integers, the same on every processor, and encodes with libjpeg-turbo's exact transform (simplejpeg
-takes the fast one below quality 96, 0.4 dB worse). Other versions of the two may give other bytes.
+Pillow resizes with integers, so every processor gives the same pixels, and encodes with libjpeg-turbo's exact DCT
+(below quality 96 simplejpeg takes the fast one, 0.4 dB worse). Other versions of the two may give other bytes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from mmdata.shards import ImageInfo
 
 @dataclass(frozen=True)
 class Resize:
-    """Makes images smaller; never larger.
+    """Shrinks images; never enlarges them.
 
     Args:
-        side: the shorter side that larger images get, in pixels.
-        quality: of the JPEG, 1 to 100. Chroma is kept at full resolution (4:4:4): the images are small already.
+        side: shorter side of a shrunk image, in pixels.
+        quality: of the JPEG, 1 to 100. Chroma keeps its full resolution (4:4:4), because the images are small.
     """
 
     side: int
     quality: int
 
     def applies(self, info: ImageInfo) -> bool:
-        """Whether an image is larger, so that it is not stored as it is."""
+        """Whether an image is larger and therefore shrunk."""
         return min(info.height, info.width) > self.side
 
     def size(self, height: int, width: int) -> tuple[int, int]:
@@ -43,16 +43,16 @@ class Resize:
 
         Args:
             pixels: uint8 (3, H, W) at full size, as displayed.
-            original: the file they were decoded from; its ICC profile says what its colours mean.
+            original: the file they were decoded from; its ICC profile defines the colours.
             format: of that file.
 
         Returns:
-            A JPEG without EXIF or profile, and what its header says.
+            A JPEG without EXIF data and profile, and its header.
         """
         height, width = self.size(pixels.shape[1], pixels.shape[2])
         image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-        # Lanczos keeps most of what a later, smaller bicubic crop shows: 39.7 dB without JPEG, bicubic 38.6
-        # (docs/benchmarks.md, "Shrinking").
+        # Lanczos loses least for a later, smaller bicubic crop: 39.7 dB without JPEG, bicubic 38.6 (docs/benchmarks.md,
+        # "Shrinking").
         image = _to_srgb(image.resize((width, height), Image.Resampling.LANCZOS), original, format)
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=self.quality, subsampling=0, icc_profile=None, exif=b"")
@@ -60,7 +60,7 @@ class Resize:
 
 
 def _to_srgb(image: Image.Image, original: bytes, format: str) -> Image.Image:
-    """Colours as sRGB has them; as they are where no profile, or a broken one, says what they were."""
+    """The image with its colours converted to sRGB; unchanged without a profile or with a broken one."""
     with Image.open(io.BytesIO(original), formats=[format]) as file:
         profile, is_grey = file.info.get("icc_profile"), file.mode in ("1", "L", "LA") or file.mode.startswith("I")
     if not profile:
@@ -71,15 +71,13 @@ def _to_srgb(image: Image.Image, original: bytes, format: str) -> Image.Image:
             return image
         return transform.apply(image.convert("L" if space == "GRAY" else "RGB"))
     except (ImageCms.PyCMSError, OSError):
-        return image  # what viewers show then
+        return image  # as viewers show it
 
 
 @lru_cache(maxsize=32)
 def _transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
-    """Colour space of a profile, and its transform to sRGB; none for CMYK, which decoding has converted.
-
-    Making one takes milliseconds with the GIL held, and most photos share a few profiles.
-    """
+    """Colour space of a profile, and its transform to sRGB; None for CMYK, which decoding has converted."""
+    # Cached: making a transform takes milliseconds with the GIL held, and most photos share a few profiles.
     source: Any = ImageCms.ImageCmsProfile(io.BytesIO(profile))
     space = str(source.profile.xcolor_space).strip()
     if space not in ("RGB", "GRAY"):

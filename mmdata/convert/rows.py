@@ -1,4 +1,4 @@
-"""A row as its source has it, and what a source is. A row's number in its source's fixed order is its identity."""
+"""Rows of a raw corpus, and the sources that give them. A row's number in its source's fixed order is its identity."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mmdata.shards.texts import Texts
 
 @dataclass(frozen=True)
 class PackedFiles:
-    """The files of a sample that lies in a tar.
+    """The files of a sample in a tar.
 
     Attributes:
         tar: path of the tar.
-        group: its members, by extension.
-        key: the key that the sample gets.
-        indexed: offset of the image that an index names, and its hash there; None where there is no index.
+        group: the sample's members, by extension.
+        key: of the sample in the new shards.
+        indexed: offset and hash of the image in the tar's index; None without an index.
     """
 
     tar: str
@@ -30,7 +30,11 @@ class PackedFiles:
     indexed: tuple[int, int] | None = None
 
     def image(self, *, max_bytes: int) -> bytes:
-        """The image's bytes; BadSample where there is none, a larger one, or another than the index says."""
+        """The image's bytes.
+
+        Raises:
+            BadSample: there is none, it is larger than `max_bytes`, or it is not the image that was indexed.
+        """
         member = image_member(self.group, self._read)
         if member.size > max_bytes:
             detail = f"'{member.name}' has {member.size} bytes; the limit is {max_bytes}"
@@ -43,7 +47,7 @@ class PackedFiles:
         return data
 
     def texts(self) -> Texts:
-        """What its text members say; BadSample where none has a usable caption."""
+        """Captions, label and metadata; see `texts_of`."""
         return texts_of(self.group, self._read)
 
     def _read(self, member: Member) -> bytes:
@@ -57,18 +61,18 @@ class PackedFiles:
 
 @dataclass(frozen=True)
 class Row:
-    """One input row, as found: nothing in it is checked yet.
+    """One input row; nothing in it is checked yet.
 
     Attributes:
         number: position in the source, from 0.
-        place: where it stands, for people.
-        image: path relative to the source's root, or the image's bytes; anything else is a fault to be found.
-        captions: values of the caption columns: strings, lists of strings, None, or what else was there.
+        place: the row's place in the source, for people.
+        image: path relative to the source's root, or the image's bytes; the examiner refuses any other value.
+        captions: values of the caption columns: strings, lists of strings, None, or anything else.
         label: class number or name, or None.
-        extra: further columns to keep, by the name they are stored under.
-        sidecars: paths of files that hold captions, label and extra instead.
-        packed: the files of a sample in a tar, which hold all of it instead.
-        fault: reason and detail where the row could not be read at all.
+        extra: further columns to keep, by the name under which they are stored.
+        sidecars: paths of text files with captions, label and extra; the fields above are empty then.
+        packed: the files of a sample in a tar; image, captions and label are empty then.
+        fault: reason and detail if the row could not be read.
     """
 
     number: int
@@ -86,9 +90,9 @@ class Source(Protocol):
     """A raw corpus.
 
     Attributes:
-        root: real path of the folder that all images lie below.
-        rows_at_most: bound on the number of rows, exact for folders, tars and Parquet.
-        classes: names of the class numbers where the corpus comes with them; else empty.
+        root: real path of the folder that must contain all images.
+        rows_at_most: upper bound of the number of rows, exact for folders, tars and Parquet.
+        classes: names of the class numbers, if the corpus declares them; else empty.
     """
 
     root: str
@@ -100,5 +104,5 @@ class Source(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What was read, without a machine's paths or clocks: equal for equal input."""
+        """Kind and content of the source, without paths and times: equal for equal input."""
         ...

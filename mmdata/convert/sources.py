@@ -1,7 +1,4 @@
-"""Where rows come from: a table of paths and captions, a folder of images with captions beside them, or tars.
-
-Rows come in one fixed order; a row's number in it is its identity.
-"""
+"""Opens a source of rows: a table of paths and captions, a folder of images and caption files, or tars."""
 
 from __future__ import annotations
 
@@ -31,11 +28,11 @@ def open_source(path: Path, config: ConvertConfig) -> Source:
 
     Args:
         path: the folder, or the file.
-        config: its table, images and column settings say how to read it.
+        config: table, images and column settings are used.
 
     Raises:
         DataError: no such path, an unreadable table, a damaged tar, an empty corpus.
-        ConfigError: a column that is not there.
+        ConfigError: no such column.
     """
     if not path.exists():
         raise DataError(f"source '{path}': no such file or folder")
@@ -51,7 +48,7 @@ def open_source(path: Path, config: ConvertConfig) -> Source:
 
 
 class TableSource:
-    """Tables of path + caption(s), read one after the other."""
+    """One or more tables of images and captions, read one after the other."""
 
     classes: tuple[str, ...] = ()
 
@@ -100,7 +97,7 @@ class TableSource:
                 number += 1
 
     def _refuse_to_keep(self, table: ParquetTable) -> None:
-        """Raise ConfigError where a column of images, and not of paths, is to be kept in each sample's JSON."""
+        """Raise ConfigError if a column of images, not of paths, is to be kept in each sample's JSON."""
         for stored, name in self.columns.keep.items():
             if name == self.columns.image and table.holds_images(name):
                 raise ConfigError(
@@ -121,7 +118,7 @@ class TableSource:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column means what; `label` holds one name or none, `keep` maps the stored name to the column."""
+    """Columns by meaning; `label` holds one name or none, `keep` maps the stored name to the column."""
 
     image: str
     captions: tuple[str, ...]
@@ -133,7 +130,7 @@ def choose_columns(table: Table, config: ConvertConfig) -> Columns:
     """The columns that the settings name, or the first of the usual names that the table has.
 
     Raises:
-        ConfigError: one that is named is not there, or no usual name is; the message lists the columns there are.
+        ConfigError: the table has no such column; the message lists its columns.
     """
     image = _column(table, config.image_column, IMAGE_COLUMNS, "image")
     if config.caption_columns:
@@ -146,21 +143,21 @@ def choose_columns(table: Table, config: ConvertConfig) -> Columns:
     elif config.label_column is None:
         label = tuple(_usual(table, LABEL_COLUMNS)[:1])
     keep = {name: image if name == "path" else _column(table, name, (), "keep") for name in config.keep}
-    if image in keep:  # under one name whatever the table calls it
+    if image in keep:  # stored as "path", whatever the table calls it
         keep = {"path" if name == image else name: column for name, column in keep.items()}
     return Columns(image, captions, label, keep)
 
 
 def _column(table: Table, name: str | None, usual: Sequence[str], purpose: str) -> str:
-    there = shown(table.columns)
+    known = shown(table.columns)
     if name is not None:
         if name not in table.columns:
-            raise ConfigError(f"table '{table.path}': no column '{name}' ({purpose}); there are: {there}")
+            raise ConfigError(f"table '{table.path}': no column '{name}' ({purpose}); there are: {known}")
         return name
     found = _usual(table, usual)
     if not found:
         raise ConfigError(
-            f"table '{table.path}': no {purpose} column of a usual name ({', '.join(usual)}); there are: {there}; "
+            f"table '{table.path}': no {purpose} column of a usual name ({', '.join(usual)}); there are: {known}; "
             f"name it with --{purpose}-column (the first line must be a header)"
         )
     return found[0]

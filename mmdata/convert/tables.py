@@ -1,6 +1,6 @@
-"""Tables as they are found: CSV, TSV, JSONL, Parquet. Each row that can be told apart comes out once, whole or faulty.
+"""CSV, TSV and JSON Lines tables. Each row that can be delimited is yielded once, with its cells or with a fault.
 
-Text is read as UTF-8; bytes that are not stay in the cell as surrogates, so that one bad cell costs one row.
+Text is read as UTF-8; other bytes stay in the cell as surrogates, so that one bad cell costs one row.
 """
 
 from __future__ import annotations
@@ -17,20 +17,24 @@ from mmdata.shards.captions import unique_keys
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 MAX_LINE = 64 * 2**20
-"""Longest line of a text table; a longer one means the file is something else."""
+"""Longest line of a text table; a file with a longer one is something else."""
 MAX_BROKEN_LINES = 100
-"""A quoted field that breaks after more lines than this has swallowed rows: an error, not one bad row."""
+"""A faulty quoted field over more lines than this has swallowed rows, which is an error and not one bad row."""
 JSONL_ROWS_SEEN = 100
-"""Rows of a JSONL file whose keys are taken as its columns."""
+"""Rows of a JSONL file whose keys are its columns."""
+MAX_NAMES = 20
+"""Columns that a message names."""
+MAX_DIFFERENCES = 5
+"""Differences between two tables that a message names."""
 
 
 class TableRow(NamedTuple):
     """One row of a table.
 
     Attributes:
-        place: where it starts, as "captions.csv, line 12".
-        cells: values by column; None where the row could not be parsed.
-        fault: why it could not.
+        place: its start, as "captions.csv, line 12".
+        cells: values by column; None if the row could not be parsed.
+        fault: why the row could not be parsed.
     """
 
     place: str
@@ -44,7 +48,7 @@ class Table(Protocol):
     path: Path
     columns: list[str]
     types: dict[str, str]
-    """Type of each column, equal for tables that may be read as one; empty where the format has none."""
+    """Type of each column; several tables must agree. Empty if the format has no types."""
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
         """All rows, in order, with at least these columns; a cell of a binary column holds bytes."""
@@ -52,7 +56,7 @@ class Table(Protocol):
 
 
 def refuse_twice(path: Path, columns: Sequence[str]) -> None:
-    """Raise DataError where two columns have one name: which of them is meant cannot be known."""
+    """Raise DataError for a duplicate column name, which would be ambiguous."""
     if doubled := [name for name, count in Counter(columns).items() if count > 1]:
         raise DataError(
             f"table '{path}': column names that are there twice: {shown(doubled)}; rename one of each "
@@ -60,13 +64,14 @@ def refuse_twice(path: Path, columns: Sequence[str]) -> None:
         )
 
 
-def shown(names: Sequence[str], most: int = 20) -> str:
-    """Names of columns for a message, a bounded number of them."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(name if name.isprintable() and len(name) <= 80 else excerpt(name) for name in names[:most]) + more
+def shown(names: Sequence[str]) -> str:
+    """Names of up to MAX_NAMES columns, for a message."""
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    shortened = (name if name.isprintable() and len(name) <= 80 else excerpt(name) for name in names[:MAX_NAMES])
+    return ", ".join(shortened) + more
 
 
-def differences(first: Table, other: Table, most: int = 5) -> str:
+def differences(first: Table, other: Table) -> str:
     """How the columns of two tables differ: "'caption' is string in the first and int64 in the second"; or ""."""
     found: list[str] = []
     for name in dict.fromkeys([*first.types, *other.types]):
@@ -75,8 +80,8 @@ def differences(first: Table, other: Table, most: int = 5) -> str:
             found.append(f"{excerpt(name)} is only in the {'second' if one is None else 'first'}")
         elif one != two:
             found.append(f"{excerpt(name)} is {one[:200]} in the first and {two[:200]} in the second")
-    more = f"; and {len(found) - most} more" if len(found) > most else ""
-    return "; ".join(found[:most]) + more
+    more = f"; and {len(found) - MAX_DIFFERENCES} more" if len(found) > MAX_DIFFERENCES else ""
+    return "; ".join(found[:MAX_DIFFERENCES]) + more
 
 
 class DelimitedTable:
@@ -95,7 +100,7 @@ class DelimitedTable:
         self.types = dict.fromkeys(self.columns, "text")
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
-        """All rows after the header; blank lines are none. See `Table.rows`."""
+        """All rows after the header; blank lines are skipped. See `Table.rows`."""
         records = self._records()
         next(records, None)
         yield from records
@@ -143,7 +148,7 @@ class DelimitedTable:
 
 
 class JsonLinesTable:
-    """A file of JSON objects, one a line."""
+    """A file with a JSON object in each line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -168,7 +173,7 @@ class JsonLinesTable:
         self.columns = list(columns)
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
-        """All lines but blank ones. See `Table.rows`."""
+        """All lines that are not blank. See `Table.rows`."""
         for number, line in enumerate(_Lines(self.path), 1):
             if not line.strip():
                 continue
@@ -185,7 +190,7 @@ class JsonLinesTable:
 
 
 class _Lines:
-    """Lines of a text file with their ends kept; `ended` once the last was read."""
+    """Lines of a text file with their line ends; `ended` is True once the last line was read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -198,13 +203,17 @@ class _Lines:
                 number += 1
                 if len(line) == MAX_LINE:
                     raise DataError(f"table '{self._path}', line {number}: longer than 64 MiB; is it a text table?")
-                # Python 3.10's csv module refuses NUL; captions lose control characters anyway.
+                # Python 3.10's csv module raises for NUL; cleaning removes control characters from captions anyway.
                 yield line.replace("\0", "\x01")
         self.ended = True
 
 
 def parse_json(text: str) -> Any:
-    """Strict JSON: no NaN, no Infinity, no key twice. Raises ValueError or RecursionError."""
+    """Strict JSON: no NaN, no Infinity, no duplicate key.
+
+    Raises:
+        ValueError, RecursionError: it is not that.
+    """
     return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=unique_keys)
 
 
@@ -213,7 +222,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _refuse_json_array(path: Path) -> None:
-    """Raise DataError where a file begins as one JSON array of objects."""
+    """Raise DataError if a file begins like one JSON array of objects."""
     with path.open("rb") as file:
         head = file.read(4096).removeprefix(b"\xef\xbb\xbf").split()
     if head and (head[0] == b"[" or head[0].startswith(b"[{")):

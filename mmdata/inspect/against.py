@@ -1,4 +1,4 @@
-"""mmdata beside other loaders: the same shards, batch size and workers, in turn, each run in a process of its own."""
+"""Times mmdata and other loaders on the same shards, batch size and workers, in turn, each run in its own process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WHAT = {
     "webdataset": "as OpenCLIP uses it: Pillow, torchvision's crop, float; captions one by one, padded to max_length",
     "torch": "DataLoader over a Dataset of the index's rows: Pillow, torchvision's crop, float; captions by batch",
 }
-"""What each of them does, for those who read the figures."""
+"""What each loader does, for the table of results."""
 
 
 def peers_of(names: str) -> list[str]:
     """The loaders of a list such as "webdataset,torch".
 
     Raises:
-        ConfigError: there is no such loader here.
+        ConfigError: an unknown loader.
     """
     listed = [name.strip() for name in names.split(",")]
     for name in listed:
@@ -40,17 +40,17 @@ def peers_of(names: str) -> list[str]:
 def compare(
     data: DataConfig, names: list[str], *, steps: int, rounds: int, said: Callable[[str], None] = lambda _: None
 ) -> dict[str, float]:
-    """Samples a second of mmdata and of other loaders: medians of `rounds` runs in turn.
+    """Samples per second of mmdata and of other loaders: medians of `rounds` runs, in turn.
 
     Args:
-        data: settings; the others take from it what they have: one square image size, a crop, a fixed batch size.
-        names: of `PEERS`.
-        steps: batches that are timed in each run, after the first three.
-        rounds: runs of each.
+        data: settings; the other loaders use those they support: one square image size, a crop, a fixed batch size.
+        names: some of `PEERS`.
+        steps: timed batches in each run, after the first three.
+        rounds: runs of each loader.
         said: called with a line after each run.
 
     Raises:
-        ConfigError: the others cannot read such shards or make such batches, or one of them failed.
+        ConfigError: another loader cannot read these shards or make these batches, or it failed.
     """
     check_comparable(data, open_index(data), names)
     rates: dict[str, list[float]] = {name: [] for name in ("mmdata", *names)}
@@ -70,7 +70,7 @@ def fit_workers(data: DataConfig, names: list[str]) -> DataConfig:
 
 
 def check_comparable(data: DataConfig, index: Index, names: list[str]) -> None:
-    """Raise a ConfigError where other loaders could not do what the settings ask for."""
+    """Raise a ConfigError if other loaders cannot do what the settings ask for."""
     if index.caches:
         raise ConfigError(
             "--against compares loaders on local shards, and data.shards has a URL: copy some shards with their index "
@@ -98,7 +98,7 @@ def check_comparable(data: DataConfig, index: Index, names: list[str]) -> None:
 
 
 def _run(data: DataConfig, name: str, steps: int) -> float:
-    """One run; a process that has run another loader has warm caches, threads and imports."""
+    """One run, in a new process: caches, threads and imports of the run before would change the result."""
     settings = {"data": data.model_dump(mode="json"), "name": name, "steps": steps}
     done = subprocess.run(
         [sys.executable, "-m", "mmdata.inspect.peers"],

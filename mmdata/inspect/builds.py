@@ -1,6 +1,6 @@
-"""Do the installed torch and torchvision fit each other?
+"""Checks whether the installed torch and torchvision fit each other, without importing them.
 
-Answered from two version files and the packages' metadata: neither is imported, so nothing here can crash.
+It reads two version files and the packages' metadata, so that it works where the import crashes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TORCH_PAIR = (
 
 @dataclass(frozen=True)
 class Build:
-    """How a wheel was built: its version without the local part, and its CUDA version (None: for CPU only)."""
+    """Build of a wheel: its version without the local part, and its CUDA version; None for CPU only."""
 
     version: str
     cuda: str | None
@@ -29,9 +29,7 @@ class Build:
 
 
 def check_torchvision() -> None:
-    """Raise a clear error where torch and torchvision do not fit, before importing torchvision would fail obscurely.
-
-    Reads two small version files and the package's metadata; imports neither torch nor torchvision.
+    """Raise a clear error if torch and torchvision do not fit: importing torchvision would raise an obscure one.
 
     Raises:
         ImportError: one of the two is missing, or they were built for different releases or devices.
@@ -46,16 +44,16 @@ def check_torchvision() -> None:
 
 
 def mismatch(torch: Build, torchvision: Build, needs: str) -> str | None:
-    """Why this pair cannot be imported together, with the remedy; None where it can.
+    """Why two builds cannot be imported together, with the remedy; None if they can.
 
     Args:
         torch: the installed torch.
         torchvision: the installed torchvision.
-        needs: the torch versions that this torchvision declares, e.g. "==2.9.0"; "" where unknown.
+        needs: the torch versions that this torchvision declares, e.g. "==2.9.0"; "" if unknown.
 
     Example:
-        torch 2.9.0 (CPU only) beside torchvision 0.24.0 (CUDA 12.8): torchvision's library links against CUDA
-        libraries that such a torch does not bring, so none of its operators is registered.
+        torch 2.9.0 (CPU only) and torchvision 0.24.0 (CUDA 12.8): torchvision's library links against CUDA libraries
+        that this torch does not bring, so none of its operators is registered.
     """
     from packaging.specifiers import SpecifierSet
 
@@ -70,7 +68,7 @@ def mismatch(torch: Build, torchvision: Build, needs: str) -> str | None:
 
 
 def build_of(package: str) -> Build | None:
-    """The build of torch or torchvision from its version.py, without importing it; None where not installed."""
+    """The build of torch or torchvision, read from its version.py; None if it is not installed."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -86,7 +84,7 @@ def build_of(package: str) -> Build | None:
 
 
 def torchvision_needs() -> str:
-    """The torch versions that the installed torchvision declares, e.g. "==2.9.0"; "" where it does not say."""
+    """The torch versions that the installed torchvision declares, e.g. "==2.9.0"; "" if it declares none."""
     from packaging.requirements import Requirement
 
     try:

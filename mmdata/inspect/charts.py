@@ -1,6 +1,6 @@
-"""Charts as inline SVG: histograms with bounds drawn in, lines, and shares.
+"""Charts as inline SVG: histograms with bounds, lines, and shares.
 
-Every text is escaped, and colours are CSS classes of the page, so that charts are readable on light and dark.
+Every text is escaped. Colours are CSS classes of the page, which has a light and a dark scheme.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MAX_POINTS = 600
 
 
 class Mark(NamedTuple):
-    """A vertical line in a histogram: where on the x axis, and what it says."""
+    """A vertical line in a histogram: its x and its label."""
 
     x: float
     label: str
 
 
 class Series(NamedTuple):
-    """A line: x rising, y of equal length; a y that is not finite breaks the line."""
+    """A line: x ascending, y of equal length; a y that is not finite interrupts the line."""
 
     x: ArrayLike
     y: ArrayLike
@@ -68,12 +68,12 @@ def histogram(
     x_label: str,
     y_label: str,
 ) -> Markup:
-    """Bars between edges; bars between two marks share a tint, so that a bucket is seen as one block.
+    """Bars between edges. The tint changes at each mark, so that a bucket is seen as one block.
 
     Args:
-        edges: (n + 1,), rising.
+        edges: (n + 1,), ascending.
         counts: (n,), at least 0.
-        marks: bounds, drawn over the bars with their labels at the top.
+        marks: bounds, drawn over the bars with labels at the top.
         x_ticks: labels below the axis.
         x_label: what the x axis counts.
         y_label: what the bars count.
@@ -104,10 +104,10 @@ def histogram(
 
 
 def line_chart(series: Mapping[str, Series], *, x_label: str, y_label: str, percent: bool = False) -> Markup:
-    """Lines over a common x axis, with a legend where there are several.
+    """Lines over a common x axis; several lines get a legend.
 
     Args:
-        series: name → line; up to six keep distinct colours.
+        series: name → line; six lines have distinct colours.
         x_label: what the x axis counts.
         y_label: what the lines measure.
         percent: y runs from 0 to 1 and is shown in per cent.
@@ -138,7 +138,7 @@ def line_chart(series: Mapping[str, Series], *, x_label: str, y_label: str, perc
 
 
 def share_bars(bars: Mapping[str, float]) -> Markup:
-    """Horizontal bars of shares from 0 to 1, each with its name and value: the shorter, the less is wasted."""
+    """Horizontal bars of shares from 0 to 1, each with its name and value."""
     parts: list[Markup] = []
     for number, (name, share) in enumerate(bars.items()):
         y = 4 + 46 * number
@@ -174,7 +174,7 @@ def _plain(value: float) -> str:
 
 
 def _thin(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """At most MAX_POINTS means of neighbours: a long run's page stays small, and its curve keeps its course."""
+    """Means of neighbouring points, at most MAX_POINTS, so that the page of a long run stays small."""
     a, b = np.asarray(x, np.float64), np.asarray(y, np.float64)
     size = -(-len(a) // MAX_POINTS)
     if size <= 1:

@@ -1,4 +1,4 @@
-"""A finding about this machine: a status and, where something is wrong, a remedy."""
+"""A finding about this machine: a status and, for a fault, a remedy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Check:
     """One finding.
 
     Attributes:
-        name: what was looked at.
-        status: ok; info (nothing to do, good to know); warn (works, with a loss); fail (does not work).
-        found: what is there, in one line.
-        remedy: what to do about it; "" where nothing is to be done.
+        name: what was checked.
+        status: ok; info (nothing to do); warn (works, with a loss); fail (does not work).
+        found: the finding, in one line.
+        remedy: what to do; "" if nothing is to be done.
     """
 
     name: str
@@ -26,5 +26,5 @@ class Check:
 
 
 def in_one_line(error: BaseException) -> str:
-    """What an error says, or its name where it says nothing."""
+    """The message of an error in one line; its class name if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""What a report says of a corpus: samples, shapes, what the plan wastes, and what became of each raw row."""
+"""Sections of the report on a corpus: samples, shapes, padding of the plan, accounts, and rows left out."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from mmdata.shards.folder import QUARANTINE_NAME, find_ledger
 from mmdata.transform.image import decode
 
 GALLERY = 24
-THUMBNAIL = (200, 150)  # width, height of the largest thumbnail, in pixels; the page shows it at up to 150 high
+THUMBNAIL = (200, 150)  # largest width and height of a thumbnail, in pixels
 LEDGER_ROWS = 20
 RATIOS = (("1:4", 1 / 4), ("1:2", 1 / 2), ("2:3", 2 / 3), ("1:1", 1.0), ("3:2", 3 / 2), ("2:1", 2.0), ("4:1", 4.0))
 
 
 def samples(index: Index) -> Section:
-    """Samples evenly over the index, as a model would see them but for the crop."""
+    """Samples at even distances in the index, as a model sees them except for the crop."""
     rows = np.unique(np.linspace(0, len(index) - 1, GALLERY).round().astype(np.int64)) if len(index) else []
     store = ShardStore(index)
     note = f"{len(rows)} of {len(index):,}, evenly over the index."
@@ -61,7 +61,11 @@ def _card(index: Index, store: ShardStore, row: int) -> Card:
 
 
 def thumbnail(data: bytes | memoryview, *, format: str, orientation: int) -> str:
-    """A small WebP of an image as a data URI; raises BadSample where the image does not decode."""
+    """A small WebP of an image, as a data URI.
+
+    Raises:
+        BadSample: the image does not decode.
+    """
     pixels = decode(data, format=format, orientation=orientation).permute(1, 2, 0).contiguous().numpy()
     picture = Image.fromarray(pixels)
     picture.thumbnail(THUMBNAIL, Image.Resampling.LANCZOS)
@@ -71,11 +75,11 @@ def thumbnail(data: bytes | memoryview, *, format: str, orientation: int) -> str
 
 
 def shapes(index: Index, plan: Plan | None) -> Section:
-    """Histograms of caption length and aspect ratio, the plan's bounds drawn in.
+    """Histograms of caption length and aspect ratio, with the plan's bounds.
 
     Args:
         index: of the corpus.
-        plan: whose buckets are drawn, and which knows the lengths of epoch 0; None: those of all captions.
+        plan: gives the bounds, and the caption lengths of epoch 0; None: the lengths of all captions, without bounds.
     """
     buckets = list(plan.policy.buckets) if plan else []
     charts: list[Chart] = []
@@ -95,13 +99,13 @@ def shapes(index: Index, plan: Plan | None) -> Section:
 
 
 def caption_lengths(index: Index) -> NDArray[np.int64]:
-    """Captions by length in tokens: entry i counts those of i; empty where the index was made without a tokenizer."""
+    """Captions by length: entry i counts those of i tokens; empty if the index was made without a tokenizer."""
     return index.token_histogram() if index.tokenizer else np.zeros(0, np.int64)
 
 
 def _lengths(counts: NDArray[np.int64], bounds: Sequence[int], source: str) -> Chart:
     low = int(np.flatnonzero(counts)[0])
-    # A few stray long captions must not squeeze all others to the left: what lies beyond is summed in the last bar.
+    # A few very long captions would squeeze all others to the left: the last bar is the sum of the longest 0.2 %.
     high = bounds[-1] if bounds else int(np.searchsorted(np.cumsum(counts), 0.998 * counts.sum()))
     tail = int(counts[high + 1 :].sum())
     shown = np.append(counts[low : high + 1], [tail] if tail else [])
@@ -158,7 +162,7 @@ def waste(summary: PlanSummary, max_length: int) -> Section:
 
 
 def accounts(index: Index) -> Section:
-    """What became of each row that came in, as convert or index wrote it down: a table for each folder."""
+    """Accounts of convert or index: what became of each input row. A table for each folder."""
     parts = index.manifests
     tables: list[Table] = []
     for part in parts:
@@ -176,7 +180,7 @@ def accounts(index: Index) -> Section:
 
 
 def quarantine(folders: Sequence[Path]) -> Section:
-    """Rows left out of the shards, with their reasons: counts, and the first of them."""
+    """Rows left out of the shards: counts by reason, and the first rows."""
     paths = [path for folder in folders if (path := find_ledger(folder)).is_file()]
     if not paths:
         return Section(
@@ -186,12 +190,12 @@ def quarantine(folders: Sequence[Path]) -> Section:
 
 
 def ledger(title: str, paths: Sequence[Path], note: str) -> Section:
-    """Counts by reason and the first entries of files with one JSON object a line.
+    """Counts by reason, and the first entries, of files with a JSON object in each line.
 
     Args:
         title: of the section.
         paths: the files.
-        note: what to say of the number of entries, which takes the place of {}.
+        note: a sentence; the number of entries replaces {} in it.
 
     Raises:
         DataError: a line is not a JSON object.
@@ -222,7 +226,7 @@ def ledger(title: str, paths: Sequence[Path], note: str) -> Section:
 
 
 def _account_order(name: str) -> tuple[int, str]:
-    """What came in first, what was kept next; then in the order of names, which is that of the file."""
+    """Sort key: rows in, rows kept, rows left out, then the other accounts by name."""
     head = ("rows", "samples", "written", "indexed", "duplicate", "filtered", "quarantined")
     return (head.index(name) if name in head else len(head), name)
 

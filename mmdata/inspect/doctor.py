@@ -1,6 +1,6 @@
-"""Is this machine fit to run mmdata? Each finding has a status and, where something is wrong, a remedy.
+"""Checks whether this machine can run mmdata. Each finding has a status and, for a fault, a remedy.
 
-Nothing here crashes on a broken installation: this file imports only the standard library at its head.
+The checks also work on a broken installation: this file imports only the standard library at its head.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Check", "check_torchvision", "examine"]
 
 
 def examine() -> list[Check]:
-    """All checks, in the order in which a reader should mend things."""
+    """All checks, in the order in which a reader should mend faults."""
     checks: list[Callable[[], Check | list[Check]]] = [
         _python, _torch, _torchvision, _packages, _decoders, machine.cores, machine.threads, machine.tokenizer_threads,
         machine.memory, machine.descriptors, machine.shared_memory, machine.cache, _gpu, _hub
@@ -68,7 +68,7 @@ def _torchvision() -> Check:
 
 
 def _packages() -> list[Check]:
-    """Versions against those that mmdata itself declares, so that there is no second list to keep."""
+    """Compare installed versions with the requirements in mmdata's own metadata."""
     from packaging.requirements import Requirement
 
     try:
@@ -100,7 +100,7 @@ def _package(requirement: Any, extra: str | None) -> Check:
 
 
 def _decoders() -> Check:
-    """A real JPEG through the loader's decoder, and what Pillow was built with."""
+    """Decode a JPEG with the loader's decoder, and look at Pillow's codecs."""
     try:
         from PIL import Image, features
 

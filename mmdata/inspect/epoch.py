@@ -38,7 +38,7 @@ def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataCon
     yield f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle ({best})"
     yield (
         f"duplicates: {summary.duplicates:,} rows meet their own image or caption in a batch"
-        + (f"; {_against_duplicates(data)}" if summary.duplicates else "")
+        + ("; train.mask_false_negatives=true makes them no negatives" if summary.duplicates else "")
     )
     sizes = np.array([shard.bytes for manifest in index.manifests for shard in manifest])
     read = [int(sizes[shards].sum()) for shards in summary.touched]
@@ -72,9 +72,3 @@ def _groups(groups: Groups, num_rows: int, window_rows: int) -> str:
         return f"{most}{having:,} of {num_rows:,} rows have all {groups.candidates} candidates"
     together = int((counts // groups.size * groups.size).sum())
     return f"{most}{together:,} of {num_rows:,} rows stand in whole groups of {groups.size}"
-
-
-def _against_duplicates(data: DataConfig) -> str:
-    if data.unique or data.groups or data.num_lanes > 1:
-        return "train.mask_false_negatives=true makes them no negatives"
-    return "data.unique=true keeps them apart where other batches have room"

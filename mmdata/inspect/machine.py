@@ -1,6 +1,6 @@
-"""What the system allows this process: cores, threads, memory, open files, room on disk.
+"""Checks the resources of this process: cores, threads, memory, open files, disk space.
 
-Nothing here crashes on a broken installation: this file imports only the standard library at its head.
+The checks also work on a broken installation: this file imports only the standard library at its head.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mmdata.inspect.check import Check, in_one_line
 
 
 def cores() -> Check:
-    """Those that this process may use."""
+    """Cores that this process may use."""
     visible, quota = num_cores(), cpu_quota()
     if quota is not None and quota < visible:
         return Check(
@@ -28,7 +28,7 @@ def cores() -> Check:
 
 
 def threads() -> Check:
-    """Variables that give each process more threads than there are cores."""
+    """Environment variables that give each process more threads than there are cores."""
     limit = usable_cores({})
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
         value = os.environ.get(name, "")
@@ -43,7 +43,7 @@ def threads() -> Check:
 
 
 def tokenizer_threads() -> Check:
-    """Whether the tokenizers library starts threads of its own, as many as there are cores, in every process."""
+    """Whether the tokenizers library starts a thread for each core in every process."""
     value = os.environ.get("TOKENIZERS_PARALLELISM", "")
     name = "tokenizer threads"
     if value.lower() in ("0", "false", "f", "no", "n", "off"):
@@ -58,7 +58,7 @@ def tokenizer_threads() -> Check:
 
 
 def memory() -> Check:
-    """What there is, and what a container may use of it."""
+    """Memory of the machine, and the container's limit."""
     total, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit()
     if limit is None or limit >= total:
         return Check("memory", "ok", f"{total / 2**30:.3g} GiB")
@@ -66,24 +66,24 @@ def memory() -> Check:
         "memory",
         "warn" if limit < 4 * 2**30 else "info",
         f"{total / 2**30:.3g} GiB, the container may use {limit / 2**30:.3g} GiB",
-        "beyond it the system kills a process without a word: lower data.loading.prefetch_batches or "
-        "train.micro_batch_size then",
+        "the kernel's out-of-memory killer ends a process above it: lower data.loading.prefetch_batches or "
+        "train.micro_batch_size",
     )
 
 
 def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that a container (cgroup v2 or v1) may use; None where it may use all."""
+    """Memory limit of the container (cgroup v2 or v1) in bytes; None without a limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             text = (root / name).read_text().strip()
         except OSError:
             continue
-        return int(text) if text.isdecimal() and int(text) < 2**60 else None  # v1 says a huge number for no limit
+        return int(text) if text.isdecimal() and int(text) < 2**60 else None  # in v1 a huge number means no limit
     return None
 
 
 def descriptors() -> Check:
-    """How many files this process may hold open at once."""
+    """Limit of open files of this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < 1024:
         return Check(
@@ -103,7 +103,7 @@ def descriptors() -> Check:
 
 
 def shared_memory() -> Check:
-    """What /dev/shm holds."""
+    """Size of /dev/shm."""
     if not Path("/dev/shm").is_dir():
         return Check("shared memory", "info", "no /dev/shm on this system")
     total = shutil.disk_usage("/dev/shm").total
@@ -119,19 +119,18 @@ def shared_memory() -> Check:
 
 
 def cache(folder: Path | None = None) -> Check:
-    """Whether shards behind URLs can be kept in a folder (default: the loader's), and how much of them."""
+    """Whether the folder for shards behind URLs (default: the loader's) can be written, and its free space."""
     if folder is None:
         try:
             from mmdata.shards.cache import default_folder
         except Exception as error:
             return Check("shard cache", "fail", in_one_line(error), "see the packages above")
         folder = default_folder()
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Check(
-            "shard cache", "warn", f"'{there}' cannot be written", "for shards behind URLs set data.loading.cache_dir"
-        )
-    free = shutil.disk_usage(there).free / 10**9
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        remedy = "for shards behind URLs set data.loading.cache_dir"
+        return Check("shard cache", "warn", f"'{existing}' cannot be written", remedy)
+    free = shutil.disk_usage(existing).free / 10**9
     found = f"'{folder}': {free:.3g} GB free"
     if free < 100:  # the default of data.loading.cache_gb
         return Check(

@@ -1,6 +1,6 @@
-"""The report's page: sections of plain data in, one self-contained HTML file out.
+"""Renders sections of plain data as one self-contained HTML file.
 
-The file asks nothing of any network: no script, no font, no stylesheet, pictures inside; its own policy forbids more.
+The file loads nothing: styles and pictures are inside, it has no script, and its content security policy forbids more.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Card:
         key: of the sample.
         captions: all of them; the first is shown, the rest on request.
         note: size, tokens and the like, in small print.
-        picture: data URI of a thumbnail; "" where the image could not be shown.
-        problem: why not, else "".
+        picture: data URI of a thumbnail; "" if the image cannot be shown.
+        problem: why the image cannot be shown, else "".
     """
 
     key: str
@@ -41,7 +41,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture drawn by `mmdata.inspect.charts`, with the sentence that says what is seen."""
+    """A picture drawn by `mmdata.inspect.charts`, with a caption."""
 
     svg: Markup
     caption: str
@@ -49,7 +49,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a head; columns from the second on are set to the right where `numeric`."""
+    """Rows of text under a head; if `numeric`, columns from the second on are aligned right."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -64,7 +64,7 @@ class Section:
     Attributes:
         title: its heading.
         note: one sentence below it.
-        missing: what is not there and how to get it, in place of content.
+        missing: says, instead of content, how to get the content.
         cards, charts, tables: shown in this order.
     """
 

@@ -1,4 +1,4 @@
-"""Runs of several arms, paired by their seeds: differences to a baseline, and how sure they are."""
+"""Differences of runs to a baseline, paired by their seeds, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 Scores = Mapping[str, Mapping[int, Mapping[str, float]]]
-"""Of each arm, for each seed, by their names."""
+"""Arm → seed → name of the score → value."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What an arm gains over the baseline.
+    """Gain of an arm over the baseline.
 
     Attributes:
-        mean: of the differences, one a seed.
+        mean: of the differences; there is one for each seed.
         low, high: 95 % confidence interval of the mean, by Student's t; nan with one seed.
-        won: seeds in which the arm is the better one.
-        seeds: how many.
+        won: seeds in which the arm is better.
+        seeds: number of seeds.
     """
 
     mean: float
@@ -31,7 +31,7 @@ class Difference:
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
-    """The paired difference of an arm to the baseline; both in the order of the seeds.
+    """The paired difference of an arm to the baseline; both lists are in the order of the seeds.
 
     Example:
         ours 0.6, 0.7, 0.8 and theirs 0.5, 0.5, 0.7: differences 0.1, 0.2, 0.1, their mean 0.133, its standard error
@@ -45,7 +45,8 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
 
 def student_t(degrees: int) -> float:
     """The value that |t| stays below in 95 % of cases, to five digits; `student_t(9)` is 2.26216."""
-    # With t = sqrt(n) tan(u) the density becomes cos(u)^(n-1) on (-pi/2, pi/2): smooth, bounded, nothing cut off.
+    # With t = sqrt(n) tan(u) the density is cos(u)^(n-1) on (-pi/2, pi/2): smooth and bounded, so that a plain sum over
+    # the whole support is its integral.
     angles = np.linspace(0, math.pi / 2, 200_001)
     density = np.cos(angles) ** (degrees - 1)
     share = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
@@ -54,9 +55,9 @@ def student_t(degrees: int) -> float:
 
 
 def markdown(scores: Scores, baseline: str, metric: str, columns: Sequence[str]) -> list[str]:
-    """A table in Markdown: of each arm the mean of `metric`, its gain over the baseline, and the means of `columns`.
+    """Lines of a Markdown table: for each arm the mean of `metric`, its gain over the baseline, the means of `columns`.
 
-    Only seeds that both the arm and the baseline have count. In percent, and points of percent.
+    Only seeds of both the arm and the baseline count. Values are percentages, gains are percentage points.
     """
     names = ["arm", "seeds", metric, f"gain over {baseline} (95 %)", "seeds won", *columns]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]

@@ -1,4 +1,4 @@
-"""The loaders that mmdata is compared with, as their users write them. One process measures one of them."""
+"""The loaders that mmdata is compared with, written as in their documentation. A process measures one of them."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from mmdata.loader.samples import IndexSamples
 from mmdata.shards import Index, ShardStore
 
 WARM_UP = 3
-"""Batches that are not timed: workers start, and hand over what they made meanwhile."""
+"""Batches that are not timed: workers start, and hand over the batches that they made in that time."""
 SHUFFLED = {"bufsize": 5000, "initial": 1000}
 """OpenCLIP's buffer of samples."""
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
 
 
 def main() -> None:
-    """Print the samples a second of the loader that stdin names: {"data": {…}, "name": …, "steps": …}."""
+    """Print the samples per second of the loader that stdin names: {"data": {…}, "name": …, "steps": …}."""
     settings = json.load(sys.stdin)
     batches = LOADERS[settings["name"]](DataConfig.model_validate(settings["data"]))
     print(samples_per_s(batches, settings["steps"]), flush=True)
-    os._exit(0)  # workers of a loader that was left in the middle are not waited for
+    os._exit(0)  # do not wait for workers of the loader, which was left in mid-epoch
 
 
 def samples_per_s(batches: Iterable[int], steps: int) -> float:
-    """How fast batches come, without an end; each is given as its number of rows."""
+    """Rows per second of an endless iterator of batch sizes."""
     counts = iter(batches)
     for _ in range(WARM_UP):
         next(counts)
@@ -52,7 +52,7 @@ def samples_per_s(batches: Iterable[int], steps: int) -> float:
 
 
 def mmdata_batches(data: DataConfig) -> Iterator[int]:
-    """Our own."""
+    """mmdata's Loader."""
     loader = Loader.from_config(data, rank=0, world_size=1)
     while True:
         for batch in loader:
@@ -60,7 +60,7 @@ def mmdata_batches(data: DataConfig) -> Iterator[int]:
 
 
 def webdataset_batches(data: DataConfig) -> Iterable[int]:
-    """The pipeline of OpenCLIP's training program, which is also that of webdataset's documentation."""
+    """The pipeline of OpenCLIP's training program and of webdataset's documentation."""
     webdataset: Any = importlib.import_module("webdataset")  # it has no types
     index = open_index(data)
     paths = [str(index.shard_path(shard)) for shard in range(index.num_shards)]
@@ -98,7 +98,7 @@ def torch_batches(data: DataConfig) -> Iterable[int]:
 
 
 class Rows(Dataset[tuple[Tensor, str]]):
-    """The rows of an index: a float image and its caption each."""
+    """The rows of an index: a float image and its caption."""
 
     def __init__(self, data: DataConfig) -> None:
         self._index: Index = open_index(data)
@@ -116,7 +116,7 @@ class Rows(Dataset[tuple[Tensor, str]]):
 
 
 def transform(data: DataConfig) -> Callable[[Image.Image], Tensor]:
-    """The crop of the settings, in torchvision's words, and CLIP's normalisation."""
+    """The crop of the settings, by torchvision, and CLIP's normalisation."""
     bicubic, side = InterpolationMode.BICUBIC, data.image_size
     crop: list[Any] = (
         [v2.RandomResizedCrop(side, scale=data.crop_scale, interpolation=bicubic)]
@@ -127,7 +127,7 @@ def transform(data: DataConfig) -> Callable[[Image.Image], Tensor]:
 
 
 def tokenizer(data: DataConfig) -> Any:
-    """The tokenizer of the settings, as transformers loads it."""
+    """The tokenizer of the settings, loaded by transformers."""
     from transformers import AutoTokenizer
 
     found = AutoTokenizer.from_pretrained(data.tokenizer)

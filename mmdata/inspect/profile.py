@@ -1,4 +1,4 @@
-"""Where a loader's time goes: measured from outside, for any iterable of batches; by stage where it keeps a clock."""
+"""Measures where a loader's time goes: for any iterable of batches, and by stage if the loader has `stats`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from dataclasses import dataclass, field
 from mmdata.batch import Batch
 from mmdata.loader.stats import Stats
 
-KEEPS_UP = 0.05  # of the time spent waiting: below it more speed would not be felt
+KEEPS_UP = 0.05
+"""Share of time spent waiting for data below which the loader is fast enough."""
 CORE = "waiting for a core"
 SLOW_WORKER = 1.5
-"""Times as long for a row as the median worker: a worker that is named."""
+"""A worker is named if a row takes it this many times as long as the median worker."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured.
+    """Measurements of a loader.
 
     Attributes:
-        steps: batches after the first.
+        steps: measured batches; the first batch is not among them.
         rows: valid rows in them.
-        seconds: that they took.
-        first_batch_s: seconds until the first batch, which is not counted in any other number.
-        wait_share: of `seconds`, spent waiting for a batch; 1 where the loop does nothing else.
-        padding_share: of the text positions of valid rows.
+        seconds: their time.
+        first_batch_s: seconds until the first batch.
+        wait_share: share of `seconds` spent waiting for a batch; 1 if the loop does nothing else.
+        padding_share: share of the text positions of valid rows that hold padding.
         step_s: seconds that the loop was busy with each batch.
-        stats: the loader's clock over these batches; None where it keeps none.
+        stats: the loader's times by stage over these batches; None if the loader has none.
     """
 
     steps: int
@@ -41,17 +42,17 @@ class Profile:
 
     @property
     def samples_per_s(self) -> float:
-        """Valid rows a second."""
+        """Valid rows per second."""
         return self.rows / self.seconds
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the loop is what takes the time, and not the loader; False at full speed."""
+        """Whether the loop, not the loader, takes the time; False at full speed."""
         return self.step_s > 0 and self.wait_share < KEEPS_UP
 
     @property
     def bottleneck(self) -> str:
-        """What to make faster first: a stage of the loader, transfer, device (the loop itself), or "" (no clock)."""
+        """What to make faster first: a stage of the loader, "transfer", "device" (the loop), or "" without `stats`."""
         if self.keeps_up:
             return "device"
         found = self.stats.bottleneck() if self.stats else None
@@ -59,7 +60,7 @@ class Profile:
 
     @property
     def stage_shares(self) -> dict[str, float]:
-        """Share of the workers' time by stage, the largest first; waiting for a core is one more."""
+        """Share of the workers' time by stage, the largest first. Waiting for a core is a stage too."""
         if self.stats is None:
             return {}
         seconds = {**self.stats.own_s, CORE: self.stats.core_wait_s}
@@ -68,7 +69,7 @@ class Profile:
 
     @property
     def worker_ms(self) -> dict[str, float]:
-        """Milliseconds that each worker takes for a row, by name, the slowest first."""
+        """Milliseconds for a row by name of the worker, the slowest first."""
         workers = self.stats.workers if self.stats else {}
         spent = {
             name: 1000 * (sum(sums.values()) - sums["rows"]) / sums["rows"]
@@ -104,10 +105,9 @@ def profile(loader: Iterable[Batch], steps: int, *, step_s: float = 0.0) -> Prof
     """Run through batches and measure.
 
     Args:
-        loader: a `Loader`, a `DevicePrefetcher` over one, or any other iterable of batches; begun anew when it ends.
+        loader: a `Loader`, a `DevicePrefetcher` over one, or any iterable of batches; iterated again when it ends.
         steps: batches to measure, after a first one.
-        step_s: seconds that the loop is busy with each batch, as a training step would be; 0 measures the loader at
-            full speed, which then is all that the loop waits for.
+        step_s: seconds that the loop is busy with each batch, like a training step; 0 measures the loader's full speed.
 
     Raises:
         ValueError: the loader gives no batches, or fewer than one step is asked for.

@@ -1,4 +1,4 @@
-"""What would make a loader faster: tried on the user's own rows and machine, and only what helped is said."""
+"""Finds what makes a loader faster, by trying it on the user's own rows and machine. Only what helped is reported."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import Tokenizer
 
 SAMPLE_ROWS = 64
+"""Largest number of rows in a trial."""
 TRIAL_S = 1.5
-"""Seconds that a number of workers is tried for; and at most, that the pixels of the sample take once."""
-WORTH_IT = 1.1  # times as fast
+"""Time of a trial of a number of workers, and upper bound of the time to decode the sample once."""
+WORTH_IT = 1.1
+"""Least gain of a remedy that is reported, in times as fast."""
 READERS = 4
-"""Times as many workers are tried where they wait for a disk: waiting needs no core."""
+"""Factor of the number of workers that is tried if they wait for a disk, which needs no core."""
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """Something to do.
+    """A change that makes the loader faster.
 
     Attributes:
-        words: what.
+        words: the change.
         gain: times as fast, as measured.
-        measured: what was.
-        share: of the workers' time, that which was measured takes.
+        measured: what was measured.
+        share: share of the workers' time that the measured part takes.
     """
 
     words: str
@@ -53,8 +55,10 @@ class Remedy:
 
     @property
     def whole(self) -> float:
-        """Times as fast as before the whole loader would be, by Amdahl's law: with a share of 0.8 made 4 times as fast,
-        1 / (0.2 + 0.8 / 4) = 2.5 times."""
+        """Times as fast for the whole loader, by Amdahl's law.
+
+        A share of 0.8 that is 4 times as fast gives 1 / (0.2 + 0.8 / 4) = 2.5 times.
+        """
         return 1 / (1 - self.share + self.share / self.gain)
 
     def __str__(self) -> str:
@@ -63,12 +67,12 @@ class Remedy:
 
 
 def remedies(loader: Loader, data: DataConfig, found: Profile) -> list[Remedy]:
-    """What makes a loader's slowest stage faster, the best first; nothing where it keeps up.
+    """Changes that make a loader's slowest stage faster, the best first; none if the loader keeps up.
 
     Args:
-        loader: that was measured.
+        loader: the measured loader.
         data: its settings.
-        found: by `profile`.
+        found: its profile.
     """
     stage = found.bottleneck
     if stage in ("device", "transfer", "") or found.stats is None:
@@ -87,7 +91,7 @@ def remedies(loader: Loader, data: DataConfig, found: Profile) -> list[Remedy]:
 
 
 def storage_in_words(found: Profile) -> str:
-    """How fast images came from the shards, and how fast the loop would take them; "" where nothing was read."""
+    """Speed of reading images from the shards, and the speed that the loop needs; "" if nothing was read."""
     if found.stats is None or not found.rows or not found.stats.read_bytes:
         return ""
     row_mb = found.stats.read_bytes / found.stats.rows / 1e6
@@ -98,7 +102,7 @@ def storage_in_words(found: Profile) -> str:
 
 
 def cores_in_words(found: Profile) -> str:
-    """Why workers may wait for a core or the interpreter's lock; "" where they do not, or nothing takes it away."""
+    """Why workers wait for a core or the interpreter's lock; "" if they do not wait noticeably."""
     if found.stage_shares.get(CORE, 0.0) < NOTICEABLE:
         return ""
     cores, load = num_cores(), os.getloadavg()[0]
@@ -112,7 +116,7 @@ def cores_in_words(found: Profile) -> str:
 
 
 class _Sample:
-    """Some rows of the first batch, and how a worker treats them."""
+    """Some rows of the first batch, with what a worker needs to make them."""
 
     def __init__(self, loader: Loader, found: Profile) -> None:
         step = next(iter(loader.plan.steps(0, start=0, rank=0, world_size=1)))
@@ -130,7 +134,7 @@ class _Sample:
         self._spent_s = found.stats.own_s
 
     def share(self, *stages: str) -> float:
-        """Share of the workers' time that stages take; waiting for a core, which falls with all work, is none."""
+        """Share of the workers' time that stages take, without waiting for a core, which falls with all work."""
         return sum(self._spent_s[stage] for stage in stages) / (sum(self._spent_s.values()) or 1.0)
 
     def pixels(self, images: list[EncodedImage], transform: PixelTransform) -> Callable[[], None]:
@@ -150,8 +154,8 @@ class _Sample:
 def _shrink(sample: _Sample, data: DataConfig) -> Remedy | None:
     bucket = sample.bucket
     if bucket.patches:
-        return None  # native resolution takes what size there is
-    # 256 for 224, as is customary: room for a crop.
+        return None  # at native resolution every pixel counts
+    # 256 for 224, as is customary: the crop needs some room.
     needed = max(bucket.height, bucket.width)
     side = -(-needed * 256 // 224 // 32) * 32
     resize = Resize(side, ConvertConfig().quality)
@@ -164,7 +168,8 @@ def _shrink(sample: _Sample, data: DataConfig) -> Remedy | None:
 
 
 def _shrink_command(data: DataConfig, side: int) -> str:
-    """Without `--tokenizer` the new index would have no caption lengths, and each start would count them."""
+    """The command that shrinks the corpus."""
+    # Without --tokenizer the new index would have no caption lengths, and each start would count them.
     local = isinstance(data.shards, str) and "://" not in data.shards
     folders = [data.shards, f"{data.shards}-{side}"] if local else ["SOURCE", "OUT"]
     return shlex.join(["mmdata", "convert", *map(str, folders), "--resize", str(side), "--tokenizer", data.tokenizer])
@@ -176,7 +181,7 @@ def _pixels_remedy(words: str, gain: float, sample: _Sample) -> Remedy:
 
 
 def _shrunk(image: EncodedImage, resize: Resize) -> EncodedImage:
-    """An image as `mmdata convert --resize` makes it."""
+    """An image after `mmdata convert --resize`."""
     try:
         pixels = decode(image.data, format=image.format, orientation=image.orientation)
     except BadSample:
@@ -196,7 +201,7 @@ def _decode_fast(sample: _Sample, data: DataConfig) -> Remedy | None:
 
 
 def _read_again(sample: _Sample) -> Remedy:
-    """Bytes that were just read lie in the system's cache: as fast as a local disk can be at best."""
+    """Reads the sample again: its bytes are in the kernel's page cache now, which is the best case of a local disk."""
     started = time.perf_counter()
     for i in range(sample.count):
         sample.read.stored_image(i)
@@ -232,7 +237,7 @@ def _fast_tokenizer(sample: _Sample, data: DataConfig) -> Remedy | None:
 
 
 def _more_workers(data: DataConfig, found: Profile) -> Remedy | None:
-    """Another number of workers, tried in turn with the present one: more while cores or reads wait, else fewer."""
+    """Tries another number of workers, in turn with the present: more if cores are free or reads wait, else fewer."""
     assert found.stats is not None
     cores, now = num_cores(), max(1, most_workers(data.loading.num_workers))
     if found.bottleneck == "read":
@@ -252,11 +257,11 @@ def _more_workers(data: DataConfig, found: Profile) -> Remedy | None:
 
 
 def _gain(before: Callable[[], object], after: Callable[[], object]) -> float:
-    """How many times as fast `after` is: the best of three runs each, in turn, in a thread like a worker's."""
+    """How many times as fast `after` is: best of three runs each, in turn, in a thread like a worker's."""
     callers = torch.get_num_threads()
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         times = [[pool.submit(_seconds, work).result() for work in (before, after)] for _ in range(3)]
-    torch.set_num_threads(callers)  # or all threads that are started later would begin with one
+    torch.set_num_threads(callers)  # threads that start later inherit the number
     return min(time[0] for time in times) / min(time[1] for time in times)
 
 

@@ -1,4 +1,4 @@
-"""One row made again by itself, as in its batch: what a maker reads, decodes, crops and tokenizes of it."""
+"""Makes one row again, as in its batch, and keeps what happens at each stage."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
         plan: of the epoch; as much of it is made as lies before the row.
         row: in the index.
         epoch: from 0.
-        step: look from here on.
+        step: where the search begins.
 
     Raises:
         DataError: no batch has it.

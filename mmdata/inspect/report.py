@@ -1,6 +1,6 @@
-"""The report: what is in a corpus, how it will be batched, and how a run on it went, on one page.
+"""The report: one page on what is in a corpus, how it is batched, and how a run on it went.
 
-Whatever is not there yet (no run, no evaluation, no accounts) is left out with a line that says how to get it.
+A section without data (no run, no evaluation, no accounts) says how to get the data.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def write_report(
     """Write the page as one file, whole or not at all.
 
     Args:
-        out: where to; folders are made.
+        out: path of the page; its folders are made.
         shards: folder with a manifest, or several, which are shown as one corpus.
-        data: adds buckets and padding; where it names other shards, those given here stand in, each row once.
+        data: adds buckets and padding. `shards` replaces its shards, weights and repeats, unless it names the same.
         run: folder that `mmdata train` wrote; adds curves and scores.
-        settings: sections of settings to list; None lists `data` where it is given.
+        settings: sections of settings to list; None lists `data`, if given.
 
     Raises:
         DataError: no manifest, or a file of the run is damaged.
@@ -84,7 +84,7 @@ def _plan(index: Index, data: DataConfig) -> Plan:
 
 
 def _evaluation(run: Path, metrics: runs.Metrics) -> dict[str, Any]:
-    """The run's evaluation.json; until there is one, the last evaluation in its log."""
+    """The run's evaluation.json, else the last evaluation in its log."""
     logged = [line for line in metrics if line.get("kind") == "evaluation"]
     return runs.read_evaluation(run) or dict(logged[-1] if logged else {})
 

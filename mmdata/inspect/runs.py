@@ -1,4 +1,4 @@
-"""What a report says of a run: its curves, its evaluation, its settings. Reads metrics.jsonl and evaluation.json."""
+"""Sections of the report on a run: curves, evaluation, settings. Reads metrics.jsonl and evaluation.json."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Metrics = Sequence[Mapping[str, Any]]
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, oldest first; none where there is no file. A last line cut by a kill is left out.
+    """The lines of metrics.jsonl, oldest first; empty without the file. A last line that a kill cut is skipped.
 
     Raises:
         DataError: another line is not JSON.
@@ -41,7 +41,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_evaluation(run: Path) -> dict[str, Any]:
-    """evaluation.json; empty where there is none."""
+    """The content of evaluation.json; empty without the file."""
     path = run / EVALUATION
     if not path.is_file():
         return {}
@@ -52,7 +52,7 @@ def read_evaluation(run: Path) -> dict[str, Any]:
 
 
 def curves(metrics: Metrics) -> Section:
-    """Loss, retrieval, and where the time went, by step."""
+    """Loss, retrieval, shares of time and padding, and speed, by step."""
     training = [line for line in metrics if line.get("kind") == "train"]
     evaluations = [line for line in metrics if line.get("kind") == "evaluation"]
     charts: list[Chart] = []

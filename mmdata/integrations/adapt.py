@@ -1,4 +1,4 @@
-"""What every foreign loop needs: batches that do not change, and ranks that agree."""
+"""What a foreign training loop needs: a fixed epoch for evaluations, and ranks that fail together."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 
-class SameEpoch:
-    """A loader that gives its first epoch each time: an evaluation must not vary with captions or order.
+JUDGE_EVERY = 100
+"""Batches between two exchanges of the ranks' counts of bad rows; each exchange waits for the GPU."""
 
-    Args:
-        loader: whose epochs otherwise differ.
-    """
+
+class SameEpoch:
+    """A loader that gives epoch 0 each time, so that an evaluation always has the same captions and order."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
@@ -45,29 +45,23 @@ class SameEpoch:
         return judged_together(self.loader)
 
 
-JUDGE_EVERY = 100
-"""Batches after which the ranks tell each other how many rows could not be used; a GPU is waited for then."""
-
-
 def judged_together(loader: Loader | Stream) -> Iterator[Batch]:
-    """The batches of a loader, or of a stream with `steps_per_epoch`.
+    """The batches of a loader; the share of bad rows is checked over all ranks, so that all ranks fail together.
 
-    Whether too many rows could not be used is judged over all ranks.
-
-    It is judged at every hundredth batch and at the last one of an epoch. All ranks must iterate in step, as they do
-    while training. A loader of one rank judges by itself.
+    The check is a collective at every JUDGE_EVERY-th batch and at the last batch of an epoch: all ranks must iterate in
+    step, as in training. A loader of one rank checks its own rows.
 
     Args:
-        loader: this rank's.
+        loader: this rank's loader, or its stream with `steps_per_epoch`.
 
     Raises:
-        DataError: too many rows could not be used, over all ranks; on every rank, at the same batch.
+        DataError: too many rows could not be used, over all ranks. It is raised on every rank at the same batch.
     """
     if loader.world_size == 1 or loader.world_size != collectives.world_size():
         yield from loader
         return
 
-    # A stream on several ranks has a number of steps that is the same in each epoch.
+    # A stream with `steps_per_epoch` has the same number of steps in each epoch.
     @cache
     def num_steps(epoch: int) -> int:
         return loader.plan.num_steps(epoch) if isinstance(loader, Loader) else len(loader)
@@ -78,7 +72,8 @@ def judged_together(loader: Loader | Stream) -> Iterator[Batch]:
             _judge(loader)
         return batch
 
-    yield from map(judged, loader)  # no name holds a batch that the user has let go: its memory is used again
+    # Not a loop: its variable would keep a batch's memory in use after the user dropped the batch.
+    yield from map(judged, loader)
 
 
 def _judge(loader: Loader | Stream) -> None:
@@ -90,12 +85,12 @@ def _judge(loader: Loader | Stream) -> None:
 
 
 def check_launched(world_size: int, *, trainer: str, remedy: str) -> None:
-    """Raise where a trainer runs alone, or with other ranks, in one of several processes that a launcher has started.
+    """Raise if a launcher has started another number of processes than the trainer knows of.
 
-    Each of them would train on the same rows and write into the same folder.
+    Each process would train on the same rows and write into the same folder.
 
     Args:
-        world_size: that the trainer has found.
+        world_size: the trainer's.
         trainer: its name, for the message.
         remedy: a clause for the message.
 

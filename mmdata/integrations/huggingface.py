@@ -1,7 +1,7 @@
-"""The loader in the Hugging Face Trainer: its batches are used as they are, neither sharded nor dispatched again.
+"""The loader in the Hugging Face Trainer. The Trainer uses its batches unchanged and does not shard them again.
 
-`train(resume_from_checkpoint=True)` goes on with the very batch that follows; the Trainer gets there by reading the
-epoch's earlier batches again.
+`train(resume_from_checkpoint=True)` continues with the next batch; to get there, the Trainer reads the epoch's earlier
+batches again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SET = "is not used; set data.val_shards, and leave eval_dataset out"
 
 
 class _Batches(IterableDataset[dict[str, Any]]):
-    """A loader as the data set of a DataLoader that batches nothing: each item is a whole batch of model inputs."""
+    """A loader as the dataset of a DataLoader that does not batch: each item is a whole batch of model inputs."""
 
     def __init__(self, loader: Loader, *, repeat: bool, extra: dict[str, Any]) -> None:
         self.loader = loader
@@ -39,7 +39,7 @@ class _Batches(IterableDataset[dict[str, Any]]):
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the Trainer at the start of each epoch."""
+        """Set the epoch; the Trainer calls it at the start of each epoch."""
         if not self._repeat:
             self.loader.set_epoch(epoch)
 
@@ -51,30 +51,30 @@ class _Batches(IterableDataset[dict[str, Any]]):
 
 
 class _ValShards(IterableDataset[Any]):
-    """Says to the Trainer, which asks for an evaluation set before it trains, that there is one: `data.val_shards`."""
+    """Stands for `data.val_shards`: before training, the Trainer checks that it has an evaluation set."""
 
     def __iter__(self) -> Iterator[Any]:
         raise AssertionError("get_eval_dataloader makes the batches")
 
 
 class LoaderTrainer(Trainer):
-    """A Trainer that trains on `data.shards` and evaluates on `data.val_shards`, with `eval_strategy` also in between.
+    """A Trainer that trains on `data.shards` and, with `eval_strategy`, evaluates on `data.val_shards`.
 
-    Masked rows are left out before the model sees a batch; pixels are normalised on the device.
-    `args.per_device_train_batch_size` is set to what the settings make of it, so that the Trainer's figures are right.
-    With `gradient_accumulation_steps` an update's loss and gradient are the means of those of its batches.
+    The model gets only valid rows; pixels are normalised on the device. `args.per_device_train_batch_size` is set from
+    `data.global_batch_size`, so that the Trainer's figures are right. With `gradient_accumulation_steps` an update's
+    loss and gradient are the means over its batches.
 
     Args:
         config: a YAML file or a dictionary with the section `data`, or that section.
-        image_mean: of RGB values from 0 to 1, as the model expects them.
-        image_std: likewise.
-        others: of `transformers.Trainer`, but for its data sets and collator.
+        image_mean: mean that the model expects, of RGB values from 0 to 1.
+        image_std: standard deviation, likewise.
+        others: arguments of `transformers.Trainer`, except its datasets and collator.
 
     Raises:
-        ConfigError: an evaluation is asked for, and `data.val_shards` is not set; the best model is asked for, and no
-            evaluation; or a launcher has started several processes that the Trainer does not know of.
-        DataError: `data.val_shards` cannot be read, where an evaluation is asked for.
-        ValueError: a data set or collator is given.
+        ConfigError: an evaluation is asked for without `data.val_shards`; the best model is asked for without
+            evaluations; or a launcher has started several processes and the Trainer does not know of them.
+        DataError: an evaluation is asked for, and `data.val_shards` cannot be read.
+        ValueError: a dataset or collator is given.
 
     Example:
         trainer = LoaderTrainer("configs/scenes.yaml", model=model, args=TrainingArguments(num_train_epochs=3))
@@ -101,11 +101,12 @@ class LoaderTrainer(Trainer):
             trainer="the Hugging Face Trainer",
             remedy="on CPUs give TrainingArguments(use_cpu=True), or start one process with python",
         )
-        # Where there are labels the Trainer counts them, expects the model to divide its loss by their number over all
-        # batches of an update and all ranks, and so does not divide by the number of batches itself. Ours are labels of
-        # rows, and a contrastive loss is a mean over one batch: loss and gradient would be that many times too large.
+        # If batches have labels, the Trainer counts them and expects the model to divide its loss by their number over
+        # all batches of an update and all ranks; it does not divide by the number of batches then. These labels are
+        # labels of rows, and a contrastive loss is a mean over one batch: loss and gradient would be too large by the
+        # number of batches.
         self.model_accepts_loss_kwargs = False
-        self.can_return_loss = True  # in evaluations as in training, whether or not forward has an argument return_loss
+        self.can_return_loss = True  # compute a loss in evaluations too, even if forward has no argument return_loss
         self._normalization = (image_mean, image_std)
         assert self.model is not None  # Trainer has refused to be made without one
         asks = "return_loss" in inspect.signature(self.model.forward).parameters
@@ -113,7 +114,7 @@ class LoaderTrainer(Trainer):
         self.args.per_device_train_batch_size = self.data.global_batch_size // self.args.world_size
         self._evaluation: DataLoader[Any] | None = None
         if _asks_for_evaluation(self.args):
-            self.get_eval_dataloader()  # an error in the settings is told now, not after an epoch
+            self.get_eval_dataloader()  # raises for wrong settings now, not after an epoch
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """This rank's batches."""
@@ -125,7 +126,7 @@ class LoaderTrainer(Trainer):
             raise ValueError(f"a LoaderTrainer evaluates on data.val_shards: eval_dataset {SET}")
         if self._evaluation is None:
             self._evaluation = self._batches(evaluation_data(self.data), repeat=True)
-            # The Trainer computes a loss only where the batches have all that it takes for labels.
+            # The Trainer computes a loss only if the batches have all of `label_names`.
             has_labels = self._evaluation.dataset.loader.index.has_labels  # type: ignore[attr-defined]
             self.label_names = [name for name in self.label_names if name == "labels" and has_labels]
         return self._evaluation
@@ -141,7 +142,7 @@ class LoaderTrainer(Trainer):
         return super().evaluate(None, *positional, **named)
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *positional: Any, **named: Any) -> EvalLoopOutput:
-        """See `transformers.Trainer.evaluation_loop`, which would take the batches for the samples."""
+        """See `transformers.Trainer.evaluation_loop`; the number of samples is corrected, as it counts batches."""
         output = super().evaluation_loop(dataloader, *positional, **named)
         return output._replace(num_samples=self.num_examples(dataloader))
 
@@ -151,7 +152,7 @@ class LoaderTrainer(Trainer):
 
     def _batches(self, data: DataConfig, *, repeat: bool) -> DataLoader[Any]:
         loader = Loader.from_config(data, rank=self.args.process_index, world_size=self.args.world_size)
-        # What accelerate makes of a DataLoader once it has sharded it: moves batches to the device, can skip the first.
+        # accelerate's class for a DataLoader that is sharded already: it moves batches to the device and can skip some.
         batches = _Batches(loader, repeat=repeat, extra=self._extra)
         return cast("DataLoader[Any]", DataLoaderShard(batches, device=self.args.device, batch_size=None))
 
@@ -162,7 +163,7 @@ class LoaderTrainer(Trainer):
 
 
 def _check_arguments(data: DataConfig, others: dict[str, Any]) -> None:
-    """Raise for arguments of the Trainer that would be ignored, or fail after an epoch."""
+    """Raise for arguments of the Trainer that would be ignored, or that would fail after an epoch."""
     if given := [name for name in ("train_dataset", "data_collator") if others.get(name) is not None]:
         raise ValueError(f"a LoaderTrainer makes its batches from data.shards: leave {' and '.join(given)} out")
     if others.pop("eval_dataset", None) is not None:

@@ -1,9 +1,9 @@
-"""Loader and stream in Lightning: each rank gets its own batches, and a run resumes at the batch that follows.
+"""Loader and stream in Lightning: each rank gets its own batches, and a run resumes at the next batch.
 
-A `Loader` may also be given to `Trainer.fit(model, train_dataloaders=loader)` as it is: Lightning puts no sampler into
-what is no DataLoader, sets the epoch through `batch_sampler.sampler`, and keeps the state of whatever has a
-`state_dict`. It loads that state only where an epoch was left unfinished, and keeps the state of rank 0 only. These
-modules add what it leaves out: rank and world size, the states of all ranks, and `overfit_batches`.
+`Trainer.fit(model, train_dataloaders=loader)` works with a `Loader` too: Lightning replaces the sampler of a DataLoader
+only, sets the epoch through `batch_sampler.sampler`, and keeps the state of any loader with a `state_dict`. But it
+loads that state only in mid-epoch, and keeps only the state of rank 0. The modules of this file add rank and world
+size, the states of all ranks, and `overfit_batches`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from mmdata.train.ranks import collectives
 
 
 class EpochLoader:
-    """A loader or a stream in a trainer's epochs, whichever batch the last one stopped at.
+    """A loader or a stream whose epoch is the trainer's, also if the epoch before ended early.
 
-    With `Trainer(overfit_batches=…)` every epoch is the first.
+    With `Trainer(overfit_batches=…)` every epoch is epoch 0.
 
     Args:
-        loader: this rank's; of a stream, one with `steps_per_epoch`.
-        trainer: that counts the epochs.
+        loader: this rank's loader, or its stream with `steps_per_epoch`.
+        trainer: counts the epochs.
 
     Raises:
         ConfigError: a stream without `steps_per_epoch`.
@@ -56,16 +56,17 @@ class EpochLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Batch]:
-        # Lightning makes iterators before it has counted up; this runs when the first batch is asked for. It also calls
-        # `set_epoch` of samplers, but with an epoch too many after it has resumed at the end of one under `max_steps`.
+        # As a generator, this runs when the first batch is asked for: Lightning makes the iterator before it increments
+        # `current_epoch`. Its own call of a sampler's `set_epoch` is not used: after resuming at the end of an epoch
+        # under `max_steps` it passes an epoch that is too large by one.
         overfit = getattr(self._trainer, "overfit_batches", 0)  # Lightning sets it without declaring it
         self.loader.set_epoch(0 if overfit else self._trainer.current_epoch)
         yield from judged_together(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's position, with what all ranks have counted; Lightning keeps it in each checkpoint.
+        """The loader's position and the counts of all ranks, for Lightning's checkpoints.
 
-        A collective, as is Lightning's `save_checkpoint`: all ranks must call it.
+        A collective, like Lightning's `save_checkpoint`: all ranks must call it.
         """
         state = self.loader.state_dict()
         if self._trainer.world_size == 1 or not dist.is_initialized():
@@ -75,12 +76,12 @@ class EpochLoader:
         return self.loader.merge_states(states)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue at a position."""
         self.loader.load_state_dict(state_dict)
 
 
 class LoaderDataModule(LightningDataModule):
-    """Loaders of `data.shards` and, where it is set, of `data.val_shards`.
+    """Loaders of `data.shards` and, if set, of `data.val_shards`.
 
     Args:
         config: a YAML file or a dictionary with the section `data`, or that section.
@@ -94,7 +95,7 @@ class LoaderDataModule(LightningDataModule):
         super().__init__()
         self.data = data_config(config)
         self._training: EpochLoader | None = None
-        self._state: dict[str, Any] | None = None  # of a checkpoint, until there is a loader for it
+        self._state: dict[str, Any] | None = None  # of a checkpoint, until the loader is made
 
     def train_dataloader(self) -> EpochLoader:
         """This rank's batches, in the trainer's epoch."""
@@ -107,7 +108,7 @@ class LoaderDataModule(LightningDataModule):
         return self._training
 
     def val_dataloader(self) -> SameEpoch | list[Any]:
-        """This rank's batches of `data.val_shards`, the same each time; nothing where they are not set."""
+        """This rank's batches of `data.val_shards`, the same each time; [] if they are not set."""
         if self.data.val_shards is None:
             return []
         trainer = self._checked_trainer()
@@ -119,21 +120,25 @@ class LoaderDataModule(LightningDataModule):
         return {} if self._training is None else self._training.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there, also where the checkpoint was written between two epochs."""
+        """Continue at a position, also one between two epochs."""
         if self._training is not None:
             self._training.load_state_dict(state_dict)
-        elif self._running_trainer().state.fn == "fit":  # a validation of a checkpoint begins no training
+        elif self._running_trainer().state.fn == "fit":  # not in a validation of a checkpoint
             self._state = state_dict
 
     def teardown(self, stage: str) -> None:
-        """Let go of the loader, and with it of its threads."""
+        """Drop the loader, which ends its threads."""
         self._training = self._state = None
 
     def _train_batches(self, *, rank: int, world_size: int) -> Loader | Stream:
         return Loader.from_config(self.data, rank=rank, world_size=world_size)
 
     def _checked_trainer(self) -> Trainer:
-        """The trainer; raises a ConfigError where it does not know of the processes that a launcher started."""
+        """The trainer.
+
+        Raises:
+            ConfigError: a launcher has started several processes and the trainer does not know of them.
+        """
         trainer = self._running_trainer()
         check_launched(
             trainer.world_size,
@@ -153,8 +158,8 @@ class StreamDataModule(LoaderDataModule):
     """A stream of shards without an index, and loaders of `data.val_shards`, which have one.
 
     Args:
-        shards: as `mmdata.stream` takes them; None: those of the settings.
-        config: as for LoaderDataModule; a dictionary needs no `shards` where they are given here.
+        shards: as for `mmdata.stream`; None: those of the settings.
+        config: as for LoaderDataModule; a dictionary needs no `shards` if they are given as an argument.
         steps_per_epoch: batches of an epoch, the same on every rank; see `mmdata.stream`.
 
     Example:

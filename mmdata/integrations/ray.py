@@ -1,4 +1,4 @@
-"""Conversion on a Ray cluster: `mmdata convert … --engine ray`. Same rows, same order, same bytes as with threads.
+"""Converts on a Ray cluster: `mmdata convert … --engine ray`. Rows, order and bytes are those of the thread engine.
 
 Every node must see the corpus under the same path and have mmdata installed.
 """
@@ -17,14 +17,14 @@ from mmdata.convert.rows import Row
 from mmdata.errors import ConfigError, DataError
 
 RETRIES = 1
-"""Times Ray repeats a task whose worker died; examining is a pure function of the rows."""
+"""Times that Ray repeats a task whose worker died; examining is a pure function of the rows."""
 
 
 def ray_engine(num_workers: int | None = None) -> Engine:
     """An engine of Ray tasks, on the cluster that RAY_ADDRESS names, else on one started for this conversion.
 
     Args:
-        num_workers: tasks at once; None takes one a core of the cluster.
+        num_workers: concurrent tasks; None takes one for each core of the cluster.
 
     Raises:
         ConfigError: Ray is not installed.
@@ -37,7 +37,7 @@ def ray_engine(num_workers: int | None = None) -> Engine:
     def run(examine: Examine, rows: Iterable[Row]) -> Iterator[Examined]:
         started_here = not ray.is_initialized()
         if started_here:
-            # a cluster that is already there has its own number of cores
+            # An existing cluster has its own number of cores.
             own: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": num_workers}
             ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False, **own)
         try:

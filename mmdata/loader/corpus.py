@@ -62,7 +62,7 @@ def open_index(data: DataConfig) -> Index:
 def needs_hashes(data: DataConfig) -> bool:
     """Whether batches carry hashes: they are asked for, or rows that are no negatives of each other may meet."""
     again = any((source.repeat or 1.0) != 1.0 or source.weight is not None for source in sources(data))
-    return data.add_hashes or data.unique or again or (data.groups is not None and data.groups.candidates is not None)
+    return data.add_hashes or again or (data.groups is not None and data.groups.candidates is not None)
 
 
 def _warn_of_missing_hashes(data: DataConfig, index: Index) -> None:

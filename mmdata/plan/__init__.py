@@ -9,7 +9,7 @@
 
 from mmdata.plan.buckets import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy, Shapes, TokenBudgetPolicy
 from mmdata.plan.choose_shapes import choose_image_shapes, choose_lengths, choose_lengths_by_shape
-from mmdata.plan.deduplicate import Hashes
+from mmdata.plan.duplicates import Hashes
 from mmdata.plan.groups import Groups
 from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
 from mmdata.plan.plan import Plan, Step, rank_slice

@@ -219,7 +219,7 @@ def merge_groups(buckets: Sequence[Bucket]) -> list[tuple[list[int], list[int]]]
     )
     longest = max(bucket.length for bucket in buckets)
     tops = [position for position, bucket in enumerate(buckets) if bucket.length == longest]
-    # A batch has the bucket of its first row, so the bucket with the most patches comes first: it holds the others.
+    # A batch has the bucket of its first row, so the bucket with the most patches comes first: it holds all images.
     tops.sort(key=lambda position: -buckets[position].patches)
     merges = [(tops, tops)] if len(tops) > 1 else []
     for group, following in itertools.pairwise(groups):

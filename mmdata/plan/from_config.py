@@ -184,7 +184,7 @@ def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:
     else:
         shares = tuple(BatchShare((span,), source.weight or 1) for source, span in zip(listed, spans, strict=True))
     groups = build_groups(data.groups, index) if data.groups else None
-    return Mixture(shares, groups, rows.hashes if data.unique else None)
+    return Mixture(shares, groups)
 
 
 def build_groups(settings: GroupsConfig, index: Index) -> Groups:

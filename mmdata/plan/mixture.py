@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from mmdata.plan.deduplicate import HashesOf
 from mmdata.plan.groups import Groups
 from mmdata.renamed import renamed_attribute
 
@@ -48,9 +47,6 @@ class Mixture:
         shares: the first one's rows make the epoch. The others are repeated: each gives as many rows as the steps need,
             and the next epoch goes on where this one ended, so that over time all its rows occur equally often.
         groups: rows that stand together.
-        unique: gives the hashes of rows. Rows with the same caption or image are then kept in different batches, as far
-            as other batches of the same bucket in the same round of windows have room (`PlanSummary.duplicates` counts
-            the rest).
 
     Raises:
         ValueError: a weight or repeat is out of range, datasets overlap, or a repeated share has several datasets.
@@ -62,7 +58,6 @@ class Mixture:
 
     shares: tuple[BatchShare, ...]
     groups: Groups | None = None
-    unique: HashesOf | None = None
 
     streams = renamed_attribute("streams", "shares")
     sources = renamed_attribute("sources", "spans")
@@ -101,4 +96,5 @@ class Mixture:
         """Equal for equal mixtures; short."""
         groups = self.groups.fingerprint if self.groups else None
         shares = [(tuple(map(tuple, share.spans)), share.weight) for share in self.shares]
-        return hashlib.sha256(repr((shares, groups, self.unique is not None)).encode()).hexdigest()[:16]
+        # The third entry was another setting of earlier versions, whose states have this fingerprint too.
+        return hashlib.sha256(repr((shares, groups, False)).encode()).hexdigest()[:16]

@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from mmdata.plan.bucket_queues import LaneQueues
 from mmdata.plan.buckets import Bucket, BucketPolicy
-from mmdata.plan.deduplicate import HashesOf, exchange
 from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
 from mmdata.plan.row_ranges import Window, passes_of, rows_of
 from mmdata.plan.rows import Rows, fingerprint_policy
 from mmdata.plan.schedule import Schedule
 from mmdata.plan.window_rows import WindowRows
 from mmdata.plan.windows import EpochWindows, KeyedPermutation
-from mmdata.seeding import Purpose, random_raw
+from mmdata.seeding import Purpose
 
 WINDOW_ROWS = 2**20
 """Rows that are shuffled together by default; as many occurrences take 8 MB."""
@@ -122,8 +121,8 @@ class Plan:
         self._schedules: dict[int, tuple[list[list[Window]], Schedule]] = {}
 
     def __len__(self) -> int:
-        """Steps of the first epoch; of all epochs, unless batch sizes differ, rows stand in groups or a repeat is no
-        whole number."""
+        """Steps of the first epoch. Others may have more or fewer only if batch sizes differ, rows stand in groups or a
+        repeat is no whole number."""
         return self.num_steps(0)
 
     def num_steps(self, epoch: int) -> int:
@@ -166,8 +165,6 @@ class Plan:
         for round_ in range(begin, len(schedule.merged)):
             buckets = schedule.buckets_of(round_)
             parts = [queue.next_round(round_) for queue in queues]  # [lane share][batch]
-            if self.mixture.unique:
-                self._separate_duplicates(self.mixture.unique, parts, buckets, epoch, round_)
             order = self._batch_order(len(buckets), schedule.num_padded(round_), epoch, round_)
             number = max(start, int(schedule.first_step[round_]))
             for position in order[number - int(schedule.first_step[round_]) :].tolist():
@@ -216,19 +213,6 @@ class Plan:
             middles = np.concatenate([(np.arange(len(part)) + 0.5) / len(part) for part in own])
             lanes.append(np.concatenate(own)[np.argsort(middles, kind="stable")])
         return np.concatenate(lanes)
-
-    def _separate_duplicates(
-        self, hashes_of: HashesOf, parts: list[list[Ints]], buckets: Ints, epoch: int, round_: int
-    ) -> None:
-        """Exchange duplicates among the full batches of each bucket; `parts` [lane share][batch] is changed."""
-        for bucket in np.unique(buckets).tolist():
-            of_bucket = np.flatnonzero(buckets == bucket).tolist()
-            batches = [i for i in of_bucket if all((part[i] >= 0).all() for part in parts)]
-            if len(batches) > 1:
-                rows = np.concatenate([part[i] for i in batches for part in parts])
-                position = round_ * len(self.policy.buckets) + bucket
-                draws = random_raw(4096, seed=self.seed, epoch=epoch, purpose=Purpose.EXCHANGES, position=position)
-                exchange(parts, batches, hashes_of(rows_of(rows), passes_of(rows)), draws)
 
     def _schedule(self, epoch: int) -> tuple[list[list[Window]], Schedule]:
         """The windows of each lane share, and the schedule; the epoch asked for last is kept."""

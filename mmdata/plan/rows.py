@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import BucketPolicy, Shapes
-from mmdata.plan.deduplicate import Hashes
+from mmdata.plan.duplicates import Hashes
 from mmdata.seeding import mix
 from mmdata.shards.caption_lengths import CaptionTokens
 from mmdata.shards.histogram import ASPECT_BINS, aspect_ratio, unpack_cells

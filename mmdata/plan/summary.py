@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import Bucket
-from mmdata.plan.deduplicate import HashesOf, count_duplicates
+from mmdata.plan.duplicates import HashesOf, count_duplicates
 from mmdata.plan.plan import Plan, rank_slice
 from mmdata.plan.row_ranges import occurrences_of
 from mmdata.plan.window_rows import shapes_of

@@ -115,7 +115,7 @@ class EpochWindows:
         return result
 
     def _bounds(self, lane_share: int, epoch: int) -> list[tuple[int, int]]:
-        """Of each dataset of a first share: the positions in its endless passes at which an epoch begins and ends."""
+        """The positions at which an epoch begins and ends in the endless passes of each dataset of a first share."""
         return [(math.floor(epoch * rate), math.floor((epoch + 1) * rate)) for rate in self._rates(lane_share)]
 
     def _rates(self, lane_share: int) -> list[Fraction]:
@@ -151,10 +151,6 @@ class EpochWindows:
 
 def _check(mixture: Mixture, batch_sizes: list[int], num_lanes: int) -> None:
     """Raise ValueError where lanes, shares and groups do not divide the batches."""
-    if mixture.groups and mixture.unique:
-        raise ValueError("unique: rows of a group must stay together and cannot be kept apart; set unique or groups")
-    if mixture.unique and num_lanes > 1:
-        raise ValueError(f"unique: a rank sees only the rows of its own of the {num_lanes} lanes; set num_lanes to 1")
     if len(mixture.shares) > 1 and (mixture.groups or len(set(batch_sizes)) > 1):
         raise ValueError(
             "weights: a fixed share of every batch needs batches of one size without groups; mix by repeat instead"

@@ -14,14 +14,16 @@ from typing import Any
 from mmdata.atomic import lock, write_whole
 from mmdata.errors import DataError
 from mmdata.safe_read import check_regular
-from mmdata.shards.columns import SCHEMA_VERSION, CountTokens, encode
+from mmdata.shards.columns import SCHEMA_VERSION
 from mmdata.shards.decoder_warnings import sample_name
+from mmdata.shards.encode import CountTokens, encode
 from mmdata.shards.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, find_ledger, local_folder, manifest_prefix
 from mmdata.shards.labels import Labels, number_labels
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.manifest_writer import write_manifest
 from mmdata.shards.pages import ShardEntry, check_plain_name
 from mmdata.shards.probe import DEFAULT_LIMITS, Limits
+from mmdata.shards.samples import split_sample
 from mmdata.shards.scan import Progress, Scan, scan_shard, steps
 from mmdata.shards.texts import Loss, Losses
 
@@ -236,10 +238,7 @@ class _Build:
             return
         (first, first_whole), (last, last_whole) = scan.edges
         if self._edge and self._edge[0] == first and not (self._edge[1] and first_whole):
-            raise DataError(
-                f"sample '{first}' ends shard '{self._edge[2]}' and starts shard '{path.name}': split over two shards; "
-                "pack the tars again with whole samples"
-            )
+            raise split_sample(first, self._edge[2], path.name)
         self._edge = (last, last_whole, path.name)
 
 

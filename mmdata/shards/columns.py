@@ -1,4 +1,4 @@
-"""A shard's columns: one uncompressed Arrow IPC file, the index file. The same rows give the same bytes.
+"""Reads the columns of a shard from its index file, an uncompressed Arrow IPC file; `mmdata.shards.encode` makes it.
 
 Index files are read whole, never mapped: a file that is cut short while it is mapped ends the process with SIGBUS.
 """
@@ -6,8 +6,7 @@ Index files are read whole, never mapped: a file that is cut short while it is m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mmdata.errors import DataError
-from mmdata.hashing import fast_hash, hash64
+from mmdata.hashing import fast_hash
 from mmdata.shards.arrow_view import view
 from mmdata.shards.histogram import aspect_bin, count_cells, pack_cells
-from mmdata.shards.pages import ListedShard, ShardEntry
-from mmdata.shards.probe import FORMATS, ImageInfo
+from mmdata.shards.pages import ListedShard
 from mmdata.shards.read_together import read_together
 from mmdata.shards.values import WrongValue, wrong_captions, wrong_number, wrong_tokens
-
-CountTokens = Callable[[list[str]], list[int]]
-"""Lengths of captions in tokens: special tokens included, nothing truncated."""
 
 FIXED: dict[str, np.dtype[Any]] = {
     "image_offset": np.dtype(np.int64),
@@ -70,94 +65,7 @@ def _schema(fixed: Sequence[str]) -> Any:
     )
 
 
-_SCHEMAS = {3: _schema([*FIXED]), 2: _schema([name for name in FIXED if name != "image_xxh3"])}
-
-
-@dataclass(frozen=True)
-class Place:
-    """A member's payload in its shard: offset and size in bytes."""
-
-    offset: int
-    size: int
-
-
-@dataclass(frozen=True)
-class Row:
-    """What the index says of one sample. Of the captions, the index file holds only hashes and lengths."""
-
-    key: str
-    image: Place
-    caption: Place
-    caption_format: int
-    info: ImageInfo
-    label: int
-    image_hash: int
-    image_xxh3: int
-    captions: list[str]
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A shard's index file, before it is written."""
-
-    data: bytes
-    columns: Columns
-
-    def entry(self, tar: str, index: str, *, size: int, sha256: str) -> ShardEntry:
-        """The manifest's entry of the shard, for a tar with this name, size in bytes and SHA-256."""
-        cells, counts = self.columns.histogram()
-        return ShardEntry(
-            name=tar,
-            bytes=size,
-            sha256=sha256,
-            rows=len(self.columns.keys),
-            index=index,
-            index_sha256=hashlib.sha256(self.data).hexdigest(),
-            index_xxh3=fast_hash(self.data),
-            captions=self.columns.num_captions,
-            labels=self.columns.num_labels,
-            cells=cells,
-            counts=counts,
-        )
-
-
-def encode(rows: Sequence[Row], count_tokens: CountTokens | None = None, *, version: int = SCHEMA_VERSION) -> Encoded:
-    """The index file of a shard, in a version of the schema. All captions are counted in one call."""
-    schema = _SCHEMAS[version]
-    captions = [caption for row in rows for caption in row.captions]
-    tokens = list(count_tokens(captions)) if count_tokens and captions else []
-    if count_tokens and len(tokens) != len(captions):
-        raise ValueError(f"count_tokens returned {len(tokens)} lengths for {len(captions)} captions")
-    offsets = np.cumsum([0, *(len(row.captions) for row in rows)], dtype=np.int32)
-    values: dict[str, list[int]] = {
-        "image_offset": [row.image.offset for row in rows],
-        "image_bytes": [row.image.size for row in rows],
-        "image_format": [FORMATS.index(row.info.format) for row in rows],
-        "caption_offset": [row.caption.offset for row in rows],
-        "caption_bytes": [row.caption.size for row in rows],
-        "caption_format": [row.caption_format for row in rows],
-        "height": [row.info.height for row in rows],
-        "width": [row.info.width for row in rows],
-        "orientation": [row.info.orientation for row in rows],
-        "label": [row.label for row in rows],
-        "image_hash": [row.image_hash for row in rows],
-        "image_xxh3": [row.image_xxh3 for row in rows],
-    }
-    arrays: list[Any] = [pa.array([row.key for row in rows], pa.string())]
-    arrays += [pa.array(np.asarray(values[name], FIXED[name])) for name in FIXED if name in schema.names]
-    hashes = np.asarray([hash64(caption.encode()) for caption in captions], np.int64)
-    arrays.append(pa.ListArray.from_arrays(offsets, hashes, type=schema.field("caption_hash").type))
-    lengths = np.asarray(tokens, np.int32)
-    arrays.append(
-        pa.ListArray.from_arrays(
-            offsets if count_tokens else offsets * 0, lengths, type=schema.field("caption_tokens").type
-        )
-    )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=schema))
-    data = sink.getvalue().to_pybytes()
-    return Encoded(data, Columns.parse(data, len(rows), "this one"))
+SCHEMAS = {3: _schema([*FIXED]), 2: _schema([name for name in FIXED if name != "image_xxh3"])}
 
 
 class Columns:
@@ -228,9 +136,9 @@ class Columns:
             batch.validate(full=True)
         except (pa.ArrowException, ValueError) as error:
             raise DataError(f"index '{name}': not an index file: {error}; {_REMEDY}") from error
-        if batch.schema not in _SCHEMAS.values() or batch.num_rows != rows:
+        if batch.schema not in SCHEMAS.values() or batch.num_rows != rows:
             raise DataError(
-                f"index '{name}': expected {rows} rows of {_SCHEMAS[SCHEMA_VERSION].names}, "
+                f"index '{name}': expected {rows} rows of {SCHEMAS[SCHEMA_VERSION].names}, "
                 f"got {batch.num_rows} of {batch.schema.names}; {_REMEDY}"
             )
         return cls(batch, name, data, shard_bytes=shard_bytes)

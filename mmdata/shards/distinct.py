@@ -33,20 +33,20 @@ def _check_folders_differ(parts: Sequence[Manifest]) -> None:
 
 
 def _check_shards_differ(parts: Sequence[Manifest]) -> None:
-    """Compare the hashes of the tars. Shards without rows are all alike, and may be."""
+    """Compare the hashes of the tars. Shards without rows are all equal and are not compared."""
     shards = [np.flatnonzero(part.shard_rows) for part in parts]
     hashes = [part.tar_hashes().take(pa.array(numbers)) for part, numbers in zip(parts, shards, strict=True)]
     owner = np.repeat(np.arange(len(parts)), [len(numbers) for numbers in shards])
     code = pa.concat_arrays(hashes).dictionary_encode().indices.to_numpy()  # equal hashes, equal numbers
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    first = first[inverse]  # where each one's hash stands for the first time
+    first = first[inverse]  # position of the first shard with the same hash
     twice = np.flatnonzero(owner[first] != owner)
     if len(twice):
         number = np.concatenate(shards)
-        places = (int(twice[0]), int(first[twice[0]]))
-        here, there = (parts[int(owner[place])] for place in places)
-        name, other = (part.listed(int(number[place])).name for part, place in zip((here, there), places, strict=True))
+        again, earlier = int(twice[0]), int(first[twice[0]])
+        part, other = parts[int(owner[again])], parts[int(owner[earlier])]
         raise ConfigError(
-            f"shards '{here.folder}': '{name}' is the same shard as '{other}' in '{there.folder}', the first of "
+            f"shards '{part.folder}': '{part.listed(int(number[again])).name}' is the same shard as "
+            f"'{other.listed(int(number[earlier])).name}' in '{other.folder}', the first of "
             f"{len(twice)} that two datasets share; leave them out of one, or {_REMEDY}"
         )

@@ -67,8 +67,8 @@ class Index:
         manifests: as given.
         num_shards, bytes, captions: summed over the folders.
         has_labels: whether any row has a label.
-        tokenizer: fingerprint of the tokenizer that counted the captions of all folders with rows; None where there is
-            no such tokenizer.
+        tokenizer: fingerprint of the tokenizer that counted the captions of all folders with rows; None if there is no
+            such tokenizer.
         fingerprint: equal for equal rows in equal order, tokenizer included, wherever the folders lie. For one folder
             it is the manifest's root hash.
         held_rows: rows whose columns are kept; those of the shards used least recently make room.
@@ -172,7 +172,8 @@ class Index:
         """
         if not 0 <= shard < self.num_shards:
             raise IndexError(f"shard {shard} asked of an index of {self.num_shards}")
-        number = bisect_right(self._first_shards, shard) - 1  # the last of those: folders may have no shards
+        # Folders without shards begin at the same number as the next folder: the last of them has the shard.
+        number = bisect_right(self._first_shards, shard) - 1
         return self.manifests[number], shard - self._first_shards[number]
 
     def listed(self, shard: int) -> ListedShard:
@@ -191,7 +192,7 @@ class Index:
         return part.shard_place(local)
 
     def shard_name(self, shard: int) -> str:
-        """Name of the tar, for messages; with its folder where there are several."""
+        """Name of the tar, for messages; with its folder if there are several."""
         part, local = self.part(shard)
         name = part.listed(local).name
         return name if len(self.manifests) == 1 else f"{part.folder}/{name}"

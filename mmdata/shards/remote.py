@@ -264,7 +264,7 @@ def display_name(url: str) -> str:
 
 
 def _status(error: BaseException | None) -> int | None:
-    """The HTTP status in an exception of aiohttp, botocore, gcsfs or huggingface_hub; None where there is none."""
+    """The HTTP status in an exception of aiohttp, botocore, gcsfs or huggingface_hub, or None."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         found: Any = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -9,7 +9,7 @@ from typing import BinaryIO, NamedTuple
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import fast_hash, hash64
 from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT
-from mmdata.shards.columns import Place, Row
+from mmdata.shards.encode import Place, Row
 from mmdata.shards.probe import Limits, probe, sniff
 from mmdata.shards.tar import Member, read_members, split_name
 from mmdata.shards.texts import Loss, TextKind, Texts, read_texts
@@ -81,6 +81,14 @@ class SampleReader:
             group.members[extension] = member
         if group is not None:
             yield group
+
+
+def split_sample(key: str, shard: str, following: str) -> DataError:
+    """The error for a sample whose members are in two tars."""
+    return DataError(
+        f"sample '{key}' ends shard '{shard}' and starts shard '{following}': split over two shards; "
+        "pack the tars again with whole samples"
+    )
 
 
 class Described(NamedTuple):

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from mmdata.errors import DataError, printable
 from mmdata.shards.build import file_sha256
-from mmdata.shards.columns import FIXED, Columns, encode
+from mmdata.shards.columns import FIXED, Columns
+from mmdata.shards.encode import encode
 from mmdata.shards.folder import MANIFEST_NAME, QUARANTINE_NAME, find_ledger, local_folder
 from mmdata.shards.index import Index
 from mmdata.shards.labels import Labels, number_labels

@@ -16,7 +16,7 @@ from mmdata.atomic import lock, naming, sync_folder
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import fast_hash, hash64
 from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT, clean_caption
-from mmdata.shards.columns import CountTokens, Encoded, Place, Row, encode
+from mmdata.shards.encode import CountTokens, Encoded, Place, Row, encode
 from mmdata.shards.folder import BESIDE, INNER, MANIFEST_NAME, manifest_prefix
 from mmdata.shards.manifest import Manifest
 from mmdata.shards.manifest_writer import ManifestWriter

@@ -94,7 +94,7 @@ def test_only_auto_workers_are_lowered_and_only_for_webdataset(
 ):
     monkeypatch.setattr("mmdata.cores.usable_cores", lambda: 5)
     data = data_config(grouped(**square, num_workers=num_workers))
-    assert against.fit_workers(data, names).num_workers == fitted
+    assert against.fit_workers(data, names).loading.num_workers == fitted
 
 
 @pytest.mark.parametrize(

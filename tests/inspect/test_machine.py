@@ -98,7 +98,7 @@ def test_memory_says_what_a_container_may_use(
     check = memory()
     assert check.status == status
     assert re.fullmatch(words, check.found)
-    assert check.remedy.startswith("beyond it the system kills a process" if limit else "")
+    assert check.remedy.startswith("the kernel's out-of-memory killer ends a process above it" if limit else "")
 
 
 def test_cache_says_how_much_room_there_is(tmp_path: Path):

@@ -51,7 +51,7 @@ def chosen(loader: Loader) -> tuple[str, int]:
 
 
 def test_auto_is_the_default_and_threads_on_a_machine_without_a_gpu(corpus: Corpus, caplog: pytest.LogCaptureFixture):
-    assert DataConfig.model_validate({**corpus.settings, "image_buckets": None}).workers == "auto"
+    assert DataConfig.model_validate({**corpus.settings, "image_buckets": None}).loading.worker_type == "auto"
     assert chosen(corpus.loader()) == ("thread", 0)
     assert caplog.records == []
 
@@ -76,20 +76,11 @@ def test_auto_is_a_side_process_where_there_is_a_gpu(
 def test_auto_of_an_evaluation_is_threads(corpus: Corpus):
     for workers, expected in (("auto", "thread"), ("thread", "thread"), ("process", "process")):
         settings = grouped(**corpus.settings, val_shards=corpus.settings["shards"], worker_type=workers)
-        assert evaluation_data(section(settings)).workers == expected
+        assert evaluation_data(section(settings)).loading.worker_type == expected
 
 
 def section(settings: dict[str, Any]) -> DataConfig:
     return DataConfig.model_validate({**settings, "image_buckets": None})
-
-
-@pytest.mark.parametrize("gpu", [False, True])
-def test_auto_takes_the_processes_that_are_set_where_there_is_a_gpu(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, gpu: bool
-):
-    monkeypatch.setattr(choose, "has_gpu", lambda: gpu)
-    loader = corpus.loader(transform="my_transforms:resize", num_workers=4, num_processes=3)
-    assert chosen(loader) == ((StartupHandover.__name__, 3) if gpu else ("thread", 0))
 
 
 def test_auto_leaves_a_transform_of_the_program_itself_to_threads(

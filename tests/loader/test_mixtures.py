@@ -107,16 +107,6 @@ def test_candidates_follow_their_anchor(corpus, labelled: Path):
     assert "image_hash" in batches[0]
 
 
-def test_unique_batches_hold_no_caption_twice(corpus, labelled: Path):
-    settings: Any = {"shards": str(labelled), "text_buckets": [32], "image_buckets": None, "image_size": 32}
-    met = {}
-    for unique in (False, True):
-        loader = corpus.loader(**settings, unique=unique, add_hashes=True, global_batch_size=5)
-        met[unique] = sum(5 - len(set(batch["caption_hash"].tolist())) for batch in loader)
-    assert met[False] > 0
-    assert met[True] == 0
-
-
 def test_token_budget_gives_short_texts_larger_batches(corpus, labelled: Path):
     settings: Any = {"shards": str(labelled), "image_buckets": None, "image_size": 32}
     loader = corpus.loader(
@@ -136,7 +126,6 @@ MIXED: list[dict[str, Any]] = [
     {"weight": True},
     {"groups": {"size": 2}},
     {"groups": {"candidates": 1}},
-    {"unique": True},
     {"token_budget": 120, "batch_multiple": 4, "global_batch_size": 16},
     {"image_patches": [4, 9], "image_buckets": None, "patch_size": 8},
 ]
@@ -169,9 +158,7 @@ def test_every_kind_resumes_at_random_steps_with_other_ranks_and_workers(
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"groups": {"size": 2}}, {"groups": {"size": 4}}, {"unique": True}],
-    ids=["groups of 2", "groups of 4", "unique"],
+    "changes", [{"groups": {"size": 2}}, {"groups": {"size": 4}}], ids=["groups of 2", "groups of 4"]
 )
 def test_state_of_another_mixture_is_refused(corpus, labelled: Path, changes: dict[str, Any]):
     state = corpus.loader(shards=str(labelled)).state_dict()

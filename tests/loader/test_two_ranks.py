@@ -26,8 +26,9 @@ def rows_of(corpus: Corpus, rank: int) -> list[list[int]]:
 
 def streamed(corpus: Corpus) -> dict[str, Any]:
     """Settings that read the corpus's shards without its index, in order."""
-    shapes = {"image_buckets": None, "image_size": 32, "text_buckets": [32], "shuffle": False, "max_bad_share": 0.0}
-    return {**corpus.settings, **shapes, "shards": str(corpus.folder / "shards")}
+    shapes = {"image_buckets": None, "image_size": 32, "text_buckets": [32], "shuffle": False}
+    loading = {"max_bad_share": 0.0}
+    return {**corpus.settings, **shapes, "shards": str(corpus.folder / "shards"), "loading": loading}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def bad(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def seen(corpus: Corpus, bad: Corpus, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks saw; neither hung or failed."""
     out = tmp_path_factory.mktemp("seen")
-    settings = {**bad.settings, "max_bad_share": 0.0}
+    settings = {**bad.settings, "loading": {"max_bad_share": 0.0}}
     spec = {"data": corpus.settings, "bad": settings, "stream": streamed(bad), "out": str(out)}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += [str(Path(__file__).with_name("ranks.py")), json.dumps(spec)]

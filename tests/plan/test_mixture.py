@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdata.plan import BatchShare, LengthAspectPolicy, Mixture, Plan, ShardSpan, Step, summarize
-from mmdata.plan.deduplicate import Hashes
 
 POLICY = LengthAspectPolicy([8, 16, 77], [(64, 64)])
 
@@ -154,11 +153,6 @@ def test_shares_that_disagree_on_every_bucket_do_not_wait_for_the_end(fake_rows)
             "weights 2 : 1 do not share a batch of 8 rows with num_lanes 1 exactly: set .* to a multiple of 3",
         ),
         (weighted(1, 1, shards=2), {"num_lanes": 3, "global_batch_size": 12}, "3 lanes need as many shards: got 2"),
-        (
-            Mixture(weighted(1, shards=4).shares, unique=lambda rows, passes: Hashes(rows, rows)),
-            {"num_lanes": 2},
-            "unique: a rank sees only the rows of its own of the 2 lanes; set num_lanes to 1",
-        ),
     ],
 )
 def test_mixtures_that_do_not_fit_are_refused(fake_rows, mixture: Mixture, settings: dict[str, Any], message: str):

@@ -47,7 +47,7 @@ def test_bucket_last_batch_has_the_bound_of_its_longest_row():
     assert bucket(lengths=[1, 2, 3, 3, 3], bounds=[2, 4, 8]).step_bounds(0) == [4, 4]
 
 
-def test_two_stream_without_shuffle_cycles_over_epochs():
+def test_two_stream_without_shuffle_repeats_secondary_rows_over_epochs():
     sampler = two_stream(shuffle=False, secondary_indices=[20, 21, 22, 23])
     assert list(sampler) == [[0, 1, 2, 3, 20, 21], [4, 5, 6, 7, 22, 23], [8, 9, 20, 21]]
     assert list(sampler) == [[0, 1, 2, 3, 22, 23], [4, 5, 6, 7, 20, 21], [8, 9, 22, 23]]

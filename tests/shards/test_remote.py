@@ -54,6 +54,14 @@ def test_an_index_behind_http_is_the_local_one(shards, cache):
         assert server.requests[asked:] == [("/__mmdata__/manifest.json", None)]
 
 
+def test_a_manifest_is_read_from_a_url(shards, cache):
+    with serve(shards) as server:
+        far = Manifest.read(server.url, cache)
+        assert far == Manifest.read(shards)
+        assert list(far) == list(Manifest.read(shards))
+        assert str(far.folder) == server.url
+
+
 def test_an_index_behind_s3_is_the_local_one(shards, cache):
     with serve_s3(shards):
         assert same(Index.open("s3://bucket", cache=cache), Index.open(shards))
