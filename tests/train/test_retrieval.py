@@ -224,7 +224,7 @@ def test_evaluation_counts_all_captions_in_any_epoch_and_without_hashes(corpora:
 
 
 def test_evaluation_needs_a_model_that_embeds_further_captions(corpora: dict[str, Path]):
-    model = Known(loader_over(corpora["lists"]).worker.tokenizer, takes_extra=False)
+    model = Known(loader_over(corpora["lists"]).maker.tokenizer, takes_extra=False)
     with pytest.raises(
         ValueError, match="rows have several captions, and Known gives no features of negative_input_ids"
     ):
