@@ -38,7 +38,7 @@ def kinds_of_lines(path: Path) -> Counter[str]:
 
 
 def entered(action: Callable[[], Any]) -> tuple[set[str], int]:
-    """Files of the library that are entered in any thread while an action runs, and calls of its functions."""
+    """Files of the library that are entered while an action runs, in any thread, and calls of its functions."""
     files: Counter[str] = Counter()
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -67,7 +67,9 @@ def main() -> None:
     folder, count = Counter(path.parent for path in files).most_common(1)[0]
     print(f"files in the largest folder: {count} ({folder.name})")
     hard = sum((kinds_of_lines(path) for path in files if path.stem in (*HARD, *EARLIER)), Counter[str]())
-    print(f"comment lines in the hard files: {hard['comment'] / (hard.total() - hard['blank']):.1%} of {hard.total():,}")
+    print(
+        f"comment lines in the hard files: {hard['comment'] / (hard.total() - hard['blank']):.1%} of {hard.total():,}"
+    )
 
     data = load_config(given.config, given.overrides).data
     loaders: list[mmdata.Loader] = []
