@@ -28,7 +28,7 @@ from mmdata.commands.neighbours import embed_corpus, map_features, settings_for
 from mmdata.commands.trained import TrainedModel
 from mmdata.errors import ConfigError, printable
 from mmdata.loader.corpus import open_index
-from mmdata.plan.group_file import write_groups
+from mmdata.plan.groups import write_groups
 from mmdata.train.memory.neighbours import group_neighbours, mean_similarity
 from mmdata.train.ranks import collectives
 

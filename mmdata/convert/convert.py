@@ -19,8 +19,8 @@ from mmdata.convert.rows import Row, Source
 from mmdata.convert.sources import open_source
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.shards import Manifest, Sample, ShardWriter
+from mmdata.shards.columns.labels import Labels
 from mmdata.shards.folder import INNER, QUARANTINE_NAME, local_folder
-from mmdata.shards.labels import Labels
 from mmdata.shards.texts import Loss
 from mmdata.transform.text import Tokenizer, train_tokenizer
 

@@ -20,8 +20,8 @@ from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.safe_read import read_inside
 from mmdata.shards import ImageInfo, Limits, Sample, probe
 from mmdata.shards.captions import MAX_CAPTION_BYTES, clean_captions
-from mmdata.shards.decoder_warnings import name_warnings
-from mmdata.shards.probe import sniff
+from mmdata.shards.images.decoder_warnings import name_warnings
+from mmdata.shards.images.probe import sniff
 from mmdata.shards.texts import Loss, TextKind, Texts, parse_label, read_texts
 
 JSON_BYTES_ASIDE = 256

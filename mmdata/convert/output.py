@@ -18,7 +18,7 @@ from typing import Any, cast
 from mmdata.atomic import LOCK_NAME, lock, sync_folder
 from mmdata.errors import DataError
 from mmdata.shards.folder import BESIDE, INNER, INNER_NAME, MANIFEST_NAME, QUARANTINE_NAME, manifest_prefix
-from mmdata.shards.manifest import Manifest
+from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.writer import published_names
 
 PRIVATE_NAME = ".mmdata-convert"

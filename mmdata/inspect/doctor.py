@@ -17,7 +17,7 @@ from typing import Any
 
 from mmdata.inspect import machine
 from mmdata.inspect.builds import TORCH_PAIR, build_of, check_torchvision
-from mmdata.inspect.check import Check, in_one_line
+from mmdata.inspect.machine import Check, in_one_line
 
 __all__ = ["Check", "check_torchvision", "examine"]
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from mmdata.cores import cpu_quota, num_cores, usable_cores
-from mmdata.inspect.check import Check, in_one_line
 
 
 def cores() -> Check:
@@ -122,7 +123,7 @@ def cache(folder: Path | None = None) -> Check:
     """Whether the folder for shards behind URLs (default: the loader's) can be written, and its free space."""
     if folder is None:
         try:
-            from mmdata.shards.cache import default_folder
+            from mmdata.shards.remote.cache import default_folder
         except Exception as error:
             return Check("shard cache", "fail", in_one_line(error), "see the packages above")
         folder = default_folder()
@@ -140,3 +141,28 @@ def cache(folder: Path | None = None) -> Check:
             f"for shards behind URLs set data.loading.cache_gb to {int(free * 0.9)} or less",
         )
     return Check("shard cache", "ok", found)
+
+
+Status = Literal["ok", "info", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        name: what was checked.
+        status: ok; info (nothing to do); warn (works, with a loss); fail (does not work).
+        found: the finding, in one line.
+        remedy: what to do; "" if nothing is to be done.
+    """
+
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+def in_one_line(error: BaseException) -> str:
+    """The message of an error in one line; its class name if the message is empty."""
+    return " ".join(str(error).split()) or type(error).__name__

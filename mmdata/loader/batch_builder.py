@@ -25,7 +25,7 @@ from mmdata.loader.samples import Samples
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.loader.work import LoadedBatch, Work
 from mmdata.plan import Step
-from mmdata.shards.decoder_warnings import name_warnings, sample_name
+from mmdata.shards.images.decoder_warnings import name_warnings, sample_name
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
 

@@ -12,8 +12,8 @@ from mmdata.loader.negative_captions import NegativeCaptions
 from mmdata.loader.shard_prefetch import warn_of_small_cache
 from mmdata.loader.workers.open_files import ensure_files, files_needed
 from mmdata.shards import Index, ShardCache
-from mmdata.shards.cache import GB
-from mmdata.shards.columns import OLDEST_VERSION
+from mmdata.shards.columns.columns import OLDEST_VERSION
+from mmdata.shards.remote.cache import GB
 from mmdata.transform.text import Tokenizer
 
 logger = logging.getLogger("mmdata")

@@ -12,7 +12,7 @@ import numpy as np
 from mmdata.loader.workers.promise import Stop
 from mmdata.plan import Step
 from mmdata.shards import Index, ShardStore
-from mmdata.shards.cache import GB
+from mmdata.shards.remote.cache import GB
 
 logger = logging.getLogger("mmdata")
 

@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.shards.histogram import ASPECT_BINS, aspect_ratio
+from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_ratio
 
 
 def choose_lengths(histogram: NDArray[np.int64], count: int) -> list[int]:
@@ -83,7 +83,7 @@ def choose_image_shapes(
     An image of aspect ratio a, in a shape of aspect ratio s, keeps min(a / s, s / a) of its area.
 
     Args:
-        aspects: int64 (256,), images of each aspect bin (`mmdata.shards.histogram.aspect_bin`).
+        aspects: int64 (256,), images of each aspect bin (`mmdata.shards.manifest.histogram.aspect_bin`).
         count: largest number of shapes; fewer are chosen if more would not crop less.
         image_size: side of a square in pixels; no shape has more patches than the square.
         patch_size: side of a patch, in pixels; divides the sides of all shapes.

@@ -30,10 +30,10 @@ from mmdata.plan import (
     choose_lengths_by_shape,
 )
 from mmdata.plan.buckets import nearest_shapes
-from mmdata.plan.group_file import read_groups
+from mmdata.plan.groups import read_groups
 from mmdata.shards import Index
 from mmdata.shards.caption_lengths import CHUNK_ROWS, CountsTokens, caption_lengths
-from mmdata.shards.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
+from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
 
 logger = logging.getLogger("mmdata")
 

@@ -1,6 +1,6 @@
 """The position of a loader, a batch sampler or a stream: its epoch, and how many batches of it have been yielded.
 
-There is one position, and whoever moved it last has it: an iteration, `set_epoch` or `load_state_dict`.
+There is one position, and the last that moved it has it: an iteration, `set_epoch` or `load_state_dict`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from mmdata.errors import ConfigError
 
 MAX_EPOCH = 2**20 - 1
-"""The last epoch that can be asked for. A plan keeps a row and its pass in one int64 (`lanes.PASS_SHIFT`): 23 bits are
-for the pass, which is the epoch × the repeats of a mixture."""
+"""The last epoch that can be asked for. A plan keeps a row and its pass in one int64 (`row_ranges.PASS_SHIFT`): 23 bits
+are for the pass, which is the epoch × the repeats of a mixture."""
 
 
 @dataclass

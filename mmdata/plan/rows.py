@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import BucketPolicy, Shapes
-from mmdata.plan.duplicates import Hashes
 from mmdata.seeding import mix
 from mmdata.shards.caption_lengths import CaptionTokens
-from mmdata.shards.histogram import ASPECT_BINS, aspect_ratio, unpack_cells
 from mmdata.shards.index import Index
-from mmdata.shards.pages import Histograms
+from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_ratio, unpack_cells
+from mmdata.shards.manifest.pages import Histograms
 
 COUNT_ROWS = 2**20
 """About how many rows are in memory at a time when a corpus is counted."""
@@ -50,6 +49,17 @@ class Rows(Protocol):
         Must agree with `policy.assign` of the shapes of those rows. `count_buckets` does it row by row.
         """
         ...
+
+
+class Hashes(NamedTuple):
+    """Hashes of n rows, int64 (n,) each; rows with an equal image or an equal caption are duplicates."""
+
+    image: NDArray[np.int64]
+    caption: NDArray[np.int64]
+
+
+HashesOf = Callable[[NDArray[np.int64], NDArray[np.int64]], Hashes]
+"""(rows, passes) -> their hashes; rows and passes are int64 (n,). The pass decides the caption."""
 
 
 class IndexRows:

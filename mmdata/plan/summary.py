@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import Bucket
-from mmdata.plan.duplicates import HashesOf, count_duplicates
 from mmdata.plan.plan import Plan, rank_slice
 from mmdata.plan.row_ranges import occurrences_of
+from mmdata.plan.rows import Hashes, HashesOf
 from mmdata.plan.window_rows import shapes_of
 from mmdata.renamed import renamed_attribute
 
@@ -160,3 +160,15 @@ class _Lift:
         if not self._pairs or not self._expected:
             return 1.0
         return float(self._same / self._pairs / self._expected)
+
+
+def count_duplicates(hashes: Hashes) -> int:
+    """Rows of a batch with the image or the caption of an earlier row."""
+    return int((_repeated(hashes.image) | _repeated(hashes.caption)).sum())
+
+
+def _repeated(keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which keys occur earlier in their batch; bool (n,), as `keys`."""
+    repeated = np.ones(len(keys), np.bool_)
+    repeated[np.unique(keys, return_index=True)[1]] = False
+    return repeated

@@ -8,12 +8,12 @@ Checking: nothing is trusted. A reader compares hashes, sizes and values; an err
 """
 
 from mmdata.shards.build import IndexReport, build_index
-from mmdata.shards.cache import ShardCache
 from mmdata.shards.captions import captions_of, clean_caption
+from mmdata.shards.images.probe import EXTENSIONS, FORMATS, ImageInfo, Limits, probe
 from mmdata.shards.index import Index
-from mmdata.shards.manifest import Manifest
-from mmdata.shards.pages import ShardEntry
-from mmdata.shards.probe import EXTENSIONS, FORMATS, ImageInfo, Limits, probe
+from mmdata.shards.manifest.manifest import Manifest
+from mmdata.shards.manifest.pages import ShardEntry
+from mmdata.shards.remote.cache import ShardCache
 from mmdata.shards.store import ShardStore
 from mmdata.shards.tar import Member, read_members
 from mmdata.shards.verify import Problem, verify

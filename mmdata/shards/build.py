@@ -14,15 +14,15 @@ from typing import Any
 from mmdata.atomic import lock, write_whole
 from mmdata.errors import DataError
 from mmdata.safe_read import check_regular
-from mmdata.shards.columns import SCHEMA_VERSION
-from mmdata.shards.decoder_warnings import sample_name
-from mmdata.shards.encode import CountTokens, encode
+from mmdata.shards.columns.columns import SCHEMA_VERSION
+from mmdata.shards.columns.encode import CountTokens, encode
+from mmdata.shards.columns.labels import Labels, number_labels
 from mmdata.shards.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, find_ledger, local_folder, manifest_prefix
-from mmdata.shards.labels import Labels, number_labels
-from mmdata.shards.manifest import Manifest
-from mmdata.shards.manifest_writer import write_manifest
-from mmdata.shards.pages import ShardEntry, check_plain_name
-from mmdata.shards.probe import DEFAULT_LIMITS, Limits
+from mmdata.shards.images.decoder_warnings import sample_name
+from mmdata.shards.images.probe import DEFAULT_LIMITS, Limits
+from mmdata.shards.manifest.manifest import Manifest
+from mmdata.shards.manifest.pages import ShardEntry, check_plain_name
+from mmdata.shards.manifest.writer import write_manifest
 from mmdata.shards.samples import split_sample
 from mmdata.shards.scan import Progress, Scan, scan_shard, steps
 from mmdata.shards.texts import Loss, Losses

@@ -16,9 +16,9 @@ from typing import ClassVar, TypeVar
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.safe_read import open_regular, path_of_url, read_regular
-from mmdata.shards.cache import ShardCache
-from mmdata.shards.pages import ListedShard
-from mmdata.shards.remote import RemoteFolder
+from mmdata.shards.manifest.pages import ListedShard
+from mmdata.shards.remote.cache import ShardCache
+from mmdata.shards.remote.fetch import RemoteFolder
 
 MANIFEST_NAME = "manifest.json"
 QUARANTINE_NAME = "quarantine.jsonl"

@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mmdata.errors import ConfigError
-from mmdata.shards.by_shard import RowsByShard, group_by_shard
-from mmdata.shards.cache import ShardCache
-from mmdata.shards.columns import FIXED, LISTS, Columns
-from mmdata.shards.distinct import check_distinct
+from mmdata.shards.columns.by_shard import RowsByShard, group_by_shard
+from mmdata.shards.columns.columns import FIXED, LISTS, Columns
+from mmdata.shards.columns.ragged import offsets_of, spans
 from mmdata.shards.folder import Folder, Location
-from mmdata.shards.manifest import Manifest
-from mmdata.shards.pages import Histograms, ListedShard
-from mmdata.shards.ragged import offsets_of, spans
+from mmdata.shards.manifest.distinct import check_distinct
+from mmdata.shards.manifest.manifest import Manifest
+from mmdata.shards.manifest.pages import Histograms, ListedShard
+from mmdata.shards.remote.cache import ShardCache
 
 OPENERS = 8
 """Threads that fetch the columns of shards behind URLs."""

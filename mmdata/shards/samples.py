@@ -9,11 +9,11 @@ from typing import BinaryIO, NamedTuple
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import fast_hash, hash64
 from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT
-from mmdata.shards.encode import Place, Row
-from mmdata.shards.probe import Limits, probe, sniff
+from mmdata.shards.columns.encode import Place, Row
+from mmdata.shards.images.probe import Limits, probe, sniff
+from mmdata.shards.images.unread import unread_format
 from mmdata.shards.tar import Member, read_members, split_name
 from mmdata.shards.texts import Loss, TextKind, Texts, read_texts
-from mmdata.shards.unread import unread_format
 
 IMAGE_EXTENSIONS = frozenset(("jpg", "jpeg", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic"))
 TEXT_MEMBERS: tuple[TextKind, ...] = ("json", "txt", "cls")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.errors import BadSample, Reason
-from mmdata.shards.decoder_warnings import name_warnings, sample_name
-from mmdata.shards.encode import Row
-from mmdata.shards.probe import Limits
+from mmdata.shards.columns.encode import Row
+from mmdata.shards.images.decoder_warnings import name_warnings, sample_name
+from mmdata.shards.images.probe import Limits
 from mmdata.shards.samples import Group, SampleReader, describe
 from mmdata.shards.tar import Member
 from mmdata.shards.texts import Loss

@@ -14,15 +14,15 @@ import numpy.typing as npt
 
 from mmdata.errors import DataError, printable
 from mmdata.shards.build import file_sha256
-from mmdata.shards.columns import FIXED, Columns
-from mmdata.shards.encode import encode
+from mmdata.shards.columns.columns import FIXED, Columns
+from mmdata.shards.columns.encode import encode
+from mmdata.shards.columns.labels import Labels, number_labels
 from mmdata.shards.folder import MANIFEST_NAME, QUARANTINE_NAME, find_ledger, local_folder
+from mmdata.shards.images.probe import NO_LIMITS
 from mmdata.shards.index import Index
-from mmdata.shards.labels import Labels, number_labels
-from mmdata.shards.manifest import Manifest
-from mmdata.shards.manifest_writer import Totals
-from mmdata.shards.pages import ShardEntry
-from mmdata.shards.probe import NO_LIMITS
+from mmdata.shards.manifest.manifest import Manifest
+from mmdata.shards.manifest.pages import ShardEntry
+from mmdata.shards.manifest.writer import Totals
 from mmdata.shards.scan import Progress, Scan, scan_shard, steps
 
 

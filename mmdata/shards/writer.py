@@ -16,12 +16,12 @@ from mmdata.atomic import lock, naming, sync_folder
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import fast_hash, hash64
 from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT, clean_caption
-from mmdata.shards.encode import CountTokens, Encoded, Place, Row, encode
+from mmdata.shards.columns.encode import CountTokens, Encoded, Place, Row, encode
 from mmdata.shards.folder import BESIDE, INNER, MANIFEST_NAME, manifest_prefix
-from mmdata.shards.manifest import Manifest
-from mmdata.shards.manifest_writer import ManifestWriter
-from mmdata.shards.pages import PAGE_PATTERN, ShardEntry
-from mmdata.shards.probe import EXTENSIONS, ImageInfo
+from mmdata.shards.images.probe import EXTENSIONS, ImageInfo
+from mmdata.shards.manifest.manifest import Manifest
+from mmdata.shards.manifest.pages import PAGE_PATTERN, ShardEntry
+from mmdata.shards.manifest.writer import ManifestWriter
 from mmdata.shards.tar import BLOCK, END, header, padding, split_name
 
 STAGING_NAME = ".mmdata-staging"

@@ -17,8 +17,8 @@ from fsspec.compression import compr
 
 from mmdata.errors import DataError
 from mmdata.safe_read import open_regular
-from mmdata.shards.http import HttpFile, WrongAnswer, request_options
-from mmdata.shards.remote import display_name, is_http
+from mmdata.shards.remote.fetch import display_name, is_http
+from mmdata.shards.remote.http import HttpFile, WrongAnswer, request_options
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _CHUNK = 2**20  # bytes

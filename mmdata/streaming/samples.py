@@ -18,9 +18,9 @@ from webdataset.tariterators import group_by_keys
 from mmdata.errors import BadSample, DataError, excerpt
 from mmdata.hashing import hash64
 from mmdata.shards import ImageInfo, Member, read_members
-from mmdata.shards.decoder_warnings import name_warnings, sample_name
-from mmdata.shards.probe import DEFAULT_LIMITS
-from mmdata.shards.remote import display_name
+from mmdata.shards.images.decoder_warnings import name_warnings, sample_name
+from mmdata.shards.images.probe import DEFAULT_LIMITS
+from mmdata.shards.remote.fetch import display_name
 from mmdata.shards.samples import MAX_IMAGE_BYTES, Group, describe
 from mmdata.shards.tar import split_name
 from mmdata.shards.texts import Loss

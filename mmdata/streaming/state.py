@@ -12,7 +12,7 @@ from mmdata.errors import ConfigError
 from mmdata.hashing import hash64
 from mmdata.loader.state import differences
 from mmdata.plan.position import MAX_EPOCH
-from mmdata.shards.remote import display_name
+from mmdata.shards.remote.fetch import display_name
 from mmdata.streaming.position import PassPosition
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from mmdata.errors import BadSample, Reason
-from mmdata.shards.png import check_png
-from mmdata.shards.probe import DEFAULT_LIMITS, PARSE_ERRORS, refused
+from mmdata.shards.images.png import check_png
+from mmdata.shards.images.probe import DEFAULT_LIMITS, PARSE_ERRORS, refused
 from mmdata.transform.pillow import decode_pillow
 
 _EDGE = 1e-6
@@ -51,7 +51,7 @@ def decode(
 
     Args:
         data: the whole file.
-        format: its format by magic bytes, as `mmdata.shards.probe` names it.
+        format: its format by magic bytes, as `mmdata.shards.images.probe` names it.
         orientation: EXIF orientation 1 to 8, applied to the result.
         at_least: (height, width) as displayed: a JPEG is decoded at the smallest of libjpeg-turbo's scales that gives
             at least this size; None decodes it at full size.

@@ -17,7 +17,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
 from mmdata.errors import BadSample, Reason
-from mmdata.shards.probe import DEFAULT_LIMITS, open_image
+from mmdata.shards.images.probe import DEFAULT_LIMITS, open_image
 from mmdata.transform.libtiff import raising_errors
 
 BACKGROUND = (255, 255, 255)

@@ -22,7 +22,7 @@ class EncodedImage(NamedTuple):
 
     Attributes:
         data: the whole file.
-        format: as `mmdata.shards.probe` names it.
+        format: as `mmdata.shards.images.probe` names it.
         orientation: EXIF orientation, 1 to 8.
         number: keys its random numbers, 0 or more; equal numbers give equal crops in an epoch.
         checked: True if `probe` has read these bytes before; a PNG's checksums are then not compared again.

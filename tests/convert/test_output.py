@@ -14,7 +14,7 @@ from mmdata.atomic import lock
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
 from mmdata.shards import Manifest, build_index
-from mmdata.shards.manifest_writer import write_manifest
+from mmdata.shards.manifest.writer import write_manifest
 from tests.programs import run_program
 
 

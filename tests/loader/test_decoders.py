@@ -14,7 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from mmdata.shards import Sample, decoder_warnings, probe
+from mmdata.shards import Sample, probe
+from mmdata.shards.images import decoder_warnings
 from tests.loader.conftest import Corpus
 from tests.shards.earlier import version_2
 from tests.transform.by_hand import png_chunk

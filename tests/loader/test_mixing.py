@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.plan.group_file import read_groups
+from mmdata.plan.groups import read_groups
 from mmdata.shards import Sample, probe
 
 REMEDIES = {

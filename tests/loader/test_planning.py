@@ -20,7 +20,7 @@ from mmdata.plan import (
 from mmdata.plan.buckets import nearest_shapes
 from mmdata.plan.from_config import bucket_policy, build_plan, caption_histogram, text_lengths
 from mmdata.shards.caption_lengths import caption_lengths
-from mmdata.shards.histogram import ASPECT_BINS, aspect_bin
+from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin
 from mmdata.transform.text import Tokenizer
 
 

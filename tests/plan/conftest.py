@@ -9,8 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mmdata.plan import BucketPolicy, Shapes
-from mmdata.plan.duplicates import Hashes
-from mmdata.plan.rows import count_buckets
+from mmdata.plan.rows import Hashes, count_buckets
 
 
 class FakeRows:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from mmdata.shards import Manifest
-from mmdata.shards.manifest_writer import write_manifest
+from mmdata.shards.manifest.writer import write_manifest
 
 
 def beside(folder: Path) -> Path:

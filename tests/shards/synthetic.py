@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.shards.histogram import aspect_bin, count_cells, pack_cells
-from mmdata.shards.manifest import Manifest
-from mmdata.shards.manifest_writer import ManifestWriter
-from mmdata.shards.pages import ShardEntry
+from mmdata.shards.manifest.histogram import aspect_bin, count_cells, pack_cells
+from mmdata.shards.manifest.manifest import Manifest
+from mmdata.shards.manifest.pages import ShardEntry
+from mmdata.shards.manifest.writer import ManifestWriter
 
 TEMPLATES = 64
 SIZES = np.array([(480, 640), (640, 480), (512, 512), (480, 720), (720, 480), (360, 640)])

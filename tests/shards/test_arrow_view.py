@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from mmdata.errors import DataError
-from mmdata.shards.arrow_view import view
+from mmdata.shards.columns.arrow_view import view
 
 PROGRAM = """
 import sys

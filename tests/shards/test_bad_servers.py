@@ -13,8 +13,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-import mmdata.shards.http as http_module
-import mmdata.shards.remote as remote_module
+import mmdata.shards.remote.fetch as remote_module
+import mmdata.shards.remote.http as http_module
 from mmdata.errors import DataError
 from mmdata.shards import Index, ShardCache, ShardStore
 from mmdata.streaming.samples import read_shard

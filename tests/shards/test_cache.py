@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdata.errors import ConfigError, DataError, Interrupted
-from mmdata.shards.cache import Remote, ShardCache, default_folder
+from mmdata.shards.remote.cache import Remote, ShardCache, default_folder
 from tests.programs import Program, run_program
 
 

@@ -16,9 +16,9 @@ import pytest
 from mmdata.errors import DataError
 from mmdata.hashing import fast_hash
 from mmdata.shards import Index, Manifest, build_index, verify
-from mmdata.shards import manifest as manifest_module
-from mmdata.shards.columns import FIXED, LISTS
-from mmdata.shards.manifest_writer import write_manifest
+from mmdata.shards.columns.columns import FIXED, LISTS
+from mmdata.shards.manifest import manifest as manifest_module
+from mmdata.shards.manifest.writer import write_manifest
 from tests.programs import run_program
 from tests.shards.earlier import version_2
 
@@ -58,7 +58,7 @@ import os, sys
 import numpy as np
 from mmdata.errors import DataError
 from mmdata.shards import Index
-from mmdata.shards import manifest as manifest_module
+from mmdata.shards.manifest import manifest as manifest_module
 
 manifest_module.HELD_PAGES = 0  # as a large corpus: histograms are read again
 folder = sys.argv[1]

@@ -16,8 +16,9 @@ from PIL import Image
 from mmdata.convert.convert import convert
 from mmdata.convert.engines import threads
 from mmdata.convert.recipe import ConvertConfig
-from mmdata.shards import build_index, decoder_warnings, probe
-from mmdata.shards.decoder_warnings import name_warnings
+from mmdata.shards import build_index, probe
+from mmdata.shards.images import decoder_warnings
+from mmdata.shards.images.decoder_warnings import name_warnings
 from mmdata.transform.image import decode
 
 

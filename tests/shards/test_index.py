@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.shards import FORMATS, Index, ShardStore, ShardWriter, by_shard, captions_of
-from mmdata.shards.columns import FIXED
+from mmdata.shards import FORMATS, Index, ShardStore, ShardWriter, captions_of
+from mmdata.shards.columns import by_shard
+from mmdata.shards.columns.columns import FIXED
 
 
 @pytest.fixture(scope="module")

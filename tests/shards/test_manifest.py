@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import mmdata.shards.manifest as manifest_module
+import mmdata.shards.manifest.manifest as manifest_module
 from mmdata.errors import DataError
 from mmdata.shards import Index, Manifest, ShardEntry
-from mmdata.shards.histogram import aspect_bin, pack_cells, unpack_cells
-from mmdata.shards.manifest_writer import ManifestWriter, write_manifest
-from mmdata.shards.pages import PAGE_SHARDS, PageColumns, encode_page
+from mmdata.shards.manifest.histogram import aspect_bin, pack_cells, unpack_cells
+from mmdata.shards.manifest.pages import PAGE_SHARDS, PageColumns, encode_page
+from mmdata.shards.manifest.writer import ManifestWriter, write_manifest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import TEMPLATES, synthetic_rows, write_synthetic_manifest

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mmdata.shards.remote as remote_module
+import mmdata.shards.remote.fetch as remote_module
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards import Index, Manifest, ShardCache, ShardStore, build_index, verify
-from mmdata.shards.columns import FIXED
+from mmdata.shards.columns.columns import FIXED
 from tests.shards.servers import serve, serve_s3
 
 

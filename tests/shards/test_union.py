@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards import Index, Manifest, Sample, ShardStore, ShardWriter, build_index, captions_of, probe
-from mmdata.shards.columns import FIXED, LISTS
+from mmdata.shards.columns.columns import FIXED, LISTS
 from mmdata.shards.folder import LocalFolder
 from tests.shards.synthetic import write_synthetic_manifest
 

@@ -14,7 +14,7 @@ from mmdata.convert.engines import threads
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.errors import BadSample, Reason
 from mmdata.shards import build_index, probe
-from mmdata.shards.unread import unread_format
+from mmdata.shards.images.unread import unread_format
 from mmdata.streaming.samples import Dropped, read_shard
 
 UNREAD = {

@@ -12,7 +12,7 @@ import pytest
 from mmdata.errors import DataError
 from mmdata.hashing import fast_hash
 from mmdata.shards import Index, Manifest, ShardEntry, build_index, verify
-from mmdata.shards.manifest_writer import write_manifest
+from mmdata.shards.manifest.writer import write_manifest
 
 
 def problems(folder: Path) -> list[str]:

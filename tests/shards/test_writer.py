@@ -16,7 +16,7 @@ import webdataset
 
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.shards import ImageInfo, Index, Manifest, Sample, ShardWriter, build_index
-from mmdata.shards.histogram import aspect_bin, unpack_cells
+from mmdata.shards.manifest.histogram import aspect_bin, unpack_cells
 from tests.programs import run_program
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mmdata.shards.histogram import MAX_TOKENS
-from mmdata.shards.probe import FORMATS
+from mmdata.shards.images.probe import FORMATS
+from mmdata.shards.manifest.histogram import MAX_TOKENS
 
 _INSIDE = "0 to {size}, the shard's bytes"
 _BOUNDS: dict[str, tuple[int, int | None, str]] = {

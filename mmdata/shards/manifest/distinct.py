@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from mmdata.errors import ConfigError
-from mmdata.shards.manifest import Manifest
+from mmdata.shards.manifest.manifest import Manifest
 
 _REMEDY = "use weight or repeat instead of listing a dataset twice"
 

@@ -20,8 +20,8 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from mmdata.errors import BadSample, Reason
-from mmdata.shards.png import check_png, exif_of_png
-from mmdata.shards.unread import unread_format
+from mmdata.shards.images.png import check_png, exif_of_png
+from mmdata.shards.images.unread import unread_format
 
 # The plugin classes instead of Image.open: `Limits` replaces Pillow's limit, and no other format can be opened.
 _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {

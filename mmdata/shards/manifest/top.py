@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from mmdata.errors import DataError
-from mmdata.shards.columns import OLDEST_VERSION, SCHEMA_VERSION
-from mmdata.shards.pages import PAGE_SHARDS, REMAKE, Page, page_name
+from mmdata.shards.columns.columns import OLDEST_VERSION, SCHEMA_VERSION
+from mmdata.shards.manifest.pages import PAGE_SHARDS, REMAKE, Page, page_name
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from mmdata.hashing import fast_hash, hash64
-from mmdata.shards.columns import FIXED, SCHEMA_VERSION, SCHEMAS, Columns
-from mmdata.shards.pages import ShardEntry
-from mmdata.shards.probe import FORMATS, ImageInfo
+from mmdata.shards.columns.columns import FIXED, SCHEMA_VERSION, SCHEMAS, Columns
+from mmdata.shards.images.probe import FORMATS, ImageInfo
+from mmdata.shards.manifest.pages import ShardEntry
 
 CountTokens = Callable[[list[str]], list[int]]
 """Lengths of captions in tokens: special tokens included, nothing truncated."""

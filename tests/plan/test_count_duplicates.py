@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdata.plan.duplicates import Hashes, count_duplicates
+from mmdata.plan.rows import Hashes
+from mmdata.plan.summary import count_duplicates
 
 
 def test_count_duplicates_counts_a_row_once():

@@ -24,10 +24,10 @@ from tenacity.nap import sleep_using_event
 
 from mmdata.errors import ConfigError, DataError, Interrupted
 from mmdata.safe_read import open_regular
-from mmdata.shards import http
-from mmdata.shards.cache import Remote, ShardCache
-from mmdata.shards.http import Span, WrongAnswer
-from mmdata.shards.pages import ListedShard
+from mmdata.shards.manifest.pages import ListedShard
+from mmdata.shards.remote import http
+from mmdata.shards.remote.cache import Remote, ShardCache
+from mmdata.shards.remote.http import Span, WrongAnswer
 
 ATTEMPTS = 8
 """Requests for the same range before an error is raised: about a minute of waiting."""
@@ -244,7 +244,7 @@ class RemoteFolder:
 
 
 def is_http(url: str) -> bool:
-    """Whether `mmdata.shards.http` reads this URL."""
+    """Whether `mmdata.shards.remote.http` reads this URL."""
     return url.startswith(("http://", "https://"))
 
 

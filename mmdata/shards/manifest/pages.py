@@ -20,8 +20,8 @@ from pydantic import ConfigDict, NonNegativeInt
 
 from mmdata.errors import DataError
 from mmdata.safe_read import read_regular
-from mmdata.shards.arrow_view import view
-from mmdata.shards.ragged import offsets_of
+from mmdata.shards.columns.arrow_view import view
+from mmdata.shards.columns.ragged import offsets_of
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -84,7 +84,7 @@ class ShardEntry(ListedShard):
     Comparison leaves out histogram and fast hash, because `index_sha256` decides both.
 
     Attributes:
-        cells: int32 (n,), the cells (`mmdata.shards.histogram`) in which this shard has captions, ascending.
+        cells: int32 (n,), the cells (`mmdata.shards.manifest.histogram`) in which this shard has captions, ascending.
         counts: int32 (n,), captions in each cell; they add up to `captions`.
     """
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mmdata.errors import BadSample, Reason, excerpt
-from mmdata.shards.encode import Row
+from mmdata.shards.columns.encode import Row
 from mmdata.shards.texts import Loss
 
 

@@ -1,4 +1,4 @@
-"""Reads the columns of a shard from its index file, an uncompressed Arrow IPC file; `mmdata.shards.encode` makes it.
+"""Reads the columns of a shard from its index file, an uncompressed Arrow IPC file; `encode` makes it.
 
 Index files are read whole, never mapped: a file that is cut short while it is mapped ends the process with SIGBUS.
 """
@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from mmdata.errors import DataError
 from mmdata.hashing import fast_hash
-from mmdata.shards.arrow_view import view
-from mmdata.shards.histogram import aspect_bin, count_cells, pack_cells
-from mmdata.shards.pages import ListedShard
+from mmdata.shards.columns.arrow_view import view
+from mmdata.shards.columns.values import WrongValue, wrong_captions, wrong_number, wrong_tokens
+from mmdata.shards.manifest.histogram import aspect_bin, count_cells, pack_cells
+from mmdata.shards.manifest.pages import ListedShard
 from mmdata.shards.read_together import read_together
-from mmdata.shards.values import WrongValue, wrong_captions, wrong_number, wrong_tokens
 
 FIXED: dict[str, np.dtype[Any]] = {
     "image_offset": np.dtype(np.int64),

@@ -14,9 +14,9 @@ from typing import Any
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
 from mmdata.shards.folder import INNER, MANIFEST_NAME, LocalFolder, manifest_prefix
-from mmdata.shards.histogram import unpack_cells
-from mmdata.shards.manifest import Manifest
-from mmdata.shards.pages import (
+from mmdata.shards.manifest.histogram import unpack_cells
+from mmdata.shards.manifest.manifest import Manifest
+from mmdata.shards.manifest.pages import (
     PAGE_PATTERN,
     PAGE_SHARDS,
     Page,

@@ -1,6 +1,6 @@
 """The manifest: the list of shards, with sizes and hashes. It is written last: a folder with a manifest is whole.
 
-It has two levels. `manifest.json` is small, holds the totals of the corpus and names the pages (`mmdata.shards.pages`).
+It has two levels. `manifest.json` is small, holds the totals of the corpus and names the pages (`pages`).
 A page holds entries of shards and is read when first asked for.
 """
 
@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
-from mmdata.shards.cache import ShardCache
 from mmdata.shards.captions import unique_keys
-from mmdata.shards.columns import OLDEST_VERSION, Columns
+from mmdata.shards.columns.columns import OLDEST_VERSION, Columns
 from mmdata.shards.folder import BESIDE, INNER, MANIFEST_NAME, Folder, LocalFolder, Location, find_folder, local_folder
-from mmdata.shards.pages import PAGE_SHARDS, REMAKE, Histograms, ListedShard, PageColumns, ShardEntry
-from mmdata.shards.top import Top, checked, checksum_of
+from mmdata.shards.manifest.pages import PAGE_SHARDS, REMAKE, Histograms, ListedShard, PageColumns, ShardEntry
+from mmdata.shards.manifest.top import Top, checked, checksum_of
+from mmdata.shards.remote.cache import ShardCache
 
 HELD_PAGES = 16
 """A manifest of more pages keeps no histograms (3 MB a page) in memory: a plan reads them once, page by page."""
@@ -101,7 +101,7 @@ class Manifest(Top):
 
         Raises:
             FileNotFoundError: there is none.
-            DataError, ConfigError, Interrupted: see `mmdata.shards.cache.ShardCache.open`.
+            DataError, ConfigError, Interrupted: see `mmdata.shards.remote.cache.ShardCache.open`.
         """
         return self.folder.open_shard(self.location, self.listed(shard), stop)
 

@@ -1,0 +1,6 @@
+"""Shards behind a URL.
+
+- `fetch`: a folder behind a URL: whole files, with retries and backoff, through fsspec.
+- `http`: one HTTP request: what it asks for, and the bounds on the answer.
+- `cache`: a bounded folder of fetched files, named by their hashes, shared by any number of processes.
+"""
