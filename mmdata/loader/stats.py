@@ -42,7 +42,7 @@ class Stats:
         wall_s: seconds by stage, of all workers together.
         cpu_s: processor seconds in them, estimated from one row in `WATCH_EVERY`. The rest is waiting: for a disk or a
             network, or for a core or the interpreter's lock while another thread has it.
-        workers: of each worker, by the name of its thread, seconds by stage and "rows". The threads of side process p
+        workers: of each worker, by the name of its thread, seconds by stage and "rows". The threads of worker process p
             have names of their own, `mmdata-process_p-worker_0` and so on.
         wait_s: the caller waited for a batch.
         transfer_s: the caller was busy with the copy to the device (`DevicePrefetcher`).

@@ -100,7 +100,7 @@ def test_extra_caption_of_a_masked_row_is_not_valid(corpus, tmp_path: Path):
     assert valid == {row: row != 0 for row in range(50)}
 
 
-def test_extra_captions_are_the_same_from_side_processes(corpus, file: Path):
+def test_extra_captions_are_the_same_from_worker_processes(corpus, file: Path):
     inside = corpus.loader(negative_captions=str(file), add_hashes=True, num_workers=0)
     beside = corpus.loader(negative_captions=str(file), add_hashes=True, worker_type="process")
     for here, there in zip(inside, beside, strict=True):

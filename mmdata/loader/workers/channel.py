@@ -105,10 +105,10 @@ LINE_END = "\n"
 
 
 class WorkerTraceback(Exception):
-    """Where in a side process an error came from; the `__cause__` of that error here."""
+    """Where in a worker process an error came from; the `__cause__` of that error here."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(f"in the loader's side process:\n{printable(text, keep=LINE_END)}")
+        super().__init__(f"in the loader's worker process:\n{printable(text, keep=LINE_END)}")
 
 
 def message_of(error: BaseException) -> dict[str, str]:

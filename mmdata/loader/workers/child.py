@@ -38,7 +38,7 @@ other side holds it open."""
 
 def main(descriptor: int) -> None:
     """Serve the loader at the other end of a socket until it is gone."""
-    # Our threads are as many as were asked for; tokenizers would start another for each core, in each side process.
+    # Our threads are as many as were asked for; tokenizers would start another for each core, in each worker process.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the other side to say what happens then
     parent = os.getppid()
@@ -102,7 +102,7 @@ class WorkerProcess:
 
     Args:
         channel: to the other side.
-        settings: data (a DataConfig as JSON), rank, world_size; threads; places: of as many side processes each makes
+        settings: data (a DataConfig as JSON), rank, world_size; threads; places: of as many worker processes each makes
             every places-th batch; place: the number of this process among them.
     """
 

@@ -23,7 +23,7 @@ def files_needed(data: DataConfig, num_shards: int) -> int:
 
     Example:
         2 threads, prefetch 2, over 1,000 shards: 64 stay open, each thread may still read one that was put out, and 32
-        others: 98. In a side process each of 2 batches ahead and 4 more has 2 buffers without a name: 110.
+        others: 98. In a worker process each of 2 batches ahead and 4 more has 2 buffers without a name: 110.
     """
     shards = min(num_shards, MAX_OPEN) + most_workers(data.loading.num_workers)
     in_processes = 2 * (data.loading.prefetch_batches + data.loading.num_processes + HELD_BATCHES)

@@ -165,7 +165,7 @@ class WorkerProcesses:
 
 
 class WorkerProcessKilled(LoadError):
-    """A signal has ended a side process."""
+    """A signal has ended a worker process."""
 
 
 class _WorkerProcess:
@@ -212,8 +212,8 @@ class _WorkerProcess:
             message, _ = self._receive("while it opened the index")
             if message.get("ready") != identity:
                 raise DataError(
-                    f"the loader's side process made another plan, {message.get('ready')}, than this one, {identity}: "
-                    "the shards or the tokenizer have changed since the loader was built; build it anew"
+                    f"the loader's worker process made another plan, {message.get('ready')}, than this process, "
+                    f"{identity}: the shards or the tokenizer have changed since the loader was built; build it anew"
                 )
             self.ready = True
         return self.ready
@@ -273,11 +273,11 @@ class _WorkerProcess:
     def _gone(self, when: str) -> LoadError:
         if not self._ending.alive:
             return LoadError(
-                f"the loader's side process {self._process.pid} was closed, {when}: the program ends, or another "
+                f"the loader's worker process {self._process.pid} was closed, {when}: the program ends, or another "
                 f"thread has met an error. {AGAIN}"
             )
         code = self._process.wait()  # its end of the socket is closed: it has ended
-        name = f"the loader's side process {self._process.pid} is gone"
+        name = f"the loader's worker process {self._process.pid} is gone"
         if code < 0:
             why = KILLED if -code == signal.SIGKILL else "a defect in a library does so, or a person"
             return WorkerProcessKilled(f"{name} (killed by {signal.Signals(-code).name}), {when}; {why}")

@@ -20,7 +20,7 @@ from mmdata.loader.workers.threads import ThreadedBatches
 from tests.flat_settings import grouped
 
 from .conftest import Corpus
-from .sides import SIDE, transforms
+from .worker_processes import PROCESS, transforms
 
 Same = Callable[[Batch, Batch], bool]
 TRANSFORMS = """
@@ -56,7 +56,7 @@ def test_auto_is_the_default_and_threads_on_a_machine_without_a_gpu(corpus: Corp
     assert caplog.records == []
 
 
-def test_auto_is_a_side_process_where_there_is_a_gpu(
+def test_auto_is_a_worker_process_where_there_is_a_gpu(
     corpus: Corpus, same: Same, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(choose, "has_gpu", lambda: True)
@@ -114,5 +114,5 @@ def test_auto_leaves_a_transform_that_fails_to_the_loop(corpus: Corpus):
 
 
 def test_process_with_a_transform_of_a_user_is_not_bridged(corpus: Corpus):
-    assert chosen(corpus.loader(transform="my_transforms:resize", **SIDE)) == (WorkerProcesses.__name__, 1)
-    assert chosen(corpus.loader(**SIDE)) == (StartupHandover.__name__, 1)
+    assert chosen(corpus.loader(transform="my_transforms:resize", **PROCESS)) == (WorkerProcesses.__name__, 1)
+    assert chosen(corpus.loader(**PROCESS)) == (StartupHandover.__name__, 1)
