@@ -8,7 +8,7 @@ from contextlib import closing
 from itertools import count, islice
 
 from mmdata.loader.ledger import LedgerEntry
-from mmdata.loader.workers.turns import Turns
+from mmdata.loader.workers.interrupt_safe import SharedGenerator
 from mmdata.seeding import Purpose, permutation
 from mmdata.streaming.composer import Composer, Pass, StreamStep
 from mmdata.streaming.position import Place
@@ -42,7 +42,7 @@ class Passes:
         self._start = start
         self._endless = endless
         self._stopped = False
-        self.steps = Turns(self._make())
+        self.steps = SharedGenerator(self._make())
 
     def stop(self) -> None:
         """Read no further; also while another thread waits for a step."""

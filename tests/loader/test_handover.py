@@ -1,4 +1,4 @@
-"""Threads that bridge the start of worker processes: the batches of threads alone, whenever the hand-over comes."""
+"""Threads make batches while worker processes start: the same batches, whenever the handover comes."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_handover_error_of_a_worker_is_the_threads(corpus: Corpus, tmp_path: Any
     assert workers() == []
 
 
-def test_handover_tasks_end_where_somebody_else_goes_on(corpus: Corpus):
+def test_stoppable_steps_end_where_the_processes_begin(corpus: Corpus):
     loader = corpus.loader(worker_type="thread")
     steps = StoppableSteps(loader.plan, loader.maker, Ranks())
 

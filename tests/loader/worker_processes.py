@@ -25,7 +25,7 @@ from tests.programs import Program
 from .conftest import Corpus
 
 PROCESS: dict[str, Any] = {"worker_type": "process"}
-"""In a test file with `nothing_left` no threads bridge the start (see test_handover.py)."""
+"""In a test file with `nothing_left` no threads make batches while processes start (see test_handover.py)."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -56,7 +56,7 @@ def gone(pid: int, *, within_s: float = 10.0) -> bool:
 
 
 def wait_until_ready(loader: Loader) -> None:
-    """Until worker processes whose start threads bridge could take over."""
+    """Wait until the worker processes are ready for a handover."""
     source: Any = loader._source
     until = time.monotonic() + 60
     while not source._processes.are_ready(0, 0):
