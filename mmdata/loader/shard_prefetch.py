@@ -42,7 +42,7 @@ class ShardPrefetcher:
         self._store = store
         self._max_unused_bytes = min(cache.max_bytes for cache in index.caches) // 2
         # Entered itself, not through `_changed`: an interrupt within `Condition.__enter__`, which is Python, could
-        # leave the lock held. Only the threads of this object wait for the condition; only the main thread is interrupted.
+        # leave the lock held. Only the threads of this object wait for it; an interrupt reaches the main thread alone.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._stop = Stop()

@@ -118,9 +118,9 @@ def test_handover_of_a_process_killed_while_it_starts(corpus: Corpus, same: Same
     assert all(same(a, b) for a, b in zip([first, second, *batches], threads, strict=True))
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(
-        f"the loader's worker process {killed} is gone (killed by SIGKILL), while it opened the index"
+        f"the loader's worker process {killed} has ended (killed by SIGKILL) while it opened the index"
     )
-    assert said.endswith("Another goes on at epoch 0, step 1; nothing is lost")
+    assert said.endswith("Another continues at epoch 0, step 1; no batch is lost")
     assert killed not in worker_processes()
 
 

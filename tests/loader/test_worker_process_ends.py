@@ -58,12 +58,12 @@ def test_worker_process_killed_is_replaced_and_nothing_is_lost(
             kill((epoch, step))
     assert loader.state_dict() == threads.state_dict()
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"the loader's worker process {killed[0]} is gone (killed by SIGKILL), ")
+    assert said.startswith(f"the loader's worker process {killed[0]} has ended (killed by SIGKILL) ")
     assert (
         "; the system kills a process so when memory runs out: lower data.loading.prefetch_batches or "
         "data.loading.num_workers. " in said
     )
-    assert re.search(r"\. Another goes on at epoch [01], step \d; nothing is lost$", said)
+    assert re.search(r"\. Another continues at epoch [01], step \d; no batch is lost$", said)
     assert killed[0] not in worker_processes()
     assert len(worker_processes()) == num_processes
     del loader
@@ -89,12 +89,13 @@ def test_worker_process_killed_by_a_batch_again_and_again_is_an_error(
     loader = corpus.loader(**PROCESS, num_workers=1, prefetch_batches=1, transform="my_transforms:kill")
     with pytest.raises(
         LoadError,
-        match=r"worker process \d+ is gone \(killed by SIGSEGV\), epoch 0, step \d was to come next; a defect in a "
-        r"library .* So did 3 others before it, with no batch in between: set data\.workers to thread, .* Iterating",
+        match=r"worker process \d+ has ended \(killed by SIGSEGV\) before the batch of epoch 0, step \d; a defect in a "
+        r"library .* 3 processes before it ended so too, with no batch in between: set data\.loading\.worker_type to "
+        r"thread, .* Iterating",
     ):
         list(loader)
     step = loader.state_dict()["step"]
-    assert len([True for record in caplog.records if f"goes on at epoch 0, step {step};" in record.getMessage()]) == 3
+    assert len([True for record in caplog.records if f"continues at epoch 0, step {step};" in record.getMessage()]) == 3
     assert worker_processes() == []
 
 
@@ -225,7 +226,7 @@ def test_worker_process_closed_while_a_thread_waits_is_not_replaced(corpus: Corp
     time.sleep(0.5)
     loader._source.close()
     thread.join(60)
-    message = rf"process {pid} was closed, epoch 0, step \d was to come next: the program ends, or another thread"
+    message = rf"process {pid} was closed before the batch of epoch 0, step \d: the program ends, or another thread"
     assert re.search(message, str(raised[0]))
     assert (caplog.records, worker_processes()) == ([], [])
 

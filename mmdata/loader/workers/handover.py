@@ -133,7 +133,7 @@ class StoppableSteps(RankSteps):
     def begin(self, epoch: int, start: int) -> Generator[Step, None, None]:
         """See `RankSteps.begin`."""
         self._ended, self._next = False, (epoch, start)
-        return self._handover_at_ended(super().begin(epoch, start))
+        return self._until_ended(super().begin(epoch, start))
 
     def end(self) -> tuple[int, int] | None:
         """Give no more steps.

@@ -73,9 +73,7 @@ class WorkerThreads(Generic[StepT, T]):
             for number in range(count):
                 thread = threading.Thread(target=_work, args=(self._queue, limited), daemon=True)
                 thread.name = f"{self._name}_{number}"
-                self._threads.append(
-                    thread
-                )  # before `start`: after an interrupt within it, `_close` must still find it
+                self._threads.append(thread)  # first: after an interrupt within `start`, `_close` must find it
                 thread.start()
             for _ in range(count):
                 limited.get()
