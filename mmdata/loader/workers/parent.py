@@ -157,7 +157,7 @@ class WorkerProcesses:
                 self._processes[process] = _WorkerProcess({**self._settings, **share})
         return all(process.is_ready(self._identity, wait=wait) for process in self._processes.values())
 
-    def _direct(self, epoch: int, step: int) -> None:
+    def _begin_run(self, epoch: int, step: int) -> None:
         """Have the ready processes begin this run at its next batch, except those that have begun it already."""
         # The next batch is that of process `due`, which begins with step `start`; the process after it with the step
         # after that. A process that replaces another in mid-run so continues the order of the others.
