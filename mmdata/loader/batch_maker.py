@@ -1,4 +1,4 @@
-"""Makes one rank's part of one step, its members read by offset from shards."""
+"""Makes one rank's part of one step; reads its members by offset from shards."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class BatchMaker:
 
     @classmethod
     def from_config(cls, data: DataConfig, corpus: Corpus, *, buffers: BufferPool | None = None) -> BatchMaker:
-        """The maker that a section `data` describes, over its corpus."""
+        """Build a maker from a section `data` and its corpus."""
         return cls(
             corpus.index,
             corpus.tokenizer,
@@ -67,7 +67,7 @@ class BatchMaker:
         )
 
     def with_own_buffers(self) -> BatchMaker:
-        """A maker of the same batches, whose memory is freed with it."""
+        """A maker of the same batches with a buffer pool of its own, which is freed with the maker."""
         return BatchMaker(
             self.index,
             self.tokenizer,
@@ -94,6 +94,6 @@ class BatchMaker:
 
         Raises:
             DataError: a shard is not the one that was indexed.
-            LoadError: anything else that is no fault of a sample.
+            LoadError: any other error that is not a sample's fault.
         """
         return self.begin(step).run()

@@ -1,4 +1,4 @@
-"""All captions of some rows, for an evaluation: a batch holds one caption a row. Reads no image."""
+"""All captions of some rows, for an evaluation; a batch has one caption a row. Reads no image."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mmdata.loader.samples import IndexSamples
 
 
 def all_captions(maker: BatchMaker, rows: NDArray[np.int64]) -> CaptionBatch:
-    """The captions of those of the rows that have several; none of a row that has one.
+    """All captions of each row that has several; none of a row that has one.
 
     Args:
-        maker: of the index, the shards and the tokenizer.
+        maker: has index, shards and tokenizer.
         rows: int64 (n,), row numbers in the index, each once.
 
     Raises:
@@ -24,16 +24,16 @@ def all_captions(maker: BatchMaker, rows: NDArray[np.int64]) -> CaptionBatch:
     """
     offsets, _ = maker.index.take_lists(rows, "caption_hash")
     counts = np.diff(offsets)
-    counts[counts == 1] = 0
+    counts[counts == 1] = 0  # the batch has it already
     of_rows = np.repeat(rows, counts)  # (T,)
-    # A row goes through its captions pass by pass, so as many passes give each of them once.
+    # A row of n captions has each of them once in n passes: pass 0, 1, … of each row, [0, 1, 0, 1, 2] for 2 and 3.
     passes = np.arange(len(of_rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     samples = IndexSamples(maker.index, maker.store, of_rows, passes)
     texts = [_caption(samples, i) for i in range(len(of_rows))]
     tokenizer = maker.tokenizer
     length = min(max(tokenizer.count(texts)), tokenizer.max_length) if texts else 1
     input_ids, attention_mask = tokenizer.encode(texts, length)
-    attention_mask[:, 0] = 1  # attention over no position at all is NaN
+    attention_mask[:, 0] = 1  # attention over no token is NaN
     return CaptionBatch(
         input_ids=torch.from_numpy(input_ids),
         attention_mask=torch.from_numpy(attention_mask),

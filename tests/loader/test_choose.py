@@ -65,8 +65,8 @@ def test_auto_is_a_worker_process_where_there_is_a_gpu(
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
         "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL): batches "
-        "are made in 1 worker process. Set data.loading.worker_type to thread to have none, or to process not to see "
-        "this again"
+        "are made in 1 worker process. Set data.loading.worker_type to thread for no worker process, or to process to "
+        "silence this message"
     )
     assert all(same(a, b) for a, b in zip(loader, corpus.loader(worker_type="thread"), strict=True))
     assert chosen(corpus.loader(num_workers=0)) == ("thread", 0)

@@ -316,5 +316,5 @@ def test_worker_process_refuses_settings(corpus: Corpus, changes: dict[str, Any]
 
 
 def test_worker_process_is_not_for_streams(corpus: Corpus):
-    with pytest.raises(ConfigError, match=r"cannot do workers: process; leave that out, or make an index"):
+    with pytest.raises(ConfigError, match=r"cannot do loading.worker_type: process; leave that out, or make an index"):
         stream(str(corpus.folder / "shards" / "000000.tar"), grouped(**corpus.settings, **PROCESS))
