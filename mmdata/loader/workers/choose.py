@@ -48,7 +48,7 @@ def make_source(data: DataConfig, plan: Plan, maker: BatchMaker, ranks: Ranks) -
 
 def threads_may_start(data: DataConfig) -> bool:
     """Whether threads of this process may make batches until the worker processes are ready."""
-    return data.loading.worker_type == "auto" or not is_users(data)
+    return data.loading.worker_type == "auto" or ":" not in data.transform  # "module:callable" is a user's
 
 
 def resolve_workers(data: DataConfig) -> DataConfig:
@@ -77,11 +77,6 @@ def resolve_workers(data: DataConfig) -> DataConfig:
         "1 worker process" if data.loading.num_processes == 1 else f"{data.loading.num_processes} worker processes",
     )
     return data.with_loading(worker_type="process")
-
-
-def is_users(data: DataConfig) -> bool:
-    """Whether the transform is a user's, "module:callable"."""
-    return ":" in data.transform
 
 
 def has_gpu() -> bool:
