@@ -60,7 +60,7 @@ def test_worker_process_killed_is_replaced_and_nothing_is_lost(
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"the loader's worker process {killed[0]} has ended (killed by SIGKILL) ")
     assert (
-        "; the system kills a process so when memory runs out: lower data.loading.prefetch_batches or "
+        "; the kernel's out-of-memory killer does this: lower data.loading.prefetch_batches or "
         "data.loading.num_workers. " in said
     )
     assert re.search(r"\. Another continues at epoch [01], step \d; no batch is lost$", said)
