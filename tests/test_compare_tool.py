@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from mmdata import Index, cli
+from mmdata.commands import compare
 from mmdata.convert import ConvertConfig, convert
 from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint
 
@@ -176,7 +177,7 @@ def test_signal_in_a_training_ends_the_program(folder: Path, monkeypatch: pytest
         raise SystemExit(143)
 
     module = runpy.run_path(str(TOOL))
-    monkeypatch.setitem(module["command"].__globals__, "mmdata", stopped)
+    monkeypatch.setattr(compare, "mmdata", stopped)
     monkeypatch.setattr(sys, "argv", ["compare", str(folder / "config.yaml"), f"compare.output={tmp_path}"])
     assert module["main"]() == 143
     assert not (tmp_path / "results.jsonl").exists()

@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "convert": [*TOP, "shards", "transform"],
     "train": ["atomic", "batch", "config", "errors", "renamed"],
     "inspect": [*DATA_HALF, "train"],
+    "commands": [*DATA_HALF, "train", "inspect"],
     "integrations": [*DATA_HALF, "train", "inspect"],
     "__main__": ["cli"],
 }

@@ -15,7 +15,7 @@ class LoadingConfig(Settings):
 
     MAY_CHANGE: ClassVar[bool] = True
 
-    num_workers: Count | Literal["auto"] = 2
+    num_workers: Count | Literal["auto"] = "auto"
     """Threads that make batches together; 0 loads in the caller's thread, whatever `worker_type` is. auto: as many as
     this rank has usable cores."""
     worker_type: Literal["auto", "thread", "process"] = "auto"

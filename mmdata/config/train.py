@@ -133,7 +133,7 @@ class TeacherConfig(Settings):
 
 
 class QueueConfig(Settings):
-    """Cross-batch memory: features of earlier batches as further negatives, of both directions."""
+    """The queue: features of earlier batches as further negatives, of both directions."""
 
     rows: Positive = 65536
     """Of global batches, the last ones; 8 bytes a row and feature on each device, and in checkpoints."""

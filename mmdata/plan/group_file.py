@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DataError
 from mmdata.safe_read import check_regular
 from mmdata.shards import Index
@@ -49,3 +51,25 @@ def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
             f"{len(index)}{other}; {remade}"
         )
     return of_rows
+
+
+def write_groups(path: Path, groups: NDArray[np.int64], index: Index, made_of: dict[str, str | int]) -> None:
+    """Write what `read_groups` reads: an Arrow file with a column `group`.
+
+    Args:
+        path: the file.
+        groups: int64 (len(index),), -1 for a row without a group.
+        index: whose rows are grouped; its fingerprint goes into the metadata.
+        made_of: further metadata.
+    """
+    schema = pa.schema(
+        {"group": pa.int64()},
+        metadata={"index": index.fingerprint, **{key: str(value) for key, value in made_of.items()}},
+    )
+    table = pa.table({"group": groups}, schema=schema)
+
+    def write(file: BinaryIO) -> None:
+        with pa.ipc.new_file(file, schema) as writer:
+            writer.write_table(table)
+
+    write_whole(path, write)

@@ -1,7 +1,7 @@
-"""A pass over a stream as a sequence of steps: a bounded buffer, bucketed as samples flow through it.
+"""Composes the batches of a pass: samples enter a bounded buffer, are assigned to buckets, and leave it in steps.
 
-A step depends only on the samples and their order, the settings, the epoch, rank and world size; nothing here decodes
-an image or looks at a clock.
+A step depends only on the samples and their order, the settings, the number of the pass, the rank and the world size.
+This file decodes no image and reads no clock.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypedDict
 
 import numpy as np
 
@@ -29,49 +28,50 @@ from mmdata.plan import (
 from mmdata.plan.bucket_queues import fill_up
 from mmdata.plan.buckets import merge_groups
 from mmdata.seeding import Purpose, permutation, random_raw
-from mmdata.streaming.position import Place
-from mmdata.streaming.samples import Dropped, StreamSample, Waiting, WaitingSamples
+from mmdata.streaming.position import PassPosition
+from mmdata.streaming.samples import BatchSamples, BufferedSample, Dropped, StreamSample
 from mmdata.transform.image import oriented_size
 from mmdata.transform.text import Tokenizer
 
 BUFFER_ROWS = 4096
 BUFFER_BYTES = 2**29
-"""The buffer of a shuffled stream is full at this many samples or encoded bytes, whichever comes first; it always
-holds enough for one batch of some bucket."""
+"""The buffer is full at BUFFER_ROWS samples or BUFFER_BYTES encoded bytes, whichever comes first. It goes above
+BUFFER_BYTES if no bucket holds a batch yet."""
 
 CHUNK_ROWS = 256
-"""Captions are counted, and shapes assigned, this many at a time."""
+"""Samples whose captions are tokenized, and whose buckets are assigned, in one call."""
 
 
 @dataclass(frozen=True)
 class StreamStep:
-    """A batch to be made, and the samples that were dropped since the batch before it.
+    """A batch to be made.
 
     Attributes:
-        place: after it.
-        labels: the batch has them: a sample of the pass had one by now.
+        in_passes: the position after this step.
+        labels: whether the batch has labels: true from the first sample with a label in the pass on.
+        dropped: samples that were dropped since the step before.
     """
 
     step: Step
-    place: Place
-    samples: WaitingSamples
+    in_passes: PassPosition
+    samples: BatchSamples
     labels: bool
     dropped: list[LedgerEntry]
 
 
 class Composer:
-    """Makes steps of samples.
+    """What all passes of a rank share: the settings, the rank and the buckets. A `Pass` makes the steps.
 
     Args:
         data: settings.
-        tokenizer: counts the captions' tokens.
+        tokenizer: counts the tokens of captions.
         rank: 0 … world_size-1.
-        world_size: processes that share a global batch; each makes its part of it from shards of its own.
+        world_size: processes that share a global batch.
 
     Attributes:
-        lengths: text bounds; None until the first buffer is full, where they are to be chosen from it; kept from then
-            on, so that later passes have the same shapes.
-        policy: the buckets; None as long as there are no `lengths`.
+        lengths: text bounds. With `text_buckets: auto` they are None until the first buffer is full, then chosen from
+            its captions and kept, so that later passes have the same shapes.
+        policy: the buckets; None while `lengths` is None.
 
     Raises:
         ConfigError: a setting needs an index.
@@ -91,11 +91,11 @@ class Composer:
             self.use_lengths(data.text_buckets)
         num_lengths = len(self.lengths or []) or data.num_text_buckets
         num_buckets = num_lengths * len(data.image_patches or self._image_shapes)
-        # With this many samples one bucket at least holds a batch, and there is a choice of about as many again.
+        # num_buckets · batch_size samples fill a batch of at least one bucket. Twice as many leave a choice of buckets.
         self.buffer_rows = max(BUFFER_ROWS, 2 * num_buckets * self.batch_size)
 
     def use_lengths(self, lengths: list[int]) -> BucketPolicy:
-        """Have these text bounds from now on; returns the buckets."""
+        """Set the text bounds; returns the buckets."""
         self.lengths = lengths
         if self.data.image_patches is not None:
             self.policy = NativePolicy(lengths, self.data.image_patches, patch_size=self.data.patch_size)
@@ -103,16 +103,17 @@ class Composer:
             self.policy = LengthAspectPolicy(lengths, self._image_shapes)
         return self.policy
 
-    def choose_policy(self, waiting: list[Waiting]) -> BucketPolicy:
-        """Text bounds with the least padding for these captions; the last is max_length, for those to come."""
-        tokens = [min(one.tokens, self.data.max_length) for one in waiting]
+    def choose_policy(self, samples: list[BufferedSample]) -> BucketPolicy:
+        """Set the text bounds that pad the captions of these samples least; returns the buckets."""
+        tokens = [min(one.tokens, self.data.max_length) for one in samples]
+        # max_length is one of the lengths, and so the last bound: later captions may be longer than these.
         return self.use_lengths(
             choose_lengths(np.bincount([*tokens, self.data.max_length]), self.data.num_text_buckets)
         )
 
 
 def _refuse_planned(data: DataConfig) -> None:
-    """Raise ConfigError where a setting needs a plan of all rows."""
+    """Raise a ConfigError if a setting needs a plan of all rows."""
     settings = {
         "image_buckets: auto": data.image_buckets == "auto",
         "max_shapes": data.max_shapes is not None,
@@ -132,13 +133,13 @@ class Pass:
     """One pass over a rank's samples.
 
     Args:
-        composer: the settings, and what earlier passes chose.
-        epoch: number of the pass, from 0; its captions and crops are those of the epoch of this number.
-        dropped: samples that could not be used before it, and that no step has told of.
+        composer: the settings, the rank and the buckets.
+        epoch: number of the pass, from 0. Captions and crops are chosen as in the loader's epoch of this number.
+        dropped: samples of earlier passes that were dropped after their last step.
 
     Attributes:
-        dropped: samples that could not be used, since the last step.
-        seen: samples that came, dropped ones included.
+        dropped: samples that were dropped since the last step.
+        seen: number of samples read, dropped samples included.
     """
 
     def __init__(self, composer: Composer, epoch: int, *, dropped: list[LedgerEntry] | None = None) -> None:
@@ -149,17 +150,17 @@ class Pass:
         self._step = 0
         self._usable = 0
         self._labels = False
-        self._unassigned: list[Waiting] = []  # until there is a policy
-        self._queues: list[list[Waiting]] = []  # one a bucket
-        self._held_rows, self._held_bytes = 0, 0  # in both
+        self._unassigned: list[BufferedSample] = []  # samples without a bucket, until there is a policy
+        self._queues: list[list[BufferedSample]] = []  # samples by bucket
+        self._held_rows, self._held_bytes = 0, 0  # of `_unassigned` and `_queues` together: the buffer
 
     def steps(self, samples: Iterable[StreamSample | Dropped]) -> Iterator[StreamStep]:
-        """The steps of the pass; every sample that was not dropped is in one of them, once."""
-        flow = iter(samples)
-        while chunk := list(islice(flow, CHUNK_ROWS)):
+        """The steps of the pass. Each sample is in one step, or in `dropped`."""
+        remaining = iter(samples)
+        while chunk := list(islice(remaining, CHUNK_ROWS)):
             self.seen += len(chunk)
             self.dropped += [self._entry(one) for one in chunk if isinstance(one, Dropped)]
-            self._unassigned += self._wait([one for one in chunk if isinstance(one, StreamSample)])
+            self._unassigned += self._buffer([one for one in chunk if isinstance(one, StreamSample)])
             if self._composer.policy or self._full():
                 yield from self._assign()
         yield from self._assign()
@@ -169,60 +170,68 @@ class Pass:
         reason, detail = bad.error.reason.value, bad.error.detail
         return LedgerEntry(self._epoch, self._step, -1, bad.shard, bad.key, -1, "read", reason, detail)
 
-    def _wait(self, samples: list[StreamSample]) -> list[Waiting]:
-        # The image's hash stands for the sample: it goes through its captions in turn, in whatever order it comes.
+    def _buffer(self, samples: list[StreamSample]) -> list[BufferedSample]:
+        # The image's hash, not the position in the pass, decides where a sample starts in its list of captions. So it
+        # goes through them in turn, one each epoch, whatever the order of the pass.
         hashes = np.asarray([sample.image_hash for sample in samples], np.int64)
         num_captions = np.asarray([len(sample.captions) for sample in samples], np.int64)
         chosen = choose_captions(hashes, num_captions, self._epoch).tolist()
         captions = [sample.captions[i] for sample, i in zip(samples, chosen, strict=True)]
         tokens = self._composer.tokenizer.count(captions)
         rank, world_size = self._composer.rank, self._composer.world_size
+        # Rank r numbers its samples r, r + world_size, …, so that rows are unique over all ranks.
         rows = range(rank + self._usable * world_size, rank + (self._usable + len(samples)) * world_size, world_size)
         self._usable += len(samples)
         self._held_rows += len(samples)
         self._held_bytes += sum(len(sample.image) for sample in samples)
-        return list(map(Waiting, rows, samples, captions, tokens))
+        return list(map(BufferedSample, rows, samples, captions, tokens))
 
     def _full(self) -> bool:
         return self._held_rows >= self._composer.buffer_rows or self._held_bytes >= BUFFER_BYTES
 
     def _assign(self) -> Iterator[StreamStep]:
-        """Samples to their buckets, and steps of those that are full."""
-        waiting, self._unassigned = self._unassigned, []
-        if not waiting:
+        """Assign samples to buckets, and cut steps while the buffer is full."""
+        unassigned, self._unassigned = self._unassigned, []
+        if not unassigned:
             return
-        policy = self._composer.policy or self._composer.choose_policy(waiting)
+        policy = self._composer.policy or self._composer.choose_policy(unassigned)
         self._queues = self._queues or [[] for _ in policy.buckets]
-        sizes = [oriented_size(w.sample.info.height, w.sample.info.width, w.sample.info.orientation) for w in waiting]
+        infos = [one.sample.info for one in unassigned]
+        sizes = [oriented_size(info.height, info.width, info.orientation) for info in infos]
         height, width = np.asarray(sizes, np.int64).T
-        buckets = policy.assign(Shapes(np.asarray([w.tokens for w in waiting], np.int64), height, width))
-        for one, bucket in zip(waiting, buckets.tolist(), strict=True):
+        buckets = policy.assign(Shapes(np.asarray([one.tokens for one in unassigned], np.int64), height, width))
+        for one, bucket in zip(unassigned, buckets.tolist(), strict=True):
             self._queues[bucket].append(one)
+            # Without shuffling there is nothing to mix: a batch leaves as soon as its bucket holds one.
             if not self._composer.data.shuffle and len(self._queues[bucket]) == self._composer.batch_size:
                 yield self._cut(bucket)
         while self._full() and (drawn := self._draw()) is not None:
             yield self._cut(drawn)
 
     def _finish(self) -> Iterator[StreamStep]:
-        """What is left: full batches, then the rests merged (`merge_groups`), the last one filled up."""
+        """Cut the full batches that are left, then merge the remainders of the buckets (see `merge_groups`).
+
+        Only the last batch of the pass is filled up with masked rows.
+        """
         while (drawn := self._draw()) is not None:
             yield self._cut(drawn)
         if not self._queues:
             return
         size = self._composer.batch_size
         for group, targets in merge_groups(self._buckets()):
-            line = [(bucket, one) for bucket in group for one in self._queues[bucket]]
+            merged = [(bucket, one) for bucket in group for one in self._queues[bucket]]
             for bucket in group:
                 self._queues[bucket] = []
-            taken = len(line) // size * size if targets else len(line)
+            taken = len(merged) // size * size if targets else len(merged)
             for begin in range(0, taken, size):
-                yield self._emit(line[begin][0], [one for _, one in line[begin : begin + size]])
-            target_of = dict(zip(group, targets, strict=False))  # the last group leaves nothing
-            for bucket, one in line[taken:]:
+                # The bucket of the first sample holds all: a group lists the longest texts and most patches first.
+                yield self._emit(merged[begin][0], [one for _, one in merged[begin : begin + size]])
+            target_of = dict(zip(group, targets, strict=False))  # the last group has no targets and leaves no samples
+            for bucket, one in merged[taken:]:
                 self._queues[target_of[bucket]].append(one)
 
     def _draw(self) -> int | None:
-        """A bucket that holds a batch, by chance in proportion to its samples; None where none does."""
+        """Draw one of the buckets that hold a batch, with probability ∝ its samples; None if no bucket holds one."""
         full = [i for i, queue in enumerate(self._queues) if len(queue) >= self._composer.batch_size]
         if not full:
             return None
@@ -231,7 +240,7 @@ class Pass:
         return full[int(np.searchsorted(np.cumsum(counts), drawn, side="right"))]
 
     def _cut(self, bucket: int) -> StreamStep:
-        """A batch of a bucket's samples: its oldest, or some by chance."""
+        """Take a batch out of a bucket: its oldest samples, or random ones if shuffled."""
         size, queue = self._composer.batch_size, self._queues[bucket]
         if self._composer.data.shuffle:
             order = permutation(len(queue), purpose=Purpose.ROW_ORDER, **self._randomness()).tolist()
@@ -239,27 +248,22 @@ class Pass:
         self._queues[bucket] = queue[size:]
         return self._emit(bucket, queue[:size])
 
-    def _emit(self, bucket: int, waiting: list[Waiting]) -> StreamStep:
-        self._labels = self._labels or any(one.sample.label >= 0 for one in waiting)
-        rows = fill_up(np.array([[one.row] for one in waiting], np.int64), self._composer.batch_size)[:, 0]
+    def _emit(self, bucket: int, chosen: list[BufferedSample]) -> StreamStep:
+        self._labels = self._labels or any(one.sample.label >= 0 for one in chosen)
+        rows = fill_up(np.array([[one.row] for one in chosen], np.int64), self._composer.batch_size)[:, 0]
         step = Step(self._epoch, self._step, self._buckets()[bucket], rows, np.full_like(rows, self._epoch))
         dropped, self.dropped = self.dropped, []
         self._step += 1
-        self._held_rows -= len(waiting)
-        self._held_bytes -= sum(len(one.sample.image) for one in waiting)
-        place = Place(self._epoch, self._step)
-        return StreamStep(step, place, WaitingSamples(waiting), self._labels, dropped)
+        self._held_rows -= len(chosen)
+        self._held_bytes -= sum(len(one.sample.image) for one in chosen)
+        in_passes = PassPosition(self._epoch, self._step)
+        return StreamStep(step, in_passes, BatchSamples(chosen), self._labels, dropped)
 
     def _buckets(self) -> tuple[Bucket, ...]:
         assert self._composer.policy is not None
         return tuple(self._composer.policy.buckets)
 
-    def _randomness(self) -> _Randomness:
+    def _randomness(self) -> dict[str, int]:
+        # One number for each step of each rank, so that ranks draw differently.
         position = self._step * self._composer.world_size + self._composer.rank
         return {"seed": self._composer.data.seed, "epoch": self._epoch, "position": position}
-
-
-class _Randomness(TypedDict):
-    seed: int
-    epoch: int
-    position: int

@@ -1,4 +1,8 @@
-"""A shard as a stream of bytes: opened here or with fsspec, decompressed, read once from front to back."""
+"""Opens a shard (a file, an HTTP URL, or any URL of fsspec), decompresses it, and reads it once from front to back.
+
+Seeking is limited to what the tar reader does: forward, and back by two blocks. So pipes, HTTP bodies and decompressors
+can be read as files, and nothing is stored on disk.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +22,29 @@ from mmdata.shards.remote import display_name, is_http
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _CHUNK = 2**20  # bytes
-_LOOK_BEHIND = 1024  # bytes: the two blocks that end a tar, which are looked at twice
+_LOOK_BEHIND = 1024  # bytes; `read_members` reads the two blocks that end a tar a second time
 _NO_END = 2**63 - 1
 
 
 class ForwardFile:
-    """A stream that `read_members` can walk: it moves forward, and back by a block or two.
+    """A file for `read_members` over a stream of bytes that cannot seek: it goes forward, and back by 1,024 bytes.
 
-    Where it ends is unknown until the end comes: seeking there answers a number larger than any file.
+    Its size is unknown until it is read: `seek(0, SEEK_END)` returns a number larger than any file.
 
     Args:
-        file: blocking; read to its end or closed by the caller.
-        name: the shard, for messages.
+        file: a blocking stream of bytes; the caller closes it.
+        name: of the shard, for messages.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
         self._name = name
-        self._at = 0  # where the next read starts
-        self._end = 0  # where `file` stands
+        self._at = 0  # offset of the next read
+        self._end = 0  # bytes read from `file`
         self._behind = b""  # the last bytes before `_end`
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move to an offset, or ask for the end."""
+        """Set the offset of the next read. SEEK_END moves nothing; see above for its result."""
         if whence == os.SEEK_END:
             return _NO_END
         assert whence == os.SEEK_SET
@@ -52,11 +56,12 @@ class ForwardFile:
         """`size` bytes, fewer only at the end of the stream.
 
         Raises:
-            DataError: a read failed: a cut connection, damaged compression.
+            DataError: a read failed, because of a lost connection or damaged compression.
         """
-        while self._at > self._end:
+        while self._at > self._end:  # read and forget the bytes up to the offset
             if not self._pull(min(_CHUNK, self._at - self._end)):
                 return b""
+        # Bytes before `_end` come from `_behind`: the stream itself cannot go back.
         again = self._behind[len(self._behind) - (self._end - self._at) :][:size]
         data = again + self._pull(size - len(again)) if len(again) < size else again
         self._at += len(data)
@@ -65,7 +70,7 @@ class ForwardFile:
     def _pull(self, size: int) -> bytes:
         try:
             data = self._file.read(size)
-        except Exception as error:  # each protocol has exceptions of its own
+        except Exception as error:  # fsspec's protocols and codecs share no base class of errors
             raise _unreadable(self._name, self._end, error) from error
         self._end += len(data)
         self._behind = data[-_LOOK_BEHIND:] if len(data) >= _LOOK_BEHIND else (self._behind + data)[-_LOOK_BEHIND:]
@@ -74,10 +79,10 @@ class ForwardFile:
 
 @contextmanager
 def open_shard(shard: str) -> Generator[ForwardFile, None, None]:
-    """Open a shard; compression is told by magic bytes, as names and servers' headers often lie.
+    """Open a shard. Magic bytes decide the compression, because names and HTTP headers are often wrong.
 
     Raises:
-        DataError: it cannot be opened.
+        DataError: the shard cannot be opened, or fsspec has no codec for its compression.
     """
     name = display_name(shard)
     with ExitStack() as opened:
@@ -101,7 +106,7 @@ def _codec(kind: str, name: str) -> Callable[..., Any]:
 
 
 def _open(shard: str, name: str) -> Any:
-    """The bytes of a shard as they lie there: a path, an HTTP URL (one request), or what else fsspec opens."""
+    """The bytes of a shard, not decompressed. An HTTP URL is one request; fsspec opens other URLs."""
     if is_http(shard):
         return HttpFile(fsspec.filesystem("http", **request_options()), shard, name)
     if "://" in shard:

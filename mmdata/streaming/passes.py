@@ -1,5 +1,8 @@
-"""The passes of one rank over the shards, one after the other. A pass is a pure function of its number, the rank and
-the settings, so any place in it is found again by reading it from its start."""
+"""The passes of one rank over the shards, one after the other.
+
+A pass is a pure function of its number, the rank and the settings: to come back to a position in a pass, read the pass
+again from its start.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +14,29 @@ from mmdata.loader.ledger import LedgerEntry
 from mmdata.loader.workers.interrupt_safe import SharedGenerator
 from mmdata.seeding import Purpose, permutation
 from mmdata.streaming.composer import Composer, Pass, StreamStep
-from mmdata.streaming.position import Place
+from mmdata.streaming.position import PassPosition
 from mmdata.streaming.samples import Dropped, StreamSample, read_shard
-from mmdata.streaming.shard_names import deal
+from mmdata.streaming.shard_names import assign_shards
 
 
 class Passes:
-    """The steps of a rank from a place on.
+    """The steps of a rank from a position on.
 
     Args:
-        shards: of all ranks.
-        composer: makes steps; knows the settings and the rank.
-        start: the first step comes after this place. The pass is read from its start, and what came before is left
-            out without being decoded.
-        endless: after a pass comes the next; else there is one.
+        shards: the shards of all ranks.
+        composer: settings, rank and buckets.
+        start: position before the first step. The pass is read from its start, and steps before `start` are skipped
+            without decoding.
+        endless: go on with pass after pass; else `steps` ends after one pass.
 
     Attributes:
-        steps: an iterator; it ends after the one pass, or where no pass has a sample that can be used.
-        ended: it has ended.
-        dropped: samples that could not be used and came after the last step, once it has ended.
-        seen: samples that came.
+        steps: an iterator, which threads may share. It also ends when all shards were read without a usable sample.
+        ended: whether `steps` has ended.
+        dropped: after `steps` has ended: the samples since the last step that could not be used.
+        seen: number of samples read in the passes that are over.
     """
 
-    def __init__(self, shards: list[str], composer: Composer, *, start: Place, endless: bool) -> None:
+    def __init__(self, shards: list[str], composer: Composer, *, start: PassPosition, endless: bool) -> None:
         self.ended = False
         self.dropped: list[LedgerEntry] = []
         self.seen = 0
@@ -45,15 +48,15 @@ class Passes:
         self.steps = SharedGenerator(self._make())
 
     def stop(self) -> None:
-        """Read no further; also while another thread waits for a step."""
+        """End `steps` at the next sample. Another thread may be waiting for a step."""
         self._stopped = True
 
     def close(self) -> None:
-        """Close the shard that is open; where a thread waits for a step, it does so itself."""
+        """Close the open shard; if a thread is waiting for a step, that thread closes it."""
         self.steps.close()
 
     def _make(self) -> Generator[StreamStep]:
-        barren = 0  # passes in a row that had no step
+        barren = 0  # consecutive passes without a step
         for number in count(self._start.number):
             passing = Pass(self._composer, number, dropped=self.dropped)
             left_out = self._start.batches if number == self._start.number else 0
@@ -61,30 +64,31 @@ class Passes:
             with closing(self._samples(number)) as samples:
                 for step in passing.steps(samples):
                     barren = 0
-                    if step.place.batches > left_out:
+                    if step.in_passes.batches > left_out:
                         yield step
             self.seen += passing.seen
             self.dropped = passing.dropped
-            # So many passes of a rank read all shards.
+            # A rank reads all shards in world_size passes, so without a step in all of them it never gets one.
             if not self._endless or barren == self._composer.world_size or self._stopped:
                 break
         self.ended = True
 
     def _samples(self, number: int) -> Generator[StreamSample | Dropped]:
-        """The samples of a pass: shard after shard, in an order of its own."""
+        """The samples of a pass, shard after shard."""
         data, rank, world_size = self._composer.data, self._composer.rank, self._composer.world_size
-        # With a limit it is always the first shards that count, as it is with an index.
+        # max_rows means the first rows, as with an index, so each pass then reads the same shards in the same order.
+        # Else the ranks exchange shards after each pass, so that samples of small shards are not used more often.
         turn = number if data.max_rows is None else 0
-        shards = deal(self._shards, (rank + turn) % world_size, world_size)
+        shards = assign_shards(self._shards, (rank + turn) % world_size, world_size)
         order = range(len(shards))
         if data.shuffle and data.max_rows is None:
             order = permutation(
                 len(shards), seed=data.seed, epoch=number, purpose=Purpose.SHARD_ORDER, position=rank
             ).tolist()
         samples = (sample for i in order for sample in read_shard(shards[i]))
-        # The ranks' parts of a limit sum up to it.
+        # The limits of all ranks add up to max_rows.
         limit = None if data.max_rows is None else (data.max_rows + world_size - 1 - rank) // world_size
         for sample in islice(samples, limit):
-            if self._stopped:  # nobody waits for the rest
+            if self._stopped:
                 return
             yield sample

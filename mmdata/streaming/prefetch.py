@@ -1,4 +1,7 @@
-"""Batches made ahead by worker threads, in the order of their steps."""
+"""Makes batches ahead with worker threads, and gives them in the order of their steps.
+
+One thread, the reader, takes the steps, because a pass is read from front to back. The workers share the decoding.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +31,22 @@ def make_ahead(
     prefetch: int,
     stats: Stats,
 ) -> Generator[Made]:
-    """What comes of the steps; at most `prefetch` are ready or being made while the caller works on another.
+    """The results of the steps. While the caller uses one, at most `prefetch` others are ready or in work.
 
-    One thread takes the steps, so that they come one after the other; the workers wait for them in turn. When this
-    generator is closed, what was taken and not handed on is lost, and no thread is left but one that a server or a disk
-    holds.
+    When this generator is closed, the steps in work are lost and the threads end. If a server or a disk blocks one,
+    `close` waits END_S seconds for it and leaves it behind, as a daemon.
 
     Args:
-        steps: taken in the reader's thread; with 0 workers in the caller's.
+        steps: iterated in the reader's thread; with 0 workers in the caller's thread.
         begin: called in the workers' threads.
-        num_workers: threads.
-        prefetch: steps, for all of them together.
-        stats: counts the seconds for which the caller waited, and those for which workers waited for steps as reading.
+        num_workers: worker threads; 0: the caller's thread does all work.
+        prefetch: largest number of steps ahead, over all workers.
+        stats: `wait_s` counts the seconds that the caller waits, `wall_s["read"]` those that workers wait for steps.
     """
     waits = _Waits(stats)
     if num_workers == 0:
-        here = (begin(step).run() for step in waits.each(lambda: next(steps, None)))
-        while (made := waits.timed(lambda: next(here, None))) is not None:
+        results = (begin(step).run() for step in waits.each(lambda: next(steps, None)))
+        while (made := waits.timed(lambda: next(results, None))) is not None:
             yield made
         return
     reader = _Reader(steps)
@@ -66,21 +68,22 @@ def make_ahead(
                 return
             ask(threads)
             yield made
-            del made
+            del made  # or this frame would keep the batch's memory while it waits for the next one
     finally:
         try:
             reader.end()
             if threads is not None:
                 threads.close()
-        finally:  # an interrupt may come at any line
+        finally:  # again, because a KeyboardInterrupt may have cut off the lines above
             reader.end()
             reader.join()
 
 
 class _Reader(Generic[Step]):
-    """A thread that takes steps when it is asked to, one after the other.
+    """A thread that takes steps one after the other, each when it is asked for.
 
-    Not a pool: one that is interrupted while it starts a thread does not know that it has it, and does not end it.
+    No ThreadPoolExecutor: if an interrupt comes while an executor starts a thread, it loses track of that thread and
+    never ends it.
     """
 
     def __init__(self, steps: Iterator[Step]) -> None:
@@ -88,68 +91,68 @@ class _Reader(Generic[Step]):
         self._asked: SimpleQueue[Promise[Step | None] | None] = SimpleQueue()
         self._read: deque[Promise[Step | None]] = deque()
         self._ended = False
-        # A daemon: no program waits for a server that does not answer.
-        self._thread = threading.Thread(target=self._take_tasks, name="mmdata-reader", daemon=True)
+        # A daemon, so that the program can exit while a server does not answer.
+        self._thread = threading.Thread(target=self._take_steps, name="mmdata-reader", daemon=True)
 
     def start(self) -> None:
-        """Begin to take steps."""
+        """Start the thread."""
         self._thread.start()
 
     def ask(self) -> None:
-        """Have the next step taken."""
+        """Queue the next step."""
         promise: Promise[Step | None] = Promise()
         self._read.append(promise)
         self._asked.put(promise)
 
     def take(self) -> Step | None:
-        """The next step that was asked for, as soon as it is there; None: there are no more. Raises what they raise."""
+        """Wait for the next step that was asked for; None at the end. Raises what `steps` raises."""
         return self._read.popleft().take()
 
     def end(self) -> None:
-        """Take no more, and tell whoever waits for one; waits for nothing."""
+        """Take no more steps, and cancel those that were asked for; does not block."""
         self._ended = True
         self._asked.put(None)
 
     def join(self) -> None:
-        """Wait a while for the thread to end."""
-        with suppress(RuntimeError):  # interrupted while it was started: it finds nothing to do
+        """Wait at most END_S seconds for the thread to end."""
+        with suppress(RuntimeError):  # an interrupt came before the thread was started
             self._thread.join(END_S)
 
-    def _take_tasks(self) -> None:
+    def _take_steps(self) -> None:
         while (promise := self._asked.get()) is not None:
             if self._ended:
-                promise.cancel()  # a worker may be waiting for it
+                promise.cancel()  # a worker may be waiting for this step
                 continue
             try:
                 promise.keep(next(self._steps, None))
             except BaseException as error:
                 promise.fail(error)
-                del promise  # or it, the error and its traceback, which has this frame, would keep each other
+                del promise  # breaks the cycle promise → error → traceback → this frame → promise
 
 
 class _Waits:
-    """Puts down who waited for what: the caller for batches, and the workers for steps, which is reading."""
+    """Measures how long the caller waits for batches, and how long workers wait for steps, which is reading."""
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
-        self._for_tasks_s: deque[float] = deque()  # not yet in `stats`, which is the caller's
+        self._for_steps_s: deque[float] = deque()  # not yet in `stats`, which only the caller's thread changes
 
     def timed(self, wait: Callable[[], Result]) -> Result:
-        """The caller waits for a batch."""
+        """Call `wait`, and count its time as the caller's waiting."""
         started = perf_counter()
         try:
             return wait()
         finally:
             self._stats.wait_s += perf_counter() - started
-            while self._for_tasks_s:
-                self._stats.wall_s["read"] += self._for_tasks_s.popleft()
+            while self._for_steps_s:
+                self._stats.wall_s["read"] += self._for_steps_s.popleft()
 
-    def each(self, next_task: Callable[[], Step | None]) -> Generator[Step]:
-        """The steps up to the first None, waited for by a worker."""
+    def each(self, next_step: Callable[[], Step | None]) -> Generator[Step]:
+        """The steps up to the first None; counts the time of each as reading."""
         while True:
             started = perf_counter()
-            step = next_task()
-            self._for_tasks_s.append(perf_counter() - started)
+            step = next_step()
+            self._for_steps_s.append(perf_counter() - started)
             if step is None:
                 return
             yield step

@@ -1,7 +1,7 @@
-"""The samples of a shard in the order of the tar: the same rows that `mmdata index` would find, and their bytes.
+"""Reads the samples of a shard in the order of the tar: the rows that `mmdata index` finds, and their bytes.
 
-The tar is read by the strict reader (`mmdata.shards.tar`), because Python's ends in silence on a cut between members
-and on a damaged header; webdataset groups its members into samples.
+The strict reader (`mmdata.shards.tar`) walks the tar, because Python's tarfile ends without an error if the tar is cut
+between members or a header is damaged. webdataset groups the members into samples.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from webdataset.tariterators import group_by_keys
 
 from mmdata.errors import BadSample, DataError, excerpt
 from mmdata.hashing import hash64
-from mmdata.shards import ImageInfo, Limits, Member, read_members
+from mmdata.shards import ImageInfo, Member, read_members
 from mmdata.shards.decoder_warnings import name_warnings, sample_name
+from mmdata.shards.probe import DEFAULT_LIMITS
 from mmdata.shards.remote import display_name
 from mmdata.shards.samples import MAX_IMAGE_BYTES, Group, describe
 from mmdata.shards.tar import split_name
@@ -26,17 +27,15 @@ from mmdata.shards.texts import Loss
 from mmdata.streaming.forward_file import ForwardFile, open_shard
 from mmdata.transform.pixels import EncodedImage
 
-LIMITS = Limits()
-
 
 @dataclass(frozen=True)
 class StreamSample:
-    """A sample as it came, its image not yet decoded.
+    """A sample as read; its image is not decoded yet.
 
     Attributes:
-        label: -1 where there is none, or where it is a name: without an index nobody numbers names.
-        image_hash: as in an index; names the sample in every pass, whatever the order.
-        losses: what of its text members could not be used.
+        label: -1 if the sample has none, or if the label is a name, because only an index gives names numbers.
+        image_hash: as in an index. Identifies the sample in every pass, whatever the order of the pass.
+        losses: the text members that could not be used.
     """
 
     shard: str
@@ -59,15 +58,15 @@ class Dropped(NamedTuple):
 
 class _Payload(NamedTuple):
     member: Member
-    data: bytes  # empty for a member that is too large to be an image
+    data: bytes  # empty if the member is larger than MAX_IMAGE_BYTES: `describe` then refuses it by its size
 
 
 def read_shard(shard: str) -> Iterator[StreamSample | Dropped]:
     """The samples of a shard.
 
     Raises:
-        DataError: the shard cannot be read, is cut, or is not a plain tar (see `read_members`); or a key comes back
-            later. Samples before that place have been yielded.
+        DataError: the shard cannot be read, is cut or is not a plain tar (see `read_members`), or a key occurs twice.
+            The samples before the damage have been yielded.
     """
     name = display_name(shard)
     starts: dict[str, int] = {}
@@ -75,7 +74,7 @@ def read_shard(shard: str) -> Iterator[StreamSample | Dropped]:
         for group, payloads in _groups(file, name):
             if group.key in starts:
                 raise DataError(
-                    f"shard '{name}': sample '{group.key}' starts at byte {starts[group.key]} and comes back at byte "
+                    f"shard '{name}': sample '{group.key}' starts at byte {starts[group.key]} and again at byte "
                     f"{group.start}; pack the tar again, sorted by name"
                 )
             starts[group.key] = group.start
@@ -83,10 +82,10 @@ def read_shard(shard: str) -> Iterator[StreamSample | Dropped]:
 
 
 def _groups(file: ForwardFile, name: str) -> Iterator[tuple[Group, dict[int, bytes]]]:
-    """Members by sample, and their payloads by offset."""
-    grouped = cast(Iterable[dict[str, Any]], group_by_keys(_members(file, name), keys=_split_name))
+    """The members of each sample, and their payloads by offset."""
+    grouped = group_by_keys(_members(file, name), keys=lambda member: split_name(member) or (None, None))
     try:
-        for entries in grouped:
+        for entries in cast(Iterable[dict[str, Any]], grouped):
             found = {extension: entry for extension, entry in entries.items() if isinstance(entry, _Payload)}
             members = {extension: entry.member for extension, entry in found.items()}
             start = min(member.start for member in members.values())
@@ -98,10 +97,10 @@ def _groups(file: ForwardFile, name: str) -> Iterator[tuple[Group, dict[int, byt
 
 
 def _members(file: ForwardFile, name: str) -> Iterator[dict[str, Any]]:
-    """Members as webdataset's readers hand them on."""
+    """The members in the form that webdataset's `group_by_keys` takes."""
     for member in read_members(cast(BinaryIO, file), name=name):
         split = split_name(member.name)
-        # An extension such as "__bad__" would steer webdataset's grouping.
+        # Skipped, because webdataset's grouping takes an extension such as "__bad__" for a command.
         if split is None or split[1].startswith("__"):
             continue
         data = b""
@@ -116,16 +115,10 @@ def _members(file: ForwardFile, name: str) -> Iterator[dict[str, Any]]:
         yield {"fname": member.name, "data": _Payload(member, data), "__url__": name}
 
 
-def _split_name(name: str) -> tuple[str, str]:
-    split = split_name(name)
-    assert split is not None  # `_members` passes over the others
-    return split
-
-
 def _sample(shard: str, group: Group, payloads: dict[int, bytes]) -> StreamSample | Dropped:
     try:
         with name_warnings(partial(sample_name, shard, group.key)):
-            row, label, losses = describe(group, lambda member: payloads[member.offset], limits=LIMITS)
+            row, label, losses = describe(group, lambda member: payloads[member.offset], limits=DEFAULT_LIMITS)
     except BadSample as error:
         return Dropped(shard, group.key, error)
     if isinstance(label, str):
@@ -135,12 +128,12 @@ def _sample(shard: str, group: Group, payloads: dict[int, bytes]) -> StreamSampl
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A sample with its caption of this epoch, on its way to a batch.
+class BufferedSample:
+    """A sample in the buffer, with its caption of this epoch.
 
     Attributes:
-        row: the pass's number for it, unique over all ranks.
-        tokens: of the caption, untruncated.
+        row: number of the sample in the pass, unique over all ranks.
+        tokens: number of tokens of the caption, untruncated.
     """
 
     row: int
@@ -149,44 +142,44 @@ class Waiting:
     tokens: int
 
 
-class WaitingSamples:
-    """Samples that were waiting, as an `Assembler` takes them."""
+class BatchSamples:
+    """The samples of one batch, in the form that `BatchBuilder` takes (`mmdata.loader.samples.Samples`)."""
 
-    def __init__(self, waiting: list[Waiting]) -> None:
-        self._waiting = waiting
-        self.keys = [one.sample.key for one in waiting]
+    def __init__(self, samples: list[BufferedSample]) -> None:
+        self._buffered = samples
+        self.keys = [one.sample.key for one in samples]
 
     def shard(self, i: int) -> str:
         """Name of the shard."""
-        return self._waiting[i].sample.shard
+        return self._buffered[i].sample.shard
 
     def offset(self, i: int, kind: Literal["image", "caption"]) -> int:
-        """Unknown: -1."""
+        """-1, unknown: a shard that may be compressed has no offsets to read at."""
         return -1
 
     def image(self, i: int) -> EncodedImage:
-        """The image; its random numbers are those of its bytes, so they do not change with the order of a pass."""
-        sample = self._waiting[i].sample
+        """The image. Its bytes seed its random numbers, so a crop does not change with the order of the pass."""
+        sample = self._buffered[i].sample
         number = sample.image_hash % 2**63
         return EncodedImage(sample.image, sample.info.format, sample.info.orientation, number, checked=True)
 
     def caption(self, i: int) -> str:
         """The caption chosen for this epoch."""
-        return self._waiting[i].caption
+        return self._buffered[i].caption
 
     def labels(self) -> NDArray[np.int64]:
-        """int64 (n,), -1 where a sample has none."""
-        return np.asarray([one.sample.label for one in self._waiting], np.int64)
+        """int64 (n,), -1 for a sample without a label."""
+        return np.asarray([one.sample.label for one in self._buffered], np.int64)
 
     def losses(self) -> list[tuple[str, dict[Loss, str]]]:
-        """(place, what was lost) of the samples that have lost something."""
-        samples = [one.sample for one in self._waiting if one.sample.losses]
+        """(shard and key, what was lost) of the samples that lost text members."""
+        samples = [one.sample for one in self._buffered if one.sample.losses]
         return [(sample_name(sample.shard, sample.key), sample.losses) for sample in samples]
 
     def image_hashes(self) -> NDArray[np.int64]:
         """int64 (n,)."""
-        return np.asarray([one.sample.image_hash for one in self._waiting], np.int64)
+        return np.asarray([one.sample.image_hash for one in self._buffered], np.int64)
 
     def caption_hashes(self) -> NDArray[np.int64]:
-        """int64 (n,)."""
-        return np.asarray([hash64(one.caption.encode()) for one in self._waiting], np.int64)
+        """Hashes of the chosen captions, int64 (n,)."""
+        return np.asarray([hash64(one.caption.encode()) for one in self._buffered], np.int64)

@@ -1,4 +1,4 @@
-"""Which shards a stream reads: paths, URLs, folders and brace patterns, dealt to ranks. No shell is ever run."""
+"""Which shards a stream reads: expands folders and brace patterns, and assigns shards to ranks. Runs no shell."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.safe_read import check_regular, path_of_url
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-"""Names that count as shards in a folder."""
+"""A file in a folder is a shard if its name ends like this."""
 MAX_SHARDS = 1_000_000
-"""Shards that a brace pattern may stand for: at ten thousand samples each, more than any corpus has."""
+"""Largest number of shards of a brace pattern. A corpus with ten thousand samples a shard has ten billion then."""
 
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?")
@@ -30,11 +30,11 @@ ShardNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def find_shards(shards: ShardNames) -> list[str]:
-    """The shards that are meant, in order: a list's in its own, a folder's by name.
+    """The paths and URLs of the shards, in the order of the list; the shards of a folder are sorted by name.
 
     Raises:
-        ConfigError: a `pipe:`, braces that do not close, or a pattern of more than `MAX_SHARDS` shards.
-        DataError: a local file that is not there or not a regular one, or nothing at all.
+        ConfigError: a name with `pipe:`, braces that do not close, or a pattern of more than `MAX_SHARDS` shards.
+        DataError: a local file does not exist or is not a regular file, a folder has no shard, or the list is empty.
     """
     given = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
     found = [name for one in given for name in _expand(os.fspath(one))]
@@ -57,8 +57,8 @@ def find_shards(shards: ShardNames) -> list[str]:
     return found
 
 
-def deal(shards: list[str], part: int, world_size: int) -> list[str]:
-    """A part of the shards, one of `world_size`: every world_size-th, from number `part` on.
+def assign_shards(shards: list[str], part: int, world_size: int) -> list[str]:
+    """Part 0 … world_size-1 of the shards: every world_size-th one, from number `part` on.
 
     Raises:
         ConfigError: fewer shards than ranks.
@@ -73,18 +73,18 @@ def deal(shards: list[str], part: int, world_size: int) -> list[str]:
 
 
 def single_dataset(data: DataConfig) -> str:
-    """The `shards` of the settings; raises ConfigError where they are several datasets."""
+    """The `shards` of the settings. Raises a ConfigError if the settings name several datasets."""
     datasets = sources(data)
     if len(datasets) > 1:
         raise ConfigError(
-            f"data.shards names {len(datasets)} datasets, and streams mix none: use one mmdata.Loader over indexed "
-            "shards, or give the stream's shards themselves, in one list"
+            f"data.shards names {len(datasets)} datasets, and a stream mixes none: use one mmdata.Loader over indexed "
+            "shards, or give the stream its shards in one list"
         )
     return datasets[0].shards
 
 
 def with_shards(config: dict[str, Any], shards: ShardNames) -> dict[str, Any]:
-    """The settings with `shards` filled in where it is missing: the section asks for one."""
+    """The settings as a dictionary, with `data.shards` filled in if it is missing, because the section requires it."""
     if "data" in config:
         return {**config, "data": {"shards": str(shards), **config["data"]}}
     return {"shards": str(shards), **config}
@@ -92,7 +92,7 @@ def with_shards(config: dict[str, Any], shards: ShardNames) -> dict[str, Any]:
 
 def _expand(name: str) -> list[str]:
     folder = Path(path_of_url(name) or name)
-    if os.path.isdir(folder):  # of a long pattern Path.is_dir would say that it is too long for a name
+    if os.path.isdir(folder):  # Path.is_dir raises an OSError for a pattern longer than a file name may be
         found = sorted(path for path in folder.iterdir() if path.name.lower().endswith(SUFFIXES))
         if not found:
             raise DataError(f"folder '{folder}': no shard in it ({', '.join(SUFFIXES)})")
@@ -111,12 +111,14 @@ def _expand(name: str) -> list[str]:
     except ValueError as error:
         raise ConfigError(f"shards '{name}': braces that do not close: {error}") from error
     except RecursionError:
-        raise ConfigError(f"shards '{name[:100]}…': braces inside each other, hundreds deep; write them out") from None
+        raise ConfigError(f"shards '{name[:100]}…': hundreds of nested braces; write the names out") from None
 
 
 def count_shards(pattern: str) -> int:
-    """How many names a brace pattern stands for, as `braceexpand` reads it. Nothing is expanded: braceexpand keeps
-    all names of each pair of braces in memory.
+    """Number of names that `braceexpand` makes of a pattern.
+
+    Counts without expanding, because braceexpand keeps all names of each pair of braces in memory: "{0..999999999}"
+    would fill it.
 
     Raises:
         ValueError: the braces do not close.
@@ -140,7 +142,7 @@ def count_shards(pattern: str) -> int:
 
 
 def _count_choices(inside: str) -> int:
-    """How many choices a pair of braces leaves: those of a range, of a list, or of the braces within it."""
+    """Number of strings that the inside of a pair of braces stands for: a range, or a list with nested braces."""
     if numbers := _NUMBERS.fullmatch(inside):
         return _length(int(numbers[1]), int(numbers[2]), numbers[3])
     if letters := _LETTERS.fullmatch(inside):

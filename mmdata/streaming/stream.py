@@ -1,7 +1,7 @@
-"""A stream: the batches of one rank from shards that have no index, made ahead by worker threads.
+"""A stream: the batches of one rank from shards that have no index. Worker threads make the batches ahead.
 
-The batches are of the loader's kind (one bucket each, same dtypes, same transforms). Which samples share one follows
-from shards and settings alone; workers change only who makes it and when.
+The batches have the loader's form: one bucket each, the same dtypes and transforms. Which samples share a batch depends
+on shards and settings alone, never on the workers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from mmdata.plan.position import check_count, check_epoch, check_state
 from mmdata.shards.texts import Loss, Losses
 from mmdata.streaming.composer import Composer, StreamStep
 from mmdata.streaming.passes import Passes
-from mmdata.streaming.position import Place, RankPosition, RankState, check_identity, check_steps, identity, rank_state
+from mmdata.streaming.position import PassPosition, StreamPosition, check_steps
 from mmdata.streaming.prefetch import make_ahead
-from mmdata.streaming.shard_names import ShardNames, deal, find_shards, single_dataset, with_shards
+from mmdata.streaming.shard_names import ShardNames, assign_shards, find_shards, single_dataset, with_shards
+from mmdata.streaming.state import RankState, check_identity, identity, rank_state
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
 
@@ -51,17 +52,17 @@ def stream(
 
     Args:
         shards: a path, a URL, a folder, a brace pattern, or a list of these; .tar, also compressed (gzip, bz2, xz).
-            None: the `shards` of the settings, which may be any one of these.
-        config: as `Loader.from_config` takes it; a dictionary needs no `shards` where they are given here.
-        rank: 0 … world_size-1. Without rank and world_size both are the launcher's, as for `Loader.from_config`.
-        world_size: processes; each reads shards of its own.
-        steps_per_epoch: batches of an epoch, the same on every rank; about samples / global_batch_size. Passes go on
-            from one epoch to the next. None, on one rank only: an epoch is one pass.
+            None: `data.shards` of the settings, which may be a path, a URL, a folder or a brace pattern.
+        config: see `Loader.from_config`; a dictionary needs no `shards` if the argument `shards` is given.
+        rank: 0 … world_size-1. Without rank and world_size both come from the launcher, as in `Loader.from_config`.
+        world_size: number of processes; each reads different shards.
+        steps_per_epoch: batches of an epoch, the same on every rank; about samples / global_batch_size. A pass may go
+            on in the next epoch. None, on one rank only: an epoch is one pass.
 
     Raises:
         ConfigError: a setting is unknown, missing or out of range, `pipe:` in a shard's name, fewer shards than ranks,
             several ranks without steps_per_epoch, or the settings name several datasets.
-        DataError: a local shard is not there.
+        DataError: a local shard does not exist.
         ValueError: world_size does not divide the global batch size.
 
     Example:
@@ -76,31 +77,34 @@ def stream(
 
 
 class _Outcome(NamedTuple):
-    """A batch, the samples that were dropped before it, the place after it, and what its samples have lost."""
+    """A batch and what its step knows of it.
+
+    Attributes:
+        dropped: samples that were dropped since the batch before it.
+        in_passes: the position after it.
+        lost: (sample, what its text members lost) of the samples that lost something.
+    """
 
     made: LoadedBatch
     dropped: list[LedgerEntry]
-    place: Place
+    in_passes: PassPosition
     lost: list[tuple[str, dict[Loss, str]]]
 
 
 class Stream(Interoperable):
     """The batches of one rank, pass after pass.
 
-    Iterating gives the current epoch; when it is exhausted the next one begins, also without `set_epoch`. In each pass
-    all ranks together read every shard once: every sample is in a batch once, or in the ledger.
+    Iterating gives the current epoch; at its end the next epoch begins, also without `set_epoch`. In each pass the
+    ranks together read every shard once: each sample is in one batch, or in the ledger.
 
     Args:
-        shards: of all ranks; see `stream`.
+        shards: the shards of all ranks, in the same order on each.
         data: settings.
-        rank: see `stream`.
-        world_size: processes, each with a stream of its own over the same shards.
-        steps_per_epoch: see `stream`.
+        rank, world_size, steps_per_epoch: see `stream`.
 
     Attributes:
         shards, rank, world_size: as given.
-        ledger: the samples that could not be used. Row -1 where that was found before batching, else the row is masked
-            in its batch.
+        ledger: the samples that could not be used: masked in their batch, or, with row -1, dropped before batching.
         stats: sums over the batches yielded.
     """
 
@@ -115,8 +119,9 @@ class Stream(Interoperable):
     ) -> None:
         ranks = resolve_ranks(rank, world_size)
         self.rank, self.world_size = rank, world_size = ranks
-        rank_slice(data.global_batch_size, rank, world_size)  # raises if they do not fit
-        deal(shards, rank, world_size)  # likewise
+        # Both raise now, and not at the first batch, if the numbers do not fit.
+        rank_slice(data.global_batch_size, rank, world_size)
+        assign_shards(shards, rank, world_size)
         check_steps(steps_per_epoch, world_size, data.global_batch_size)
         tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
         transform = PixelTransform.from_config(data)
@@ -129,8 +134,9 @@ class Stream(Interoperable):
         self._composer = Composer(data, tokenizer, rank=rank, world_size=world_size)
         self._spec = BatchSpec(tokenizer, transform, add_hashes=data.add_hashes)
         self._identity = identity(shards, data, steps_per_epoch, transform=transform, tokenizer=tokenizer)
-        self._position = RankPosition(steps_per_epoch)
-        self._kept: tuple[Place, Passes] | None = None  # where an epoch ended; no thread is at them
+        self._position = StreamPosition(steps_per_epoch)
+        # The passes at the end of an epoch, and their position: the next epoch goes on with the same buffer and shard.
+        self._kept: tuple[PassPosition, Passes] | None = None
         logger.warning(
             "a stream of %d shards: it cannot promise each sample once over all ranks in an epoch, or exact resume "
             "without reading the shards again%s; mmdata.Loader does, over an index, which `mmdata index` makes",
@@ -153,19 +159,19 @@ class Stream(Interoperable):
 
     @property
     def batch_size(self) -> int:
-        """Rows of a batch on this rank."""
+        """Rows of each batch on this rank."""
         return self._composer.batch_size
 
     @property
     def lost(self) -> Counter[str]:
-        """Samples in the batches so far of which a text member could not be used, by what they lost."""
+        """Number of samples in the batches so far that lost a text member, by what was lost."""
         return Counter(self._losses.as_dict())
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration at the start of an epoch, as `Loader.set_epoch`.
 
-        With `steps_per_epoch` an epoch begins where the one before it ended. Where this stream has not given that one,
-        it begins with the pass of its number, and says so.
+        With `steps_per_epoch` an epoch begins where the epoch before it ended. If this stream has not given the epoch
+        before it, epoch e begins with pass e, and a warning is logged.
 
         Raises:
             ValueError: epoch is negative, or above 1,048,575.
@@ -173,11 +179,11 @@ class Stream(Interoperable):
         self._position.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank is, counted in batches yielded, and the stream it belongs to; JSON.
+        """The position of this rank, counted in batches yielded, and the identity of the stream; JSON.
 
-        `merge_states` makes one state of those of all ranks.
+        `merge_states` makes one state of the states of all ranks.
         """
-        own = RankState(self._position.place, self._composer.lengths, self._position.start)
+        own = RankState(self._position.in_passes, self._composer.lengths, self._position.epoch_start)
         return {
             "epoch": self._position.epoch,
             "step": self._position.step,
@@ -188,13 +194,13 @@ class Stream(Interoperable):
         }
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """One state of those that all ranks took at the same step."""
-        ranks = {rank: place for state in states for rank, place in state["ranks"].items()}
+        """One state of the states that all ranks took at the same step."""
+        ranks = {rank: own for state in states for rank, own in state["ranks"].items()}
         counts = self.ledger.merge([RowCounts.of(state) for state in states])
         return {**states[0], **counts.state(), "ranks": ranks}
 
     def check_rows(self, state: dict[str, Any]) -> None:
-        """Judge the samples that a state counts, from the thousandth or the end of the first epoch on.
+        """Judge the samples that a state counts, if they are a thousand or more, or a whole epoch.
 
         Raises:
             DataError: more than `max_bad_share` of them could not be used; says how many for which reason.
@@ -206,13 +212,13 @@ class Stream(Interoperable):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the last batch that was yielded when the state was taken.
 
-        The pass is read again from its start, without decoding. Where the state has no place of this rank, because
-        there were another number of ranks or it was not merged, the rank begins a new pass, and says so.
+        The pass is read again from its start, without decoding. If the state has no position of this rank, because the
+        number of ranks was another or the ranks' states were not merged, the rank begins a new pass and logs a warning.
 
-        An iteration that is under way ends: asked for another batch, it raises a RuntimeError.
+        A running iteration ends: asked for another batch, it raises a RuntimeError.
 
         Raises:
-            ConfigError: the state belongs to another stream; what differs is named. Or it is none of a stream.
+            ConfigError: the state belongs to another stream (the error names what differs), or to no stream.
         """
         check_identity(check_state(state, of="stream"), self._identity)
         epoch = check_epoch(state, of="stream")
@@ -223,20 +229,21 @@ class Stream(Interoperable):
         if own.lengths:
             self._composer.use_lengths(own.lengths)
         self.ledger.restore(counts)
-        self._position.restore(epoch, step, own.place, start=own.start)
+        self._position.restore(epoch, step, own.in_passes, epoch_start=own.epoch_start)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of the current epoch, from where `load_state_dict` put it, or from its start.
+        """The batches of the current epoch, from the position that `load_state_dict` set, or from the epoch's start.
 
         Raises:
-            DataError: a shard cannot be read or is damaged, no sample in any, or too many that cannot be used.
-            RuntimeError: asked for another batch after `set_epoch`, `load_state_dict` or a newer iteration has moved
-                the position; there is one.
+            DataError: a shard cannot be read or is damaged, the shards have no sample, or too many samples cannot be
+                used.
+            RuntimeError: `set_epoch`, `load_state_dict` or a newer iteration has moved the stream's position, and this
+                iteration was asked for another batch.
         """
         return Iteration(self._iterate(), of="stream")
 
     def close(self) -> None:
-        """Close the shard that waits for the next epoch. The threads of an iteration end with the iteration."""
+        """Close the shard that is kept open for the next epoch. The threads of an iteration end with the iteration."""
         self._drop_kept()
 
     def _iterate(self) -> Generator[Batch]:
@@ -246,52 +253,54 @@ class Stream(Interoperable):
         loading = self._data.loading
         workers = {"num_workers": most_workers(loading.num_workers), "prefetch": loading.prefetch_batches}
         batches = make_ahead(self._numbered(passes.steps), self._begin, stats=self.stats, **workers)
-        kept = False  # for the next epoch
+        kept = False  # whether `self._kept` owns the passes
         try:
-            for made, dropped, place, lost in batches:
+            for made, dropped, in_passes, lost in batches:
                 position.check(iteration)
                 self.stats.add(made.stats)
                 self._account(dropped, made)
                 self._count_losses(lost)
-                position.advance(iteration, place)
-                if position.left == 0:
-                    self._kept, kept = (place, passes), True
+                position.advance(iteration, in_passes)
+                if position.steps_left == 0:
+                    self._kept, kept = (in_passes, passes), True
                 yield made.batch
         finally:
+            # `stop` before the threads end, so that a thread that reads a shard ends at the next sample. `close` after
+            # them, because they use the passes.
             if not kept:
                 passes.stop()
             batches.close()
             if not kept:
                 passes.close()
-        if position.restores == restores:  # the samples that are counted are still those of this iteration
-            self._end_epoch(passes, nothing_came=position.is_of(iteration) and bool(position.left))
+        if position.restores == restores:  # else `load_state_dict` has replaced the counts of this iteration
+            self._end_epoch(passes, unfinished=position.is_of(iteration) and bool(position.steps_left))
         position.end(iteration)
 
     def _passes(self) -> Passes:
-        """The passes from the current place on: those kept from the epoch before, their buffer filled, or new ones."""
-        if self._kept is not None and self._kept[0] == self._position.place:
+        """The passes from the current position on: those kept from the last epoch if they fit, else new ones."""
+        if self._kept is not None and self._kept[0] == self._position.in_passes:
             kept, self._kept = self._kept[1], None
             return kept
         self._drop_kept()
-        return Passes(self.shards, self._composer, start=self._position.place, endless=self._steps is not None)
+        return Passes(self.shards, self._composer, start=self._position.in_passes, endless=self._steps is not None)
 
     def _drop_kept(self) -> None:
         if self._kept is not None:
             self._kept[1].close()
         self._kept = None
 
-    def _end_epoch(self, passes: Passes, *, nothing_came: bool) -> None:
-        """Account for what came after the last batch; `nothing_came`: the epoch should have had more batches."""
+    def _end_epoch(self, passes: Passes, *, unfinished: bool) -> None:
+        """Count the samples after the last batch, and judge all; `unfinished`: the epoch lacks batches."""
         if passes.ended:
             self._account(passes.dropped, None)
             if passes.seen == 0:
                 first = self.shards[0]
                 raise DataError(f"stream: no sample in any of {len(self.shards)} shards; the first is '{first}'")
         self.ledger.check()
-        if nothing_came:
+        if unfinished:
             raise DataError(
-                f"stream: no sample for rank {self._composer.rank} in any of {len(self.shards)} shards: all came into "
-                "`.ledger`, or data.max_rows leaves it none"
+                f"stream: no sample for rank {self._composer.rank} in any of {len(self.shards)} shards: all are in "
+                "`.ledger`, or data.max_rows leaves this rank none"
             )
 
     def _account(self, dropped: list[LedgerEntry], made: LoadedBatch | None) -> None:
@@ -300,15 +309,15 @@ class Stream(Interoperable):
         self.ledger.add(bad, len(bad) + (made.stats.rows if made else 0))
 
     def _count_losses(self, lost: list[tuple[str, dict[Loss, str]]]) -> None:
-        for place, losses in lost:
-            for loss in self._losses.add(place, losses):
-                told = f"{place}: {losses[loss]}"
-                logger.warning("%s (%s); the sample is used without it, as all like it will be", told, loss)
+        for sample, losses in lost:
+            for loss in self._losses.add(sample, losses):  # the kinds of loss that are new
+                told = "%s (%s); this sample and later ones with the same fault are used without it"
+                logger.warning(told, self._losses.first[loss], loss)
 
     def _how_to_skip(self) -> str:
         return (
-            "to leave out the first 3 batches of an epoch, take them (`for _ in itertools.islice(stream, 3)`) and go "
-            "on with stream.load_state_dict(stream.state_dict()). It need not go through Accelerator.prepare: its "
+            "to skip the first 3 batches of an epoch, take them (`for _ in itertools.islice(stream, 3)`) and call "
+            "stream.load_state_dict(stream.state_dict()). A stream need not go through Accelerator.prepare: its "
             "batches are already those of this rank"
         )
 
@@ -316,12 +325,12 @@ class Stream(Interoperable):
         return "mmdata.stream(shards, config, rank=rank, world_size=world_size, steps_per_epoch=steps)"
 
     def _numbered(self, steps: Iterator[StreamStep]) -> Iterator[StreamStep]:
-        """The steps of what is left of the epoch, numbered within it."""
+        """The steps that the current epoch still has, with the epoch's number and their numbers in it."""
         epoch = self._position.epoch
-        for number, step in enumerate(islice(steps, self._position.left), self._position.step):
+        for number, step in enumerate(islice(steps, self._position.steps_left), self._position.step):
             dropped = [replace(entry, epoch=epoch, step=number) for entry in step.dropped]
             yield replace(step, step=step.step._replace(epoch=epoch, number=number), dropped=dropped)
 
     def _begin(self, step: StreamStep) -> Work[_Outcome]:
         work = BatchBuilder(self._spec, step.step, step.samples, labels=step.labels).work()
-        return work.then(lambda made: _Outcome(made, step.dropped, step.place, step.samples.losses()))
+        return work.then(lambda made: _Outcome(made, step.dropped, step.in_passes, step.samples.losses()))

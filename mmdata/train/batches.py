@@ -31,11 +31,11 @@ class Batches(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands, as plain data: counts the batches yielded."""
+        """The position as plain data; it counts the batches that were yielded."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where `state_dict` was taken."""
+        """Go to the position of a state."""
         ...
 
 

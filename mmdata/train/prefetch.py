@@ -1,6 +1,6 @@
-"""Batches on their way to the device: one is copied while the one before it is in use.
+"""Batches on their way to the device: the next batch is copied while the current one is in use.
 
-The state counts the batches that were handed on, not those taken ahead.
+The state counts the batches that the caller got, not those taken ahead.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from mmdata.batch import Batch, to_device
 from mmdata.train.batches import Batches, LoaderExtras
 
 _Copied = tuple[Callable[[], Batch], dict[str, Any]]
-"""Hands a batch on to the current stream; the state of the loader that has just yielded it."""
+"""A function that gives the batch to the current stream, and the loader's state after the batch."""
 
 
 class DevicePrefetcher:
     """The batches of a loader, their tensors on a device.
 
-    On a GPU the next batch is taken and copied before the current one is handed on: through pinned memory, on a stream
-    of its own, as uint8. On a CPU the loader's own batches are handed on, and nothing is taken ahead.
+    On a GPU the next batch is taken and copied before the current one is yielded: through pinned memory, on a stream of
+    its own, as uint8. On a CPU the loader's own batches are yielded, and none is taken ahead.
 
-    What the calling thread spends on copies is added to the loader's clock, as `stats.transfer_s`.
+    The seconds that the calling thread spends on copies are added to the loader's clock, as `stats.transfer_s`.
 
     Args:
         batches: a loader.
-        device: where the tensors go; whatever else a batch holds stays as it is.
+        device: of the tensors; other entries of a batch stay as they are.
 
     Example:
         loader = DevicePrefetcher(Loader.from_config("configs/scenes.yaml"), "cuda")
@@ -41,9 +41,9 @@ class DevicePrefetcher:
     def __init__(self, batches: Batches, device: torch.device | str) -> None:
         self.batches = batches
         self.device = torch.device(device)
-        self._state: dict[str, Any] | None = None  # of the loader before it was asked for the batch ahead
-        self._last = False  # there is no batch ahead: the loader has ended its epoch
-        self._iteration = 0  # the number of the newest one; one more whenever it is overtaken
+        self._state: dict[str, Any] | None = None  # of the loader, before the batch ahead was taken
+        self._last = False  # the loader has ended its epoch, so there is no batch ahead
+        self._iteration = 0  # number of the newest iteration; an older one must not go on
 
     @property
     def stats(self) -> Any:
@@ -55,27 +55,27 @@ class DevicePrefetcher:
         return len(self.batches)
 
     def set_epoch(self, epoch: int) -> None:
-        """As the loader's, from where the batches that were handed on have come to."""
+        """As the loader's; its position is that after the last batch yielded, not after the batch ahead."""
         if epoch == self._epoch_left():
-            return  # the loader, which is a batch ahead, might be at the end of it
-        self._overtake()
+            return  # the epoch goes on; the loader, a batch ahead, may already be at its end
+        self._end_iteration()
         self.batches.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's state after the last batch that was handed on."""
+        """The loader's state after the last batch that was yielded."""
         return self.batches.state_dict() if self._state is None else self._state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """As the loader's."""
-        self._overtake()
+        self._end_iteration()
         self.batches.load_state_dict(state)
 
-    def _overtake(self) -> None:
+    def _end_iteration(self) -> None:
         self._iteration += 1
         self._state = None
 
     def _epoch_left(self) -> int | None:
-        """The epoch in whose middle the batches that were handed on have come to."""
+        """The epoch that the yielded batches have begun and not ended; None between epochs."""
         return None if self._state is None or self._last else self._state.get("epoch")
 
     def __iter__(self) -> Iterator[Batch]:
@@ -91,30 +91,30 @@ class DevicePrefetcher:
 
     def _one_ahead(self, copy: Callable[[Batch], Callable[[], Batch]]) -> Iterator[Batch]:
         left = self._epoch_left()
-        self._overtake()
+        self._end_iteration()
         iteration = self._iteration
         if left is not None:
-            self.batches.set_epoch(left)  # to begin it anew, though the loader may have come to its end
+            self.batches.set_epoch(left)  # begins it again: the loader, a batch ahead, may already be at its end
         batches = iter(self.batches)
-        coming = self._take(batches, copy)
-        while not isinstance(coming, Exception):
+        ahead = self._take(batches, copy)
+        while not isinstance(ahead, Exception):
             if iteration != self._iteration:
                 raise RuntimeError(
                     "this iteration has ended early: set_epoch, load_state_dict or a newer iteration has moved the "
                     "loader's position; iterate again to go on from there"
                 )
-            hand_on, self._state = coming
-            coming = self._take(batches, copy)
-            self._last = isinstance(coming, StopIteration)
+            hand_on, self._state = ahead
+            ahead = self._take(batches, copy)
+            self._last = isinstance(ahead, StopIteration)
             yield hand_on()
             del hand_on  # and with it the batch, unless its user keeps it
         if iteration == self._iteration:
             self._state = None
-        if not isinstance(coming, StopIteration):
-            raise coming
+        if not isinstance(ahead, StopIteration):
+            raise ahead
 
     def _take(self, batches: Iterator[Batch], copy: Callable[[Batch], Callable[[], Batch]]) -> _Copied | Exception:
-        """The next batch on its way, or what came in its place."""
+        """The next batch, with its copy under way, or the error that came instead."""
         try:
             batch = next(batches)
             started = perf_counter()
@@ -130,7 +130,7 @@ class DevicePrefetcher:
 
 
 class _Copies:
-    """Copies to a GPU, beside what it computes. Two stagings take turns: one is filled while the other is copied."""
+    """Copies to a GPU while it computes. Two stagings take turns: one is filled while the other is copied."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -138,11 +138,11 @@ class _Copies:
         self._stagings = (_Staging(), _Staging())
 
     def copy(self, batch: Batch) -> Callable[[], Batch]:
-        """Begin to copy a batch; the result gives it to the stream that is current when it is called."""
+        """Begin to copy a batch; calling the result gives the batch to the current stream."""
         staging = self._stagings[0]
         self._stagings = self._stagings[::-1]
         staged = staging.fill(batch)
-        # The memory on the device belongs to this stream: it waits for nobody, and nobody waits for it but by `done`.
+        # The memory on the device is allocated on this stream, which waits for no other; others wait for `done` only.
         with torch.cuda.stream(self._stream):
             moved = to_device(staged, self._device)
             staging.done.record(self._stream)
@@ -153,7 +153,7 @@ class _Copies:
         current.wait_event(done)
         for value in moved.values():
             if isinstance(value, Tensor):
-                # When the tensor is gone its memory is used again only after what this stream has been given by then.
+                # Once freed, the memory must not be reused before the work enqueued on this stream by then is done.
                 value.record_stream(current)
         return moved
 
@@ -162,15 +162,15 @@ class _Staging:
     """Pinned memory for the tensors of one batch.
 
     Attributes:
-        done: recorded once the copy to the device has been asked for.
+        done: recorded after the copy to the device was enqueued.
     """
 
     def __init__(self) -> None:
         self.done = torch.cuda.Event()
-        self._memory: dict[str, Tensor] = {}  # uint8, one for each entry; grows to the largest batch
+        self._memory: dict[str, Tensor] = {}  # uint8, one buffer for each entry; grows to the largest batch
 
     def fill(self, batch: Batch) -> Batch:
-        """The same batch in this memory, as soon as what it held before has been copied."""
+        """The same batch in this memory; waits until its previous content has been copied."""
         self.done.synchronize()
         filled = {name: self._put(name, v) if isinstance(v, Tensor) else v for name, v in batch.items()}
         return cast(Batch, filled)
@@ -186,10 +186,10 @@ class _Staging:
 
 
 class HostCopy:
-    """Copies of tensors of one device, asked for now and read later; on a CPU the tensors themselves.
+    """Copies of tensors of one device to the host, begun now and read later; on a CPU the tensors themselves.
 
     Args:
-        tensors: at least one; not to be changed in place before they are read.
+        tensors: at least one; do not change them in place before `read`.
 
     Example:
         coming = HostCopy(loss)

@@ -46,6 +46,7 @@ class Corpus:
             "num_text_buckets": 3,
             "crop_scale": [0.3, 0.9],
             "seed": 5,
+            "loading": {"num_workers": 2},
         }
 
     @property

@@ -83,15 +83,6 @@ def section(settings: dict[str, Any]) -> DataConfig:
     return DataConfig.model_validate({**settings, "image_buckets": None})
 
 
-@pytest.mark.parametrize("gpu", [False, True])
-def test_auto_takes_the_processes_that_are_set_where_there_is_a_gpu(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, gpu: bool
-):
-    monkeypatch.setattr(choose, "has_gpu", lambda: gpu)
-    loader = corpus.loader(transform="my_transforms:resize", num_workers=4, num_processes=3)
-    assert chosen(loader) == ((StartupHandover.__name__, 3) if gpu else ("thread", 0))
-
-
 def test_auto_leaves_a_transform_of_the_program_itself_to_threads(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

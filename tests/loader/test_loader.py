@@ -470,7 +470,7 @@ def test_loader_takes_a_file_a_dictionary_a_section_or_settings(corpus: Corpus, 
         (
             {"num_worker": 3},
             ConfigError,
-            r"config section data: unknown key 'num_worker'; did you mean 'num_workers'\?",
+            r"config section data: unknown key 'num_worker'; did you mean 'loading.num_workers'\?",
         ),
         ({"tokenizer": "/none"}, ConfigError, r"tokenizer '/none': cannot be loaded \("),
         ({"transform": "trian"}, ConfigError, r"transform 'trian': expected train, eval, or 'module:callable'"),

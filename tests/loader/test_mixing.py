@@ -45,7 +45,7 @@ def test_groups_are_read_from_arrow_and_from_npy(corpus, tmp_path: Path):
 @pytest.mark.parametrize("name", ["none.arrow", "none.npy"])
 def test_groups_of_a_missing_file(corpus, tmp_path: Path, name: str):
     path = tmp_path / name
-    message = f"data.groups.source '{path}': no such file; {REMEDIES[path.suffix]}, or set by to label"
+    message = f"data.groups.source '{path}': no such file; {REMEDIES[path.suffix]}, or set source to label"
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         corpus.loader(groups={"source": str(path), "size": 2})
 
@@ -143,6 +143,6 @@ def test_groups_of_labels_where_the_corpus_has_none(corpus, photo, tmp_path: Pat
     corpus.write_beside(tmp_path / "bare", [Sample(str(i), image, probe(image), ["a dog"]) for i in range(8)])
     with pytest.raises(
         ConfigError,
-        match=r"^data\.groups by label: no row of the corpus has a label; convert it with --label-column, or set by to",
+        match=r"^data\.groups by label: no row of the corpus has a label; convert it with .*, or set source to a file",
     ):
         corpus.loader(shards=str(tmp_path / "bare"), groups={"size": 2})

@@ -68,7 +68,7 @@ def check_clean(folder: Path, room: int) -> None:
 
 
 def room_of(config: dict[str, Any]) -> int:
-    return int(config["cache_gb"] * 1e9)
+    return int(config["loading"]["cache_gb"] * 1e9)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -79,7 +79,7 @@ def test_epochs_from_http_are_the_local_ones(config, far: Path, num_workers: int
         assert [digest(loader) for _ in range(2)] == [digest(here) for _ in range(2)]
         assert set(server.faults) == {"reset", "error", "cut", "slow"}
         del loader  # or it fetches what the next epoch begins with
-    check_clean(Path(config["cache_dir"]), room_of(config))
+    check_clean(Path(config["loading"]["cache_dir"]), room_of(config))
 
 
 def test_an_epoch_from_s3_is_the_local_one(config, far: Path):
@@ -89,7 +89,7 @@ def test_an_epoch_from_s3_is_the_local_one(config, far: Path):
         assert digest(loader) == digest(here)
         assert set(server.faults) == {"reset", "error", "cut", "slow"}
         del loader  # or it fetches what the next epoch begins with
-    check_clean(Path(config["cache_dir"]), room_of(config))
+    check_clean(Path(config["loading"]["cache_dir"]), room_of(config))
 
 
 PROCESS = """
@@ -117,14 +117,14 @@ def test_four_processes_share_a_cache_and_one_is_killed_in_mid_download(config, 
         held.held = "/000030.tar"
         killed = start(config, held)
         assert held.holding.wait(120)
-        assert list(Path(config["cache_dir"]).glob("*.part"))
+        assert list(Path(config["loading"]["cache_dir"]).glob("*.part"))
         processes = [start(config, server) for _ in range(3)]
         killed.kill()
         killed.wait()
         held.release.set()
         processes.append(start(config, held))
         assert [process.communicate(timeout=300)[0] for process in processes] == [f"{here}\n"] * 4
-    check_clean(Path(config["cache_dir"]), room_of(config))
+    check_clean(Path(config["loading"]["cache_dir"]), room_of(config))
 
 
 def test_shards_are_fetched_before_a_worker_asks(config, far: Path):
@@ -160,7 +160,7 @@ def test_a_loop_that_is_left_leaves_no_part_and_no_thread(config, far: Path):
             if thread.name in ("mmdata-ahead", "mmdata-fetch"):
                 thread.join(30)
                 assert not thread.is_alive()
-    check_clean(Path(config["cache_dir"]), room_of(config))
+    check_clean(Path(config["loading"]["cache_dir"]), room_of(config))
 
 
 def test_what_cannot_be_fetched_ends_the_loop(config, far: Path, monkeypatch):

@@ -164,4 +164,4 @@ def test_pass_is_the_same_with_text_lengths_known_beforehand(make_composer, shuf
     steps = list(Pass(again, epoch=0).steps(samples))
     assert keys(steps) == keys(expected)
     assert [step.step.bucket for step in steps] == [step.step.bucket for step in expected]
-    assert [step.place for step in steps] == [(0, step + 1) for step in range(63)]
+    assert [step.in_passes for step in steps] == [(0, step + 1) for step in range(63)]

@@ -175,7 +175,7 @@ def test_state_without_a_place_for_the_rank_begins_a_new_pass_and_says_so(uneven
         resumed = open_ranks(folder, settings, world_size, 4)[-1]
         caplog.clear()
         resumed.load_state_dict(state)
-        assert [record.message for record in caplog.records if "no place for rank" in record.message]
+        assert [record.message for record in caplog.records if "no position of rank" in record.message]
         assert "begins pass 1: some samples come twice" in caplog.text
         assert len([*resumed]) == 1
         assert len([*resumed]) == 4
@@ -210,7 +210,7 @@ def test_state_of_another_stream_is_refused(uneven, config):
         stream.load_state_dict({"epoch": 0, "step": 0, "plan": {}})
     with pytest.raises(ConfigError, match="'step' must be a whole number from 0 on, at most 4: got 5"):
         stream.load_state_dict({**state, "step": 5})
-    with pytest.raises(ConfigError, match=r"a rank's place must be whole numbers from 0 on: got \{'pass': -1"):
+    with pytest.raises(ConfigError, match=r"a rank's position must be whole numbers from 0 on: got \{'pass': -1"):
         stream.load_state_dict({**state, "ranks": {"0": {"pass": -1, "batches": 0}}})
 
 
@@ -240,7 +240,7 @@ def test_rank_without_any_usable_sample_is_an_error_and_no_endless_loop(tmp_path
         list(open_ranks(tmp_path, config(), 2, 3)[1])
     (tmp_path / "b.tar").write_bytes(tar([("b.txt", b"no image")]))
     for stream in open_ranks(tmp_path, config(max_bad_share=1.0), 2, 3):
-        with pytest.raises(DataError, match=r"no sample for rank \d in any of 2 shards: all came into `\.ledger`"):
+        with pytest.raises(DataError, match=r"no sample for rank \d in any of 2 shards: all are in `\.ledger`"):
             list(stream)
 
 

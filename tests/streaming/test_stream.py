@@ -200,7 +200,7 @@ def test_stream_refuses_pipes(config, shards):
 def test_stream_refuses_several_datasets(shards, config):
     one, two = {"shards": str(shards)}, {"shards": "other"}
     with pytest.raises(
-        ConfigError, match=r"^data\.shards names 2 datasets, and streams mix none: use one mmdata\.Loader"
+        ConfigError, match=r"^data\.shards names 2 datasets, and a stream mixes none: use one mmdata\.Loader"
     ):
         mmdata.stream(None, config(shards=[one, two]))
     assert len(mmdata.stream(None, config(shards=[one])).shards) == 4

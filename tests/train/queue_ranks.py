@@ -1,4 +1,4 @@
-"""Program of one of two ranks for test_queue_ranks.py: three steps with cross-batch memory under real DDP.
+"""Program of one of two ranks for test_queue_ranks.py: three steps with a queue under real DDP.
 
 usage: queue_ranks.py FOLDER RANK. Writes FOLDER/NAME.RANK.pt for each case.
 """

@@ -183,8 +183,8 @@ class OneRanksCaptions:
         return loader.all_captions(rows)
 
 
-changes = {"loading": {"max_bad_share": 0.03}, "transform": "eval", "global_batch_size": 2}
-data = load_config(sys.argv[1]).data.model_copy(update=changes)
+changes = {"transform": "eval", "global_batch_size": 2}
+data = load_config(sys.argv[1]).data.model_copy(update=changes).with_loading(max_bad_share=0.03)
 loader = Loader.from_config(data, rank=rank, world_size=2)
 model = DualEncoder.from_config(Config(data=data).model, vocab_size=loader.maker.tokenizer.vocab_size).eval()
 lines = [

@@ -1,4 +1,4 @@
-"""Cross-batch memory under real DDP (gloo, real processes) against one process that holds the batches; float64."""
+"""The queue under real DDP (gloo, real processes) against one process that holds the batches; float64."""
 
 from __future__ import annotations
 

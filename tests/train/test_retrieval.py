@@ -213,7 +213,7 @@ def test_evaluation_counts_all_captions_of_both_shapes_of_data(corpora: dict[str
 
 
 def test_evaluation_counts_all_captions_in_any_epoch_and_without_hashes(corpora: dict[str, Path]):
-    loader = loader_over(corpora["lists"], hashes=False)
+    loader = loader_over(corpora["lists"], add_hashes=False)
     model = Known(loader.maker.tokenizer)
     expected = clip_benchmark(model.images, model.texts, model.image_of_text)
     for epoch in (0, 3):
@@ -224,7 +224,7 @@ def test_evaluation_counts_all_captions_in_any_epoch_and_without_hashes(corpora:
 
 
 def test_evaluation_needs_a_model_that_embeds_further_captions(corpora: dict[str, Path]):
-    model = Known(loader_over(corpora["lists"]).worker.tokenizer, takes_extra=False)
+    model = Known(loader_over(corpora["lists"]).maker.tokenizer, takes_extra=False)
     with pytest.raises(
         ValueError, match="rows have several captions, and Known gives no features of negative_input_ids"
     ):

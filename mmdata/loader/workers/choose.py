@@ -71,10 +71,9 @@ def resolve_workers(data: DataConfig) -> DataConfig:
         )
         return data.with_loading(worker_type="thread")
     logger.info(
-        "%s: batches are made in %s. Set data.loading.worker_type to thread for no worker process, or to process "
-        "to silence this message",
+        "%s: batches are made in 1 worker process. Set data.loading.worker_type to thread for no worker process, or to "
+        "process to silence this message",
         why,
-        "1 worker process" if data.loading.num_processes == 1 else f"{data.loading.num_processes} worker processes",
     )
     return data.with_loading(worker_type="process")
 

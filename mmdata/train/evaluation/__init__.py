@@ -1,4 +1,4 @@
-"""What a trained model is worth.
+"""Scores of a trained model.
 
 - `embedding`: features of every row and caption of a loader, over all ranks, each row once.
 - `retrieval`: recall and ranks, exact with ties, duplicates and several captions.

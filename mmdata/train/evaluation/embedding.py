@@ -1,4 +1,4 @@
-"""Features of a corpus: what a model makes of all valid rows, and of all captions of rows that have several."""
+"""Features of a corpus: those of all valid rows, and of all captions of rows that have several."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Texts:
 
     Attributes:
         features: float32 (T, D), L2-normalised.
-        image: int64 (T,), of which image each is a caption: its place in `Features.image`.
+        image: int64 (T,), the row of each caption's image in `Features.image`.
         hashes: int64 (T,), equal for equal captions.
     """
 
@@ -37,7 +37,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Features:
-    """What a model makes of a corpus: one row for each valid row of the batches, in their order.
+    """Features of a corpus: one row for each valid row of the batches, in their order.
 
     Attributes:
         image: float32 (N, D), L2-normalised.
@@ -45,7 +45,7 @@ class Features:
         rows: int64 (N,), row numbers in the index.
         labels: int64 (N,), -1 where a row has none; None where the corpus has none.
         ids: int64 (N, 2), image and caption hashes; None without `data.add_hashes`.
-        captions: all captions of rows that have several; None where no row has, or the batches know of one only.
+        captions: all captions of rows that have several; None if no row has, or the loader gives one only.
     """
 
     image: Tensor
@@ -107,9 +107,9 @@ def embed(
         extras.check_rows(extras.merge_states(states))
     joined = {name: torch.cat(parts) for name, parts in columns.items()}
     found = {name: torch.cat(parts) for name, parts in texts.items()}
-    several = Texts(found["features"], _places(joined["rows"], found["rows"]), found["hashes"]) if found else None
+    captions = Texts(found["features"], _positions(joined["rows"], found["rows"]), found["hashes"]) if found else None
     return Features(
-        joined["image"], joined["text"], joined["rows"], joined.get("labels"), joined.get("ids"), captions=several
+        joined["image"], joined["text"], joined["rows"], joined.get("labels"), joined.get("ids"), captions=captions
     )
 
 
@@ -128,7 +128,7 @@ def _known_of(batch: Batch) -> dict[str, Tensor]:
 
 
 def _captions_of(all_captions: Callable[[NDArray[np.int64]], CaptionBatch], batch: Batch) -> CaptionBatch:
-    """All captions of the batch's valid rows. A collective: where one rank cannot read its own, all raise."""
+    """All captions of the batch's valid rows. A collective: if one rank cannot read its own, all ranks raise."""
     captions, failed = None, ""
     try:
         captions = all_captions(batch["rows"][batch["valid"]].cpu().numpy())
@@ -147,19 +147,19 @@ def _captions_of(all_captions: Callable[[NDArray[np.int64]], CaptionBatch], batc
 def _embed_captions(
     model: nn.Module, batch: Batch, captions: CaptionBatch, autocast_dtype: torch.dtype | None
 ) -> dict[str, Tensor]:
-    """Features, rows and hashes of the captions of all ranks; empty where none has any. A collective.
+    """Features, rows and hashes of the captions of all ranks; empty if none has any. A collective.
 
-    All ranks call the model equally often: the weights of a sharded one come together at each call.
+    All ranks call the model equally often, since each call of a sharded model is a collective.
     """
     count, device = len(captions.rows), batch["rows"].device
     counts: list[int] = collectives.gather(torch.tensor([count], device=device)).tolist()
-    at_once = len(batch["rows"])
-    # Through the model's forward, as hooks and sharding want it; one image is the least that this takes.
+    size = len(batch["rows"])
+    # Through the model's forward, which hooks and sharding need; it takes at least one image.
     first = {name: cast(Any, value)[:1] for name, value in batch.items() if not name.startswith("negative_")}
     parts: list[Tensor] = []
-    for start in range(0, max(counts), at_once):
-        # A rank with fewer embeds a caption of the batch in the place of those that it lacks.
-        part = slice(start, start + at_once) if start < count else slice(0)
+    for start in range(0, max(counts), size):
+        # A rank with fewer captions than others embeds one of the batch instead, so that all ranks call the model.
+        part = slice(start, start + size) if start < count else slice(0)
         ids, mask = (x[part].to(device) for x in (captions.input_ids, captions.attention_mask))
         ids, mask = (ids, mask) if len(ids) else (first["input_ids"], first["attention_mask"])
         inputs = {**first, "negative_input_ids": ids, "negative_attention_mask": mask}
@@ -188,7 +188,7 @@ def _gather_unequal(values: Tensor, counts: list[int]) -> Tensor:
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
-def _places(rows: Tensor, wanted: Tensor) -> Tensor:
-    """Where each of the wanted row numbers stands among `rows`."""
+def _positions(rows: Tensor, wanted: Tensor) -> Tensor:
+    """The position of each of the wanted row numbers in `rows`."""
     order = rows.argsort(stable=True)
     return order[torch.searchsorted(rows[order], wanted)]

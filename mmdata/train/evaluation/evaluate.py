@@ -34,7 +34,7 @@ def evaluate_retrieval(
     source: object | None = None,
     autocast_dtype: torch.dtype | None = None,
 ) -> dict[str, float]:
-    """`score_retrieval` of what a model makes of `batches`; arguments as for `embed`. A collective."""
+    """`score_retrieval` of a model's features of `batches`; arguments as for `embed`. A collective."""
     return score_retrieval(embed(model, batches, source=source, autocast_dtype=autocast_dtype), share=True)
 
 

@@ -1,6 +1,6 @@
-"""Retrieval among features: which share of queries finds its match among the first 1, 5, 10 candidates.
+"""Retrieval among features: the share of queries that find a match among the first 1, 5, 10 candidates.
 
-A tie counts against the model, and so does NaN: a model that says the same of everything scores 0, never 100.
+A tie counts against the model, and so does NaN: a model that gives everything the same features scores 0.
 No full similarity matrix is kept: memory is that of the features and of one tile, some queries against some candidates.
 """
 
@@ -16,7 +16,8 @@ from mmdata.train.losses.keys import check_keys
 from mmdata.train.ranks import collectives
 
 RECALL_AT = (1, 5, 10)
-TIE = 1e-6  # cosines nearer than this are equal: rounding in the towers or in a matrix product decides nothing
+TIE = 1e-6
+"""Cosines nearer than this count as equal, so that rounding in a tower or a matrix product decides nothing."""
 
 
 def retrieval(
@@ -40,7 +41,7 @@ def retrieval(
         image_ids: in place of `image_of_text`, integers (N,) or (N, G).
         text_ids: integers (M,) or (M, G). Image i and text j belong together where any of the G ids agree, so that
             equal images or equal captions are no mistakes.
-        share: all ranks have the same features, and each compares its part of the queries. A collective.
+        share: every rank has all features, and compares its part of the queries. A collective.
         block_rows: queries compared at a time.
         block_candidates: with as many candidates; scores are made twice, not kept: 256 MB of them at a time.
 
@@ -138,13 +139,13 @@ def _checked_ids(
 
 
 def _own_rows(rows: int) -> slice:
-    """The rows out of so many that this rank compares."""
+    """The part of `rows` queries that this rank compares."""
     rank, world_size = collectives.rank(), collectives.world_size()
     return slice(rows * rank // world_size, rows * (rank + 1) // world_size)
 
 
 def _from_all_ranks(found: tuple[Tensor, Tensor], own: slice, rows: int) -> tuple[Tensor, Tensor]:
-    """The numbers of all rows, from those of each rank's own."""
+    """The counts of all rows, from each rank's counts of its own."""
     everyones = found[0].new_zeros(2, rows)
     everyones[:, own] = torch.stack(found)
     wrong_before, matches = collectives.all_reduce_sum(everyones).cpu()

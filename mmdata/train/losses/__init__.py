@@ -1,9 +1,9 @@
 """Contrastive losses over the global batch.
 
 - `contrastive`: the losses, functions of features: clip, multi-positive, siglip, triplet, hard-negative.
-- `global_batch`: what one rank sees of all ranks' rows: positives, admissible negatives, sums over anchors.
-- `tiles`: similarities without a miner, a tile at a time; `rowwise`: with a miner, which needs whole rows of them.
-- `telemetry`: how hard the pairs are that a miner chose.
+- `global_batch`: one rank's view of all ranks' rows: positives, admissible negatives, sums over anchors.
+- `tiles`: similarities without a miner, tile by tile; `rowwise`: with a miner, which needs whole rows.
+- `telemetry`: how hard the negatives are that a miner chose.
 - A masked row is neither positive nor negative; no matrix of all similarities is ever stored.
 """
 

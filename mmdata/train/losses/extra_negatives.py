@@ -17,10 +17,9 @@ class ExtraNegatives:
     """Images or texts that belong to no row of the batch.
 
     Attributes:
-        features: (M, D), L2-normalised. With several ranks what each holds is contrasted with its own rows; `gather`
-            shares them.
-        same: int64 (M,) each, as the `same` of the loss: no negatives of rows that they are equal to in any of them.
-            None given: negatives of all rows.
+        features: (M, D), L2-normalised. With several ranks, each rank contrasts its own; `gather` gives each rank all.
+        same: int64 (M,) each, in the order of the loss's `same`: not negatives of rows with an equal key. Empty:
+            negatives of all rows.
         valid: bool (M,), False leaves a row out; None: all are valid.
 
     Raises:
@@ -60,12 +59,12 @@ class ExtraNegatives:
         return ExtraNegatives(features, same, torch.cat(valid))
 
     def columns(self, dtype: torch.dtype) -> Tensor:
-        """The features, (M, D); those that are not valid are zero, so that what they held reaches no gradient."""
+        """The features (M, D), with zeros in rows that are not valid: their content reaches no gradient."""
         features = self.features.to(dtype)
         return features if self.valid is None else features.where(self.valid[:, None], 0.0)
 
     def admissible(self, keys: Sequence[Tensor], columns: slice = slice(None)) -> Tensor:
-        """Which of them are negatives of b rows with these keys, (b,) each: bool (b, M), or (1, M) without keys."""
+        """Which ones are negatives of b rows with these keys, (b,) each: bool (b, M), or (1, M) without keys."""
         usable = torch.ones(len(self.features), dtype=torch.bool, device=self.features.device)
         result = (usable if self.valid is None else self.valid)[None, columns]
         if self.same and len(self.same) != len(keys):

@@ -9,7 +9,7 @@ from torch import Tensor
 def check_keys(name: str, keys: Tensor) -> None:
     """Raise where keys are no integers.
 
-    Beside float32 keys torch would round int64 hashes to float32, and different rows would become equal.
+    In a stack with float32 keys torch would round int64 hashes to float32, and different rows would become equal.
 
     Args:
         name: of the keys, for the message.
@@ -21,7 +21,7 @@ def check_keys(name: str, keys: Tensor) -> None:
     if keys.is_floating_point() or keys.is_complex():
         raise ValueError(
             f"{name} has dtype {_name(keys.dtype)}, expected integers: as {_name(keys.dtype)}, different hashes become "
-            f"equal, and so do those beside them; give {name} as int64 from where they are made"
+            f"equal, and so do the keys stacked with them; give {name} as int64 from where they are made"
         )
 
 

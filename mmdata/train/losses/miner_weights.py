@@ -1,4 +1,4 @@
-"""Whether the weights that a miner gave are weights: finite numbers from 0 on. The device is not waited for."""
+"""Checks that a miner's weights are finite and at least 0, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mmdata.train.prefetch import HostCopy
 
 @dataclass(frozen=True)
 class MinerFlaws:
-    """How many weights of one miner are NaN, infinite or negative.
+    """The number of weights of one miner that are NaN, infinite or negative.
 
     Attributes:
-        miner: that gave them.
+        miner: the miner.
         count: scalar; added up in place, block by block.
     """
 
@@ -29,27 +29,27 @@ class MinerFlaws:
 
         Args:
             weights: (b, N), as the miner returned them.
-            scores: (b, N); where some are not finite the features are at fault and not the miner.
+            scores: (b, N); if some are not finite, the features are at fault and nothing is counted.
             negatives: bool (b, N); other entries are ignored.
         """
         self.count.add_((negatives & are_flawed(weights)).sum() * scores.detach().isfinite().all())
 
 
 _unread: list[tuple[list[str], HostCopy]] = []
-"""Names of the miners of the newest loss on a GPU, and their counts on the way from there; read in the next loss."""
+"""Miners of the newest loss on a GPU, and their counts on the way to the host; read in the next loss."""
 
 
 def raise_if_flawed(miners: Sequence[AnyMiner], counts: Tensor) -> None:
-    """Raise where a miner gave weights that are none; on a GPU, when this is called for the next loss.
+    """Raise if a miner gave invalid weights; on a GPU, in the call for the next loss.
 
     Call it once a loss, with all of its miners: a second call would wait for the counts of the first.
 
     Args:
-        miners: that gave them; one for each direction of the loss.
-        counts: (number of miners,), how many over all ranks.
+        miners: one for each direction of the loss.
+        counts: (number of miners,), invalid weights over all ranks.
 
     Raises:
-        ValueError: names the miner, which gave some now or, on a GPU, for the loss before.
+        ValueError: names the miner that gave some now or, on a GPU, for the previous loss.
     """
     to_read = [*_unread, ([_name(miner) for miner in miners], HostCopy(counts))]
     _unread[:] = [to_read.pop()] if counts.device.type == "cuda" else []
@@ -63,7 +63,7 @@ def raise_if_flawed(miners: Sequence[AnyMiner], counts: Tensor) -> None:
 
 
 def _name(miner: AnyMiner) -> str:
-    """Not its repr: that prints a teacher's features, for which the device would be waited for at each loss."""
+    """Not its repr, which would print a teacher's features and so wait for the device at each loss."""
     if isinstance(miner, Chain):
         return f"Chain({', '.join(_name(part) for part in miner.miners)})"
     return str(getattr(miner, "__qualname__", type(miner).__qualname__))

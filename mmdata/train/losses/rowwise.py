@@ -1,7 +1,7 @@
-"""Sums over anchors of any loss that looks at an anchor's similarities to all columns, block of anchors by block.
+"""Sums over anchors of a loss of each anchor's similarities to all columns, one block of anchors at a time.
 
-A block's gradient is taken as soon as its loss is known, and its similarities are gone before those of the next block
-are made: what a loss or a miner does with whole rows happens once, and backward only scales the features' gradients.
+The forward pass also computes each block's gradient, and frees its similarities before the next block. So the loss and
+the miner run once for each block, and backward only scales the gradients of the features.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def rowwise_sum(row_loss: RowLoss, anchors: Tensor, columns: Tensor, scalars: Se
         row_loss: called block by block, once; each anchor's loss may depend on the whole row of its similarities.
         anchors: (B, D).
         columns: (N, D), of the same floating type.
-        scalars: what else gets a gradient, such as scale and bias; handed to `row_loss`, in the anchors' type where
-            their own is narrower.
+        scalars: passed to `row_loss`, and get a gradient too, such as scale and bias; in the anchors' type if their own
+            is narrower.
 
     Returns:
         Scalar.
@@ -35,7 +35,7 @@ def rowwise_sum(row_loss: RowLoss, anchors: Tensor, columns: Tensor, scalars: Se
     Example:
         The hardest pair of each anchor: rowwise_sum(lambda scores, rows: scores.amax(1), anchors, columns).
     """
-    # Their gradients add up over blocks in this type, and autograd casts them back once.
+    # Gradients of scalars are accumulated over blocks in this type, and autograd casts them back once.
     scalars = [scalar.to(torch.promote_types(scalar.dtype, anchors.dtype)) for scalar in scalars]
     if not torch.is_grad_enabled():
         losses = [row_loss(anchors[r] @ columns.T, r, *scalars).sum() for r in _blocks(anchors, columns)]

@@ -1,4 +1,4 @@
-"""How hard a batch's negatives are, and what a miner makes of them; measured over all ranks, without gradient."""
+"""How hard a batch's negatives are, and which of them a miner keeps; measured over all ranks, without gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mmdata.train.ranks import collectives
 BINS = 20
 """Bins of each histogram, from -1 to 1 in steps of 0.1; values outside count in the first or the last bin."""
 NEAR = 0.05
-"""A kept negative that is above the positive's cosine, or less than this below it, may be a false one."""
+"""A kept negative above the positive's cosine, or less than this below it, may be a false one."""
 
 
 def mining_telemetry(
@@ -96,8 +96,8 @@ class _Sums:
         zero = near.new_zeros(())
         self.scalars += torch.stack([kept.sum(), zero, near, entropy.exp().where(some, 0.0).sum(), some.sum()])
         for histogram, values in zip(self.histograms, (scores, below), strict=True):
-            places = ((values + 1) * (BINS / 2)).long().clamp(0, BINS - 1)
-            histogram.scatter_add_(0, places.flatten(), kept.flatten())
+            bins = ((values + 1) * (BINS / 2)).long().clamp(0, BINS - 1)
+            histogram.scatter_add_(0, bins.flatten(), kept.flatten())
         return scores.new_zeros(len(scores))
 
     def read(self) -> dict[str, float | list[float]]:

@@ -18,7 +18,7 @@ from mmdata.train.step import AUTOCAST, split
 
 
 class EMA:
-    """A copy of a model whose weights follow those of the model; equal on all ranks, as the model's are.
+    """A copy of a model whose weights are a moving average of the model's; the same on all ranks.
 
     Args:
         model: not wrapped in DDP; the copy starts with its weights, in eval mode.
@@ -43,7 +43,7 @@ class EMA:
 
     @classmethod
     def from_config(cls, model: nn.Module, config: TrainConfig) -> EMA | None:
-        """The teacher that a configuration asks for, if it does."""
+        """The teacher of a configuration, or None."""
         if config.teacher is None:
             return None
         autocast_dtype = AUTOCAST[config.precision]
@@ -81,5 +81,5 @@ class EMA:
         return self.model.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Undo of `state_dict`."""
+        """Restore what `state_dict` gave."""
         self.model.load_state_dict(state)

@@ -61,7 +61,7 @@ class FeatureCache:
 
     @classmethod
     def from_config(cls, config: FeatureCacheConfig | None, batches: Batches, folder: Path) -> FeatureCache | None:
-        """The cache that a configuration asks for, if it does.
+        """The cache of a configuration, or None.
 
         Raises:
             ConfigError: the batches are of no index.

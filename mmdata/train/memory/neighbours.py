@@ -1,6 +1,6 @@
 """Groups of near neighbours, from features: the rows of a group lie together, and each row is in one group at most.
 
-Nothing the size of all pairs is ever made, and features may be mapped from a file: memory is that of one cell's
+The similarities of all pairs are never computed, and features may be mapped from a file: memory is that of one cell's
 similarities and one block of rows.
 """
 
@@ -42,7 +42,7 @@ def group_neighbours(
 
     A tree of halves, each cut across the two means of a sample, ends in cells of about `cell_rows`. In a cell the row
     with the nearest neighbours comes first, takes its `size` - 1 nearest rows, and so on with those that are free. The
-    better half of all groups is kept; the rows of the others, which a cut or a greedy choice has parted from their
+    better half of all groups is kept. The rows of the others, which a cut or a greedy choice has separated from their
     neighbours, go through another tree, until one cell holds them all: twice the work of one tree.
 
     Args:
@@ -108,7 +108,7 @@ def mean_similarity(
         groups: int64 (N,), its result.
         seed: of the sample and of the random groups.
         device: where to compute; default: that of the features.
-        sample_groups: so many are looked at, if there are more.
+        sample_groups: at most this many groups are measured.
 
     Raises:
         ValueError: no row is in a group, or `groups` are no integers.
@@ -123,10 +123,12 @@ def mean_similarity(
     generator = torch.Generator().manual_seed(seed)
     members = members[torch.randperm(len(members), generator=generator)[:sample_groups]]
     shuffled = members.flatten()[torch.randperm(members.numel(), generator=generator)].reshape(members.shape)
-    at_once = max(1, BLOCK_ROWS // members.shape[1])
+    block = max(1, BLOCK_ROWS // members.shape[1])
     near, random = (
-        torch.cat([_closeness(space.unit(part.flatten()).reshape(*part.shape, -1)) for part in of.split(at_once)])
-        for of in (members, shuffled)
+        torch.cat(
+            [_closeness(space.unit(part.flatten()).reshape(*part.shape, -1)) for part in groups_of_rows.split(block)]
+        )
+        for groups_of_rows in (members, shuffled)
     )
     return float(near.mean()), float(random.mean())
 
@@ -135,7 +137,7 @@ def mean_similarity(
 def embed_rows(
     model: nn.Module, batches: Iterable[Batch], *, side: FeatureSide = "pair", autocast_dtype: torch.dtype | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """What a model makes of each batch: row numbers int64 (b,) and features float16 (b, D), L2-normalised, on the CPU.
+    """Row numbers int64 (b,) and features float16 (b, D), L2-normalised, of each batch, on the CPU.
 
     Rows that are not valid are left out.
 
@@ -179,7 +181,7 @@ class _Space:
 
 
 def _cells(space: _Space, rows: Tensor, size: int, cell_rows: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """The leaves of a tree over `rows`: of a multiple of `size` rows each, but for one of them."""
+    """The leaves of a tree over `rows`; all but one have a multiple of `size` rows."""
     if len(rows) <= cell_rows:
         yield rows
         return
@@ -208,7 +210,7 @@ def _group_cell(space: _Space, rows: Tensor, size: int) -> tuple[Tensor, Tensor]
     features = space.unit(rows)
     similarity = (features @ features.T).cpu().fill_diagonal_(-2)  # a cosine is -1 or more
     closest = similarity.topk(size - 1, dim=1).values.mean(1).argsort(descending=True, stable=True)
-    taken = torch.zeros(len(rows))  # -4 once a row is in a group: less than any that is free
+    taken = torch.zeros(len(rows))  # added to similarities: -4 for a row in a group puts it below every free row
     members: list[list[int]] = []
     for row in closest.tolist():
         if len(members) == len(rows) // size:

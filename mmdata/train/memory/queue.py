@@ -1,6 +1,6 @@
-"""Cross-batch memory: features of earlier batches as further negatives.
+"""The queue: features of earlier batches as further negatives.
 
-Every rank holds the same rows, those of the global batch, so a run resumes on any number of ranks with the same ones.
+Every rank holds all rows of the global batches, so a run resumes on any number of ranks with the same queue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FeatureQueue:
     """The last rows of global batches: features without gradient, keys, and the step that made each.
 
     Args:
-        rows: to remember, of each side; 2 · `rows` · D · 4 bytes on each device.
+        rows: kept of images and of texts; 2 · `rows` · D · 4 bytes on each device.
         after_steps: updates before the first batch is kept: the features of a young model are soon out of date.
 
     Example:
@@ -36,7 +36,7 @@ class FeatureQueue:
 
     def __init__(self, rows: int, after_steps: int = 0) -> None:
         self.rows, self.after_steps = rows, after_steps
-        self._next = 0  # slot of the row that comes next
+        self._next = 0  # slot of the next row
         self._kept: dict[str, Tensor] = {}
 
     def negatives(self) -> tuple[ExtraNegatives, ExtraNegatives] | None:
@@ -48,7 +48,7 @@ class FeatureQueue:
 
     @torch.no_grad()
     def keep(self, output: DualEncoderOutput, batch: Batch, step: int) -> None:
-        """Take a batch in, after its update; the oldest rows leave. A collective.
+        """Add a batch after its update; the oldest rows leave. A collective.
 
         Rows with features that are not finite (of an update that a scaler leaves out) are kept as not valid.
 
@@ -79,27 +79,27 @@ class FeatureQueue:
         self._next = (self._next + count) % self.rows
 
     def telemetry(self, step: int) -> dict[str, float | list[float]]:
-        """How many rows are remembered, and their mean age in steps, after `step` updates."""
+        """The number of valid rows, and their mean age in steps after `step` updates."""
         valid, written = (self._kept.get(name, torch.zeros(0)) for name in ("valid", "written"))
         rows = int(valid.sum())
         ages = (step - written).double().where(valid.bool(), 0.0)
         return {"rows": rows, "age_steps": float(ages.sum()) / rows if rows else 0.0}
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, the same on every rank."""
+        """The whole queue; the same on every rank."""
         return {"next": self._next, "kept": dict(self._kept)}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
-        """Undo of `state_dict`, onto a device."""
+        """Restore what `state_dict` gave, on a device."""
         self._next = int(state["next"])
         self._kept = {name: value.to(device) for name, value in state["kept"].items()}
 
 
 def keys_of(batch: Batch) -> Sequence[Tensor]:
-    """What tells that rows of two batches are no negatives of each other: image_hash and caption_hash, (B,) each."""
+    """image_hash and caption_hash, (B,) each: rows of two batches that are equal in one are not negatives."""
     if "image_hash" not in batch or "caption_hash" not in batch:
         raise ValueError(
-            "cross-batch memory: the batch has no image_hash or no caption_hash, and earlier rows with the same image "
+            "queue: the batch has no image_hash or no caption_hash, and earlier rows with the same image "
             "or caption would count as negatives: set data.add_hashes"
         )
     for name in ("image_hash", "caption_hash"):

@@ -1,7 +1,7 @@
 """Miners: which of the batch's negatives enter the loss, and with what weight.
 
 A miner is any function (scores, positives, negatives) -> kept or weights: see `Miner`. Whatever it returns, the losses
-drop what is no admissible negative.
+drop every pair that is not an admissible negative.
 """
 
 from mmdata.renamed import renamed_names

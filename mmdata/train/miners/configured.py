@@ -23,7 +23,7 @@ BY_NAME = {
     "gumbel_top_k": GumbelTopK,
     "same_group": SameGroup,
 }
-"""Miners by the `name` of their settings, whose other keys are their arguments."""
+"""Miner classes by the setting `name`; the other settings of a miner are its arguments."""
 
 
 def configured(config: NamedMinerConfig) -> AnyMiner:

@@ -11,7 +11,7 @@ from mmdata.train.miners.protocol import check_at_least_one, positive_scores, to
 
 @dataclass(frozen=True)
 class All:
-    """Keeps every negative: what a miner is compared with."""
+    """Keeps every negative: the baseline for other miners."""
 
     def __call__(self, scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         """Keep `negatives`; see `Miner`."""

@@ -1,6 +1,6 @@
-"""Miners that know more than a block's similarities: labels, groups, a teacher; and one that joins several.
+"""Miners that use more than a block's similarities (labels, groups, a teacher), and a chain of miners.
 
-What they know is of the global batch, so with several ranks it is gathered first.
+Their labels and features are those of the global batch; with several ranks `gather` collects them first.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class FalseNegativeMargin:
 
 @dataclass(frozen=True)
 class TeacherMask:
-    """Leaves out what another model, such as a moving average of this one, takes for a false negative.
+    """Leaves out the negatives that another model, such as a moving average of this one, takes for false ones.
 
-    Negatives from outside the batch (`ExtraNegatives`) the teacher has not seen: they stay. So do those of which its
-    cosine is NaN, as where its own forward overflowed: a comparison with NaN would leave out all of a row.
+    Negatives from outside the batch (`ExtraNegatives`) stay, since the teacher has not seen them. Negatives with a NaN
+    cosine stay too, as after an overflow in the teacher's forward: a comparison with NaN would leave out whole rows.
 
     Args:
         images: (N, D), the teacher's features of the global batch, L2-normalised, of any precision.
@@ -120,7 +120,7 @@ class SameLabel:
 
         def nearest(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
             own = self.labels[rows, None]  # (b, 1)
-            alike = torch.zeros_like(negatives)  # (b, N + M): what is from outside the batch has no label
+            alike = torch.zeros_like(negatives)  # (b, N + M); the M negatives from outside the batch have no label
             alike[:, : len(self.labels)] = (own == self.labels) & (own >= 0)
             return top_k_mask(scores, negatives & alike, self.k)
 
@@ -186,11 +186,11 @@ class Chain:
                 negatives = negatives & (chosen > 0)
             chosen = parts[-1](scores, positives, negatives)
             check_shape(self.miners[-1], chosen, negatives)
-            # The last one may say anything of what was not its to choose.
+            # The last miner may have kept a negative that an earlier one left out.
             chosen = chosen & negatives if chosen.dtype == torch.bool else chosen.where(negatives, 0.0)
             if flawed is None:
                 return chosen
-            return chosen.to(scores.dtype).masked_fill(flawed, torch.nan)  # the loss looks for it
+            return chosen.to(scores.dtype).masked_fill(flawed, torch.nan)  # which the loss reports as a flawed weight
 
         return one_after_another
 

@@ -1,4 +1,4 @@
-"""What a miner is: it says which negatives enter the loss, and with what weight. It sees whole rows, by blocks."""
+"""The protocol of miners, which choose and weigh the negatives of the loss, one block of whole rows at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 Side = Literal["image", "text"]
-"""Of an anchor: images are contrasted with texts, texts with images."""
+"""Side of an anchor: images are contrasted with texts, texts with images."""
 
 
 class Miner(Protocol):
@@ -52,12 +52,12 @@ AnyMiner = Miner | BlockMiner
 
 
 def for_block(miner: AnyMiner, side: Side, rows: slice) -> Miner:
-    """What mines for these anchors: `miner` itself, unless it wants to know which they are."""
+    """The miner for these anchors: `miner` itself, unless it is a `BlockMiner`."""
     return miner.block(side, rows) if isinstance(miner, BlockMiner) else miner
 
 
 def check_shape(miner: AnyMiner, chosen: Tensor, negatives: Tensor) -> None:
-    """Raises ValueError where what a miner returned is not (b, N)."""
+    """Raise a ValueError if a miner's result is not (b, N)."""
     if chosen.shape != negatives.shape:
         raise ValueError(f"miner {miner!r} returned shape {tuple(chosen.shape)}, expected {tuple(negatives.shape)}")
 
@@ -87,22 +87,22 @@ def top_k_mask(values: Tensor, among: Tensor, k: int) -> Tensor:
 
 
 def top_counts_mask(values: Tensor, among: Tensor, counts: Tensor, at_most: int) -> Tensor:
-    """As `top_k_mask`, with a number of its own for each row: counts int64 (b,), of which none is above `at_most`."""
+    """As `top_k_mask`, with a k for each row: counts int64 (b,), each at most `at_most`."""
     candidates = values.detach().masked_fill(~among, -torch.inf)
     order = candidates.topk(min(at_most, values.shape[1]), dim=1).indices  # (b, k)
-    places = torch.arange(order.shape[1], device=order.device)
-    return torch.zeros_like(among).scatter(1, order, places < counts[:, None]) & among
+    ranks = torch.arange(order.shape[1], device=order.device)
+    return torch.zeros_like(among).scatter(1, order, ranks < counts[:, None]) & among
 
 
 def positive_scores(scores: Tensor, positives: Tensor) -> Tensor:
-    """What negatives are compared with: the mean similarity of each row's positives, as multi-positive losses take it.
+    """The mean similarity of each row's positives, with which negatives are compared.
 
     Args:
         scores: (b, N).
         positives: bool (b, N).
 
     Returns:
-        (b, 1), without gradient; +inf in rows without a positive: nothing comes near it.
+        (b, 1), without gradient; +inf in rows without a positive, which no negative comes near.
     """
     count = positives.sum(1, keepdim=True)
     mean = scores.detach().where(positives, 0.0).sum(1, keepdim=True) / count.clamp(min=1)
@@ -110,6 +110,6 @@ def positive_scores(scores: Tensor, positives: Tensor) -> Tensor:
 
 
 def check_at_least_one(miner: object, k: int) -> None:
-    """Raises ValueError where a miner is to keep no negatives."""
+    """Raise a ValueError if a miner would keep no negatives."""
     if k < 1:
         raise ValueError(f"{type(miner).__name__} keeps at least one negative a row: got k={k}")

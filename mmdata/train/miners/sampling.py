@@ -14,6 +14,7 @@ from torch import Tensor
 from mmdata.train.miners.protocol import check_at_least_one, top_k_mask
 
 BISECTIONS = 20
+"""Halvings of the interval for the shift c, before two Newton steps; each gives one binary digit."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def relaxed_top_k(values: Tensor, among: Tensor, k: int) -> Tensor:
     count = among.sum(1, keepdim=True)  # (b, 1)
     some = count > k
     with torch.no_grad():
-        # With c at the ends of this interval every weight is at most, or at least, k / count.
+        # At the lower end of this interval every weight is at most k / count, at the upper end at least: c is between.
         middle = (k / count.clamp(min=k + 1).to(values.dtype)).logit()
         low = (middle - values.masked_fill(~among, -torch.inf).amax(1, keepdim=True)).where(some, 0.0)
         high = (middle - values.masked_fill(~among, torch.inf).amin(1, keepdim=True)).where(some, 0.0)
@@ -147,7 +148,7 @@ def relaxed_top_k(values: Tensor, among: Tensor, k: int) -> Tensor:
             shift = (low + high) / 2
         for _ in range(2):
             shift = _newton(values, among, shift, k)
-    # One more such step is 0 in value, and its gradient is that of c as a function of the values.
+    # A further Newton step changes no value, but its gradient is that of c as a function of the values.
     weights = _sigmoids(values, among, _newton(values, among, shift, k))
     return weights.where(some, 1.0).where(among, 0.0)
 

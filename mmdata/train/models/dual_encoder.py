@@ -18,14 +18,19 @@ from mmdata.train.models.towers import PRESETS, ImageTower, TextTower
 
 logger = logging.getLogger("mmdata")
 
-# Below the log of the bound: so much that exp() is not above it in float32; and where a parameter that went beyond is
-# brought back to: clamp has a gradient there, while at its bound that differs between versions of torch.
-_BOUND, _INSIDE = 1e-5, 2e-5
-_ROUNDING = 1e-4  # of pretrained scales that are at the bound
+_BOUND = 1e-5
+"""The parameter's bound is this much below the log of the scale's bound: exp() in float32 must not exceed that."""
+_INSIDE = 2e-5
+"""A parameter beyond its bound is put this much below the log: clamp has a gradient inside its bound, while exactly at
+the bound that depends on the version of torch."""
+_ROUNDING = 1e-4
+"""Relative rounding error of pretrained scales that are at the bound."""
 MAX_LOGIT_SCALE = 100.0
 """CLIP's bound of the scale. Models with a bias, for sigmoid losses, have none: SigLIP's own scales are above it."""
 LOGIT_SCALE_INIT = 1 / 0.07
+"""CLIP's initial scale."""
 PIXEL_STATS = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+"""Mean and standard deviation of each channel for the built-in towers, on the scale 0 to 1."""
 
 
 class DualEncoderOutput(NamedTuple):
@@ -170,7 +175,7 @@ class DualEncoder(nn.Module):
         )
 
     def freeze(self, *, image: bool = False, text: bool = False) -> None:
-        """Keep a tower as it is: no gradients, and eval mode (no dropout) also while the rest trains.
+        """Freeze towers: no gradients, and eval mode (no dropout) even while the rest trains.
 
         The projection above a tower is trained on, unless it is part of the tower (CLIP, SigLIP).
 
@@ -182,7 +187,7 @@ class DualEncoder(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode, but for frozen towers."""
+        """Set training mode, except for frozen towers."""
         super().train(mode)
         for tower in self._frozen:
             tower.eval()

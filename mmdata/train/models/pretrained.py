@@ -156,7 +156,7 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
     """The model, in float32."""
     try:
         if isinstance(source, str):
-            # 5.x would keep the dtype of the file, and an optimizer on float16 weights goes wrong quietly.
+            # transformers 5 keeps the dtype of the file; an optimizer on float16 weights loses small updates silently.
             model = AutoModel.from_pretrained(source, dtype=torch.float32, use_safetensors=True)
         else:
             settings = dict(source)
@@ -178,7 +178,7 @@ def _width(model: PreTrainedModel, key: str) -> int:
     for name in ("hidden_size", "d_model", "dim", "n_embd"):
         if isinstance(width := getattr(model.config, name, None), int):
             return width
-    sizes = getattr(model.config, "hidden_sizes", None)  # of a convolutional net's stages; the last one is the output
+    sizes = getattr(model.config, "hidden_sizes", None)  # of a convolutional net's stages; the last is the output
     if sizes:
         return int(sizes[-1])
     raise ConfigError(f"{key}: {type(model).__name__} has no hidden_size in its config; choose another model")

@@ -181,7 +181,7 @@ class ImageTower(nn.Module):
                 f"images of {height} x {width} pixels: sides must be multiples of the patch size {self.patch_size}; "
                 "set data.image_size or data.image_buckets"
             )
-        # Channels last, so that the tokens lie one after another without a copy.
+        # Channels last: the tokens are then contiguous without a copy.
         grid = self.patches(pixel_values.contiguous(memory_format=torch.channels_last))  # (B, width, H / p, W / p)
         x = grid.flatten(2).transpose(1, 2).contiguous()  # (B, T, width)
         x = x + positions_2d(grid.shape[2], grid.shape[3], self.width, like=x)
@@ -215,7 +215,7 @@ class TextTower(nn.Module):
         mask = attention_mask.bool() | first  # (B, L); attention over no token at all would be 0 / 0
         x = self.tokens(input_ids)  # (B, L, width)
         if self.stem is not None:
-            # padding is zeros to the convolution: a text's features do not depend on its bucket
+            # Padding is zeros for the convolution, so that a text's features do not depend on its bucket.
             x = x + F.gelu(self.stem((x * mask[..., None]).transpose(1, 2)).transpose(1, 2))
         x = x + positions_1d(input_ids.shape[1], self.width, like=x)
         x = self.transformer(x, mask[:, None, None, :])

@@ -20,7 +20,7 @@ class AnyImageTower(nn.Module):
         super().__init__()
         self.model = model
         accepted = inspect.signature(model.forward).parameters
-        # Models without the option, such as ConvNeXt and DINOv2, take any size as they are.
+        # Models without the option, such as ConvNeXt and DINOv2, take images of any size.
         self.options: dict[str, Any] = (
             {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
         )
@@ -68,7 +68,7 @@ class Siglip2ImageTower(nn.Module):
         output = self.model(
             pixel_values=pixel_values,
             pixel_attention_mask=pixel_attention_mask,
-            # The library reads them one by one: on a GPU it would wait for each.
+            # The library reads them one by one, and would wait for a GPU at each.
             spatial_shapes=spatial_shapes.cpu(),
         )
         return output.pooler_output  # (B, D)

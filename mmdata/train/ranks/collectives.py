@@ -1,4 +1,4 @@
-"""Ranks: joining them, and the few collectives the losses need. With one process every function is the identity."""
+"""Process groups, and the collectives that the losses need. With one process every collective is the identity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mmdata.train.losses.first_order import first_order_only
 TIMEOUT = timedelta(minutes=10)
 """A collective that waits longer for another rank is an error."""
 SETTLE_S = 0.2
-"""What a thread of gloo gets at exit to let go of the tensors of the last collective."""
+"""Time that a thread of gloo gets at exit to release the tensors of the last collective."""
 
 
 def is_initialized() -> bool:
@@ -41,9 +41,9 @@ def world_size() -> int:
 
 
 def check_ranks(batches: object, own: tuple[int, int] | None = None) -> None:
-    """Raise a ConfigError where a loader for training is that of another rank than the one that trains on it.
+    """Raise a ConfigError if a loader gives the share of another rank than this one.
 
-    Its rows would come several times in an epoch, or never. Batches that name no rank and world size are not judged.
+    Rows would come several times in an epoch, or never. Loaders without rank and world_size are not checked.
 
     Args:
         batches: a loader.
@@ -65,7 +65,7 @@ def check_ranks(batches: object, own: tuple[int, int] | None = None) -> None:
 def init(device: str = "auto") -> torch.device:
     """Join the ranks that torchrun started (nccl on GPUs, gloo on CPUs); alone, only choose the device.
 
-    They are left when the process ends, with an error or without: a program need not call `finish`.
+    The process leaves them when it ends, with an error or without: a program need not call `finish`.
 
     Args:
         device: "auto" (a GPU where there is one), "cpu" or "cuda".
@@ -97,10 +97,10 @@ def init(device: str = "auto") -> torch.device:
 
 
 def finish() -> None:
-    """Leave the process group, where there is one.
+    """Leave the process group, if there is one.
 
-    A group's threads end when nothing refers to it any more, a trainer for example. DDP (torch 2.15) never lets go of
-    its own, the default group.
+    A group's threads end when the last reference to it goes, for example a trainer's. DDP (torch 2.15) never releases
+    its group, the default one.
     """
     if is_initialized():
         dist.destroy_process_group()
@@ -108,13 +108,13 @@ def finish() -> None:
 
 
 def _finish_at_exit() -> None:
-    """Leave while there is an interpreter.
+    """Leave while the interpreter still runs.
 
-    After a collective, a thread of gloo takes the interpreter's lock to let go of the tensors. Where it comes so late
-    that the interpreter is gone, the process aborts ("terminate called without an active exception") in place of
-    exiting with its own code. After an error the traceback, which Python keeps, holds the trainer and so the group by
-    which ranks agree, the one used last. The default group under DDP stays; its thread, which only waits for the lock,
-    gets it while this one sleeps.
+    After a collective, a thread of gloo takes the interpreter's lock to release the tensors. If it comes after the
+    interpreter is gone, the process aborts ("terminate called without an active exception") and its own exit code is
+    lost. After an error Python keeps the traceback, and with it the trainer and the gloo group that was used last, so
+    the traceback is dropped first. The default group under DDP stays; its thread, which only waits for the lock, gets
+    it while this one sleeps.
     """
     for name in ("last_value", "last_traceback", "last_exc"):
         setattr(sys, name, None)
@@ -130,7 +130,7 @@ def wrap(model: nn.Module, device: torch.device) -> nn.Module:
     if world_size() == 1:
         return model
     device_ids = [device.index] if device.type == "cuda" else None
-    # torch 2.15 renamed the setting and warns of the old name
+    # torch 2.15 renamed the argument and warns of the old name.
     renamed = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
     constant: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
     return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **constant)
@@ -167,7 +167,7 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def gather_with_grad(rows: Tensor) -> Tensor:
-    """As `gather`; backward sums over ranks what each of them wants of these rows (a reduce-scatter)."""
+    """As `gather`; backward sums the ranks' gradients of these rows (a reduce-scatter)."""
     return rows if world_size() == 1 else _Gather.apply(rows)  # type: ignore[no-any-return]
 
 
@@ -185,7 +185,7 @@ class _Gather(torch.autograd.Function):
 
 
 def log_sum_exp(partial: Tensor) -> Tensor:
-    """Of what each rank has: element by element, the log of the sum over ranks of exp(partial), with gradient."""
+    """Element by element, the log of the sum over ranks of exp(partial), with gradient."""
     return partial if world_size() == 1 else _LogSumExp.apply(partial)  # type: ignore[no-any-return]
 
 
@@ -203,6 +203,6 @@ class _LogSumExp(torch.autograd.Function):
     @staticmethod
     @first_order_only
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        everyones = grad.clone()
-        dist.all_reduce(everyones)
-        return everyones * ctx.share
+        total = grad.clone()
+        dist.all_reduce(total)
+        return total * ctx.share

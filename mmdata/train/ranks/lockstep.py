@@ -1,4 +1,4 @@
-"""What ranks do together before and between steps, over CPU tensors. What fails on one rank ends all of them.
+"""What ranks do together before and between steps, over CPU tensors. An error on one rank ends all ranks.
 
 A rank that raised alone would leave the others waiting for it in the model's collectives.
 """
@@ -27,7 +27,7 @@ def gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
 
 
 def on_first(do: Callable[[], object], group: dist.ProcessGroup | None) -> None:
-    """Rank 0 does something, the others wait until it is done; all raise what it raises. A collective."""
+    """Rank 0 calls `do`, the others wait for it; all ranks raise what it raises. A collective."""
     failed: list[Exception | None] = [None]
     if collectives.rank() == 0:
         try:
@@ -44,8 +44,8 @@ def in_lockstep(batches: Iterator[Batch], group: dist.ProcessGroup | None) -> It
     """The same batches; all ranks iterate in step.
 
     Raises:
-        TrainingError: another rank got an error in place of a batch, or no more batches; names it. The rank that got
-            an error raises that.
+        TrainingError: another rank got an error, or no more batches; the message names the rank. The rank that got
+            an error raises that error.
     """
     while True:
         batch, error = None, None
@@ -63,7 +63,7 @@ def in_lockstep(batches: Iterator[Batch], group: dist.ProcessGroup | None) -> It
 
 
 def checked_state(batches: Batches, source: Batches, group: dist.ProcessGroup | None) -> dict[str, Any]:
-    """One state of the batches of all ranks, with the rows that all of them have counted. A collective.
+    """One state for all ranks, in which the rows that they have counted are added up. A collective.
 
     Args:
         batches: as the loop iterates over them.
@@ -71,7 +71,7 @@ def checked_state(batches: Batches, source: Batches, group: dist.ProcessGroup | 
         group: the ranks; None: this process alone.
 
     Raises:
-        TrainingError: more rows than the loader allows could not be used, over all ranks; raised on each.
+        TrainingError: over all ranks, more rows could not be used than the loader allows; on every rank.
     """
     states, extras = gather(batches.state_dict(), group), LoaderExtras.of(source)
     if group is None or extras.merge_states is None or extras.check_rows is None:
@@ -87,7 +87,7 @@ def checked_state(batches: Batches, source: Batches, group: dist.ProcessGroup | 
 def _stop_if_they_differ(batch: Batch | None, error: Exception | None, group: dist.ProcessGroup) -> None:
     """Raise a TrainingError where another rank has an error, or only some have a batch."""
     kind = 2 if error is not None else int(batch is None)
-    ranks = torch.zeros(3, dtype=torch.int64)  # that have a batch, have none left, got an error
+    ranks = torch.zeros(3, dtype=torch.int64)  # number of ranks that have a batch, have none left, got an error
     ranks[kind] = 1
     dist.all_reduce(ranks, group=group)
     if int(ranks[kind]) == dist.get_world_size(group):

@@ -1,4 +1,4 @@
-"""How a run's model is made ready for training: compiled, in DDP, or sharded (FSDP2)."""
+"""Prepares a run's model for training: compiles it, puts it into DDP, or shards it (FSDP2)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mmdata.train.ranks.sharding import towers_of
 def prepare(
     model: nn.Module, config: TrainConfig, device: torch.device, *, autocast_dtype: torch.dtype | None
 ) -> nn.Module:
-    """What `train_step` takes; an optimizer is to be made after it, a copy of the model before it.
+    """The model as `train_step` takes it. Copy the model before this call, make the optimizer after it.
 
     Args:
-        model: changed in place where it is compiled or sharded.
-        config: how to train; alone, there is nothing to share out.
+        model: changed in place if it is compiled or sharded.
+        config: how to train; one rank is never sharded.
         device: where the model is.
         autocast_dtype: of the towers.
 
@@ -48,8 +48,7 @@ def adds_up(model: nn.Module | None, *, last: bool) -> AbstractContextManager[An
 
 
 BACKEND = "inductor"
-
-
+"""Of torch.compile; tests replace it."""
 MAX_GRAPHS = 512
 """Graphs of all towers together. Shapes beyond run as they do without torch.compile, and torch says so once.
 
@@ -86,7 +85,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def _try(device: torch.device) -> None:
-    """Compile something small now: without a compiler the first step of training would fail, minutes later."""
+    """Compile a small function now: without a compiler the first step would fail, minutes later."""
     config: Any = import_module("torch.compiler.config")
     try:
         with config.patch(force_disable_caches=True):  # a cached graph would not need the compiler

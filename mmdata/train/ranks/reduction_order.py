@@ -5,7 +5,7 @@ backward pass is over, and after that by the order in which the gradients came. 
 decides in which order the ranks' values are added: from three ranks on another layout gives other rounding. A run that
 goes on from a checkpoint therefore takes over the layout that it had.
 
-DDP tells its layout to nobody: it is read through private parts of torch (known: 2.15). Where they are others, a
+DDP has no public way to read its layout: this file reads private parts of torch (tested: 2.15). If they have changed, a
 checkpoint holds no layout, and a resumed run of three or more ranks may differ in the last digits.
 """
 
@@ -27,13 +27,13 @@ LAYOUT = "rebuilt_per_bucket_param_indices"
 def reduction_order(model: nn.Module) -> list[int] | None:
     """Numbers of the parameters that are trained, in the order in which DDP reduces their gradients. A collective.
 
-    Call it between two steps: DDP takes over the order of the first backward pass here, if it has not yet.
+    Call it between two steps: this call makes DDP adopt the order of the first backward pass, if it has not yet.
 
     Args:
         model: as `distributed.wrap` returns it.
 
     Returns:
-        None where there is no DDP, or no backward pass was made, or this version of torch does not tell.
+        None without DDP, before the first backward pass, or if this version of torch does not show the layout.
     """
     if not isinstance(model, DistributedDataParallel):
         return None
@@ -41,12 +41,12 @@ def reduction_order(model: nn.Module) -> list[int] | None:
     try:
         rebuild, note = ddp.reducer._rebuild_buckets, ddp.logger.set_runtime_stats_and_log
         read = ddp._get_ddp_logging_data
-    except AttributeError as error:  # of the same version of torch on all ranks
+    except AttributeError as error:  # on all ranks, since they have the same version of torch
         logger.debug("torch %s does not tell the layout of DDP's buckets (%s)", torch.__version__, error)
         return None
-    rebuild()  # what the next forward would do first
+    rebuild()  # the next forward would begin with this
     layout = str(read().get(LAYOUT, ""))
-    if not layout:  # DDP notes it two forwards later
+    if not layout:  # DDP writes it to its log two forwards later
         note()
         layout = str(read().get(LAYOUT, ""))
     numbers = layout.replace(",", " ").split()
@@ -57,9 +57,9 @@ def reduction_order(model: nn.Module) -> list[int] | None:
 
 
 def restore_reduction_order(model: nn.Module, order: list[int] | None) -> None:
-    """Have DDP reduce gradients in an order from the first step on. A collective; before the first step.
+    """Make DDP reduce gradients in an order from the first step on. A collective; call it before the first step.
 
-    It makes one backward pass of zeros in that order; gradients are None after it, and no code of the model is run.
+    It runs one backward pass of zeros in that order, without code of the model; gradients are None after it.
 
     Args:
         model: as `distributed.wrap` returns it.
@@ -69,7 +69,7 @@ def restore_reduction_order(model: nn.Module, order: list[int] | None) -> None:
         return
     trained = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
     if sorted(order) != list(range(len(trained))):
-        return  # of a model of which other parameters were trained
+        return  # other parameters were trained then
     inner = model.module
     try:
         model.module = _Zeros(trained[number] for number in order)
@@ -81,7 +81,7 @@ def restore_reduction_order(model: nn.Module, order: list[int] | None) -> None:
 
 
 class _Zeros(nn.Module):
-    """Parameters whose gradients, all 0, come in the order given."""
+    """Parameters whose gradients, all 0, are computed in the order given."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""FSDP2: each rank keeps a share of every weight, of its gradient and of what the optimizer keeps of it.
+"""FSDP2: each rank keeps a share of every weight, of its gradient and of its optimizer state.
 
-Numbers are those of DDP: a gradient is the mean over ranks, and checkpoints hold whole tensors under the same names.
+Results are those of DDP: a gradient is the mean over ranks, and checkpoints hold whole tensors under the same names.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from mmdata.train.ranks import collectives
 
 
 def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype | None = None) -> None:
-    """Shard a model in place over all ranks: each block, then each tower, then what is left. A collective.
+    """Shard a model in place over all ranks: each block, then each tower, then the rest. A collective.
 
     A block's weights are gathered for its forward and for its backward, and its gradients scattered after that. Scalars
-    (logit_scale, logit_bias) cannot be cut: each rank has them whole, and their gradients are averaged.
+    (logit_scale, logit_bias) cannot be split: each rank has them whole, and their gradients are averaged.
 
     Args:
-        model: on `device`; rank 0's weights are what all ranks get.
+        model: on `device`; all ranks get rank 0's weights.
         device: of this rank.
-        autocast_dtype: of the towers; weights are gathered in it, and what goes into a block has it; gradients are
-            averaged in float32.
+        autocast_dtype: of the towers, of gathered weights and of the inputs of blocks; gradients are averaged in
+            float32.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -56,14 +56,14 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
-    """Bring the norm of the whole gradient down to `max_norm`; returns what it was, the same on all ranks.
+    """Clip the norm of the whole gradient to `max_norm`; returns the norm before, the same on all ranks.
 
     Args:
-        parameters: whole ones, shares, or some of each.
+        parameters: whole tensors, shares, or both.
         max_norm: None leaves the gradient as it is.
     """
     largest = math.inf if max_norm is None else max_norm
-    kinds: tuple[list[Tensor], list[Tensor]] = ([], [])  # whole, shares: torch does not take both at once
+    kinds: tuple[list[Tensor], list[Tensor]] = ([], [])  # whole, shares: torch does not take both in one call
     for parameter in parameters:
         if parameter.grad is not None:
             kinds[is_shard(parameter)].append(parameter)
@@ -86,13 +86,13 @@ def whole_state(state: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def shares_of(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """A state dict of whole tensors as `model` takes it: its rank's shares where the model is sharded."""
+    """A state dict of whole tensors with this rank's shares in place of those that `model` has sharded."""
     own = model.state_dict()
     return {name: _share(value, own[name]) if name in own else value for name, value in state.items()}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Give an optimizer the averages of a checkpoint; rates and groups stay as they are, being the configuration's."""
+    """Load a checkpoint's averages into an optimizer; its rates and groups stay those of the configuration."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     averages = {
         number: {name: _share(value, parameters[number]) for name, value in values.items()}
@@ -115,7 +115,7 @@ def _mean_over_ranks(gradient: Tensor) -> Tensor:
 
 
 def whole(value: Tensor) -> Tensor:
-    """The whole tensor that a share is of, on its device. A collective, where it is a share."""
+    """The whole tensor of a share, on its device (a collective); any other tensor as it is."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
@@ -129,7 +129,7 @@ def _whole_value(value: Any) -> Any:
 
 
 def _share(value: Any, parameter: Tensor) -> Any:
-    """This rank's share of a whole tensor, cut as `parameter` is; each rank has the whole one, none is sent."""
+    """This rank's share of a whole tensor, split as `parameter` is; every rank has the whole, so none is sent."""
     if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
     return distribute_tensor(

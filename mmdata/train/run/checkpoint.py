@@ -29,7 +29,7 @@ FORMAT = 1
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 NONE_YET = "none yet"
-"""What `latest` holds while the first checkpoint is being written; a `latest` that is gone was lost."""
+"""Content of `latest` while the first checkpoint is written; so a missing `latest` beside checkpoints was lost."""
 
 # micro_batch_size, parallel and compile change results up to rounding; a compiled tower draws other dropout. A moved
 # corpus is still the same corpus: the loader compares its manifest. In a mixture the folder of each dataset may change
@@ -57,14 +57,14 @@ def save_checkpoint(folder: Path, state: dict[str, Any], *, keep: int, sound_ste
     folder.mkdir(parents=True, exist_ok=True)
     step = int(state["step"])
     path = folder / _name(step)
-    for part in folder.glob(".step-*.part"):  # of a run that was killed while writing: as large as a checkpoint
+    for part in folder.glob(".step-*.part"):  # left by a run that was killed while writing; as large as a checkpoint
         part.unlink()
     if not (folder / LATEST).exists():
         write_whole(folder / LATEST, f"{NONE_YET}\n".encode())
     write_whole(path, lambda file: _write(state, file))
     write_whole(folder / LATEST, f"{path.name}\n".encode())
     known = sorted(folder.glob("step-*.pt"))
-    # What lies ahead of this step was written by a run that has since been resumed from further back.
+    # Later checkpoints were written by a run that has since been resumed from an earlier step.
     behind = [other for other in known if other.name <= path.name]
     sound = [] if sound_step is None else [other for other in behind if other.name <= _name(sound_step)]
     for old in set(known) - {*behind[-keep:], *sound[-1:]}:
@@ -84,7 +84,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
     if not pointer.is_file():
         if not others:
             return None
-        # To begin at step 0 would delete them: they lie ahead of it.
+        # A run that began at step 0 would delete them as later checkpoints.
         raise DataError(f"{pointer}: no such file; {remedy}; or give another train.output to start anew")
     name = pointer.read_bytes().decode(errors="replace").strip()
     if name == NONE_YET:
@@ -135,9 +135,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def find_damage(path: Path) -> str:
-    """What shows that a checkpoint is not as it was written; "" where nothing does.
+    """A description of a checkpoint's damage, or "".
 
-    torch.save notes a CRC-32 of each record, and torch.load does not look at it. The file is read once more, at the
+    torch.save stores a CRC-32 of each record, and torch.load does not check it. This reads the file once more, at the
     speed of the disk or of zlib.
     """
     try:
@@ -219,7 +219,7 @@ def _write(state: dict[str, Any], file: BinaryIO) -> None:
 
 
 def _way_back(path: Path) -> str:
-    """How to go on from the newest whole checkpoint before `path`, for messages."""
+    """A clause for messages: how to go on from the newest whole checkpoint before `path`."""
     older = sorted((other for other in path.parent.glob("step-*.pt") if other.name < path.name), reverse=True)
     for other in older:
         if not find_damage(other):
@@ -247,7 +247,7 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def seed_rank(seed: int, rank: int) -> None:
-    """Seed Python, numpy and torch so that ranks draw different numbers, in dropout for one."""
+    """Seed Python, numpy and torch, each rank differently: dropout must differ between ranks."""
     words = np.random.SeedSequence([seed, rank]).generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))
@@ -266,7 +266,7 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """Undo of `rng_state`."""
+    """Restore what `rng_state` gave."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     keys, position, has_gauss, cached = state["numpy"]

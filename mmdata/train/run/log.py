@@ -1,6 +1,7 @@
-"""What a run says: metrics.jsonl always, plain lines, a progress bar on a terminal, TensorBoard when asked.
+"""A run's log: metrics.jsonl, plain lines, a progress bar on a terminal, and TensorBoard if the settings ask for it.
 
-metrics.jsonl holds each step at most once, whatever was killed and resumed. A lost terminal never stops a run.
+metrics.jsonl holds each step at most once, however often the run was killed and resumed. A lost terminal never stops a
+run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ METRICS = "metrics.jsonl"
 
 
 class RunLog:
-    """Writes what rank 0 has to say; on other ranks (`speaks` False) every method does nothing.
+    """The log of rank 0; on other ranks (`speaks` False) every method does nothing.
 
     Args:
         folder: the run's folder.
@@ -67,7 +68,7 @@ class RunLog:
         """
         if not self._speaks:
             return
-        # JSON has no infinity and no NaN; under fp16 a skipped update has such a norm.
+        # JSON has neither infinity nor NaN; the norm of an update that fp16 skips is one of them.
         finite = {name: _finite(value) for name, value in values.items()}
         with naming(self._metrics.name):
             self._metrics.write(json.dumps({"kind": kind, **finite}) + "\n")
@@ -80,7 +81,7 @@ class RunLog:
         self.say(f"{'' if kind == 'train' else kind + ': '}{format_values(numbers)}")
 
     def say(self, line: str) -> None:
-        """One line to the terminal or the log file; a terminal that is gone is no error."""
+        """Print one line; a lost terminal is no error."""
         if self._speaks:
             with contextlib.suppress(OSError):
                 self._console.print(printable(line, keep="\n"))
@@ -128,7 +129,7 @@ def evaluated_steps(path: Path) -> tuple[int, ...]:
 
 
 def truncate_metrics(path: Path, step: int) -> None:
-    """Keep the lines of steps up to `step`; a line cut by a kill goes too."""
+    """Keep the lines of steps up to `step`; a line that a kill cut short is removed too."""
     if path.is_file():
         kept = [json.dumps(line) + "\n" for line in _read_whole_lines(path) if line["step"] <= step]
         write_whole(path, "".join(kept).encode())

@@ -19,13 +19,13 @@ from mmdata.train.ranks import collectives
 
 
 class Meter:
-    """Sums between two log lines. Those of losses and tokens live in the checkpoint: a resumed curve has no seam."""
+    """Sums between two log lines. Checkpoints hold those of losses and tokens, so that a resumed curve has no seam."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group  # ranks to sum over, over CPU tensors
         self._steps = 0
         self._loss_sum = 0.0
-        self.step_ms = 0.0  # that an update took before the last `read`, without waiting for data
+        self.step_ms = 0.0  # of an update between the last two calls of `read`, without waiting for data
         self._restart()
 
     def waited_for(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -38,7 +38,7 @@ class Meter:
                 return
             self._wait_s += time.perf_counter() - before_s
             self._batches += 1
-            # Added up where the batch is: to look at a number on a GPU would be to wait for it.
+            # Summed on the batch's device: reading a number from a GPU would wait for it.
             self._samples = batch["valid"].sum() + self._samples
             self._tokens += batch["attention_mask"].numel()
             self._useful_tokens = (batch["attention_mask"] * batch["valid"].unsqueeze(1)).sum() + self._useful_tokens
@@ -78,20 +78,20 @@ class Meter:
 
     @contextlib.contextmanager
     def paused(self) -> Generator[None, None, None]:
-        """Time spent in here (evaluation, checkpoints) is no training time."""
+        """Time inside this context (evaluation, checkpoints) does not count as training time."""
         before_s = time.perf_counter()
         yield
         self._start_s += time.perf_counter() - before_s
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums that a resumed run goes on with, of all ranks. A collective: all ranks must call."""
+        """The sums over all ranks with which a resumed run goes on. A collective."""
         tokens = torch.tensor([self._tokens, int(self._useful_tokens)])
         if self._group is not None:
             dist.all_reduce(tokens, group=self._group)
         return {"steps": self._steps, "loss_sum": self._loss_sum, "tokens": tokens.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Undo of `state_dict`, on any number of ranks."""
+        """Restore what `state_dict` gave, on any number of ranks."""
         self._steps, self._loss_sum = int(state["steps"]), float(state["loss_sum"])
         if collectives.rank() == 0:  # `read` adds up the ranks' tokens; older checkpoints have none
             self._tokens, self._useful_tokens = state.get("tokens", (0, 0))
@@ -105,22 +105,23 @@ class Meter:
         self._useful_tokens: int | Tensor = 0
 
 
-NOTICEABLE = 0.05  # of the time, waiting for data
+NOTICEABLE = 0.05
+"""Share of the time spent waiting for data from which on the log names the cause."""
 
 
 class DataWait:
     """Reads the clock of a loader between two log lines.
 
     Args:
-        batches: the loader; of one without a clock nothing is said.
-        config: the run's settings as a file, for the command that looks closer; where there is none, CONFIG stands.
+        batches: the loader; without a clock there are no lines.
+        config: the run's settings, named in the advised command; CONFIG is named if the file is missing.
     """
 
     def __init__(self, batches: Batches, config: Path) -> None:
         self._stats = LoaderExtras.of(batches).stats
         self._before = self._stats and self._stats.copy()
         self._config = config
-        self._said = ""  # the stage that was named last
+        self._said = ""  # the stage named last
 
     def explain(self, wait_share: float, step_ms: float) -> str | None:
         """A line for the log, or None where there is nothing new to say.

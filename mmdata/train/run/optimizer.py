@@ -32,14 +32,14 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW over the parameters that learn; weight decay on matrices only.
 
-    Biases, norms, logit_scale and logit_bias have fewer than two dimensions and no decay: pulling a scale to 0
-    is no prior that anybody holds.
+    Biases, norms, logit_scale and logit_bias have no decay: it would pull a scale towards 0.
     """
     learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     decayed = [p for name, p in learning if p.ndim >= 2 and not name.endswith("bias")]
     others = [p for name, p in learning if p.ndim < 2 or name.endswith("bias")]
-    # Where all but scalars is sharded, those need a group of their own: torch updates a group's tensors together, and
-    # takes no mix. They come first in a model, so that parameters have the same numbers in a checkpoint either way.
+    # In a sharded model only scalars are whole, and they need a group of their own: torch updates the tensors of a
+    # group together and takes no mix of both kinds. They come first in a model, so a parameter has the same number in
+    # the checkpoints of sharded and other runs.
     whole, shares = [p for p in others if not is_shard(p)], [p for p in others if is_shard(p)]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": whole, "weight_decay": 0.0}]
     groups += [{"params": shares, "weight_decay": 0.0}] if shares else []

@@ -1,6 +1,6 @@
 """Overfitting on purpose: the first batches of epoch 0 again and again, to see whether a model can learn at all.
 
-A model that does not learn a few batches by heart has a defect in it, in its loss or in its data; more data hides that.
+A model that cannot memorise a few batches has a defect, or its loss or its data has; more data would hide it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from mmdata.train.batches import Batches, LoaderExtras
 
 
 class FirstBatches:
-    """A loader whose epochs all are the first batches of epoch 0 of another: equal rows, equal pixels.
+    """A loader whose every epoch is the first batches of another loader's epoch 0: equal rows, equal pixels.
 
-    They are taken at the first iteration and kept: batches made anew would be others in a stream, and no faster.
+    The batches are taken in the first iteration and kept: a stream would give other batches the second time.
 
     Args:
-        batches: a loader; nobody else iterates over it.
+        batches: a loader, used only through this object.
         count: batches of an epoch, on each rank.
 
     Raises:
@@ -55,7 +55,7 @@ class FirstBatches:
         self._step = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Batches yielded of this epoch, and which loader they are of."""
+        """Batches yielded in this epoch, and the loader's state before the first."""
         return {"step": self._step, "begin": self._begin}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

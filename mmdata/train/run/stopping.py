@@ -1,4 +1,4 @@
-"""Signals that stop a run: they are noted, and acted upon between two steps, by all ranks at the same one."""
+"""Signals that stop a run: each is recorded, and all ranks stop between the same two steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOW_CURSOR = b"\x1b[?25h"
 
 
 class StopSignals:
-    """Notes SIGTERM, SIGINT and SIGHUP (a lost terminal) while entered; a second SIGINT kills the process at once.
+    """Records SIGTERM, SIGINT and SIGHUP (a lost terminal) while entered; a second SIGINT kills the process.
 
     Signals that were ignored before (nohup) stay ignored.
 
@@ -35,14 +35,14 @@ class StopSignals:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
         self.received = 0
-        """Number of the first signal noted in this process; 0: none."""
+        """Number of the first signal that this process got; 0: none."""
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
             return self  # Python lets only the main thread set handlers
         for number in SIGNALS:
-            # What nohup, or a shell for a job in the background, has set to be ignored stays so.
+            # A signal that nohup or the shell of a background job ignores stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
         return self
@@ -54,7 +54,7 @@ class StopSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def agreed(self) -> int:
-        """The signal that any rank has noted, or 0; every rank gets the same answer. A collective: all must call."""
+        """The signal that any rank got, or 0; the same on every rank. A collective."""
         if self._group is None:
             return self.received
         shared = torch.tensor([self.received])
@@ -64,7 +64,7 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or number
         if number == signal.SIGINT:
-            # The system's own handler also works where Python cannot run one: within a long kernel or a collective.
+            # The default action works even while Python cannot run a handler: in a long kernel or a collective.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             if sys.stderr.isatty():
                 os.write(sys.stderr.fileno(), SHOW_CURSOR)

@@ -86,7 +86,7 @@ class Trainer:
         if config.overfit_batches is not None:
             batches = FirstBatches(batches, config.overfit_batches)
         self.source, self.batches = batches, DevicePrefetcher(batches, self.device)
-        # Ranks agree over CPU tensors: a collective on the GPU would make the host wait for the step.
+        # Ranks agree through CPU tensors: for a collective on the GPU the host would wait for the step.
         several = collectives.world_size() > 1
         group = dist.new_group(backend="gloo", timeout=collectives.TIMEOUT) if several else None
         self.group = cast("dist.ProcessGroup | None", group)
@@ -188,9 +188,9 @@ class Trainer:
                 self.log.record("mining", values)
 
     def _check(self) -> None:
-        """Look at the loss and the gradient of the last update, one update late: the device is not waited for.
+        """Check loss and gradient of the last update, one update late, so that the host does not wait for the device.
 
-        The norm is that of all ranks' mean gradient, so where one rank's rows are at fault all ranks stop.
+        The norm is that of the ranks' mean gradient, so all ranks stop if one rank's rows are at fault.
         """
         update, self._unchecked = self._unchecked, None
         if update is None:
@@ -236,7 +236,7 @@ class Trainer:
             set_rng_state(random_state, self.device)
             if collectives.rank() == 0:
                 write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
-            self.log.record("evaluation", values)  # last: a resumed run takes it as proof
+            self.log.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
             self._evaluated_step = self.step
         return stop.agreed()
 
@@ -269,7 +269,7 @@ class Trainer:
         }
         folder, keep = self.output / CHECKPOINTS, self.config.keep_checkpoints
         sound = self.updates.sound_step(self.step)
-        # No rank leaves, and gets the others stopped, before it is written.
+        # All ranks wait until it is written: the end of one would stop rank 0 while it writes.
         on_first(lambda: checkpoint.save_checkpoint(folder, state, keep=keep, sound_step=sound), self.group)
 
     def _resume(self) -> str:

@@ -1,8 +1,7 @@
-"""A loss or gradient that is not finite ends a run, naming the rows that made it.
+"""A loss or gradient that is not finite ends a run with an error that names the rows of the batch.
 
-A gradient scaler (fp16) leaves such updates out and lowers its scale, which mends an overflow of scaled gradients and
-nothing else: a loss that is not finite, or an overflow that no scale mends, ends the run too, before the checkpoints
-from before it are deleted.
+A gradient scaler (fp16) skips such updates and lowers its scale, which cures an overflow of scaled gradients only. A
+loss that is not finite, or an overflow at every scale, ends the run too, before its sound checkpoints are deleted.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from mmdata.train.prefetch import HostCopy
 from mmdata.train.ranks import collectives
 
 LEAST_SCALE = 1.0
-"""A scaler below it makes gradients smaller than they are: they overflow float16 by themselves."""
+"""Below this scale gradients are scaled down: they overflow float16 without any scaling."""
 SKIPS_AT_THE_END = 5
-"""Updates left out in a row, up to the last step, from which on a run has not ended well. A scaler that has just grown
-costs one or two; a gradient that is suddenly 2^5 times as large is no such thing."""
+"""A run whose last updates, this many in a row, were skipped ends with an error. A scale that has just grown costs one
+or two; five mean that the gradient has grown by a factor of 2^5."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """An update whose numbers nobody has looked at yet.
+    """An update whose loss and gradient have not been checked yet.
 
     Attributes:
         step: updates made before it.
@@ -50,7 +49,7 @@ class Update:
 
         Args:
             output: the run's folder.
-            why: what there is to say besides the numbers, or "".
+            why: a clause after the numbers, or "".
             sound_step: the weights after this many updates gave a finite loss and gradient, those after it did not.
         """
         loss, norm = self.read()
@@ -65,14 +64,14 @@ class Update:
 
 
 class FiniteUpdates:
-    """Judges each update of a run, and counts those that the scaler has left out.
+    """Checks each update of a run, and counts those that the scaler has skipped.
 
     Args:
         scaler: of the run; disabled where the precision needs none.
         output: the run's folder.
 
     Attributes:
-        skipped: updates left out, over the whole run.
+        skipped: updates skipped over the whole run.
         bad_in_a_row: the newest updates whose loss or gradient was not finite.
     """
 
@@ -108,7 +107,7 @@ class FiniteUpdates:
         raise TrainingError(update.explain(self._output, why, max(0, update.step - self.bad_in_a_row)))
 
     def sound_step(self, step: int) -> int | None:
-        """Checkpoints up to which step hold weights that gave finite numbers, if the newest did not.
+        """The last step whose weights gave a finite loss and gradient, if the newest did not; else None.
 
         Args:
             step: updates judged.

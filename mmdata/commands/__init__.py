@@ -1,0 +1,8 @@
+"""What commands do once their arguments are parsed: the data half and the GPU half put together.
+
+- `train`: loader, model and trainer of a configuration; `trained`: the model of a run, for all that follows training.
+- `evaluate`: retrieval and zero-shot accuracy on shards, and compositional tests.
+- `neighbours`: features of a corpus, for groups of near neighbours.
+- `compare`: several ways to train, each from the same seeds.
+- A program in tools/ parses its arguments, calls these functions and prints what they return.
+"""

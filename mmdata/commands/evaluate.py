@@ -1,0 +1,77 @@
+"""Evaluate a trained model on shards and on compositional tests; under torchrun the ranks share the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import track
+
+from mmdata.batch import Batch
+from mmdata.commands.trained import TrainedModel
+from mmdata.compositional import load_pairs
+from mmdata.config.data import evaluation_data
+from mmdata.errors import DataError
+from mmdata.loader import Loader
+from mmdata.train.evaluation.evaluate import compositional, embed, score_retrieval, zero_shot
+from mmdata.train.evaluation.prompts import Classes, embed_prompts
+from mmdata.train.ranks import collectives
+from mmdata.train.ranks.lockstep import gather
+
+T = TypeVar("T")
+
+
+def evaluate_shards(trained: TrainedModel, shards: str, classes: Classes | None = None) -> dict[str, Any]:
+    """Retrieval in both directions, and zero-shot accuracy if classes are given. A collective.
+
+    Raises:
+        DataError: no row could be loaded, or the shards have no labels for the classes.
+    """
+    rank, ranks = collectives.rank(), collectives.world_size()
+    data = evaluation_data(trained.config.data.model_copy(update={"val_shards": shards}), hashes=True)
+    # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
+    data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
+    loader = Loader.from_config(data, rank=rank, world_size=ranks)
+    batches = _progress(loader, "embedding", len(loader))
+    features = embed(trained.model, batches, source=loader, autocast_dtype=trained.autocast_dtype)
+    masked: dict[str, int] = loader.merge_states(_states_of_ranks(loader))["rows_masked"]
+    for reason, count in masked.items():
+        line = f"left out: {count:,} rows that could not be loaded ({reason})"
+        Console(stderr=True, quiet=rank > 0).print(line, soft_wrap=True)
+    if not len(features.rows):
+        raise DataError(f"shards '{shards}': none of the {len(loader.index):,} rows could be loaded")
+    scores = score_retrieval(features, share=True)
+    if classes is not None:
+        if features.labels is None:
+            raise DataError(f"--classes needs labels, and shards '{shards}' have none")
+        prompts = embed_prompts(trained.model, classes, trained.tokenizer)
+        scores |= zero_shot(features.image, features.labels, prompts)
+    return {**scores, "rows_masked": masked}
+
+
+def evaluate_pairs(trained: TrainedModel, path: Path) -> dict[str, dict[str, float]]:
+    """Scores of a compositional test, for each type of swap. A collective."""
+    types: list[str] = []
+
+    def batches() -> Iterator[Batch]:
+        rank, ranks = collectives.rank(), collectives.world_size()
+        for batch, names in _progress(load_pairs(path, trained.config.data, rank=rank, world_size=ranks), "pairs"):
+            types.extend(names)
+            yield batch
+
+    features = embed(trained.model, batches(), autocast_dtype=trained.autocast_dtype)
+    return compositional(features.image, features.text, types)
+
+
+def _progress(batches: Iterable[T], name: str, total: int | None = None) -> Iterable[T]:
+    """The same batches, with a progress bar on rank 0."""
+    console = Console(stderr=True)
+    return track(batches, name, total=total, console=console, disable=collectives.rank() > 0)
+
+
+def _states_of_ranks(loader: Loader) -> list[dict[str, Any]]:
+    """The loader's state on each rank. A collective."""
+    return gather(loader.state_dict(), dist.group.WORLD if collectives.world_size() > 1 else None)

@@ -1,0 +1,104 @@
+"""Features of a corpus, for groups of near neighbours, and the settings with which such groups become batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from mmdata.atomic import write_whole
+from mmdata.batch import Batch
+from mmdata.commands.trained import TrainedModel
+from mmdata.config import DataConfig
+from mmdata.config.data import once_in_order
+from mmdata.errors import DataError
+from mmdata.loader import Loader
+from mmdata.train.memory.neighbours import FeatureSide, embed_rows
+
+WHICH_ROWS = ("shards", "max_rows", "global_batch_size", "loading")
+"""Settings of `data` taken from the config, not from the run: which rows, and who loads them."""
+
+
+def embed_corpus(
+    trained: TrainedModel, data: DataConfig, out: Path, *, side: FeatureSide = "pair"
+) -> tuple[dict[str, str | int], dict[str, int]]:
+    """Write the features of all rows of a corpus into a .npy file, float16 (rows, D).
+
+    Args:
+        trained: the model that embeds; its run's image sizes and tokenizer are used.
+        data: which rows, and who loads them.
+        out: the file.
+        side: which features.
+
+    Returns:
+        What made the features, for the file of groups; and the number of rows without features by reason.
+    """
+    changes = {name: getattr(data, name) for name in WHICH_ROWS}
+    loader = Loader.from_config(
+        once_in_order(trained.config.data.model_copy(update={**changes, "num_lanes": 1})), rank=0, world_size=1
+    )
+    batches: Iterable[Batch] = track(loader, "embedding", total=len(loader), console=Console(stderr=True))
+    parts = embed_rows(trained.model, batches, side=side, autocast_dtype=trained.autocast_dtype)
+    write_whole(out, lambda file: _write_features(file, len(loader.index), parts))
+    made_of: dict[str, str | int] = {"of": side, "step": trained.step, "checkpoint": trained.checkpoint.name}
+    return made_of, loader.ledger.masked
+
+
+def map_features(path: Path, rows: int) -> NDArray[np.floating[Any]]:
+    """Map the features in a .npy file, float (rows, D).
+
+    Raises:
+        DataError: another format, type or number of rows.
+    """
+    try:
+        features: Any = np.lib.format.open_memmap(path, mode="c")  # no zip archive, no pickle
+    except (ValueError, EOFError) as error:
+        raise DataError(f"features '{path}': cannot be read: {error}; expected a .npy file, float") from error
+    if features.ndim != 2 or features.dtype not in (np.float16, np.float32, np.float64):
+        raise DataError(
+            f"features '{path}': expected float (rows, dimensions), got {features.dtype} {features.shape}; "
+            "make them with --run, or convert them"
+        )
+    if len(features) != rows:
+        raise DataError(
+            f"features '{path}': {len(features):,} rows, and data.shards has {rows:,}; "
+            "give one row of features for each row of the index, in its order"
+        )
+    return features
+
+
+def settings_for(path: Path, size: int, data: DataConfig, rows: int) -> str:
+    """Lines for a config: rows of a group stand together only if they are in one window and one lane."""
+    lines = ["data:", f"  groups: {{source: {path}, size: {size}}}"]
+    if isinstance(data.shards, list) and data.shards[0].weight is not None:
+        lines.append("  # in shards: a repeat for each dataset in place of its weight, which groups exclude")
+    if rows > data.shuffle_window_rows:
+        lines.append(f"  shuffle_window_rows: {rows}  # neighbours in different windows do not meet")
+    if data.num_lanes > 1:
+        lines.append("  num_lanes: 1  # nor do those in different lanes")
+    if data.global_batch_size % size:
+        lines.append(f"  global_batch_size: {-(-data.global_batch_size // size) * size}  # whole groups")
+    return "\n".join(lines)
+
+
+def _write_features(file: BinaryIO, rows: int, parts: Iterator[tuple[Tensor, Tensor]]) -> None:
+    """Write a .npy file, float16 (rows, D), in the order in which rows come; rows that never come are zeros.
+
+    N × D need not fit into memory.
+    """
+    begin = 0
+    for numbers, features in parts:
+        if not begin:
+            shape = (rows, features.shape[1])
+            np.lib.format.write_array_header_1_0(file, {"descr": "<f2", "fortran_order": False, "shape": shape})
+            begin = file.tell()
+            file.truncate(begin + 2 * rows * shape[1])
+        for row, values in zip(numbers.tolist(), features.numpy(), strict=True):
+            file.seek(begin + row * values.nbytes)
+            file.write(values.tobytes())

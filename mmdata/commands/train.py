@@ -1,0 +1,73 @@
+"""Train on shards: loader, model and trainer of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from mmdata.atomic import write_whole
+from mmdata.config import Config, DataConfig
+from mmdata.config.data import evaluation_data
+from mmdata.loader import Loader
+from mmdata.loader.ledger import cut_ledger
+from mmdata.train import DualEncoder
+from mmdata.train.evaluation.evaluate import evaluate_retrieval
+from mmdata.train.objective import check_objective
+from mmdata.train.ranks import collectives
+from mmdata.train.run.trainer import Trainer
+from mmdata.train.step import AUTOCAST
+from mmdata.transform.text import Tokenizer
+
+
+def train(config: Config, output: Path, device: torch.device) -> int:
+    """Put loader, model and trainer together, and run them on this rank; a run found in `output` is resumed.
+
+    Args:
+        config: all settings of the run.
+        output: the run's folder, shared by all ranks.
+        device: of this rank, from `collectives.init`.
+
+    Returns:
+        0, or 128 + the number of the signal that stopped the run.
+    """
+    rank, world_size = collectives.rank(), collectives.world_size()
+    data = config.data.model_copy(update={"add_hashes": config.data.add_hashes or config.train.needs_hashes})
+    loader = Loader.from_config(data, rank=rank, world_size=world_size)
+    tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
+    torch.manual_seed(config.train.seed)  # the same weights on all ranks
+    model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size).to(device)
+    check_objective(config.train, model, has_negative_captions=data.negative_captions is not None)
+    evaluate = _evaluate_on(data, AUTOCAST[config.train.precision]) if data.val_shards else None
+    settings = config.model_dump(mode="json")
+    trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate)
+    if rank == 0:
+        write_whole(output / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
+    state = loader.state_dict()
+    loader.ledger.write_to(output / f"ledger-rank{rank}.jsonl", epoch=state["epoch"], step=state["step"])
+    if rank == 0:
+        _cut_ledgers_of_former_ranks(output, state, world_size)
+    return trainer.run()
+
+
+def _cut_ledgers_of_former_ranks(output: Path, state: dict[str, Any], world_size: int) -> None:
+    """Cut the ledgers of ranks that the run no longer has, at the step from which it goes on."""
+    for path in output.glob("ledger-rank*.jsonl"):
+        if int(path.stem.removeprefix("ledger-rank")) >= world_size:
+            cut_ledger(path, epoch=state["epoch"], step=state["step"])
+
+
+def _evaluate_on(data: DataConfig, autocast_dtype: torch.dtype | None) -> Callable[[nn.Module], Mapping[str, float]]:
+    """Retrieval over `data.val_shards`, as the loop calls it; equal images or captions are no mistakes."""
+    data = evaluation_data(data, hashes=True)
+    loader = Loader.from_config(data, rank=collectives.rank(), world_size=collectives.world_size())
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        loader.set_epoch(0)
+        return evaluate_retrieval(model, loader, autocast_dtype=autocast_dtype)
+
+    return evaluate

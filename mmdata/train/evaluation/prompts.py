@@ -1,0 +1,64 @@
+"""Class names and templates of a zero-shot classification task, and their features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from mmdata.errors import DataError
+from mmdata.train.models.dual_encoder import DualEncoder
+
+PROMPTS_AT_ONCE = 256
+"""Prompts of a forward."""
+
+
+class Classes(BaseModel):
+    """A classification task in words: what a file of classes holds. Label 0 is the first class."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    classes: list[str] = Field(min_length=1)
+    templates: list[str] = Field(default=["{}"], min_length=1)
+
+
+def read_classes(path: Path) -> Classes:
+    """Read class names and templates.
+
+    Raises:
+        DataError: no such file, another format, or a template without {}.
+    """
+    if not path.is_file():
+        raise DataError(f"classes '{path}': no such file")
+    try:
+        classes = Classes.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "file"
+        raise DataError(f"classes '{path}': {where}: {first['msg']}") from error
+    for template in classes.templates:
+        if "{}" not in template:
+            raise DataError(f"classes '{path}': template '{template}' has no {{}} where the class name goes")
+    return classes
+
+
+@torch.no_grad()
+def embed_prompts(model: DualEncoder, classes: Classes, tokenizer: Any) -> Tensor:
+    """Features (C, T, D) of each class in each template.
+
+    Args:
+        model: in eval mode.
+        classes: C names and T templates.
+        tokenizer: a `mmdata.transform.text.Tokenizer`.
+    """
+    prompts = [template.replace("{}", name) for name in classes.classes for template in classes.templates]
+    length = min(max(tokenizer.count(prompts)), tokenizer.max_length)
+    device = model.logit_scale.device
+    parts: list[Tensor] = []
+    for start in range(0, len(prompts), PROMPTS_AT_ONCE):
+        ids, mask = tokenizer.encode(prompts[start : start + PROMPTS_AT_ONCE], length)
+        parts.append(model.encode_text(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)))
+    return torch.cat(parts).reshape(len(classes.classes), len(classes.templates), -1)
