@@ -1,9 +1,10 @@
 """What a loader takes from a training loop beside it: many small operations, as kernel launches are, with and without.
 
 PYTHONPATH=. python docs/benchmarks/beside.py photos          # after docs/benchmarks/loading.py make
-PYTHONPATH=. python docs/benchmarks/beside.py photos --side   # in turn with the same workers in a side process
+PYTHONPATH=. python docs/benchmarks/beside.py photos --process   # in turn with the same workers in a worker process
 
-With --side also beside another program that makes the same batches for itself: what any load on the other cores costs.
+With --process it also runs beside another program that makes the same batches for itself: the cost of any load on the
+other cores.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument(
-        "--side", action="store_true", help="also with data.loading.worker_type: process, and another program"
+        "--process", action="store_true", help="also with data.loading.worker_type: process, and another program"
     )
     parser.add_argument("--load", action="store_true", help="only make batches, for ever")
     given = parser.parse_args()
@@ -99,11 +100,11 @@ def main() -> None:
                 print(flush=True)
     with contextlib.ExitStack() as stack:
         kinds: dict[str, Callable[[], float]] = {}
-        for workers in ["thread", "process"] if given.side else ["thread"]:
+        for workers in ["thread", "process"] if given.process else ["thread"]:
             loader = make_loader(given.workload, workers, given.workers)
-            next(iter(loader))  # the side process is started, memory is there
+            next(iter(loader))  # the worker process is started, memory is there
             kinds[workers] = lambda loader=loader: beside_loader(loader, given.seconds)
-        if given.side:
+        if given.process:
             kinds[OTHER] = stack.enter_context(other_program(given))
         compare(kinds, given)
 

@@ -1,10 +1,10 @@
 """The loader: executes a plan with workers, and owns the state.
 
-- `corpus` opens what settings name: index, tokenizer, cache. `Loader` gives the batches of one rank, and its state.
-- `batch_maker` makes one rank's part of one step; `batch_builder` does it in units of rows that threads share.
+- `corpus` opens what the settings name: index, tokenizer, cache. `Loader` gives the batches of one rank, and its state.
+- `batch_maker` makes one rank's part of one step; `batch_builder` splits it into units of rows, which threads share.
 - `samples` reads the members, `image_buffers` holds the pixels, `buffer_pool` lends their memory.
-- A row that cannot be used is masked and stands in the `ledger` with its reason; `stats` are the loader's clock.
-- Who makes a batch, and when, is the matter of `workers/`.
+- A row that cannot be used is masked, and the `ledger` lists it with its reason; `stats` holds the loader's clock.
+- `workers/` decides who makes a batch, and when.
 """
 
 from mmdata.loader.batch_maker import BatchMaker

@@ -1,7 +1,7 @@
-"""Makes a batch of samples, wherever their bytes come from: rows written in place, bad ones masked with a reason.
+"""Makes a batch of samples: rows are written in place, and bad rows are masked with a reason.
 
-It is made in units that threads share. Each row is written by one of them and depends on nothing but itself, so a batch
-is the same whoever makes which unit, and when.
+Threads share a batch in units of rows. One unit writes each row, and a row depends on its own sample alone, so the
+batch does not depend on which thread does which unit, or when.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
 
 UNIT_ROWS = 16
-"""Rows that a thread takes at a time, at most: some 10 ms of work, for which a clock and a turn cost 20 µs."""
+"""Rows of a unit, at most: about 10 ms of work, for which the clock and the queue cost 20 µs."""
 MIN_UNITS = 16
-"""A small batch has so many units nevertheless, so that each of as many threads finds one."""
-CAPTIONS_AT_ONCE = 256
-"""Captions tokenized in one call: it takes about as long as a unit of photos, and one of 1,024 would be waited for."""
+"""A small batch is cut into this many units nevertheless, so that up to 16 threads share it."""
+CAPTIONS_PER_CALL = 256
+"""Captions tokenized in one call: it takes about as long as a unit of photos. With 1,024 the batch waits for it."""
 
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """What all batches of a loader or a stream are made with.
+    """The settings that all batches of a loader or a stream share.
 
     Attributes:
         tokenizer: for the captions.
         transform: for the pixels.
         add_hashes: add image_hash and caption_hash to the batches.
-        buffers: lends the memory of pixels; default: memory of this process.
+        buffers: lends the memory of pixels.
     """
 
     tokenizer: Tokenizer
@@ -54,40 +54,40 @@ class BatchSpec:
     buffers: BufferPool = field(default_factory=BufferPool)
 
 
+@dataclass
 class _Part:
-    """What one thread does of a batch.
+    """One thread's part of a batch.
 
     Attributes:
-        samples: numbers of those that it is about.
-        at: the one that it is at; None: none of them.
-        wrote: those whose pixels it has written.
-        stats: of this part.
-        clock: measures for them.
+        samples: numbers of the samples of this part.
+        current: the sample in progress, for messages; None where it is all of them.
+        written: the samples whose pixels this part has written.
     """
 
-    def __init__(self, samples: range) -> None:
-        self.samples = samples
-        self.at: int | None = None
-        self.wrote = range(0)
-        self.stats = Stats()
+    samples: range
+    current: int | None = None
+    written: range = range(0)
+    stats: Stats = field(default_factory=Stats)
+
+    def __post_init__(self) -> None:
         self.clock = StageClock(self.stats)
 
 
 class BatchBuilder:
-    """One batch while it is made: units of its rows, which threads share, and `finish`, which puts it together.
+    """A batch in progress; `work` gives its units, which threads share.
 
-    Its samples are numbered 0 … n-1, in the order of their rows.
+    Its samples are numbered 0 … n-1, in the order of their rows in the batch.
 
     Args:
-        spec: what it is made with.
-        step: the rows of the batch.
+        spec: settings of all batches.
+        step: the rows of the batch; -1 where a row is padding.
         samples: of the rows that are not -1.
         labels: whether the batch has labels.
-        negatives: negative captions of the rows; None: the batch has none.
+        negatives: negative captions of the n samples; None: the batch has none.
 
-    Units and `finish` raise:
+    The work raises:
         DataError: a shard is not the one that was indexed.
-        LoadError: anything else that is no fault of a sample; names where it happened.
+        LoadError: any other error that is not a sample's fault; names epoch, step, shard and sample.
     """
 
     def __init__(
@@ -104,36 +104,32 @@ class BatchBuilder:
         self._places = np.flatnonzero(step.rows >= 0)  # (n,) positions in the batch
         self._bad_images: dict[int, LedgerEntry] = {}  # by sample
         self._bad_captions: dict[int, LedgerEntry] = {}
-        self._parts: list[_Part] = []  # those that are done
-        self._failed = False
+        self._done: list[_Part] = []
+        self._failed = False  # a part has raised: the other parts return early
         shape = (len(step.rows), step.bucket.length)
         self._input_ids = np.full(shape, self._tokenizer.pad_id, np.int64)
         self._attention_mask = np.zeros(shape, np.int64)
-        self._do(self._lend, range(0))
+        self._do(self._lend_pixels, range(0))
 
     def work(self) -> Work[LoadedBatch]:
-        """All of it, for threads to share."""
-        return Work(self.units(), self.finish)
-
-    def units(self) -> list[Callable[[], None]]:
-        """The work on the rows, each to be called once, in any order; the longest units come first."""
+        """The batch as work that threads share. The longest units come first, so that no thread ends late."""
         n = len(self._places)
         rows = min(UNIT_ROWS, -(-n // MIN_UNITS))
         units = [] if self._negatives is None else [partial(self._do, self._tokenize_negatives, range(0))]
-        units += [partial(self._do, self._tokenize, samples) for samples in _split(n, CAPTIONS_AT_ONCE)]
+        units += [partial(self._do, self._tokenize, samples) for samples in _split(n, CAPTIONS_PER_CALL)]
         units += [partial(self._do, self._write_pixels, samples) for samples in _split(n, rows)]
-        return units
+        return Work(units, self._finish)
 
-    def finish(self) -> LoadedBatch:
-        """The batch and its account; all units must be done."""
+    def _finish(self) -> LoadedBatch:
         self._do(self._collate, range(0))
-        bad = {**self._bad_captions, **self._bad_images}  # image and caption both bad: one line for the row
+        bad = {**self._bad_captions, **self._bad_images}  # one entry for a row of which both are bad
         made = LoadedBatch(self._batch, [bad[i] for i in sorted(bad)], self._sum_up())
-        del self._batch, self._pixels  # a thread that is late to let go of its unit keeps this alive, but not them
+        # A thread may hold its unit, and so this object, for a moment longer: it must not keep the batch's memory.
+        del self._batch, self._pixels
         return made
 
     def _do(self, work: Callable[[_Part], None], samples: range) -> None:
-        """A part of the work, under a clock of its own; nothing where another part has failed."""
+        """Do a part of the work, timed by a clock of its own; does nothing if another part has failed."""
         if self._failed:
             return
         part = _Part(samples)
@@ -142,40 +138,41 @@ class BatchBuilder:
                 work(part)
         except BaseException as error:
             self._failed = True
-            # The first three name their file, or nobody waits for what was interrupted.
+            # DataError and ConfigError name their file; after Interrupted no caller waits for the batch.
             if isinstance(error, (DataError, ConfigError, Interrupted)) or not isinstance(error, Exception):
                 raise
-            raise LoadError(self._explain(error, part.at)) from error
+            raise LoadError(self._explain(error, part.current)) from error
         part.clock.stop()
-        self._parts.append(part)
+        self._done.append(part)
 
-    def _lend(self, part: _Part) -> None:
+    def _lend_pixels(self, part: _Part) -> None:
         """Borrow the memory for the pixels."""
         step, spec = self._step, self._spec
         self._pixels = batch_pixels(step.bucket, len(step.rows), spec.buffers, spec.transform)
         part.clock.lap("collate")
 
     def _explain(self, error: Exception, i: int | None) -> str:
-        """Where an error happened, what it is, and how to see it again."""
+        """The message of a LoadError: where the error happened, what it is, and the command that repeats it."""
         step, samples = self._step, self._samples
-        words = f"epoch {step.epoch}, step {step.number}"
+        where = f"epoch {step.epoch}, step {step.number}"
         if i is None:
             first = step.rows[self._places[:1]].tolist()
-            return f"{words}, {len(self._places)} rows, the first {first}: {type(error).__name__}: {error}"
+            return f"{where}, {len(self._places)} rows, the first {first}: {type(error).__name__}: {error}"
         row = int(step.rows[self._places[i]])
-        words = f"{words}, shard '{samples.shard(i)}', sample '{samples.keys[i]}': {type(error).__name__}: {error}"
-        in_index = samples.offset(i, "image") >= 0
-        return f"{words}; `mmdata replay CONFIG {row} --epoch {step.epoch}` makes it alone" if in_index else words
+        message = f"{where}, shard '{samples.shard(i)}', sample '{samples.keys[i]}': {type(error).__name__}: {error}"
+        if samples.offset(i, "image") < 0:  # a stream's: it has no index to find the row in
+            return message
+        return f"{message}; `mmdata replay CONFIG {row} --epoch {step.epoch}` makes this row alone"
 
     def _write_pixels(self, part: _Part) -> None:
-        """Decode and crop each image into its place."""
+        """Read each image, decode it, and write its crop into its row of the batch."""
         clock, first = part.clock, part.samples.start
         clock.lap("collate")
         for i in part.samples:
             if self._failed:
                 return
-            part.at = i
-            clock.watch((i - first) % WATCH_EVERY == 0)
+            part.current = i
+            clock.watch((i - first) % WATCH_EVERY == 0)  # processor time costs a system call: sample it
             stage: Stage = "read"
             place = int(self._places[i])
             try:
@@ -184,18 +181,19 @@ class BatchBuilder:
                 clock.lap("read")
                 stage = "decode"
                 epoch = int(self._step.passes[place])
-                whole = self._pixels.decode(image, epoch=epoch)
+                decoded = self._pixels.decode(image, epoch=epoch)
                 clock.lap("decode")
                 stage = "transform"
-                self._pixels.write(whole, place, number=image.number, epoch=epoch)
+                self._pixels.write(decoded, place, number=image.number, epoch=epoch)
             except BadSample as error:
                 self._bad_images[i] = self._entry(i, stage, error)
             clock.lap(stage)
-        part.wrote = part.samples
+        part.written = part.samples
 
     def _name(self, part: _Part) -> str:
-        """Of the sample that a part is at."""
-        return "" if part.at is None else sample_name(self._samples.shard(part.at), self._samples.keys[part.at])
+        """Name of the sample in progress, for the warnings of a decoder."""
+        i = part.current
+        return "" if i is None else sample_name(self._samples.shard(i), self._samples.keys[i])
 
     def _tokenize(self, part: _Part) -> None:
         """Read the captions, and tokenize them in one call."""
@@ -203,13 +201,13 @@ class BatchBuilder:
         for i in part.samples:
             if self._failed:
                 return
-            part.at = i
+            part.current = i
             try:
                 captions.append(self._samples.caption(i))
             except BadSample as error:
                 self._bad_captions[i] = self._entry(i, "caption", error)
-                captions.append("")
-        part.at = None
+                captions.append("")  # keeps the place of its row
+        part.current = None
         part.clock.lap("read")
         places = self._places[part.samples.start : part.samples.stop]
         encoded = self._tokenizer.encode(captions, self._step.bucket.length)
@@ -217,9 +215,9 @@ class BatchBuilder:
         part.clock.lap("tokenize")
 
     def _tokenize_negatives(self, part: _Part) -> None:
-        """The negative captions, in one call."""
+        """Tokenize the negative captions in one call."""
         assert self._negatives is not None
-        self._further = self._negatives.encode(self._tokenizer, self._places, len(self._step.rows))
+        self._negative_tokens = self._negatives.encode(self._tokenizer, self._places, len(self._step.rows))
         part.clock.lap("tokenize")
 
     def _entry(self, i: int, stage: Stage, error: BadSample) -> LedgerEntry:
@@ -229,11 +227,11 @@ class BatchBuilder:
         return LedgerEntry(step.epoch, step.number, row, shard, key, offset, stage, error.reason.value, error.detail)
 
     def _collate(self, part: _Part) -> None:
-        """Put all that is in the batch together."""
+        """Put the batch together: pixels, tokens, masks, labels, hashes and keys."""
         usable = np.zeros(len(self._step.rows), bool)
         usable[self._places] = self._usable()
         valid = torch.from_numpy(usable)
-        # Attention over no position at all is NaN, and NaN reaches the gradient even where the loss masks the row.
+        # Attention over no token is NaN, and NaN reaches the gradient though the loss masks the row.
         self._attention_mask[:, 0] = 1
         keys = [""] * len(usable)
         for place, key in zip(self._places.tolist(), self._samples.keys, strict=True):
@@ -252,38 +250,38 @@ class BatchBuilder:
             batch["image_hash"] = self._spread(self._samples.image_hashes(), fill=0)
             batch["caption_hash"] = self._spread(self._samples.caption_hashes(), fill=0)
         if self._negatives is not None:
-            there = self._spread(self._negatives.there().astype(np.int64), fill=0).bool()
-            batch["negative_input_ids"], batch["negative_attention_mask"] = map(torch.from_numpy, self._further)
-            batch["negative_valid"] = valid & there
+            present = self._spread(self._negatives.present().astype(np.int64), fill=0).bool()
+            batch["negative_input_ids"], batch["negative_attention_mask"] = map(torch.from_numpy, self._negative_tokens)
+            batch["negative_valid"] = valid & present
             if self._spec.add_hashes:
                 batch["negative_caption_hash"] = self._spread(self._negatives.hashes(), fill=0)
         part.clock.lap("collate")
 
     def _spread(self, values: NDArray[np.int64], *, fill: int) -> Tensor:
-        """Values of the samples (n,) at their places in the batch (B,)."""
+        """Values of the samples (n,) in the rows of the batch (B,); `fill` in padding rows."""
         spread = np.full(len(self._step.rows), fill, np.int64)
         spread[self._places] = values
         return torch.from_numpy(spread)
 
     def _usable(self) -> NDArray[np.bool_]:
-        """Which samples are, bool (n,)."""
+        """Which samples have a good image and a good caption, bool (n,)."""
         usable = np.ones(len(self._places), bool)
         usable[[*self._bad_images, *self._bad_captions]] = False
         return usable
 
     def _sum_up(self) -> Stats:
-        """The sums of all parts; each row is of the worker that wrote its pixels."""
+        """The sums of all parts; a row counts for the worker that wrote its pixels."""
         usable, valid = self._usable(), self._batch["valid"]
         total = Stats(rows=int(valid.sum()), masked=int((~valid).sum()))
         total.tokens = int(self._batch["attention_mask"][valid].sum())
         total.token_places = total.rows * self._step.bucket.length
-        for part in self._parts:
+        for part in self._done:
             for worker in part.stats.workers.values():
-                worker["rows"] = int(usable[part.wrote.start : part.wrote.stop].sum())
+                worker["rows"] = int(usable[part.written.start : part.written.stop].sum())
             total.add(part.stats)
         return total
 
 
 def _split(n: int, size: int) -> list[range]:
-    """0 … n-1 in ranges of so many, one at least."""
+    """0 … n-1 in ranges of at most `size`; at least one range, which may be empty."""
     return [range(i, min(i + size, n)) for i in range(0, n, max(1, size))] or [range(0)]

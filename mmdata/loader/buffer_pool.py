@@ -1,6 +1,6 @@
-"""Memory for the pixels of batches, used again as soon as a batch is gone.
+"""Memory for batches, used again when a batch is gone.
 
-A batch may be kept for as long as its user likes: its memory comes back when the last tensor that shares it is gone.
+A batch may be kept for as long as the user likes: its memory comes back when the last tensor that shares it is gone.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor
 
 
 def own_memory(size: int) -> NDArray[np.uint8]:
-    """Bytes of this process."""
+    """`size` bytes of this process's memory."""
     return np.empty(size, np.uint8)
 
 
 class BufferPool:
-    """Lends uint8 tensors. Safe to use from many threads.
+    """Lends uint8 tensors. Thread-safe.
 
-    Allocating a batch anew would cost a page fault for every 4 KiB of it, about as much time as copying it.
+    To allocate a batch anew would cost a page fault for every 4 KiB, about as much time as to copy the batch.
 
     Args:
-        allocate: gives so many bytes or more.
+        allocate: returns an array of at least this many bytes.
     """
 
     def __init__(self, allocate: Callable[[int], NDArray[np.uint8]] = own_memory) -> None:
@@ -35,23 +35,25 @@ class BufferPool:
         self._free: list[NDArray[np.uint8]] = []
         self._lock = threading.Lock()
 
-    def forget_lent(self) -> None:
-        """Never lend again what is lent now: it is freed when the last tensor that shares it is gone."""
+    def abandon_lent(self) -> None:
+        """Never lend the buffers again that are lent now: each is freed when the last tensor that shares it is gone."""
         with self._lock:
-            self._free = self._free.copy()  # what is lent comes back to the old list, which goes with the last of it
+            # Buffers return to the list that they were lent from: the old list, which is lost with the last of them.
+            self._free = self._free.copy()
 
     def lend(self, shape: tuple[int, ...]) -> Tensor:
-        """A uint8 tensor of the given shape; what it holds is arbitrary."""
+        """A uint8 tensor of the given shape, with arbitrary content."""
         size = math.prod(shape)
         with self._lock:
             fitting = [i for i, buffer in enumerate(self._free) if buffer.size >= size]
             buffer = self._free.pop(fitting[-1]) if fitting else None
             if buffer is None and self._free:
-                self._free.pop()  # too small: replaced by a larger one, so that the ring does not grow
+                # All free buffers are too small. Drop one for the larger one, so that the number of buffers stays.
+                self._free.pop()
         if buffer is None:
             buffer = self._allocate(size)
-        # The tensor's storage keeps this view alive, and the view's end is the sign that no tensor shares it any more.
+        # The tensor's storage keeps this view alive: when the view is collected, no tensor shares the memory any more.
         view = buffer[:size]
-        # The garbage collector may run it at any moment, in the midst of `lend` too: it must not wait for the lock.
+        # The garbage collector may run the finalizer in any line, also within `lend`: so it must not take the lock.
         weakref.finalize(view, self._free.append, buffer).atexit = False
         return torch.from_numpy(view).view(shape)

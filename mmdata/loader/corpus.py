@@ -21,7 +21,7 @@ logger = logging.getLogger("mmdata")
 
 @dataclass(frozen=True)
 class Corpus:
-    """What the plan and the batches of a section `data` are made of."""
+    """The open data of a section `data`, from which plan and batches are made."""
 
     index: Index
     tokenizer: Tokenizer
@@ -29,11 +29,11 @@ class Corpus:
 
 
 def open_corpus(data: DataConfig) -> Corpus:
-    """Open what a section `data` names.
+    """Open the corpus of a section `data`.
 
     Raises:
-        ConfigError: there is no such tokenizer, the negative captions are of another corpus, or this process may not
-            open as many files as a loader needs.
+        ConfigError: the tokenizer does not exist, the negative captions are of another corpus, or this process may
+            not open as many files as a loader needs.
         DataError: the shards have no index, or the file of negative captions is damaged.
     """
     tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
@@ -44,15 +44,17 @@ def open_corpus(data: DataConfig) -> Corpus:
 
 
 def open_index(data: DataConfig) -> Index:
-    """The index of the shards that a section `data` names, with its cache for those behind URLs.
+    """Open the index of a section `data`, with a cache for shards behind URLs.
 
     Raises:
-        ConfigError: this process may not open as many files as a loader over it needs.
+        ConfigError: this process may not open as many files as a loader needs.
         DataError: the shards have no index.
     """
     cache = ShardCache(data.loading.cache_dir, max_bytes=int(data.loading.cache_gb * GB))
     index = Index.open([source.shards for source in sources(data)], cache=cache)
     warn_of_small_cache(index, data.shuffle_window_rows)
+    # A batch mixes the rows of a window, and prefetching reaches into the next window: with fewer rows held, each batch
+    # would open the columns of its shards anew.
     index.held_rows = max(index.held_rows, 4 * data.shuffle_window_rows)
     _warn_of_missing_hashes(data, index)
     ensure_files(files_needed(data, index.num_shards))
@@ -60,13 +62,13 @@ def open_index(data: DataConfig) -> Index:
 
 
 def needs_hashes(data: DataConfig) -> bool:
-    """Whether batches carry hashes: they are asked for, or rows that are no negatives of each other may meet."""
+    """Whether batches have hashes: they are set, or a batch may hold a row twice, which is no negative of itself."""
     again = any((source.repeat or 1.0) != 1.0 or source.weight is not None for source in sources(data))
     return data.add_hashes or again or (data.groups is not None and data.groups.candidates is not None)
 
 
 def _warn_of_missing_hashes(data: DataConfig, index: Index) -> None:
-    """Warn once for each index where images are loaded without being compared with their hashes."""
+    """Warn, once for each index, if its images are loaded without a comparison with their hashes."""
     old = [str(part.folder) for part in index.manifests if part.schema == OLDEST_VERSION]
     if not old or data.loading.check_images != "auto" or index.fingerprint in _warned_of:
         return

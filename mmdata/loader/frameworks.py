@@ -1,6 +1,6 @@
-"""What loops and tools that we did not write find on a Loader or a Stream: the epoch is told, copies are refused.
+"""What training frameworks expect of a Loader or a Stream: a sampler with `set_epoch`, and clear errors.
 
-Nothing here knows how batches are made.
+It does not depend on how batches are made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Interoperable(ABC):
-    """A Loader or a Stream, as others see it."""
+    """The part of a Loader or a Stream that training frameworks use."""
 
     @abstractmethod
     def set_epoch(self, epoch: int) -> None:
@@ -23,10 +23,10 @@ class Interoperable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the workers and drop what they made ahead. Iterating again starts others."""
+        """End the workers, and drop prefetched batches. Iterating again starts others."""
 
     def __enter__(self) -> Self:
-        """`with loader:` closes it at the end."""
+        """`with loader:` closes the loader at the end."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -35,16 +35,16 @@ class Interoperable(ABC):
 
     @property
     def batch_sampler(self) -> EpochSampler:
-        """Tells Lightning how to set the epoch; it samples nothing.
+        """Lets Lightning set the epoch; it samples nothing.
 
         Lightning calls `batch_sampler.sampler.set_epoch` before each epoch. Without it a run that resumes at the end of
-        an epoch would begin again with the first, and one with `limit_train_batches` would never leave the first.
+        an epoch would begin with the first epoch again, and a run with `limit_train_batches` would never leave it.
         """
         return EpochSampler(self.set_epoch)
 
     @property
     def dataset(self) -> NoReturn:
-        """There is none; says what to do instead to those who ask, as `accelerate.skip_first_batches` does."""
+        """Raises AttributeError with the remedy; `accelerate.skip_first_batches` reads it, for one."""
         raise AttributeError(
             f"a {type(self).__name__} is no torch DataLoader and has no `dataset`: {self._how_to_skip()}"
         )
@@ -60,18 +60,18 @@ class Interoperable(ABC):
 
     @abstractmethod
     def _how_to_skip(self) -> str:
-        """How to leave out the first batches of an epoch."""
+        """How to skip the first batches of an epoch."""
 
     @abstractmethod
     def _how_to_make(self) -> str:
-        """How another one is made."""
+        """How to make another one."""
 
 
 class EpochSampler:
-    """Stands where loops look for a sampler to set the epoch of.
+    """The sampler on which training frameworks set the epoch.
 
-    It is found as `batch_sampler.sampler` and not as `sampler`: of a loader with a `sampler` Lightning says under
-    `overfit_batches` that it has turned the shuffling off, which it does for DataLoaders only.
+    It is `batch_sampler.sampler`, not `sampler`: with a `sampler`, Lightning says under `overfit_batches` that it has
+    turned the shuffling off, which it does for DataLoaders only.
 
     Args:
         set_epoch: called with the epoch that begins.
@@ -87,7 +87,7 @@ class EpochSampler:
 
 
 class Iteration(Iterator[T]):
-    """The batches of one iteration over a Loader or a Stream. Closed, or dropped, it ends.
+    """The batches of one iteration over a Loader or a Stream. It ends when it is closed or collected.
 
     Args:
         batches: makes them.
@@ -103,7 +103,7 @@ class Iteration(Iterator[T]):
         return next(self._batches)
 
     def close(self) -> None:
-        """End here; no thread is left at work for it."""
+        """End the iteration; no thread continues to work for it."""
         self._batches.close()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:

@@ -22,12 +22,12 @@ class PixelEntries(TypedDict):
 
 
 def batch_pixels(bucket: Bucket, rows: int, buffers: BufferPool, transform: PixelTransform) -> Images | Patches:
-    """Places for the images of a batch, of the kind that its bucket asks for; arguments as for `Images`."""
+    """`Patches` if the bucket has a number of patches, else `Images`; arguments as for `Images`."""
     return (Patches if bucket.patches else Images)(bucket, rows, buffers, transform)
 
 
 class Images:
-    """Images of the bucket's shape.
+    """Images of the bucket's shape, written in place: `pixel_values` is (B, 3, H, W).
 
     Args:
         bucket: of the batch.
@@ -43,7 +43,7 @@ class Images:
         self._places = self._pixel_values.unbind()
 
     def decode(self, image: EncodedImage, *, epoch: int) -> Decoded:
-        """Decode an image as far as this batch needs it; raises BadSample."""
+        """Decode an image to about the size that this batch needs; raises BadSample."""
         return self._transform.decode(image, shape=self._shape, patches=0, epoch=epoch)
 
     def write(self, decoded: Decoded, place: int, *, number: int, epoch: int) -> None:
@@ -51,13 +51,13 @@ class Images:
         self._transform.write(decoded, self._places[place], number=number, epoch=epoch)
 
     def entries(self, valid: Tensor) -> PixelEntries:
-        """What has been written, zeros where not `valid` (B,)."""
-        self._pixel_values[~valid] = 0
+        """The entries of the batch, with zeros where not `valid` (B,)."""
+        self._pixel_values[~valid] = 0  # the memory holds an earlier batch
         return {"pixel_values": self._pixel_values}
 
 
 class Patches:
-    """Images in their own aspect ratio, as at most `bucket.patches` patches each; used as `Images`."""
+    """Images in their own aspect ratio, of at most `bucket.patches` patches each; used as `Images` is."""
 
     def __init__(self, bucket: Bucket, rows: int, buffers: BufferPool, transform: PixelTransform) -> None:
         self._transform = transform
@@ -65,7 +65,7 @@ class Patches:
         self._shapes = torch.ones(rows, 2, dtype=torch.int64)
 
     def decode(self, image: EncodedImage, *, epoch: int) -> Decoded:
-        """Decode an image as far as this batch needs it; raises BadSample."""
+        """Decode an image to about the size that this batch needs; raises BadSample."""
         return self._transform.decode(image, shape=None, patches=self._pixel_values.shape[1], epoch=epoch)
 
     def write(self, decoded: Decoded, place: int, *, number: int, epoch: int) -> None:
@@ -74,9 +74,9 @@ class Patches:
         self._shapes[place] = torch.tensor(shape)
 
     def entries(self, valid: Tensor) -> PixelEntries:
-        """What has been written, with masks and shapes; one patch of zeros where not `valid` (B,).
+        """The entries of the batch, with one patch of zeros where not `valid` (B,).
 
-        Attention over no patch at all would be NaN, and NaN reaches the gradient even where the loss masks the row.
+        Without a patch attention would be NaN, and NaN reaches the gradient though the loss masks the row.
         """
         self._pixel_values[~valid] = 0
         self._shapes[~valid] = 1

@@ -1,4 +1,4 @@
-"""Rows that could not be used: each is masked in its batch and listed with its reason; too many end the run."""
+"""Rows that could not be used: each is masked in its batch and listed with a reason; too many end the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from mmdata.launcher import Ranks
 logger = logging.getLogger("mmdata")
 
 MIN_ROWS_FOR_RATE = 1000
+"""Rows seen before the share of bad rows is checked: among fewer rows a share says little."""
 KEPT_ENTRIES = 10_000
+"""Entries that a ledger keeps in memory; a file holds all (`Ledger.write_to`)."""
 
 Stage = Literal["read", "decode", "transform", "caption"]
 
@@ -30,12 +32,12 @@ class LedgerEntry:
 
     Attributes:
         epoch, step: of the batch.
-        row: in the index; -1 where a stream's sample came into no batch.
+        row: in the index; -1 for a sample of a stream that is in no batch.
         shard, key: of the sample.
-        offset: of its image in the shard, in bytes, or of its caption where that was at fault; -1 in a stream.
-        stage: at which it failed.
-        reason: of the closed list, `mmdata.errors.Reason`.
-        detail: what was seen, for a person.
+        offset: of the image, or of the caption if that is bad, in the shard, in bytes; -1 in a stream.
+        stage: at which the row failed.
+        reason: a value of `mmdata.errors.Reason`.
+        detail: for a person to read.
     """
 
     epoch: int
@@ -63,38 +65,38 @@ class RowCounts:
         return RowCounts(self.seen - other.seen, self.masked - other.masked)
 
     def state(self) -> dict[str, Any]:
-        """As JSON, a part of a loader's state."""
+        """The entries of a loader's state."""
         return {"rows_seen": self.seen, "rows_masked": dict(self.masked)}
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> RowCounts:
-        """Undo of `state`; raises ConfigError for what it cannot have given."""
+        """Read the entries of a loader's state; raises ConfigError for impossible ones."""
         seen, masked = state.get("rows_seen"), state.get("rows_masked")
         counts = list(masked.values()) if isinstance(masked, dict) else [None]
         if any(type(count) is not int or count < 0 for count in [seen, *counts]) or sum(counts) > seen:  # type: ignore[arg-type,operator]
             raise ConfigError(
-                "loader state: 'rows_seen' must be a whole number from 0 on, and 'rows_masked' numbers by reason that "
-                f"are no more in sum: got {seen!r} and {masked!r}; give the dictionary that state_dict() returned, or "
+                "loader state: 'rows_seen' must be an integer from 0 on, and 'rows_masked' integers by reason, at most "
+                f"'rows_seen' in sum: got {seen!r} and {masked!r}; give the dictionary that state_dict() returned, or "
                 "start anew"
             )
         return cls(seen, Counter(masked))  # type: ignore[arg-type]
 
 
 class Ledger(Sequence[LedgerEntry]):
-    """The rows that were masked, newest last. Ends the run when they are more than a share of the rows seen.
+    """The rows that were masked, newest last. Ends the run when they exceed a share of the rows seen.
 
-    One of several ranks does not judge by its own rows: it would end while the others wait for it in a collective. It
-    warns, and the program that runs all ranks calls `judge` on each with the counts of all (`Loader.check_rows`).
+    With several ranks a rank only warns of its own rows: if it ended alone, the other ranks would wait for it in a
+    collective. The training loop calls `judge` on all ranks with the counts of all (`Loader.check_rows`).
 
-    As a sequence it holds the newest entries, at most `KEPT_ENTRIES`; `write_to` keeps all in a file.
+    As a sequence it has the newest entries, at most `KEPT_ENTRIES`; `write_to` appends all to a file.
 
     Args:
-        max_bad_share: of the rows seen, from the thousandth row on, and again at the end of an epoch.
-        ranks: which rank this is, for the warning.
+        max_bad_share: of the rows seen; checked after each batch from 1,000 rows on, and at the end of an epoch.
+        ranks: rank and world size.
 
     Attributes:
-        earlier: rows of the run before it was resumed, of all its ranks.
-        own: rows since then, of this rank.
+        earlier: counts of all ranks before the run was resumed.
+        own: counts of this rank since then.
     """
 
     def __init__(self, max_bad_share: float, ranks: Ranks = Ranks()) -> None:  # noqa: B008
@@ -106,7 +108,7 @@ class Ledger(Sequence[LedgerEntry]):
         self._path: Path | None = None
 
     def __len__(self) -> int:
-        """Entries that are kept."""
+        """Number of entries kept."""
         return len(self._entries)
 
     @overload
@@ -116,53 +118,54 @@ class Ledger(Sequence[LedgerEntry]):
     def __getitem__(self, index: slice) -> list[LedgerEntry]: ...
 
     def __getitem__(self, index: int | slice) -> LedgerEntry | list[LedgerEntry]:
-        """An entry, or a list of them."""
+        """An entry, or a list of entries."""
         return self._entries[index] if isinstance(index, int) else list(self._entries)[index]
 
     @property
     def masked(self) -> Counter[str]:
-        """Rows that were masked since the loader was built or resumed, by reason, exact."""
+        """Exact number of rows masked since the loader was built or resumed, by reason."""
         return self.own.masked
 
     @property
     def counts(self) -> RowCounts:
-        """Rows of the whole run, as far as this rank knows."""
+        """Counts of the whole run: of all ranks until it was resumed, of this rank since."""
         return self.earlier + self.own
 
     def write_to(self, path: str | os.PathLike[str], *, epoch: int, step: int) -> None:
         """Append each entry to a file as it comes, one JSON object a line.
 
-        Entries of batches from (epoch, step) on are cut off: a run that was killed wrote them, and the resumed run
-        makes these batches again. So each masked row stands in the file once.
+        Removes the entries of batches from (epoch, step) on: a run that was killed wrote them, and the resumed run
+        makes these batches again. So the file has each masked row once.
         """
         self._path = Path(path)
         cut_ledger(self._path, epoch=epoch, step=step)
 
     def restore(self, counts: RowCounts) -> None:
-        """Go on from the counts of a run that was stopped."""
+        """Continue from the counts of a run that was stopped."""
         self.earlier, self.own = counts, RowCounts()
         self._entries.clear()
 
     def merge(self, counts: Sequence[RowCounts]) -> RowCounts:
-        """The counts of all ranks as one: what they had before they were resumed counts once.
+        """Add up the counts of all ranks; those from before the run was resumed count once.
 
         Example:
-            Resumed at 100 rows; now two ranks have counted 108 rows each: 116 in all.
+            Resumed at 100 rows; two ranks now have 108 rows each: 116 in all.
         """
         return sum((count - self.earlier for count in counts), start=self.earlier)
 
     def add(self, entries: list[LedgerEntry], rows_seen: int) -> None:
-        """Account for the rows of one batch.
+        """Add the rows of one batch.
 
         Raises:
-            DataError: too many rows could not be used, and this is the only rank.
+            DataError: with one rank, more than `max_bad_share` of the rows could not be used.
         """
-        told = set(self.own.masked)
+        # Each reason is logged once: a corpus with a common fault would flood the log.
+        logged = set(self.own.masked)
         for entry in entries:
-            if entry.reason not in told:
-                told.add(entry.reason)
+            if entry.reason not in logged:
+                logged.add(entry.reason)
                 logger.warning(
-                    "shard '%s', sample '%s': %s (%s); left out, as all like it will be: `.ledger` lists them",
+                    "shard '%s', sample '%s': %s (%s); masked, as later rows like it will be: `.ledger` lists them",
                     entry.shard,
                     entry.key,
                     entry.reason,
@@ -177,7 +180,7 @@ class Ledger(Sequence[LedgerEntry]):
             self.check()
 
     def check(self) -> None:
-        """Judge what this rank has seen: raise a DataError, or warn once if it is one of several."""
+        """Check the rows of this rank: raises a DataError; with several ranks, warns once instead."""
         if self._warned:
             return
         try:
@@ -187,7 +190,7 @@ class Ledger(Sequence[LedgerEntry]):
                 raise
             self._warned = True
             logger.warning(
-                "rank %d of %d: %s. A rank that ended alone would leave the others waiting, so this one goes on. "
+                "rank %d of %d: %s. A rank that ended alone would leave the others waiting, so this one continues. "
                 "check_rows(merge_states(states)), called with the states of all ranks on every rank at the same step, "
                 "ends all of them, as in mmdata's trainer and integrations",
                 self._ranks.rank,
@@ -196,7 +199,7 @@ class Ledger(Sequence[LedgerEntry]):
             )
 
     def judge(self, counts: RowCounts) -> None:
-        """Raise a DataError if more than `max_bad_share` of the rows in `counts` were masked."""
+        """Raise a DataError if more than `max_bad_share` of the rows in `counts` are masked."""
         bad = counts.masked.total()
         if bad > self._max_bad_share * counts.seen:
             listed = ", ".join(f"{reason} {count}" for reason, count in counts.masked.most_common())
@@ -209,9 +212,9 @@ class Ledger(Sequence[LedgerEntry]):
 
 
 def cut_ledger(path: Path, *, epoch: int, step: int) -> None:
-    """Take out of a ledger's file what a killed run left there and a resumed one makes again.
+    """Remove from a ledger's file the entries of batches from (epoch, step) on, and a last line that is not whole.
 
-    That is the entries of batches from (epoch, step) on, and a line that a kill cut. All others stay.
+    A run that was killed wrote them, and the resumed run makes these batches again.
     """
     if not path.is_file():
         return

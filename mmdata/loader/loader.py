@@ -1,6 +1,6 @@
-"""Executes a plan: the batches of one rank, made ahead by workers, in the plan's order.
+"""Executes a plan: the batches of one rank in the plan's order, prefetched by workers.
 
-What a batch holds depends on the plan alone; workers change only who makes it and when.
+The content of a batch depends on the plan alone; workers decide only who makes it, and when.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from mmdata.config.strict_yaml import parse
 from mmdata.cores import NumWorkers, most_workers
 from mmdata.launcher import resolve_ranks
 from mmdata.loader.batch_maker import BatchMaker
-from mmdata.loader.captions import all_captions
 from mmdata.loader.corpus import open_corpus
 from mmdata.loader.frameworks import Interoperable, Iteration
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, RowCounts
@@ -40,28 +39,28 @@ from mmdata.plan.position import Position
 class Loader(Interoperable):
     """The batches of one rank, epoch after epoch.
 
-    Iterating gives the rest of the current epoch; when it is exhausted the next epoch begins, also without
-    `set_epoch`. Its first batches are made before they are asked for. A batch may be kept; its memory is used again
-    once it is gone. `close`, or leaving a `with` block, ends the workers.
+    An iteration gives the rest of the current epoch; after it the next epoch is current, also without `set_epoch`, and
+    its first batches are prefetched. A batch may be kept; its memory is used again when it is gone. `close`, or the end
+    of a `with` block, ends the workers.
 
     Args:
         plan: of the global batches.
         maker: makes batches.
-        rank: 0 … world_size-1; None: the launcher's, see `resolve_ranks`.
+        rank: 0 … world_size-1; None: as the launcher says, see `resolve_ranks`.
         world_size: processes that share each global batch; must divide the global batch size. Given with rank.
-        num_workers: threads, auto (all usable cores of the rank); 0 makes batches in the caller's thread.
-        prefetch: batches made ahead of the one that was yielded, by all workers together.
-        max_bad_share: of the rows seen; the run ends when more could not be used. One of several ranks only warns:
-            `check_rows` judges the rows of all.
-        source: makes the batches instead of such threads, as `from_config` gives it.
+        num_workers: threads; auto: all usable cores of the rank; 0: batches are made in the caller's thread.
+        prefetch: batches made before the caller asks for them, by all workers together.
+        max_bad_share: the run ends when more than this share of the rows seen could not be used. With several ranks
+            each only warns, and `check_rows` judges the rows of all ranks.
+        source: makes the batches; default: threads.
 
     Attributes:
-        plan, maker, index, rank, world_size: as given.
+        index: of the shards.
         ledger: the rows that were masked on this rank.
         stats: sums over the batches yielded.
 
     Raises:
-        ConfigError: the launcher's variables RANK and WORLD_SIZE are no rank in a world.
+        ConfigError: the environment variables RANK and WORLD_SIZE do not fit together.
         ValueError: world_size does not divide the global batch size, or is given without rank.
 
     Example:
@@ -93,7 +92,8 @@ class Loader(Interoperable):
         self._source = source or ThreadedBatches(
             RankSteps(plan, maker, ranks), maker, num_threads=most_workers(num_workers), prefetch=prefetch
         )
-        # Process, epoch and step of the batch that the source gives next. A forked child has none of the workers.
+        # Process id, epoch and step of the batch that the source gives next; None: the source must begin anew. The id
+        # differs in a forked child, which has none of its parent's workers.
         self._next: tuple[int, int, int] | None = None
         self._position = Position()
 
@@ -109,12 +109,12 @@ class Loader(Interoperable):
 
         Args:
             config: a YAML file or a dictionary with the section `data`, or that section.
-            rank: 0 … world_size-1. Without rank and world_size both are the launcher's (RANK and WORLD_SIZE in the
-                environment, as torchrun sets them), which is logged; without a launcher 0 of 1.
+            rank: 0 … world_size-1. Without rank and world_size, both come from RANK and WORLD_SIZE in the environment,
+                as torchrun sets them, which is logged; without a launcher, rank 0 of 1.
             world_size: processes that share each global batch.
 
         Raises:
-            ConfigError: a setting is unknown, missing or out of range, or there is no such tokenizer.
+            ConfigError: a setting is unknown, missing or out of range, or the tokenizer does not exist.
             DataError: the shards have no index, or are not those that were indexed.
         """
         ranks = resolve_ranks(rank, world_size)
@@ -128,22 +128,21 @@ class Loader(Interoperable):
     def __len__(self) -> int:
         """Steps of the current epoch, exact, the same on every rank.
 
-        Epochs differ only where batch sizes do, rows stand in groups or a repeat is no whole number.
+        Epochs differ only with batches of several sizes, rows in groups, or a repeat that is not an integer.
         """
         return self.plan.num_steps(self._position.epoch)
 
     @property
     def batch_size(self) -> int:
-        """Rows of a batch on this rank; with a token budget, at most."""
+        """Rows of a batch on this rank; the largest number with a token budget."""
         return self.plan.global_batch_size // self.world_size
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration at the start of an epoch.
 
-        May be called in the last step of a loop over the epoch before, too. In mid-epoch the current epoch may be named
-        at any time, which changes nothing; another one ends the iteration that is under way: asked for another batch,
-        it raises a RuntimeError. After the last batch the current epoch is given again, where it is named. Of an epoch
-        that `load_state_dict` has put at its end nothing is left: it is not given again.
+        To set the current epoch in mid-epoch changes nothing. To set another ends the iteration in progress: its next
+        batch raises a RuntimeError. The last step of an epoch may already set the next one. After its last batch an
+        epoch that is set again is given again; not so an epoch whose end `load_state_dict` has restored.
 
         Raises:
             ValueError: epoch is negative, or above 1,048,575.
@@ -152,49 +151,48 @@ class Loader(Interoperable):
             self._discard_prefetched_epoch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is, counted in batches yielded, and the plan it belongs to; JSON, under 1 KB.
+        """The position, counted in batches yielded, and what the batches depend on; JSON, under 1 KB.
 
-        It counts the rows that this rank has seen and masked, beside those of the state that was loaded; `merge_states`
-        makes one state of those of all ranks.
+        It also counts the rows that this rank has seen and masked, added to those of the state that was loaded.
+        `merge_states` makes one state of those of all ranks.
         """
-        place = {"epoch": self._position.epoch, "step": self._position.step}
-        return {**place, **self.ledger.counts.state(), "plan": self.identity}
+        position = {"epoch": self._position.epoch, "step": self._position.step}
+        return {**position, **self.ledger.counts.state(), "plan": self.identity}
 
     @cached_property  # takes a millisecond; a state may be asked for at every step
     def identity(self) -> Identity:
-        """What the batches depend on, pixels and tokens included; a state belongs to loaders of the same identity.
+        """What the batches depend on, pixels and tokens included. A state fits loaders of the same identity.
 
-        Of a transform of your own it knows the name, and whether its file has changed, which is logged, not refused.
+        A transform of your own is known by its name; a change of its file is logged, not refused.
         """
         return identity_of(self.plan, self.maker)
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """One state of those that all ranks took at the same step: the rows that they have counted are added up."""
+        """One state of the states that all ranks took at the same step; adds up the rows that they count."""
         return {**states[0], **self.ledger.merge([RowCounts.of(state) for state in states]).state()}
 
     def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
-        """All captions of those of the rows that have several: an evaluation counts each, a batch has one a row."""
-        return all_captions(self.maker, rows)
+        """All captions of each row that has several, for an evaluation; a batch has one caption a row."""
+        return self.maker.all_captions(rows)
 
     def check_rows(self, state: dict[str, Any]) -> None:
-        """Judge the rows that a state counts, from the thousandth row or the end of the first epoch on.
+        """Check the share of bad rows that a state counts, from 1,000 rows or the end of the first epoch on.
 
         Raises:
-            DataError: more than `max_bad_share` of them could not be used; says how many for which reason.
+            DataError: more than `max_bad_share` of the rows could not be used; gives the number for each reason.
         """
         counts = RowCounts.of(state)
         if counts.seen >= MIN_ROWS_FOR_RATE or state["epoch"] > 0 or state["step"] == self.plan.num_steps(0):
             self.ledger.judge(counts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after the last batch that was yielded when the state was taken.
+        """Continue after the last batch that was yielded when the state was taken.
 
-        The number of ranks and workers may be another. An iteration that is under way ends: asked for another batch, it
-        raises a RuntimeError.
+        The number of ranks and workers may differ. An iteration in progress ends: its next batch raises a RuntimeError.
 
         Raises:
-            ConfigError: the state belongs to another plan; what differs is named. Or a number in it is missing, or
-                is none that `state_dict` gives.
+            ConfigError: the state belongs to other batches, and the error names what differs; or a number in the state
+                is missing or impossible.
         """
         epoch, step = position_of(state, self.identity, self.plan)
         self.ledger.restore(RowCounts.of(state))
@@ -205,8 +203,8 @@ class Loader(Interoperable):
         """The batches of the current epoch, from where `load_state_dict` put it, or from its start.
 
         Raises:
-            RuntimeError: asked for another batch after `set_epoch`, `load_state_dict` or a newer iteration has moved
-                the position; there is one.
+            RuntimeError: `set_epoch`, `load_state_dict` or a newer iteration has moved the loader's position since the
+                last batch.
         """
         return Iteration(self._iterate(), of="loader")
 
@@ -217,12 +215,13 @@ class Loader(Interoperable):
         try:
             for step in range(position.step, num_steps):
                 position.check(iteration, of="loader")
-                # No reference stays in this frame: the caller frees the batch's memory.
+                # The batch gets no name here: this frame would keep its memory until the next batch.
                 yield self._take(iteration, epoch, step, num_steps)
-            if position.restores == restores:  # the rows that are counted are still those of this iteration
+            if position.restores == restores:  # else the ledger counts the rows of another state
                 self.ledger.check()
         except BaseException as error:
-            # What is made ahead is dropped, unless it begins the next epoch and the loop has merely ended.
+            # Prefetched batches are dropped. A loop that has had the last batch and is then left keeps them: they are
+            # those of the next epoch.
             at_the_end = self._next is not None and self._next[2] == 0
             if position.is_of(iteration) and not (at_the_end and isinstance(error, GeneratorExit)):
                 self._stop()
@@ -230,7 +229,7 @@ class Loader(Interoperable):
         position.end(iteration)
 
     def _take(self, iteration: int, epoch: int, step: int, num_steps: int) -> Batch:
-        """The batch of a step, accounted for."""
+        """Take the batch of a step, and add it to stats and ledger."""
         if self._next != (os.getpid(), epoch, step):
             self._source.begin(epoch, step)
         started = perf_counter()
@@ -243,7 +242,7 @@ class Loader(Interoperable):
         return made.batch
 
     def close(self) -> None:
-        """End the workers and drop what they made ahead. Iterating again starts others."""
+        """End the workers, and drop prefetched batches. Iterating again starts others."""
         self._next = None
         self._source.close()
 
@@ -275,7 +274,7 @@ class Loader(Interoperable):
         return "Loader.from_config(config, rank=rank, world_size=world_size)"
 
     def _discard_prefetched_epoch(self) -> None:
-        """Drop the batches that were made ahead where others are to come next."""
+        """Drop the prefetched batches if the position has moved away from them."""
         if self._next and self._next[1:] != (self._position.epoch, self._position.step):
             self._stop()
 

@@ -1,6 +1,6 @@
-"""Negative captions from a file: negatives of the images, added to a batch with the rows' own captions.
+"""Negative captions from a file: wrong captions of the images, added to a batch with the rows' own captions.
 
-Which one a row has follows from the row and its pass alone, as its own caption does. Reads no image.
+The choice among a row's negative captions depends on the row and its pass alone, as that of its own caption does.
 """
 
 from __future__ import annotations
@@ -29,37 +29,42 @@ CHUNK = 4096
 
 @dataclass(frozen=True)
 class NegativeTexts:
-    """Further captions of the n rows of a step.
+    """The negative captions of the n samples of a step.
 
     Attributes:
-        texts: n captions, None for a row without one.
-        length: tokens that each takes up in the batch; all fit.
+        texts: n captions, None where a sample has none.
+        length: width of their tokens in the batch; all captions fit.
     """
 
     texts: Sequence[str | None]
     length: int
 
-    def there(self) -> NDArray[np.bool_]:
-        """Which rows have one, bool (n,)."""
+    def present(self) -> NDArray[np.bool_]:
+        """Which samples have a negative caption, bool (n,)."""
         return np.array([text is not None for text in self.texts], bool)
 
     def encode(
         self, tokenizer: Tokenizer, places: NDArray[np.int64], rows: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """input_ids and attention_mask at the rows' places in a batch of so many, int64 (rows, length) each.
+        """input_ids and attention_mask of a batch, int64 (rows, length) each.
 
-        Every row has at least one unmasked position.
+        Every row has at least one unmasked position, since attention over none is NaN.
+
+        Args:
+            tokenizer: tokenizes all captions in one call.
+            places: int64 (n,), rows of the samples in the batch.
+            rows: of the batch.
         """
         input_ids = np.full((rows, self.length), tokenizer.pad_id, np.int64)
         attention_mask = np.zeros((rows, self.length), np.int64)
-        there = places[self.there()]
+        present = places[self.present()]
         texts = [text for text in self.texts if text is not None]
-        input_ids[there], attention_mask[there] = tokenizer.encode(texts, self.length)
+        input_ids[present], attention_mask[present] = tokenizer.encode(texts, self.length)
         attention_mask[:, 0] = 1
         return input_ids, attention_mask
 
     def hashes(self) -> NDArray[np.int64]:
-        """int64 (n,), as those of captions; 0 where there is none."""
+        """Hashes as those of captions, int64 (n,); 0 where a sample has none."""
         return np.array([0 if text is None else hash64(text.encode()) for text in self.texts], np.int64)
 
 
@@ -67,9 +72,9 @@ class NegativeCaptions:
     """The negative captions of a corpus's rows.
 
     Args:
-        of_rows: a list for each row that has some, by its number; None in it stands for none.
+        of_rows: row number to the captions of that row; None where one is missing.
         num_rows: rows of the corpus.
-        length: tokens of the longest, as the batches are wide in every step.
+        length: tokens of the longest caption: the width in every batch.
         fingerprint: equal for equal files.
     """
 
@@ -84,18 +89,18 @@ class NegativeCaptions:
 
     @classmethod
     def read(cls, path: Path, index: Index, tokenizer: Tokenizer) -> NegativeCaptions:
-        """Those of a file; each key is one of the index. All captions are counted by the tokenizer, once.
+        """Read a file whose keys are keys of the index. The tokenizer counts all captions once.
 
         Raises:
-            ConfigError: no such file, or keys that the corpus does not have.
-            DataError: the file cannot be read, a key stands twice, or a caption is empty.
+            ConfigError: the file does not exist, or the corpus does not have its keys.
+            DataError: the file cannot be read, a key occurs twice, or a caption is empty.
         """
         keys, lists, fingerprint = _read(path)
         rows = _find_rows(path, keys, index.keys(np.arange(len(index))))
         of_rows = {row: _cleaned(path, key, texts) for row, key, texts in zip(rows, keys, lists, strict=True) if texts}
         texts = [text for captions in of_rows.values() for text in captions if text is not None]
         if not texts:
-            raise DataError(f"negative captions '{path}': there is no caption in it; {REMEDY}")
+            raise DataError(f"negative captions '{path}': the file has no caption; {REMEDY}")
         longest = max(max(tokenizer.count(texts[i : i + CHUNK])) for i in range(0, len(texts), CHUNK))
         return cls(of_rows, len(index), length=min(longest, tokenizer.max_length), fingerprint=fingerprint)
 
@@ -104,11 +109,11 @@ class NegativeCaptions:
 
         Chosen as the row's own caption is: where a row has as many of both, the i-th goes with the i-th.
         """
-        count = self._count[rows]
+        count = self._count[rows]  # 0 for a row without any: it chooses text 0, which is then replaced by None
         chosen = self._start[rows] + choose_captions(rows, np.maximum(count, 1), passes)
-        there = count > 0
-        found: list[str | None] = self._texts.take(pa.array(np.where(there, chosen, 0))).to_pylist()
-        texts = [text if some else None for text, some in zip(found, there.tolist(), strict=True)]
+        present = count > 0
+        found: list[str | None] = self._texts.take(pa.array(np.where(present, chosen, 0))).to_pylist()
+        texts = [text if some else None for text, some in zip(found, present.tolist(), strict=True)]
         return NegativeTexts(texts, self.length)
 
 
@@ -126,7 +131,7 @@ def _read(path: Path) -> tuple[list[str], list[list[str | None]], str]:
 
 
 def _find_rows(path: Path, keys: list[str], corpus: list[str]) -> list[int]:
-    """The row of each key."""
+    """The row of each key of the file in the corpus."""
     row_of = {key: row for row, key in enumerate(corpus)}
     unknown = [key for key in keys if key not in row_of]
     if unknown:
@@ -140,14 +145,14 @@ def _find_rows(path: Path, keys: list[str], corpus: list[str]) -> list[int]:
         seen: set[str] = set()
         key = next(key for key in twice if key in seen or seen.add(key))
         raise DataError(
-            f"negative captions '{path}': key '{key}' stands twice in {where}: give all of a row in one list"
+            f"negative captions '{path}': key '{key}' occurs twice in {where}: give a row's captions in one list"
         )
     return [row_of[key] for key in keys]
 
 
 def _cleaned(path: Path, key: str, texts: list[str | None]) -> list[str | None]:
-    """As the captions of the shards are cleaned, so that equal ones have equal hashes."""
+    """Clean captions as those of the shards are cleaned, so that equal captions have equal hashes."""
     try:
         return [None if text is None else clean_caption(text) for text in texts]
     except BadSample as error:
-        raise DataError(f"negative captions '{path}', key '{key}': {error}; leave it out, or put null") from error
+        raise DataError(f"negative captions '{path}', key '{key}': {error}; remove it, or put null") from error

@@ -1,4 +1,4 @@
-"""What a batch is made of: the samples of a step, read when they are asked for, wherever they lie."""
+"""The samples of a step, read when they are needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mmdata.transform.pixels import EncodedImage
 
 
 class Samples(Protocol):
-    """The n samples of a step, for its rows that are not -1, in that order; i is 0 … n-1."""
+    """The n samples of a step, one for each row that is not -1, in the order of the rows; i is 0 … n-1."""
 
     @property
     def keys(self) -> Sequence[str]:
@@ -25,15 +25,15 @@ class Samples(Protocol):
         ...
 
     def shard(self, i: int) -> str:
-        """Name of the shard, for messages."""
+        """Name of the sample's shard, for messages."""
         ...
 
     def offset(self, i: int, kind: Literal["image", "caption"]) -> int:
-        """Of a member in its shard, in bytes; -1: unknown."""
+        """Offset of a member in its shard, in bytes; -1 if unknown."""
         ...
 
     def image(self, i: int) -> EncodedImage:
-        """The image, not yet decoded; raises BadSample."""
+        """The encoded image; raises BadSample."""
         ...
 
     def caption(self, i: int) -> str:
@@ -41,15 +41,15 @@ class Samples(Protocol):
         ...
 
     def labels(self) -> NDArray[np.int64]:
-        """int64 (n,), -1 where a sample has none."""
+        """Labels, int64 (n,); -1 where a sample has none."""
         ...
 
     def image_hashes(self) -> NDArray[np.int64]:
-        """int64 (n,)."""
+        """Hashes of the images, int64 (n,)."""
         ...
 
     def caption_hashes(self) -> NDArray[np.int64]:
-        """Of the chosen captions, int64 (n,)."""
+        """Hashes of the chosen captions, int64 (n,)."""
         ...
 
 
@@ -72,15 +72,15 @@ CheckImages = Literal["auto", "always", "never"]
 
 
 class IndexSamples:
-    """The samples of n rows of an index, read when they are asked for.
+    """The samples of n rows of an index.
 
     Args:
         index: of the shards.
-        store: reads its members.
+        store: reads the members.
         rows: int64 (n,).
-        passes: int64 (n,), decide which of its captions each row has.
+        passes: int64 (n,); the pass decides which of its captions a row has.
         check_images: see `LoadingConfig.check_images`.
-        stop: once it is set, nothing more is read.
+        stop: once it is set, reads raise Interrupted.
     """
 
     def __init__(
@@ -101,19 +101,19 @@ class IndexSamples:
         self._shards, _ = index.locate(rows)
         self._columns = index.take(rows, COLUMNS)
         self._hash_offsets, self._hashes = index.take_lists(rows, "caption_hash")
-        self._chosen = choose_captions(rows, np.diff(self._hash_offsets), passes)  # (n,) positions among the captions
+        self._chosen = choose_captions(rows, np.diff(self._hash_offsets), passes)  # (n,), caption of each row
         self.keys = index.keys(rows)
 
     def shard(self, i: int) -> str:
-        """Name of the shard, for messages."""
+        """Name of the sample's shard, for messages."""
         return self._index.shard_name(int(self._shards[i]))
 
     def offset(self, i: int, kind: Literal["image", "caption"]) -> int:
-        """Of a member in its shard, in bytes."""
+        """Offset of a member in its shard, in bytes."""
         return int(self._columns[f"{kind}_offset"][i])
 
     def image(self, i: int) -> EncodedImage:
-        """The image; its random numbers are the row's. Raises BadSample where it is not the one indexed."""
+        """The encoded image, with the row as number; raises BadSample if it is not the one indexed."""
         image = self.stored_image(i)
         if self._check_images == "never":
             return image
@@ -123,11 +123,11 @@ class IndexSamples:
             changed = self._check_images == "always" and hash64(image.data) != self._columns["image_hash"][i]
         if changed:
             raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")
-        # Whoever makes an index with fast hashes probes its images; earlier versions compared no checksums in that.
+        # Versions that write fast hashes have compared the checksums within the images; earlier versions had not.
         return image._replace(checked=fast != 0)
 
     def stored_image(self, i: int) -> EncodedImage:
-        """The image as it lies in the shard, compared with nothing."""
+        """The encoded image as it is in the shard, not compared with its hash."""
         image_format = FORMATS[self._columns["image_format"][i]]
         orientation = int(self._columns["orientation"][i])
         return EncodedImage(self._read(i, "image"), image_format, orientation, int(self._rows[i]))
@@ -137,21 +137,21 @@ class IndexSamples:
         captions = captions_of(self._read(i, "caption"), int(self._columns["caption_format"][i]))
         indexed = self._hashes[self._hash_offsets[i] : self._hash_offsets[i + 1]]
         chosen = int(self._chosen[i])
-        # Its length decided the row's bucket: another caption may not fit.
+        # The length of the indexed caption decided the row's bucket; another caption may not fit into it.
         if len(captions) != len(indexed) or hash64(captions[chosen].encode()) != indexed[chosen]:
             raise BadSample(Reason.FILE_CHANGED, "caption is not the one indexed; `mmdata verify` tells what changed")
         return captions[chosen]
 
     def labels(self) -> NDArray[np.int64]:
-        """int64 (n,), -1 where a row has none."""
+        """Labels, int64 (n,); -1 where a row has none."""
         return self._columns["label"]
 
     def image_hashes(self) -> NDArray[np.int64]:
-        """int64 (n,)."""
+        """Hashes of the images, int64 (n,)."""
         return self._columns["image_hash"]
 
     def caption_hashes(self) -> NDArray[np.int64]:
-        """Of the chosen captions, int64 (n,)."""
+        """Hashes of the chosen captions, int64 (n,)."""
         return self._hashes[self._hash_offsets[:-1] + self._chosen]
 
     def _read(self, i: int, kind: Literal["image", "caption"]) -> bytes:

@@ -1,4 +1,4 @@
-"""Shards of coming batches, fetched before a worker asks for them. What is in a batch does not depend on it."""
+"""Prefetches the shards that coming batches need. What is in a batch does not depend on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from mmdata.loader.workers.promise import Stop
+from mmdata.loader.workers.interrupt_safe import Stop
 from mmdata.plan import Step
 from mmdata.shards import Index, ShardStore
 from mmdata.shards.remote.cache import GB
@@ -19,31 +19,16 @@ logger = logging.getLogger("mmdata")
 FETCHERS = 4
 """Shards fetched concurrently."""
 LOOK_AGAIN = 64
-"""Steps after which a shard is looked for again: it may have been removed."""
+"""Steps after which a shard is looked for again, since the cache may have removed it."""
 MAX_ROWS = 2**20
-"""Rows of the steps that are taken from the plan before their turn: 16 bytes each."""
-
-
-def fetch_ahead(steps: Iterator[Step], index: Index, store: ShardStore) -> Iterator[Step]:
-    """The steps, in their order, as soon as the plan has them; shards they need are fetched meanwhile.
-
-    Of a corpus on a local disk nothing is fetched, and no thread is started.
-    """
-    if not index.caches:
-        yield from steps
-        return
-    ahead = ShardPrefetcher(steps, index, store)
-    try:
-        yield from ahead
-    finally:
-        ahead.close()
+"""Rows in the steps that are planned but not taken yet, at most: 16 bytes each."""
 
 
 class ShardPrefetcher:
-    """Goes through steps in a thread of its own, and fetches their shards in others.
+    """Gives steps in their order; one thread runs ahead through the steps, and others fetch the shards they need.
 
-    What is fetched and not used yet takes at most half of the cache: the other half is for what is in use. A shard
-    that cannot be fetched is no error here; the worker that needs it asks again, and says what is wrong.
+    Shards that are fetched and not used yet take at most half of the cache: the other half is for shards in use. A
+    shard that cannot be fetched is only logged: the worker that needs the shard tries again, and raises the error.
 
     Args:
         steps: of one epoch; iterated in another thread.
@@ -55,33 +40,35 @@ class ShardPrefetcher:
         self._steps = steps
         self._index = index
         self._store = store
-        self._room = min(cache.max_bytes for cache in index.caches) // 2  # bytes
-        self._lock = threading.RLock()  # entered itself, not through `_changed`: see `promise`
-        self._changed = threading.Condition(self._lock)  # waited for by the threads alone
+        self._max_unused_bytes = min(cache.max_bytes for cache in index.caches) // 2
+        # Entered itself, not through `_changed`: an interrupt within `Condition.__enter__`, which is Python, could
+        # leave the lock held. Only the threads of this object wait for it; an interrupt reaches the main thread alone.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._stop = Stop()
         self._error: Exception | None = None  # what the plan raised
-        self._ready: SimpleQueue[Step | None] = SimpleQueue()  # None: there are no more
-        self._rows = 0  # of what is ready
-        self._taken = 0  # steps
-        self._unused: dict[int, int] = {}  # shard -> bytes, asked for, and no step that needs it was taken yet
-        self._looked: dict[int, int] = {}  # shard -> number of the step for which it was last looked for
+        self._ready: SimpleQueue[Step | None] = SimpleQueue()  # None: there are no more steps
+        self._ready_rows = 0
+        self._taken_steps = 0
+        self._unused: dict[int, int] = {}  # shard -> bytes, requested, while no step that needs it was taken
+        self._last_seen: dict[int, int] = {}  # shard -> number of the last step for which the cache was asked for it
         self._wanted: SimpleQueue[int | None] = SimpleQueue()
-        threads = [threading.Thread(target=self._look_ahead, name="mmdata-ahead", daemon=True)]
-        # Daemons: a program that ends does not wait for a server that does not answer.
+        # Daemons: a program that ends must not wait for a server that does not answer.
+        threads = [threading.Thread(target=self._plan_ahead, name="mmdata-ahead", daemon=True)]
         threads += [threading.Thread(target=self._fetch, name="mmdata-fetch", daemon=True) for _ in range(FETCHERS)]
         try:
             for thread in threads:
                 thread.start()
-        except BaseException:  # an interrupt: nobody else could end those that run
+        except BaseException:  # an interrupt: the caller gets no object with which it could end the threads that run
             self.close()
             raise
 
     def __iter__(self) -> Iterator[Step]:
-        """The steps; what the plan raises is raised in its place."""
+        """The steps, in their order; raises what the plan raises."""
         while (step := self._ready.get()) is not None:
             with self._lock:
-                self._taken += 1
-                self._rows -= len(step.rows)
+                self._taken_steps += 1
+                self._ready_rows -= len(step.rows)
                 for shard in self._shards(step):
                     self._unused.pop(shard, None)
                 self._changed.notify_all()
@@ -90,7 +77,7 @@ class ShardPrefetcher:
             raise self._error
 
     def close(self) -> None:
-        """Ask for nothing more, and leave what is being fetched."""
+        """Request no more shards, and abandon those that are being fetched."""
         self._stop.set()
         with self._lock:
             self._changed.notify_all()
@@ -98,15 +85,17 @@ class ShardPrefetcher:
     def _shards(self, step: Step) -> list[int]:
         return np.unique(self._index.locate(step.rows[step.rows >= 0])[0]).tolist()
 
-    def _look_ahead(self) -> None:
+    def _plan_ahead(self) -> None:
+        """Queue the steps, and request the shards of each."""
         try:
             for number, step in enumerate(self._steps):
                 with self._lock:
-                    self._changed.wait_for(lambda: self._stop.is_set() or self._rows < MAX_ROWS)
-                    self._rows += len(step.rows)
+                    self._changed.wait_for(lambda: self._stop.is_set() or self._ready_rows < MAX_ROWS)
+                    self._ready_rows += len(step.rows)
+                # The step first: a worker that takes it fetches its shard without waiting for room in the cache.
                 self._ready.put(step)
                 for shard in self._shards(step):
-                    self._ask_for(shard, number)
+                    self._request(shard, number)
                 if self._stop.is_set():
                     return
         except Exception as error:
@@ -116,11 +105,11 @@ class ShardPrefetcher:
             for _ in range(FETCHERS):
                 self._wanted.put(None)
 
-    def _ask_for(self, shard: int, number: int) -> None:
-        """Have a shard that step `number` needs fetched, once there is room ahead for it."""
-        if number - self._looked.get(shard, -LOOK_AGAIN) < LOOK_AGAIN:
+    def _request(self, shard: int, number: int) -> None:
+        """Have a shard that step `number` needs fetched, once the unused shards leave room for it."""
+        if number - self._last_seen.get(shard, -LOOK_AGAIN) < LOOK_AGAIN:
             return
-        self._looked[shard] = number
+        self._last_seen[shard] = number
         if self._store.is_here(shard):
             return
         size = self._index.listed(shard).bytes
@@ -128,12 +117,12 @@ class ShardPrefetcher:
             self._changed.wait_for(
                 lambda: (
                     self._stop.is_set()
-                    or number < self._taken  # a worker waits for it already
-                    or not self._unused
-                    or sum(self._unused.values()) + size <= self._room
+                    or number < self._taken_steps  # a worker waits for this shard already
+                    or not self._unused  # a shard larger than the room would otherwise wait for ever
+                    or sum(self._unused.values()) + size <= self._max_unused_bytes
                 )
             )
-            if number >= self._taken:
+            if number >= self._taken_steps:
                 self._unused[shard] = size
         self._wanted.put(shard)
 
@@ -142,11 +131,11 @@ class ShardPrefetcher:
             try:
                 self._store.fetch(shard, self._stop)
             except Exception as error:
-                logger.debug("shard %d was not fetched ahead: %s", shard, error)
+                logger.debug("shard %d was not prefetched: %s", shard, error)
 
 
 def warn_of_small_cache(index: Index, window_rows: int) -> None:
-    """Say so when the shards of a window do not fit into the cache beside those of the next."""
+    """Warn if the shards of a window and those of the next window do not fit into the cache together."""
     for cache in index.caches:
         corpus = index.bytes
         window = corpus * min(1.0, window_rows / max(len(index), 1))

@@ -1,4 +1,4 @@
-"""Where a loader's state says that it was, if the state belongs to this plan."""
+"""A loader's identity, and the position in a state whose identity is the same."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ SINCE = {
     "tokenizer",
     "patch_size",
 }
-"""What earlier versions did not write into their states: taken to be as it was, with a warning."""
+"""Entries that the states of earlier versions lack: they are taken to be unchanged, with a warning."""
 
 
 def identity_of(plan: Plan, maker: BatchMaker) -> Identity:
-    """What the batches of a plan depend on: which rows are in them, and what pixels and tokens those have.
+    """What batches depend on: their rows, and the pixels and tokens of these.
 
-    Not in it is what may change when a run is resumed: workers and where they run, prefetch, caches, the number of
-    ranks, hashes beside the rows, the share of bad rows.
+    It leaves out what may change when a run is resumed: `data.loading`, the number of ranks, and hashes in the batch.
     """
     transform = maker.transform
     own_seed = transform.identity()["transform"] != "eval" and transform.seed != plan.seed
@@ -47,21 +46,22 @@ def identity_of(plan: Plan, maker: BatchMaker) -> Identity:
 
 
 def differences(saved: dict[str, Any], identity: Identity, *, of: str) -> list[str]:
-    """The names under which a state's identity differs from one's own.
+    """The names of the entries in which the identity of a state differs from this one.
 
-    Logs what an earlier version did not say, and a user's transform whose file has changed: that may be a comment.
+    Only logs entries that the state of an earlier version lacks, and a change in the file of a user's transform, which
+    may be a comment.
 
     Args:
-        saved: the state's.
-        identity: one's own.
-        of: whose state it is, for the log.
+        saved: identity in the state.
+        identity: of the loader or stream.
+        of: "loader" or "stream", for the log.
     """
-    if unsaid := [name for name in identity if name in SINCE and name not in saved]:
+    if missing := [name for name in identity if name in SINCE and name not in saved]:
         logger.warning(
             "this %s state was written by an earlier version, which did not say %s: they are taken to be what they are "
             "now; if you have changed one of them since, pixels or tokens are not those of an undisturbed run",
             of,
-            ", ".join(unsaid),
+            ", ".join(missing),
         )
     sources = saved.get("transform_source"), identity.get("transform_source")
     if saved.get("transform") == identity.get("transform") and None not in sources and sources[0] != sources[1]:
@@ -71,22 +71,22 @@ def differences(saved: dict[str, Any], identity: Identity, *, of: str) -> list[s
             identity["transform"],
             of,
         )
-    compared = [name for name in identity if name != "transform_source" and name not in unsaid]
+    compared = [name for name in identity if name != "transform_source" and name not in missing]
     return [name for name in compared if saved.get(name) != identity[name]]
 
 
 def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tuple[int, int]:
-    """(epoch, step) of a state; `identity` is that of the batches.
+    """(epoch, step) of a state; `identity` is that of the loader.
 
     Raises:
-        ConfigError: the state belongs to other batches; what differs is named. Or a number in it is missing, or is none
-            that `Loader.state_dict` gives.
+        ConfigError: the state belongs to other batches, and the error names what differs; or a number in the state is
+            missing or impossible.
     """
     plan_of_state = check_state(state, of="loader").get("plan")
     saved = {"negative_captions": None, **(plan_of_state if isinstance(plan_of_state, Mapping) else {})}
-    if untold := [key for key in identity if key not in saved and key not in SINCE]:
+    if missing := [key for key in identity if key not in saved and key not in SINCE]:
         raise ConfigError(
-            f"this loader state does not say {', '.join(untold)} of its plan: this version's loader did not "
+            f"this loader state does not say {', '.join(missing)} of its plan: this version's loader did not "
             "write it; resume with the one that did, or start anew"
         )
     if changed := differences(saved, identity, of="loader"):

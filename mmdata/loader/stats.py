@@ -1,4 +1,4 @@
-"""A clock on every stage of loading, and the account of rows and padding. Every moment of a worker is some stage's."""
+"""A clock on every stage of loading, and counts of rows and padding. All time of a worker belongs to some stage."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from time import perf_counter, thread_time
 from typing import NamedTuple
 
 STAGES = ("read", "decode", "transform", "tokenize", "collate")
-"""What workers do: members of shards to bytes; images to pixels; crop and resize; captions to ids; all else a batch
-needs: its memory, masks, labels and keys."""
+"""Stages of a worker: read members of shards; decode images; crop and resize; tokenize captions; collate the rest of a
+batch (memory, masks, labels, keys)."""
 
 WATCH_EVERY = 8
-"""Rows of which one has its processor time taken too: that clock is a system call, and costs ten times the other."""
+"""Processor time is measured for one row in this many: its clock is a system call, which costs ten times the other."""
 
-NOTICEABLE = 0.2  # of the workers' time, waiting for a core: below it nobody need do anything about it
+NOTICEABLE = 0.2
+"""Share of the workers' time spent waiting for a core from which a message mentions it."""
 
 
 def _zeros() -> dict[str, float]:
@@ -23,11 +24,11 @@ def _zeros() -> dict[str, float]:
 
 
 class Bottleneck(NamedTuple):
-    """What a loader spends most time on.
+    """The stage on which a loader spends most time.
 
     Attributes:
         stage: one of `STAGES`, or "transfer": the copy to the device.
-        words: a clause that says so.
+        words: a clause for a message.
     """
 
     stage: str
@@ -39,18 +40,18 @@ class Stats:
     """Sums over the batches of a loader.
 
     Attributes:
-        wall_s: seconds by stage, of all workers together.
-        cpu_s: processor seconds in them, estimated from one row in `WATCH_EVERY`. The rest is waiting: for a disk or a
-            network, or for a core or the interpreter's lock while another thread has it.
-        workers: of each worker, by the name of its thread, seconds by stage and "rows". The threads of side process p
-            have names of their own, `mmdata-process_p-worker_0` and so on.
-        wait_s: the caller waited for a batch.
-        transfer_s: the caller was busy with the copy to the device (`DevicePrefetcher`).
-        read_bytes: of images.
+        wall_s: seconds by stage, summed over all workers.
+        cpu_s: processor seconds by stage, estimated from one row in `WATCH_EVERY`. The difference to `wall_s` is
+            waiting: for a disk or a network, for a core, or for the interpreter's lock.
+        workers: thread name to seconds by stage and "rows". Threads of worker process p are called
+            `mmdata-process_p-worker_0` and so on.
+        wait_s: seconds for which the caller waited for a batch.
+        transfer_s: seconds for which the caller copied batches to the device (`DevicePrefetcher`).
+        read_bytes: bytes of images.
         rows: valid rows.
-        masked: rows that could not be used, and those that fill up the last batch.
-        tokens: in valid rows, padding excluded.
-        token_places: the same rows with their padding.
+        masked: rows that could not be used, and rows that are padding.
+        tokens: tokens of valid rows, without padding.
+        token_places: tokens of valid rows, with padding.
     """
 
     wall_s: dict[str, float] = field(default_factory=_zeros)
@@ -65,17 +66,17 @@ class Stats:
     token_places: int = 0
 
     def add(self, other: Stats) -> None:
-        """Add the sums of another."""
+        """Add the sums of another to these."""
         self._add(other, 1)
 
     def since(self, earlier: Stats) -> Stats:
-        """The sums of what came after an earlier `copy`."""
+        """The sums since an earlier `copy`."""
         later = self.copy()
         later._add(earlier, -1)
         return later
 
     def copy(self) -> Stats:
-        """The sums as they are now."""
+        """A copy of the sums."""
         copied = Stats()
         copied._add(self, 1)
         return copied
@@ -95,14 +96,14 @@ class Stats:
 
     @property
     def own_s(self) -> dict[str, float]:
-        """Seconds by stage that are the stage's own doing: without waiting for a core or the interpreter's lock.
+        """Seconds by stage without the time in which it waited for a core or the interpreter's lock.
 
-        Any stage waits for these, and one that holds the lock makes the others look slow. What a stage alone waits for
-        is its own: so much as it waited longer than all other stages together.
+        Every stage waits for these, and a stage that holds the lock makes the others look slow. Waiting counts for a
+        stage only as far as that stage waited longer than all others together: then it waits for a disk, say.
 
         Example:
-            A slow disk: read waits 9 s, the others 0.5 s: 8.5 s of it are reading's own. A tokenizer that holds the
-            lock: read waits 0.6 s, decode and transform 0.7 s: no stage has them for its own.
+            A slow disk: read waits 9 s, the others 0.5 s: 8.5 s count for read. A tokenizer that holds the lock: read
+            waits 0.6 s, decode and transform 0.7 s: they count for no stage.
         """
         waited = {stage: max(0.0, wall - self.cpu_s[stage]) for stage, wall in self.wall_s.items()}
         total = sum(waited.values())
@@ -113,11 +114,11 @@ class Stats:
 
     @property
     def core_wait_s(self) -> float:
-        """Seconds that workers had work, and waited for a core or the interpreter's lock."""
+        """Seconds for which workers that had work waited for a core or the interpreter's lock."""
         return sum(self.wall_s.values()) - sum(self.own_s.values())
 
     def bottleneck(self) -> Bottleneck | None:
-        """The stage that most time goes to; None where nothing was measured."""
+        """The stage with most time; None before the first batch."""
         total, own = sum(self.wall_s.values()), self.own_s
         if total <= 0:
             return None
@@ -131,12 +132,12 @@ class Stats:
 
 
 class StageClock:
-    """Times a part of a batch in the thread that makes it. `lap` gives all since the last lap to a stage.
+    """Times a part of a batch in the thread that makes it. `lap` adds the time since the last lap to a stage.
 
-    Seconds are those of the wall: reading from a slow disk costs them and no others.
+    It measures wall time, since a slow disk takes no processor time.
 
     Args:
-        stats: of the part.
+        stats: gets the seconds.
     """
 
     def __init__(self, stats: Stats) -> None:
@@ -146,13 +147,13 @@ class StageClock:
         self._cpu, self._wall = thread_time(), perf_counter()
 
     def watch(self, watching: bool) -> None:
-        """Take the processor's time too in the laps that follow, or no more."""
+        """Switch the measurement of processor time on or off for the laps that follow."""
         if watching and not self._watching:
             self._cpu = thread_time()
         self._watching = watching
 
     def lap(self, stage: str) -> None:
-        """A stage has ended."""
+        """End a stage: it gets the time since the last lap."""
         wall = perf_counter()
         lap_s, self._wall = wall - self._wall, wall
         self._stats.wall_s[stage] += lap_s
@@ -163,10 +164,11 @@ class StageClock:
             self._cpu = cpu
 
     def stop(self) -> None:
-        """The part is made: write down whose work it was, and the processor's time."""
+        """End the part: add its processor time, and the name of the thread that made it."""
         stats = self._stats
         for stage, wall_s in stats.wall_s.items():
             watched_s = self._watched_s[stage]
+            # The rows not watched are taken to have the share of processor time of those that were.
             stats.cpu_s[stage] = wall_s * min(1.0, self._watched_cpu_s[stage] / watched_s) if watched_s else 0.0
         stats.workers = {threading.current_thread().name: {**stats.wall_s, "rows": stats.rows}}
 

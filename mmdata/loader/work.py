@@ -1,4 +1,4 @@
-"""What workers are given and what they give: units of work that threads share, and the batch they make."""
+"""Work that threads share, the batch that comes of it, and the protocol of what makes a loader's batches."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ U = TypeVar("U")
 
 @dataclass(frozen=True)
 class Work(Generic[T]):
-    """A result in units, which any thread may do, several at the same time.
+    """Work in units, which threads may do concurrently.
 
     Attributes:
-        units: each is to be called once, in any order. After one has raised, the others return immediately.
-        finish: called once, when all units have returned; gives the result.
+        units: each is called once, in any order. After one has raised, the others return immediately.
+        finish: called once, when all units have returned; returns the result.
     """
 
     units: Sequence[Callable[[], None]]
     finish: Callable[[], T]
 
     def then(self, change: Callable[[T], U]) -> Work[U]:
-        """The same work, with its result changed by the thread that finishes it."""
+        """The same work; the thread that finishes it changes the result."""
         return Work(self.units, lambda: change(self.finish()))
 
     def run(self) -> T:
@@ -39,7 +39,7 @@ class Work(Generic[T]):
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """A batch, the rows of it that are masked, and the clock of the workers that made it."""
+    """A batch, its masked rows, and the clock of the workers that made it."""
 
     batch: Batch
     masked: list[LedgerEntry]
@@ -47,13 +47,13 @@ class LoadedBatch:
 
 
 class BatchSource(Protocol):
-    """Whoever makes a loader's batches: threads, worker processes, or threads that hand over to processes.
+    """Makes a loader's batches: threads, worker processes, or threads that hand over to processes.
 
-    A source makes batches ahead, in the order of the plan, from one epoch into the next.
+    A source prefetches batches in the order of the plan, from one epoch into the next.
     """
 
     def begin(self, epoch: int, start: int) -> None:
-        """Make the batches from step `start` of an epoch on; those that were made ahead are dropped."""
+        """Make the batches from step `start` of an epoch on; drops prefetched batches."""
         ...
 
     def take(self, epoch: int, step: int) -> LoadedBatch:
@@ -65,9 +65,9 @@ class BatchSource(Protocol):
         ...
 
     def stop(self) -> None:
-        """Make no more, and drop what was made; `begin` goes on."""
+        """Make no more batches, and drop those that were made; `begin` starts again."""
         ...
 
     def close(self) -> None:
-        """Stop, and end threads and processes; `begin` starts them again."""
+        """Stop, and end threads and processes; `begin` starts others."""
         ...

@@ -11,7 +11,7 @@ from contextlib import closing
 from itertools import count, islice
 
 from mmdata.loader.ledger import LedgerEntry
-from mmdata.loader.workers.turns import Turns
+from mmdata.loader.workers.interrupt_safe import SharedGenerator
 from mmdata.seeding import Purpose, permutation
 from mmdata.streaming.composer import Composer, Pass, StreamStep
 from mmdata.streaming.position import PassPosition
@@ -45,7 +45,7 @@ class Passes:
         self._start = start
         self._endless = endless
         self._stopped = False
-        self.steps = Turns(self._make())
+        self.steps = SharedGenerator(self._make())
 
     def stop(self) -> None:
         """End `steps` at the next sample. Another thread may be waiting for a step."""

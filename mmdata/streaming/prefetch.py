@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from mmdata.loader.stats import Stats
 from mmdata.loader.work import Work
-from mmdata.loader.workers.promise import Promise
+from mmdata.loader.workers.interrupt_safe import Promise
 from mmdata.loader.workers.threads import END_S, WorkerThreads
 
 Step = TypeVar("Step")

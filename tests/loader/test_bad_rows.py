@@ -148,7 +148,7 @@ def test_loader_logs_each_reason_once(damaged: Corpus, caplog: pytest.LogCapture
     (message,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
     assert message.startswith("shard '00000")
     assert "file_changed (" in message
-    assert message.endswith("; left out, as all like it will be: `.ledger` lists them")
+    assert message.endswith("; masked, as later rows like it will be: `.ledger` lists them")
 
 
 def test_loader_ends_when_too_many_rows_are_bad(damaged: Corpus):

@@ -64,7 +64,7 @@ def test_error_in_a_worker_names_the_row(
     step = step_of(corpus, 33)
     assert str(found) == (
         f"epoch 0, step {step}, shard '000001.tar', sample '00033': {words}; "
-        "`mmdata replay CONFIG 33 --epoch 0` makes it alone"
+        "`mmdata replay CONFIG 33 --epoch 0` makes this row alone"
     )
     assert found.__cause__ is error
     assert loader.state_dict()["step"] == step, "the batches before it came"

@@ -20,7 +20,7 @@ from mmdata.shards import ShardWriter, store
 from mmdata.transform.text import Tokenizer
 
 from .conftest import Corpus
-from .sides import wait_until_ready
+from .worker_processes import wait_until_ready
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="counts in /proc")
 
@@ -63,7 +63,7 @@ def test_loader_holds_no_more_after_twenty_epochs_than_after_two(corpus: Corpus,
     assert [later[:4] for later in after[2:]] == [after[1][:4]] * 18
 
 
-def test_loader_makes_no_slot_after_the_first_epochs(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
+def test_loader_allocates_no_buffer_after_the_first_epochs(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
     made: list[int] = []
 
     def allocate(size: int) -> NDArray[np.uint8]:

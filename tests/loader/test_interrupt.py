@@ -18,7 +18,7 @@ import pytest
 from tests.flat_settings import grouped
 
 from .conftest import Corpus
-from .sides import ROOT
+from .worker_processes import ROOT
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks into /proc")
 
@@ -85,7 +85,7 @@ def test_interrupt_leaves_no_process_memory_or_file(
             assert process.stdout is not None
             assert process.stdout.readline() == "batch\n"
         else:
-            time.sleep(after_s)  # while it opens the index, starts its side processes, waits for them, or iterates
+            time.sleep(after_s)  # while it opens the index, starts its worker processes, waits for them, or iterates
         os.killpg(process.pid, signal.SIGINT)
         _, error = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGINT, error

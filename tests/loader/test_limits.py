@@ -22,7 +22,7 @@ from tests.flat_settings import grouped
 from tests.programs import run_program
 
 from .conftest import Corpus
-from .sides import ROOT, sides
+from .worker_processes import ROOT, worker_processes
 
 LIMITED = """
 import json, os, resource, sys
@@ -76,7 +76,7 @@ def many_shards(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dic
 @pytest.mark.parametrize("workers", ["thread", "process"])
 def test_loader_runs_with_as_many_files_as_it_asks_for(many_shards: dict[str, Any], tmp_path: Path, workers: str):
     more = """
-    enough = there + needed + 1  # a side process has a socket more when it begins
+    enough = there + needed + 1  # a worker process has a socket more when it begins
     resource.setrlimit(resource.RLIMIT_NOFILE, (enough, enough))
     loader = Loader.from_config(settings)
     print([sum(int(batch["valid"].sum()) for batch in loader) for epoch in range(3)])
@@ -128,7 +128,7 @@ def test_loader_says_before_it_begins_that_files_are_too_few(corpus: Corpus, tmp
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounts need root")
-def test_side_process_needs_no_room_in_dev_shm(corpus: Corpus, tmp_path: Path):
+def test_worker_process_needs_no_room_in_dev_shm(corpus: Corpus, tmp_path: Path):
     # In a mount namespace of its own: /dev/shm is full, and read-only.
     mount = "mount -t tmpfs -o size=4k,ro tmpfs /dev/shm"
     if subprocess.run(["unshare", "--mount", "sh", "-c", mount], capture_output=True).returncode:
@@ -151,4 +151,4 @@ def test_side_process_needs_no_room_in_dev_shm(corpus: Corpus, tmp_path: Path):
         timeout=300,
     )
     assert done.stdout == "Read-only file system\n50\n", done.stderr
-    assert sides() == []
+    assert worker_processes() == []

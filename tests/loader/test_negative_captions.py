@@ -100,7 +100,7 @@ def test_extra_caption_of_a_masked_row_is_not_valid(corpus, tmp_path: Path):
     assert valid == {row: row != 0 for row in range(50)}
 
 
-def test_extra_captions_are_the_same_from_side_processes(corpus, file: Path):
+def test_extra_captions_are_the_same_from_worker_processes(corpus, file: Path):
     inside = corpus.loader(negative_captions=str(file), add_hashes=True, num_workers=0)
     beside = corpus.loader(negative_captions=str(file), add_hashes=True, worker_type="process")
     for here, there in zip(inside, beside, strict=True):
@@ -148,7 +148,7 @@ def test_extra_captions_that_stand_twice(corpus, tmp_path: Path):
     key = corpus.samples[4].key
     path = tmp_path / "e.parquet"
     pq.write_table(pa.table({"key": [key, key], "captions": [["a"], ["b"]]}), path)
-    message = f"negative captions '{path}': key '{key}' stands twice in the file: give all of a row in one list"
+    message = f"negative captions '{path}': key '{key}' occurs twice in the file: give a row's captions in one list"
     refused(corpus, path, DataError, message)
 
 
@@ -156,7 +156,7 @@ def test_extra_captions_that_stand_twice(corpus, tmp_path: Path):
 def test_extra_captions_that_are_none(corpus, tmp_path: Path, text: str, found: str):
     key = corpus.samples[4].key
     path = write(tmp_path / "e.parquet", {key: ["a dog", text]})
-    pattern = rf"^negative captions '{path}', key '{key}': {found}: .*; leave it out, or put null$"
+    pattern = rf"^negative captions '{path}', key '{key}': {found}: .*; remove it, or put null$"
     with pytest.raises(DataError, match=pattern):
         corpus.loader(negative_captions=str(path))
 
@@ -166,7 +166,7 @@ def test_extra_captions_without_any(corpus, tmp_path: Path, lists: list[list[str
     path = tmp_path / "e.parquet"
     table = pa.table({"key": [corpus.samples[0].key], "captions": pa.array(lists, pa.list_(pa.string()))})
     pq.write_table(table, path)
-    refused(corpus, path, DataError, f"negative captions '{path}': there is no caption in it; {REMEDY}")
+    refused(corpus, path, DataError, f"negative captions '{path}': the file has no caption; {REMEDY}")
 
 
 def test_extra_captions_of_a_missing_file(corpus, tmp_path: Path):

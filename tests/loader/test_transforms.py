@@ -1,4 +1,4 @@
-"""Random transforms in a loader: the same pixels with any number of threads, and in a side process."""
+"""Random transforms in a loader: the same pixels with any number of threads, and in a worker process."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Who makes the batches.
 
-- `steps`: what one rank has to make, in order: it follows from the plan alone.
+- `steps`: the steps of one rank, in order. They depend on the plan alone.
 - `threads`: worker threads share each batch in units of rows. The default.
-- `parent` and `child`: worker processes, each with threads of its own; a batch comes back in `shared_memory`, told
+- `parent` and `child`: worker processes, each with threads of its own; batches come back in `shared_memory`, messages
   over a `channel`.
 - `handover`: threads make the first batches while the worker processes start.
-- `choose`: which of them a loader gets. Whoever makes a batch, the batch is the same.
+- `choose`: which of these a loader gets. All of them make the same batches.
 """

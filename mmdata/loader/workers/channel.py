@@ -1,4 +1,4 @@
-"""Messages between two processes, errors among them, over a Unix socket."""
+"""Messages between two processes over a Unix socket, errors among them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from typing import Any
 from mmdata.errors import ConfigError, DataError, LoadError, printable
 
 MAX_FILES = 8
-"""Descriptors that come with one message."""
+"""File descriptors in one message, at most."""
 REMEDY = (
     "raise the limit (`ulimit -n 65536` for files, the container's for memory), "
     "or set data.loading.worker_type to thread"
 )
+KNOWN_ERRORS = {"ConfigError": ConfigError, "DataError": DataError, "LoadError": LoadError}
+LINE_END = "\n"
 
 
 class Channel:
-    """Messages between two processes over a Unix socket: JSON, and descriptors of files beside it.
+    """One end of a Unix socket: sends and receives JSON, each message with file descriptors.
 
     Args:
         end: of a socket pair.
@@ -33,13 +35,15 @@ class Channel:
         self._lock = threading.Lock()
 
     def send(self, message: dict[str, Any], files: Sequence[int] = ()) -> None:
-        """Send a message; threads take turns.
+        """Send a message, from any thread.
 
         Raises:
-            EOFError: the other side has closed its end, or is gone; or this end is closed.
+            EOFError: the other process has closed its end, or has ended; or this end is closed.
         """
         body = json.dumps(message).encode()
         try:
+            # Threads take turns: the parts of two messages must not mix. The descriptors travel with the header, since
+            # only that call sends them.
             with self._lock:
                 socket.send_fds(self._socket, [len(body).to_bytes(8, "big")], files)
                 self._socket.sendall(body)
@@ -52,16 +56,18 @@ class Channel:
         """Wait for the next message; one thread only.
 
         Raises:
-            EOFError: the other side has closed its end, or is gone; or this end is closed.
-            ConfigError: this process may not open as many files as have come.
+            EOFError: the other process has closed its end, or has ended; or this end is closed.
+            ConfigError: this process may not open as many files as the message has.
         """
         try:
             header, files, flags, _ = socket.recv_fds(self._socket, 8, MAX_FILES)
+            # A stream socket may give less than was asked for, also of the header's 8 bytes.
             body = self._read(int.from_bytes(header + self._read(8 - len(header)), "big"))
         except OSError as error:
             if self._is_end(error):
                 raise EOFError from error
             raise
+        # At the limit on open files the kernel drops descriptors, and reports it in this flag alone.
         if flags & socket.MSG_CTRUNC:
             raise ConfigError(
                 f"data.loading.worker_type process: too many open files in process {os.getpid()}; {REMEDY}"
@@ -69,15 +75,15 @@ class Channel:
         return json.loads(body), list(files)
 
     def wait(self, seconds: float) -> bool:
-        """Whether a message, or the other side's end, has come within so many seconds."""
+        """Wait for a message or the end of the other process; returns whether one has come within `seconds`."""
         if self._closed:
             return False
-        poll = select.poll()
+        poll = select.poll()  # `select.select` refuses descriptors from 1024 on
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
     def close(self) -> None:
-        """Close this end: the other side reads EOFError."""
+        """Close this end: the other process gets an EOFError."""
         self._socket.close()
 
     @property
@@ -98,27 +104,21 @@ class Channel:
         return b"".join(parts)
 
 
-KNOWN = {"ConfigError": ConfigError, "DataError": DataError, "LoadError": LoadError}
-
-
-LINE_END = "\n"
-
-
 class WorkerTraceback(Exception):
-    """Where in a side process an error came from; the `__cause__` of that error here."""
+    """The traceback of an error in a worker process; it is the `__cause__` of the error that the loader raises."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(f"in the loader's side process:\n{printable(text, keep=LINE_END)}")
+        super().__init__(f"in the loader's worker process:\n{printable(text, keep=LINE_END)}")
 
 
 def message_of(error: BaseException) -> dict[str, str]:
-    """What is sent of an error that is being handled."""
+    """The message for an error that is being handled."""
     return {"type": type(error).__name__, "text": str(error), "traceback": traceback.format_exc()}
 
 
 def error_of(message: dict[str, str]) -> Exception:
-    """The error that was sent: of its own type where callers know it, else a `LoadError`."""
+    """The error of a message: of its own type if that is one of `mmdata.errors`, else a `LoadError`."""
     kind, text = message["type"], message["text"]
-    error = KNOWN[kind](text) if kind in KNOWN else LoadError(f"{kind}: {text}")
+    error = KNOWN_ERRORS[kind](text) if kind in KNOWN_ERRORS else LoadError(f"{kind}: {text}")
     error.__cause__ = WorkerTraceback(message["traceback"])
     return error

@@ -1,4 +1,4 @@
-"""Which workers make a loader's batches: threads of its process, or worker processes. The batches are the same."""
+"""Chooses what makes a loader's batches: threads of its process, or worker processes. The batches are the same."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ logger = logging.getLogger("mmdata")
 def make_source(data: DataConfig, plan: Plan, maker: BatchMaker, ranks: Ranks) -> BatchSource:
     """The workers that a section `data` asks for; see `resolve_workers` for `worker_type: auto`.
 
-    Threads make the first batches while worker processes start. A user's transform under `worker_type: process` is the
-    exception: it never runs in this process, so that it cannot take the training loop along when it crashes.
+    Threads make the first batches while worker processes start, except with a user's transform under `worker_type:
+    process`: it never runs in this process, so that a crash of it cannot end the training loop.
 
     Raises:
-        ConfigError: `worker_type: process`, and another process cannot import the transform.
+        ConfigError: `worker_type: process` with a transform that another process cannot import.
     """
     chosen = resolve_workers(data)
     num_threads, prefetch = most_workers(data.loading.num_workers), data.loading.prefetch_batches
@@ -39,24 +39,24 @@ def make_source(data: DataConfig, plan: Plan, maker: BatchMaker, ranks: Ranks) -
         return processes
 
     def new_threads() -> tuple[StoppableSteps, ThreadedBatches]:
-        mine = maker.with_own_buffers()  # the memory of the first batches is freed when the threads end
-        steps = StoppableSteps(plan, mine, ranks)
-        return steps, ThreadedBatches(steps, mine, num_threads=num_threads, prefetch=prefetch)
+        own = maker.with_own_buffers()  # the memory of the first batches is freed when the threads end
+        steps = StoppableSteps(plan, own, ranks)
+        return steps, ThreadedBatches(steps, own, num_threads=num_threads, prefetch=prefetch)
 
     return StartupHandover(processes, new_threads, optional=data.loading.worker_type == "auto")
 
 
 def threads_may_start(data: DataConfig) -> bool:
     """Whether threads of this process may make batches until the worker processes are ready."""
-    return data.loading.worker_type == "auto" or not is_users(data)
+    return data.loading.worker_type == "auto" or ":" not in data.transform  # "module:callable" is a user's
 
 
 def resolve_workers(data: DataConfig) -> DataConfig:
     """Resolve `worker_type: auto`; log the choice if it is a process.
 
-    A loop that launches kernels on a GPU consists of many small operations, and threads of its process keep it waiting
-    for the interpreter's lock (the GIL): one worker process where there is a GPU. Otherwise threads: a training step
-    on a CPU consists of large operations, which release the lock.
+    With a GPU it is a process: a loop that launches kernels is many small operations, and threads of its process would
+    keep it waiting for the interpreter's lock (the GIL). Without a GPU it is threads: a training step on a CPU is a few
+    large operations, which release the lock.
     """
     if data.loading.worker_type != "auto":
         return data
@@ -71,18 +71,13 @@ def resolve_workers(data: DataConfig) -> DataConfig:
         )
         return data.with_loading(worker_type="thread")
     logger.info(
-        "%s: batches are made in 1 worker process. Set data.loading.worker_type to thread to have none, or to process "
-        "not to see this again",
+        "%s: batches are made in 1 worker process. Set data.loading.worker_type to thread for no worker process, or to "
+        "process to silence this message",
         why,
     )
     return data.with_loading(worker_type="process")
 
 
-def is_users(data: DataConfig) -> bool:
-    """Whether the transform is a user's, "module:callable"."""
-    return ":" in data.transform
-
-
 def has_gpu() -> bool:
-    """Whether torch sees a CUDA or ROCm device. Asks the driver's monitor, so that this process may still fork."""
+    """Whether torch sees a CUDA or ROCm device. Does not initialise CUDA, after which this process could not fork."""
     return torch.cuda.device_count() > 0

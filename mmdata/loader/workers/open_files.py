@@ -1,4 +1,4 @@
-"""Open files: how many a loader needs, looked at before it begins, so that no run ends for it in mid-epoch."""
+"""Open files: how many a loader needs, checked before it begins, so that no run fails in mid-epoch for want of them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from mmdata.errors import ConfigError
 from mmdata.shards.store import MAX_OPEN
 
 OTHERS = 32
-"""Files open for a moment: columns that are being read, shards that are being fetched, sockets, logs."""
+"""Files that are open for a moment: columns being read, shards being fetched, sockets, logs."""
 HELD_BATCHES = 3
-"""In use, dropped a moment ago, and between two epochs. Several processes may have one more ahead each."""
+"""Batches besides the prefetched ones that hold buffers: in use, just dropped, and between two epochs."""
 RAISED = 4096
-"""A soft limit that is too low is raised so far, where the hard one allows it: for other loaders, and the program."""
+"""A soft limit that is too low is raised to this, if the hard limit allows it: for other loaders and the program."""
 
 
 def files_needed(data: DataConfig, num_shards: int) -> int:
-    """Files that a loader holds open at once in one process, at most. Mapped columns hold none.
+    """Files that a loader has open at the same time in one process, at most. Mapped columns need none.
 
     Example:
-        2 threads, prefetch 2, over 1,000 shards: 64 stay open, each thread may still read one that was put out, and 32
-        others: 98. In a side process each of 2 batches ahead and 4 more has 2 buffers without a name: 110.
+        2 threads, prefetch 2, 1,000 shards: 64 shards stay open, each thread may still read one that was closed, and 32
+        others: 98. With a worker process 6 batches (2 prefetched, 4 more) have 2 shared buffers each: 110.
     """
     shards = min(num_shards, MAX_OPEN) + most_workers(data.loading.num_workers)
     in_processes = 2 * (data.loading.prefetch_batches + data.loading.num_processes + HELD_BATCHES)
@@ -32,19 +32,19 @@ def files_needed(data: DataConfig, num_shards: int) -> int:
 
 
 def ensure_files(needed: int) -> None:
-    """Let this process open so many files more; its soft limit is raised where it is lower.
+    """Ensure that this process can open `needed` more files; raises its soft limit if that is too low.
 
     Raises:
-        ConfigError: the hard limit is lower too.
+        ConfigError: the hard limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    there = len(os.listdir("/dev/fd")) - 1  # to list them is to open one
-    total = there + needed
+    open_now = len(os.listdir("/dev/fd")) - 1  # `listdir` itself opens one
+    total = open_now + needed
     if _allows(soft, total):
         return
     if not _allows(hard, total):
         raise ConfigError(
-            f"this process may open {hard} files, {there} are open, and a loader needs up to {needed} more (shards, "
+            f"this process may open {hard} files, {open_now} are open, and a loader needs up to {needed} more (shards, "
             f"buffers, sockets): let it open {RAISED} (as root `ulimit -n {RAISED}`, for a container "
             f"`--ulimit nofile={RAISED}`), or set data.loading.num_workers or data.loading.prefetch_batches to less"
         )

@@ -1,6 +1,6 @@
-"""The training process's end of the worker processes: starts them, takes their batches, replaces one that is killed.
+"""The worker processes as the training process sees them: started, asked for batches, replaced when killed.
 
-The training loop reads one small message a batch and makes views of shared memory; the processes do everything else.
+For each batch the training loop reads one small message and makes views of shared memory; the processes do the rest.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from mmdata.loader.workers.shared_memory import REMEDY, ImportedBuffers, from_sh
 logger = logging.getLogger("mmdata")
 
 START = "import sys; sys.path[:] = sys.argv[2:]; from mmdata.loader.workers.child import main; main(int(sys.argv[1]))"
-"""The path is this process's before anything is imported: `python -m` would look into the current folder first."""
+"""Sets this process's import path before any import: `python -m` would look into the current folder first."""
 MAX_RESTARTS = 3
-"""For one batch: one that kills its process each time would do so for ever."""
-AGAIN = "Iterating anew starts another; the loader's state is what was yielded before"
+"""Restarts without a batch in between: a batch that kills its process would kill each one that replaces it."""
+RETRY = "Iterating again starts another; the loader's state counts the batches yielded so far"
 KILLED = "the kernel's out-of-memory killer does this: lower data.loading.prefetch_batches or data.loading.num_workers"
 
 
 class WorkerProcesses:
     """Worker processes that make a loader's batches: process p makes every num_processes-th batch from the p-th on.
 
-    They are started when first needed, wait between epochs, and end with this object or with this process.
+    They start when they are first needed, wait between epochs, and end with this object or with this process.
 
     Args:
         data: settings.
-        identity: of the plan; theirs must be the same.
+        identity: of the batches; the worker processes must find the same.
         ranks: which share of each global batch.
 
     Raises:
-        ConfigError: a transform that another process cannot import.
+        ConfigError: another process cannot import the transform.
     """
 
     def __init__(self, data: DataConfig, identity: dict[str, Any], ranks: Ranks) -> None:
@@ -60,10 +60,11 @@ class WorkerProcesses:
         self._identity = json.loads(json.dumps(identity))
         self._num_processes = data.loading.num_processes
         self._num_threads = max(most_workers(data.loading.num_workers), data.loading.num_processes)
-        self._processes: dict[int, _WorkerProcess] = {}  # by place, 0 … num_processes-1
-        self._pid = 0
-        self._killed = 0  # processes, since the last batch
-        self._run = 0  # counts the positions that were gone to
+        self._processes: dict[int, _WorkerProcess] = {}  # by number, 0 … num_processes-1
+        self._owner = 0  # the process that started them
+        self._killed = 0  # processes killed since the last batch
+        # Each `begin` starts a run. Messages carry its number, so that batches of an earlier run are recognised.
+        self._run = 0
         self._taken = 0  # batches of this run
 
     def begin(self, epoch: int, start: int) -> None:
@@ -74,24 +75,25 @@ class WorkerProcesses:
         self.stop()
         self._run += 1
         self._taken = 0
-        if self._pid == os.getpid():
-            with self._ended_by_errors(), suppress(LoadError):  # one is gone: `take` says so, or starts another
-                self._direct(epoch, start)
+        if self._owner == os.getpid():
+            with self._closed_by_errors(), suppress(LoadError):  # one has ended: `take` raises, or starts another
+                self._begin_run(epoch, start)
 
     def take(self, epoch: int, step: int) -> LoadedBatch:
-        """The next batch, which is that of the given step.
+        """Wait for the next batch, which is that of the given step.
 
-        A process that is killed is replaced, and nothing is lost: what it had made is made again.
+        A process that is killed is replaced, and no batch is lost: its batches are made again.
 
         Raises:
-            LoadError: a process has ended by itself, or one was killed again and again without a batch in between.
+            LoadError: a process has ended by itself, or `MAX_RESTARTS` replacements were killed without a batch in
+                between.
             Exception: what a worker raised, as a `LoadError` unless it is one of `mmdata.errors`.
         """
-        with self._ended_by_errors():
+        with self._closed_by_errors():
             while True:
                 with self._replaced(epoch, step):
                     self._start(wait=True)
-                    self._direct(epoch, step)
+                    self._begin_run(epoch, step)
                     made = self._processes[self._taken % self._num_processes].take(epoch, step)
                     self._taken, self._killed = self._taken + 1, 0
                     return made
@@ -99,19 +101,19 @@ class WorkerProcesses:
     def are_ready(self, epoch: int, step: int) -> bool:
         """Whether all processes are ready for `begin`. Starts those that are missing, and waits for nothing.
 
-        The position is that of the caller, for messages. Raises what `take` would while they start.
+        Epoch and step are the caller's position, for messages. Raises what `take` raises while processes start.
         """
-        with self._ended_by_errors():
+        with self._closed_by_errors():
             with self._replaced(epoch, step):
                 return self._start(wait=False)
             return False
 
     def stop(self) -> None:
-        """Make no more."""
+        """Make no more batches."""
         for process in self._processes.values():
-            if process.run == self._run and self._pid == os.getpid():
-                with self._ended_by_errors(), suppress(LoadError):  # one that is gone has stopped
-                    process.tell("stop", self._run)
+            if process.run == self._run and self._owner == os.getpid():
+                with self._closed_by_errors(), suppress(LoadError):  # one that has ended has stopped
+                    process.request("stop", self._run)
 
     def close(self) -> None:
         """End the processes; `take` starts others."""
@@ -120,60 +122,62 @@ class WorkerProcesses:
         self._processes = {}
 
     @contextmanager
-    def _ended_by_errors(self) -> Generator[None]:
+    def _closed_by_errors(self) -> Generator[None]:
         try:
             yield
         except BaseException:
-            self.close()  # one may be gone, or was interrupted in the middle of a message
+            self.close()  # a process may have ended, or an interrupt may have cut a message short
             raise
 
     @contextmanager
     def _replaced(self, epoch: int, step: int) -> Generator[None]:
-        """Forget a process that was killed, so that another is started; the fourth in a row is an error."""
+        """Drop a process that was killed, so that `_start` replaces it; raises after `MAX_RESTARTS` replacements."""
         try:
             yield
         except WorkerProcessKilled as error:
             if self._killed == MAX_RESTARTS:
                 self._killed = 0
                 raise LoadError(
-                    f"{error}. So did {MAX_RESTARTS} others before it, with no batch in between: set "
-                    f"data.loading.worker_type to thread, or see what is in that batch. {AGAIN}"
+                    f"{error}. {MAX_RESTARTS} processes before it ended so too, with no batch in between: set "
+                    f"data.loading.worker_type to thread, or look at that batch. {RETRY}"
                 ) from None
             self._killed += 1
-            logger.warning("%s. Another goes on at epoch %d, step %d; nothing is lost", str(error), epoch, step)
-            self._processes = {place: one for place, one in self._processes.items() if not one.ended}
+            logger.warning("%s. Another continues at epoch %d, step %d; no batch is lost", str(error), epoch, step)
+            self._processes = {number: one for number, one in self._processes.items() if not one.ended}
 
     def _start(self, *, wait: bool) -> bool:
-        """Have the processes running; in a forked child of the process that started them, others. Are they ready?"""
-        if self._pid != os.getpid():
-            self._processes = {}  # those of the parent
-            self._pid = os.getpid()
-        for place in range(self._num_processes):
-            if place not in self._processes:
-                threads = len(range(place, self._num_threads, self._num_processes))  # 5 threads in 2 processes: 3 and 2
-                share = {"threads": threads, "place": place, "places": self._num_processes}
-                self._processes[place] = _WorkerProcess({**self._settings, **share})
+        """Start the processes that are missing; returns whether all are ready."""
+        if self._owner != os.getpid():
+            self._processes = {}  # a forked child starts its own: those of its parent are not its own to end
+            self._owner = os.getpid()
+        for process in range(self._num_processes):
+            if process not in self._processes:
+                num_threads = len(range(process, self._num_threads, self._num_processes))  # 5 in 2 processes: 3 and 2
+                share = {"num_threads": num_threads, "process": process, "num_processes": self._num_processes}
+                self._processes[process] = _WorkerProcess({**self._settings, **share})
         return all(process.is_ready(self._identity, wait=wait) for process in self._processes.values())
 
-    def _direct(self, epoch: int, step: int) -> None:
-        """Have the processes that are ready make the batches from a position on, where they are at another."""
+    def _begin_run(self, epoch: int, step: int) -> None:
+        """Have the ready processes begin this run at its next batch, except those that have begun it already."""
+        # The next batch is that of process `due`, which begins with step `start`; the process after it with the step
+        # after that. A process that replaces another in mid-run so continues the order of the others.
         due = self._taken % self._num_processes
-        for place, process in self._processes.items():
+        for number, process in self._processes.items():
             if process.ready and process.run != self._run:
-                first = (place - due) % self._num_processes
-                process.begin(self._run, epoch=epoch, start=step, place=first)
+                process.request("begin", self._run, epoch=epoch, start=step, first=(number - due) % self._num_processes)
+                process.run = self._run
 
 
 class WorkerProcessKilled(LoadError):
-    """A signal has ended a side process."""
+    """A signal has ended a worker process."""
 
 
 class _WorkerProcess:
-    """One process, and the memory it shares with this one.
+    """One worker process, and the memory that it shares with this process.
 
     Attributes:
         ready: it has opened the index and made a plan.
-        run: that it is at.
+        run: number of the run of which it makes batches; -1: none.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -187,7 +191,7 @@ class _WorkerProcess:
         self._channel = Channel(ours)
         try:
             with theirs:
-                # In a session of its own: Ctrl-C at the terminal is for this process alone.
+                # In a session of its own, so that Ctrl-C at the terminal interrupts the training process alone.
                 self._process = subprocess.Popen(
                     [sys.executable, "-u", "-c", START, str(theirs.fileno()), *map(str, sys.path)],
                     stdin=subprocess.DEVNULL,
@@ -203,46 +207,42 @@ class _WorkerProcess:
         self._send(settings, "its settings")
 
     def is_ready(self, identity: dict[str, Any], *, wait: bool) -> bool:
-        """Whether it has opened the index and made a plan, which must be this process's; `wait`: until it has.
+        """Whether it has opened the index and made a plan; with `wait`, waits until it has.
 
         Raises:
-            DataError: it is another.
+            DataError: its batches would not be those of `identity`.
         """
         if not self.ready and (wait or self._channel.wait(0)):
             message, _ = self._receive("while it opened the index")
             if message.get("ready") != identity:
                 raise DataError(
-                    f"the loader's side process made another plan, {message.get('ready')}, than this one, {identity}: "
-                    "the shards or the tokenizer have changed since the loader was built; build it anew"
+                    f"the loader's worker process made another plan, {message.get('ready')}, than this process, "
+                    f"{identity}: the shards or the tokenizer have changed since the loader was built; build it anew"
                 )
             self.ready = True
         return self.ready
 
     @property
     def ended(self) -> bool:
-        """Whether it is gone."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
-    def begin(self, run: int, **position: int) -> None:
-        """Have it make the batches from a position on."""
-        self.tell("begin", run, **position)
-        self.run = run
-
-    def tell(self, what: str, run: int, **more: int) -> None:
-        """Ask for something, and say which memory nothing looks at any more."""
-        self._send({"do": what, "run": run, **self._memory.news(), **more}, f"'{what}'")
+    def request(self, what: str, run: int, **position: int) -> None:
+        """Send "begin", "stop" or "go on", with the buffers that this process has released since the last request."""
+        self._send({"do": what, "run": run, **self._memory.release_notice(), **position}, f"'{what}'")
 
     def take(self, epoch: int, step: int) -> LoadedBatch:
-        """Its next batch, which is that of the given step."""
+        """Wait for its next batch, which is that of the given step."""
         while True:
-            message, files = self._receive(f"epoch {epoch}, step {step} was to come next")
+            message, files = self._receive(f"before the batch of epoch {epoch}, step {step}")
             for (number, size), file in zip(message["buffers"], files, strict=True):
                 self._memory.add(number, size, file)
-            for number in message["removed"]:
-                self._memory.forget(number)
+            for number in message["freed"]:
+                self._memory.unmap(number)
+            # Also of a batch of an earlier run, which is dropped: to drop its tensors releases its buffers.
             made = from_shared(message["made"], self._memory)
             if message["run"] == self.run:
-                self.tell("go on", self.run, epoch=epoch)
+                self.request("go on", self.run, epoch=epoch)
                 return made
 
     def close(self) -> None:
@@ -253,15 +253,15 @@ class _WorkerProcess:
         try:
             self._channel.send(message)
         except EOFError:
-            raise self._gone(f"when it was to be told {what}") from None
+            raise self._end_error(f"before it got {what}") from None
 
     def _receive(self, when: str) -> tuple[dict[str, Any], list[int]]:
-        """The next message that is no log record; raises what is an error, unless it is of another run."""
+        """Wait for the next message that is not a log record. Raises an error that comes, unless of an earlier run."""
         while True:
             try:
                 message, files = self._channel.receive()
             except EOFError:
-                raise self._gone(when) from None
+                raise self._end_error(when) from None
             if "log" in message:
                 logger.log(message["log"][0], "%s", message["log"][1])
             elif "error" in message:
@@ -270,25 +270,26 @@ class _WorkerProcess:
             else:
                 return message, files
 
-    def _gone(self, when: str) -> LoadError:
+    def _end_error(self, when: str) -> LoadError:
+        """The error for a process that has ended; says what ended it."""
         if not self._ending.alive:
             return LoadError(
-                f"the loader's side process {self._process.pid} was closed, {when}: the program ends, or another "
-                f"thread has met an error. {AGAIN}"
+                f"the loader's worker process {self._process.pid} was closed {when}: the program ends, or another "
+                f"thread raised an error. {RETRY}"
             )
-        code = self._process.wait()  # its end of the socket is closed: it has ended
-        name = f"the loader's side process {self._process.pid} is gone"
+        code = self._process.wait()  # returns soon: the process closes its end of the socket only by ending
+        name = f"the loader's worker process {self._process.pid} has ended"
         if code < 0:
-            why = KILLED if -code == signal.SIGKILL else "a defect in a library does so, or a person"
-            return WorkerProcessKilled(f"{name} (killed by {signal.Signals(-code).name}), {when}; {why}")
+            why = KILLED if -code == signal.SIGKILL else "a defect in a library does this, or a person"
+            return WorkerProcessKilled(f"{name} (killed by {signal.Signals(-code).name}) {when}; {why}")
         return LoadError(
-            f"{name} (exit code {code}), {when}; what it printed says why, or set data.loading.worker_type to thread. "
-            f"{AGAIN}"
+            f"{name} (exit code {code}) {when}; what it printed says why, or set data.loading.worker_type to thread. "
+            f"{RETRY}"
         )
 
 
 def _end(channel: Channel, process: subprocess.Popen[bytes], owner: int) -> None:
     channel.close()
-    if owner == os.getpid():  # a forked child has a copy, which is not its own
-        process.kill()  # it holds nothing that outlives it
+    if owner == os.getpid():  # in a forked child the process is not its own to end
+        process.kill()  # without notice: a worker process has nothing that outlives it
         process.wait()

@@ -1,4 +1,4 @@
-"""Memory that two processes share, and messages about it. Nothing of it has a name: it ends with the processes."""
+"""Memory that two processes share, and the messages about it. The memory has no name: it ends with the processes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from mmdata.loader.work import LoadedBatch
 from mmdata.loader.workers.channel import REMEDY
 
 ALIGNMENT = 64
-"""Bytes at a multiple of which an array begins."""
+"""Arrays begin at a multiple of this many bytes, so that any dtype can be read in place."""
 BLOCK = 2**16
-"""Buffers are a multiple of so many bytes: batches of about one size then fit into each other's."""
+"""Bytes. Sizes of buffers are rounded up to a multiple, so that batches of similar size can use the same buffers."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,19 @@ class _Buffer:
 
 
 class ExportedBuffers:
-    """Buffers of this process that another one maps, each with a number. Safe to use from many threads.
-
-    Attributes:
-        removed: numbers of buffers that are gone, and that the other process does not know to be.
-    """
+    """Buffers that a worker process allocates and the training process maps, each with a number. Thread-safe."""
 
     def __init__(self) -> None:
-        self.removed: deque[int] = deque()
         self._numbers = itertools.count()
-        self._at: dict[int, _Buffer] = {}  # by address
-        self._told: set[int] = set()
+        self._by_address: dict[int, _Buffer] = {}
+        self._announced: set[int] = set()
+        self._freed: deque[int] = deque()  # announced, then freed; the training process still has them mapped
 
     def allocate(self, size: int) -> NDArray[np.uint8]:
-        """At least `size` bytes; they are gone with the array.
+        """At least `size` bytes, freed with the array.
 
         Raises:
-            ConfigError: no memory, or no descriptor, is left.
+            ConfigError: no memory or file descriptor is left.
         """
         size = -(-size // BLOCK) * BLOCK
         try:
@@ -70,44 +66,49 @@ class ExportedBuffers:
                 f"data.loading.worker_type process: no {size} bytes of shared memory: {error}; {REMEDY}"
             ) from error
         address = buffer.ctypes.data
-        self._at[address] = _Buffer(next(self._numbers), size, file)
-        weakref.finalize(buffer, self._remove, address).atexit = False
+        self._by_address[address] = _Buffer(next(self._numbers), size, file)
+        weakref.finalize(buffer, self._free, address).atexit = False
         return buffer
 
     def number(self, tensor: Tensor) -> int | None:
-        """Of the buffer that a tensor begins at; None: it lies elsewhere."""
-        buffer = self._at.get(tensor.data_ptr())
+        """Number of the shared buffer at this tensor's address; None if it is not in shared memory."""
+        buffer = self._by_address.get(tensor.data_ptr())
         return None if buffer is None else buffer.number
 
-    def untold(self, tensor: Tensor) -> tuple[int, int, int] | None:
-        """(number, size, descriptor) of a tensor's buffer, when asked for the first time."""
-        buffer = self._at[tensor.data_ptr()]
-        if buffer.number in self._told:
-            return None
-        self._told.add(buffer.number)
-        return buffer.number, buffer.size, buffer.file
+    def announce(self, tensors: list[Tensor]) -> tuple[dict[str, Any], list[int]]:
+        """What the training process must know before it reads these tensors, each at the beginning of a buffer.
 
-    def _remove(self, address: int) -> None:
-        """May run at any moment, when the garbage collector does: it waits for nothing."""
-        buffer = self._at.pop(address)
+        Returns:
+            `buffers`, (number, size) of those that it has not mapped yet, and `freed`, numbers that it can unmap; the
+            descriptors of `buffers`.
+        """
+        buffers = [self._by_address[tensor.data_ptr()] for tensor in tensors]
+        new = [buffer for buffer in buffers if buffer.number not in self._announced]
+        self._announced.update(buffer.number for buffer in new)
+        freed = [self._freed.popleft() for _ in range(len(self._freed))]
+        return {"buffers": [(buffer.number, buffer.size) for buffer in new], "freed": freed}, [b.file for b in new]
+
+    def _free(self, address: int) -> None:
+        # A finalizer: the garbage collector may run it in any thread at any moment, so it must not wait for a lock.
+        buffer = self._by_address.pop(address)
         os.close(buffer.file)
-        if buffer.number in self._told:
-            self._told.remove(buffer.number)
-            self.removed.append(buffer.number)
+        if buffer.number in self._announced:
+            self._announced.remove(buffer.number)
+            self._freed.append(buffer.number)
 
 
 class ImportedBuffers:
-    """Buffers of another process."""
+    """Buffers of a worker process, mapped into the training process."""
 
     def __init__(self) -> None:
-        self._dropped: deque[int] = deque()  # that the other process does not know of
+        self._released: deque[int] = deque()  # numbers that the worker process does not know to be released
         self._buffers: dict[int, NDArray[np.uint8]] = {}
 
     def add(self, number: int, size: int, file: int) -> None:
-        """Map a buffer; closes its descriptor.
+        """Map a buffer, and close its descriptor.
 
         Raises:
-            ConfigError: no descriptor, or no room for a mapping, is left.
+            ConfigError: no descriptor or address space is left.
         """
         try:
             self._buffers[number] = np.frombuffer(mmap.mmap(file, size), np.uint8)
@@ -118,27 +119,29 @@ class ImportedBuffers:
         finally:
             os.close(file)
 
-    def forget(self, number: int) -> None:
-        """The other process has given a buffer up; what still looks at it here keeps it."""
+    def unmap(self, number: int) -> None:
+        """Unmap a buffer that the worker process has freed, once no tensor uses it."""
         self._buffers.pop(number, None)
 
     def view(self, number: int) -> NDArray[np.uint8]:
-        """A buffer's bytes; its number is dropped once nothing looks at them any more."""
+        """A buffer's bytes; the buffer is released when the last tensor of them is gone."""
         view = self._buffers[number][:]
-        weakref.finalize(view, self._dropped.append, number).atexit = False
+        weakref.finalize(view, self._released.append, number).atexit = False
         return view
 
-    def news(self) -> dict[str, Any]:
-        """What the other process is to know.
+    def release_notice(self) -> dict[str, Any]:
+        """What the worker process must know before it writes into its buffers again.
 
         Returns:
-            dropped: numbers of buffers that nothing here looks at any more; forks: how often this process has forked.
-            A child's batches lie in the same memory: what was lent at a fork must not be written again, and the
-            count of that fork comes no later than the numbers of what was lent then.
+            `released`: numbers of buffers that no tensor of this process uses any more. `forks`: how often this process
+            has forked.
         """
+        # A forked child shares the memory of its parent's batches: buffers in use at a fork must never be written
+        # again. So the count of a fork must reach the worker process no later than the release of such a buffer, and
+        # the lock keeps other threads from forking between the two lines.
         with forks.lock:
-            dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
-            return {"dropped": dropped, "forks": forks.count}
+            released = [self._released.popleft() for _ in range(len(self._released))]
+            return {"released": released, "forks": forks.count}
 
 
 @dataclass(frozen=True)
@@ -146,39 +149,40 @@ class Packed:
     """A batch in shared memory.
 
     Attributes:
-        message: what it holds, and where.
-        buffers: tensors at the beginning of the buffers that it lies in.
+        message: entries of the batch, and where its tensors are, as JSON.
+        buffers: for each buffer of the batch a tensor at its beginning.
     """
 
     message: dict[str, Any]
     buffers: list[Tensor]
 
 
-def to_shared(made: LoadedBatch, memory: ExportedBuffers, ring: BufferPool) -> Packed:
-    """Put a batch into shared memory; what lies there already is not copied.
+def to_shared(made: LoadedBatch, memory: ExportedBuffers, pool: BufferPool) -> Packed:
+    """Put a batch into shared memory; tensors that are there already, as the pixels are, are not copied.
 
     Args:
         made: the batch.
-        memory: where its pixels lie.
-        ring: lends more of that memory, for all else.
+        memory: allocates the shared buffers.
+        pool: lends a buffer of that memory for the other tensors.
     """
     tensors = {key: value for key, value in made.batch.items() if isinstance(value, Tensor)}
     others = {key: value for key, value in made.batch.items() if key not in tensors}
-    buffers = [tensor for tensor in tensors.values() if memory.number(tensor) is not None]
-    elsewhere = {key: tensor for key, tensor in tensors.items() if memory.number(tensor) is None}
-    starts = [0, *itertools.accumulate(-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in elsewhere.values())]
-    room = ring.lend((starts[-1],))
-    buffers.append(room)
-    places = {key: (memory.number(tensor), 0) for key, tensor in tensors.items() if key not in elsewhere}
-    for (key, tensor), start in zip(elsewhere.items(), starts, strict=False):
-        room[start : start + tensor.nbytes].copy_(tensor.reshape(-1).view(torch.uint8))
-        places[key] = (memory.number(room), start)
+    shared = {key: tensor for key, tensor in tensors.items() if memory.number(tensor) is not None}
+    small = {key: tensor for key, tensor in tensors.items() if key not in shared}
+    # All small tensors go into one buffer, one after the other: a buffer costs a file descriptor.
+    starts = [0, *itertools.accumulate(-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in small.values())]
+    buffer = pool.lend((starts[-1],))
+    places = {key: (memory.number(tensor), 0) for key, tensor in shared.items()}
+    for (key, tensor), start in zip(small.items(), starts, strict=False):
+        buffer[start : start + tensor.nbytes].copy_(tensor.reshape(-1).view(torch.uint8))
+        places[key] = (memory.number(buffer), start)
     arrays = {
         key: [*places[key], str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
         for key, tensor in tensors.items()
     }
     masked, stats = [asdict(entry) for entry in made.masked], asdict(made.stats)
-    return Packed({"arrays": arrays, "others": others, "masked": masked, "stats": stats}, buffers)
+    message = {"arrays": arrays, "others": others, "masked": masked, "stats": stats}
+    return Packed(message, [*shared.values(), buffer])
 
 
 def from_shared(message: dict[str, Any], memory: ImportedBuffers) -> LoadedBatch:
@@ -189,7 +193,8 @@ def from_shared(message: dict[str, Any], memory: ImportedBuffers) -> LoadedBatch
         if number not in views:
             views[number] = memory.view(number)
         count = int(np.prod(shape, dtype=np.int64))
-        # Of an array's array NumPy would keep the buffer alive, and not the view of it.
+        # Made from a memoryview: a slice of an array keeps the whole mapping alive, not `views[number]`, and the buffer
+        # is released when `views[number]` is collected.
         array = np.frombuffer(memoryview(cast(Any, views[number])), np.dtype(dtype), count, start)
         batch[key] = torch.from_numpy(array).view(shape)
     batch.update(message["others"])
@@ -198,7 +203,7 @@ def from_shared(message: dict[str, Any], memory: ImportedBuffers) -> LoadedBatch
 
 
 def anonymous_file(size: int) -> int:
-    """A descriptor of memory without a name: in RAM on Linux, elsewhere of a temporary file that is deleted at once."""
+    """Descriptor of `size` bytes without a name: memory on Linux, on other systems a deleted temporary file."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("mmdata", os.MFD_CLOEXEC)
     else:
@@ -207,7 +212,8 @@ def anonymous_file(size: int) -> int:
     try:
         os.ftruncate(file, size)
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, size)  # no room: an error here, where a write would end the process later
+            # Where memory is full this raises an OSError; a write to pages that do not exist would be a SIGBUS.
+            os.posix_fallocate(file, 0, size)
     except BaseException:
         os.close(file)
         raise
@@ -215,11 +221,11 @@ def anonymous_file(size: int) -> int:
 
 
 class Forks:
-    """Counts forks, from the moment it is made.
+    """Counts the forks of this process.
 
     Attributes:
-        count: of forks that have happened or are just about to.
-        lock: while a thread holds it, no other one forks.
+        count: forks so far, one in progress included.
+        lock: while a thread holds it, no other thread forks.
     """
 
     def __init__(self) -> None:
@@ -236,4 +242,3 @@ class Forks:
 
 
 forks = Forks()
-"""Of this process."""

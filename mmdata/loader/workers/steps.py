@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import closing
 
 from mmdata.launcher import Ranks
 from mmdata.loader.batch_maker import BatchMaker
-from mmdata.loader.shard_prefetch import fetch_ahead
+from mmdata.loader.shard_prefetch import ShardPrefetcher
 from mmdata.plan import Plan, Step
 
 
 class RankSteps:
-    """Gives the steps of one rank, and has their remote shards fetched ahead.
+    """Gives the steps of one rank, and prefetches their remote shards.
 
     Args:
         plan: of the global batches.
@@ -28,16 +29,23 @@ class RankSteps:
         self.current_epoch = 0
 
     def begin(self, epoch: int, start: int) -> Generator[Step, None, None]:
-        """The steps from step `start` of an epoch on; they go on with the next epoch, until one has no steps."""
+        """The steps from step `start` of an epoch on, and those of the next epochs, until an epoch has no steps."""
+        # Set by the caller's thread: the generator below first runs in a worker thread, perhaps after `take`.
         self.current_epoch = epoch
         return self._from(epoch, start)
 
     def _from(self, epoch: int, start: int) -> Generator[Step, None, None]:
+        index, store = self._maker.index, self._maker.store
         while True:
             steps = self._plan.steps(epoch, start=start, rank=self._ranks.rank, world_size=self._ranks.world_size)
-            while self.current_epoch < epoch and (step := next(steps, None)):
-                yield step
-            yield from fetch_ahead(steps, self._maker.index, self._maker.store)
+            if not index.caches:  # all shards are on a local disk
+                yield from steps
+            else:
+                # While the caller is still in the epoch before, the steps of this one come without prefetching.
+                while self.current_epoch < epoch and (step := next(steps, None)):
+                    yield step
+                with closing(ShardPrefetcher(steps, index, store)) as prefetched:
+                    yield from prefetched
             epoch, start = epoch + 1, 0
             if self._plan.num_steps(epoch) == 0:
                 return

@@ -1,7 +1,7 @@
-"""Worker threads: they share the units of one batch after the other, and results come in the order of the steps.
+"""Worker threads: all threads share the units of one batch, then of the next; results come in the order of the steps.
 
-So a batch takes no longer than its rows take all threads together, and more threads take no more memory.
-They are daemons, so that no program waits for a server that does not answer, and are ended before the interpreter is.
+So the latency of a batch falls with the number of threads, and its memory does not grow with it. Threads are daemons:
+a program that ends does not wait for a server that does not answer. They are ended before the interpreter is.
 """
 
 from __future__ import annotations
@@ -22,27 +22,26 @@ import torch
 
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.work import LoadedBatch, Work
-from mmdata.loader.workers.promise import Promise, Stop
+from mmdata.loader.workers.interrupt_safe import Promise, SharedGenerator, Stop
 from mmdata.loader.workers.steps import RankSteps
-from mmdata.loader.workers.turns import Turns
 from mmdata.plan import Step
 
 T = TypeVar("T")
 StepT = TypeVar("StepT")
 END_S = 5.0
-"""Seconds that threads are waited for: they end at the next row, unless a user's transform or a disk hangs."""
+"""Seconds for which `close` waits for the threads. They end at the next row, unless a transform or a disk hangs."""
 
 
 class WorkerThreads(Generic[StepT, T]):
-    """Threads that begin a step in turn, and share its units. They end with this object.
+    """Threads that begin one step after the other, and share the units of each. They end with this object.
 
     Args:
-        steps: iterated in the threads, one at a time.
-        begin: called with a step, and with an event that is set when nobody wants the result any more.
-        count: of threads; each has one thread of torch, since more would compete with the other workers' cores. The
-            caller's own number of threads stays as it is.
-        name: what the threads' names begin with. Clocks are kept by these names, so threads whose clocks are added up
-            in one loader must differ in them, also when they are threads of different processes.
+        steps: iterated by the threads, one thread at a time.
+        begin: called with a step, and with an event that is set when the results are not wanted any more.
+        count: number of threads. Each uses one thread of torch, since more would compete for the other workers' cores;
+            the caller's own `torch.get_num_threads` does not change.
+        name: prefix of the threads' names. `Stats.workers` keeps its sums by these names, so the threads of several
+            processes of one loader need prefixes of their own.
     """
 
     def __init__(
@@ -54,99 +53,110 @@ class WorkerThreads(Generic[StepT, T]):
         name: str = "mmdata-worker",
     ) -> None:
         self._name = name
-        self._ahead: deque[Promise[T]] = deque()
+        self._requested: deque[Promise[T]] = deque()  # oldest first
         self._queue = _WorkQueue(steps, begin)
         self._threads: list[threading.Thread] = []
-        # Called by `close`, when this object goes, and at the end of the program.
         self._owner = os.getpid()
+        # `_close` runs when `close` is called, when this object is collected, or when the program ends. It gets the
+        # queue and the threads, not this object: a finalizer that refers to its object would keep it alive.
         self._finalize = weakref.finalize(self, _close, self._queue, self._threads, self._owner)
         self._start(count)
 
     def __len__(self) -> int:
-        """Results that were asked for and not taken yet."""
-        return len(self._ahead)
+        """Results that were requested and not taken yet."""
+        return len(self._requested)
 
     def _start(self, count: int) -> None:
         callers = torch.get_num_threads()
-        limited: SimpleQueue[None] = SimpleQueue()
+        limited: SimpleQueue[None] = SimpleQueue()  # one item for each thread that has set its number of torch threads
         try:
             for number in range(count):
                 thread = threading.Thread(target=_work, args=(self._queue, limited), daemon=True)
                 thread.name = f"{self._name}_{number}"
-                self._threads.append(thread)  # before it starts: an interrupt may come while it does
+                self._threads.append(thread)  # first: after an interrupt within `start`, `_close` must find it
                 thread.start()
             for _ in range(count):
                 limited.get()
         finally:
-            # torch.set_num_threads holds for the calling thread alone, but new threads begin with its last value.
+            # torch.set_num_threads sets the calling thread's number, and also the number that new threads begin with:
+            # without this line the caller's next threads would have 1.
             torch.set_num_threads(callers)
 
     def close(self) -> None:
-        """End the threads, and wait a while until they have."""
+        """End the threads, and wait for them, at most `END_S`."""
         try:
+            # A finalizer runs once. If an interrupt cut it short, the threads would never be told to end: so they are
+            # told before it.
             if self._finalize.alive and self._owner == os.getpid():  # a forked child has none of the threads
                 self._queue.end()
-        finally:  # an interrupt may come at any line, and a finalizer that it has reached does not run again
+        finally:
             self._finalize()
 
     def ask(self) -> None:
-        """Have the next step made."""
+        """Queue the next batch."""
         promise: Promise[T] = Promise()
-        self._ahead.append(promise)
+        self._requested.append(promise)
         self._queue.ask(promise)
 
     def take(self) -> T:
-        """The next result, as soon as it is there.
+        """Wait for the next result.
 
         Raises:
             StopIteration: there are no more steps.
             CancelledError: the threads have been ended.
             Exception: what `steps`, `begin` or its work raised.
         """
-        return self._ahead.popleft().take()
+        return self._requested.popleft().take()
 
 
 class _WorkQueue(Generic[StepT, T]):
-    """Where threads find work. It knows nothing of whoever takes the results, who may go at any moment."""
+    """Where the threads find work.
+
+    It has no reference to `WorkerThreads`, which can so be collected while the threads wait here.
+    """
 
     def __init__(self, steps: Generator[StepT, None, None], begin: Callable[[StepT, threading.Event], Work[T]]) -> None:
-        self.steps = Turns(steps)
+        self.steps = SharedGenerator(steps)
         self.stop = Stop()
-        # Its holder may take it again: see `_close`. It is entered itself, not through `_changed`: see `promise`.
+        # Reentrant: the garbage collector may run `_close` in a thread that holds the lock. Entered itself, not through
+        # `_changed`: an interrupt within `Condition.__enter__`, which is Python, could leave the lock held.
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)  # waited for by the threads alone
+        # Only the worker threads wait for it: interrupts reach the main thread alone.
+        self._changed = threading.Condition(self._lock)
         self._begin = begin
-        self._beginning = False  # steps are begun one at a time, so that the n-th result is that of the n-th step
-        self._asked: deque[Promise[T]] = deque()  # for steps to begin
-        self._units: deque[Callable[[], None]] = deque()  # of batches in progress, the oldest first
+        # One thread at a time takes a step and begins it, so that the n-th promise gets the result of the n-th step.
+        self._beginning = False
+        self._requested: deque[Promise[T]] = deque()  # of steps that no thread has begun
+        self._units: deque[Callable[[], None]] = deque()  # of the batches in progress, the oldest batch first
 
     def ask(self, promise: Promise[T]) -> None:
-        """Have the next step made, to keep this promise."""
+        """Queue the next batch; the promise gets it."""
         with self._lock:
-            self._asked.append(promise)
+            self._requested.append(promise)
             if self.stop.is_set():
                 promise.cancel()
             self._changed.notify()
 
     def end(self) -> None:
-        """Do no more, and tell whoever waits for what has not been begun."""
+        """Have the threads end; promises of steps that were not begun get a CancelledError."""
         self.stop.set()
         with self._lock:
-            for promise in self._asked:
+            for promise in self._requested:
                 promise.cancel()
             self._changed.notify_all()
 
     def next_work(self) -> Callable[[], None] | None:
-        """Wait for something to do: a unit, or else a batch to begin. None: the threads are to end."""
+        """Wait for work: a unit, or else a step to begin; None: the thread is to end."""
         with self._lock:
             while True:
+                # Units before new steps: the oldest batch, for which the caller waits, is finished first.
                 if self._units:
                     return self._units.popleft()
                 if self.stop.is_set():
                     return None
-                if self._asked and not self._beginning:
+                if self._requested and not self._beginning:
                     self._beginning = True
-                    return partial(self._begin_next, self._asked.popleft())
+                    return partial(self._begin_next, self._requested.popleft())
                 self._changed.wait()
 
     def _begin_next(self, promise: Promise[T]) -> None:
@@ -156,7 +166,8 @@ class _WorkQueue(Generic[StepT, T]):
             units = [partial(batch.do, unit) for unit in batch.work.units]
         except BaseException as error:
             promise.fail(error)
-            del promise  # or it, the error and its traceback, which has this frame, would keep each other
+            # The promise holds the error, whose traceback holds this frame: without `del` they would keep each other.
+            del promise
         with self._lock:
             self._beginning = False
             self._units += units
@@ -166,13 +177,14 @@ class _WorkQueue(Generic[StepT, T]):
         try:
             return next(self.steps)
         except StopIteration:
-            if self.stop.is_set():  # they were closed: whoever waits must not take this for their end
+            # A closed generator ends as one that has no more steps does: the caller must be able to tell them apart.
+            if self.stop.is_set():
                 raise CancelledError from None
             raise
 
 
 class _SharedWork(Generic[T]):
-    """Work that threads share: the thread that does its last unit finishes it; its first error is its end."""
+    """Work that threads share. The thread that does the last unit calls `finish`; the first error ends the work."""
 
     def __init__(self, work: Work[T], promise: Promise[T], stop: threading.Event) -> None:
         self.work = work
@@ -196,39 +208,44 @@ class _SharedWork(Generic[T]):
                 first, self._failed = not self._failed, True
             if first:
                 self._promise.fail(error)
-            del self  # or the batch's memory would be kept by its own error, whose traceback has this frame
+            # The promise holds the error, whose traceback holds this frame: without `del` it would keep the batch's
+            # memory.
+            del self
 
 
 def _work(queue: _WorkQueue[StepT, T], limited: SimpleQueue[None]) -> None:
-    torch.get_num_threads()  # a thread's first use of torch's threads would set its number anew
+    # The first use of torch in a thread sets its number of threads to the default: so it comes before set_num_threads.
+    torch.get_num_threads()
     torch.set_num_threads(1)
     limited.put(None)
     while work := queue.next_work():
         work()
-        del work  # or a batch that was dropped would live until there is more to do
+        del work  # it holds its batch, whose memory must not wait until this thread has the next work
 
 
 def _close(queue: _WorkQueue[StepT, T], threads: list[threading.Thread], owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child has none of the threads
     queue.end()
+    # The garbage collector runs in any thread, also in a worker: it cannot join itself, and the other workers may wait
+    # for a lock that it holds.
     if threading.current_thread() in threads:
-        return  # the garbage collector may run in any; the others may wait for what this one holds
+        return
     until = monotonic() + END_S
     for thread in threads:
-        with suppress(RuntimeError):  # interrupted while it was started: it finds nothing to do
+        with suppress(RuntimeError):  # never started, because of an interrupt; if it does start, it ends immediately
             thread.join(max(0.0, until - monotonic()))
     queue.steps.close()
 
 
 class ThreadedBatches:
-    """Makes the batches of one rank in threads of this process, or (0 threads) in the caller's when they are taken.
+    """Makes the batches of one rank in threads of this process; with 0 threads, `take` makes each in the caller's.
 
     Args:
         steps: of the rank.
         maker: makes the batches.
         num_threads: worker threads.
-        prefetch: batches that may be ready or being made while the caller works on another.
+        prefetch: batches that may be ready or in progress while the caller uses another.
     """
 
     def __init__(self, steps: RankSteps, maker: BatchMaker, *, num_threads: int, prefetch: int) -> None:
@@ -247,7 +264,7 @@ class ThreadedBatches:
             self._unthreaded = map(self._maker.make, steps)
 
     def take(self, epoch: int, step: int) -> LoadedBatch:
-        """The next batch, which is that of the given step.
+        """Wait for the next batch, which is that of the given step.
 
         Raises:
             LoadError, DataError, ConfigError: see `BatchBuilder`.
@@ -255,13 +272,14 @@ class ThreadedBatches:
         self._steps.current_epoch = epoch
         if self._threads is None:
             return next(self._unthreaded)
-        self._ask(self._threads)
+        self._fill(self._threads)
         made = self._threads.take()
-        self._ask(self._threads)  # with a prefetch of 1 nothing would be made while the caller works on this batch
+        # Filled again after the take: with a prefetch of 1 no batch would be made while the caller uses this one.
+        self._fill(self._threads)
         return made
 
     def stop(self) -> None:
-        """Make no more, and drop what was made."""
+        """Make no more batches, and drop those that were made."""
         self._unthreaded = iter(())
         if self._threads is not None:
             self._threads.close()
@@ -271,6 +289,6 @@ class ThreadedBatches:
         """End the threads; `begin` starts others."""
         self.stop()
 
-    def _ask(self, threads: WorkerThreads[Step, LoadedBatch]) -> None:
+    def _fill(self, threads: WorkerThreads[Step, LoadedBatch]) -> None:
         while len(threads) < self._prefetch:
             threads.ask()

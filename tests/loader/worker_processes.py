@@ -1,4 +1,4 @@
-"""Side processes of a program, and programs that have some."""
+"""Worker processes of a program, and programs that have some."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.programs import Program
 
 from .conftest import Corpus
 
-SIDE: dict[str, Any] = {"worker_type": "process"}
-"""In a test file with `nothing_left` no threads bridge the start (see test_relay.py)."""
+PROCESS: dict[str, Any] = {"worker_type": "process"}
+"""In a test file with `nothing_left` no threads make batches while processes start (see test_handover.py)."""
 ROOT = Path(__file__).parents[2]
 
 
-def sides(of: int | None = None) -> list[int]:
-    """Process ids of a process's side processes."""
+def worker_processes(of: int | None = None) -> list[int]:
+    """Process ids of a process's worker processes."""
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -56,7 +56,7 @@ def gone(pid: int, *, within_s: float = 10.0) -> bool:
 
 
 def wait_until_ready(loader: Loader) -> None:
-    """Until side processes whose start threads bridge could take over."""
+    """Wait until the worker processes are ready for a handover."""
     source: Any = loader._source
     until = time.monotonic() + 60
     while not source._processes.are_ready(0, 0):
@@ -66,12 +66,12 @@ def wait_until_ready(loader: Loader) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Side processes make all batches, and end with their loaders; those of this process are forked from a template."""
+    """Worker processes make all batches and end with their loaders. They are forked from a template."""
     monkeypatch.setattr(parent, "subprocess", SimpleNamespace(Popen=Program, DEVNULL=subprocess.DEVNULL))
     monkeypatch.setattr(choose, "threads_may_start", lambda data: False)
     yield
     gc.collect()
-    assert sides() == []
+    assert worker_processes() == []
 
 
 PROGRAM = """
@@ -93,7 +93,7 @@ def program(corpus: Corpus, folder: Path, more: str, **changes: Any) -> subproce
     (folder / "random.py").write_text("raise SystemExit('the current folder is not on the path of a program')")
     (folder / "elsewhere").mkdir()
     path = path.rename(folder / "elsewhere" / "program.py")
-    settings = json.dumps(grouped(**{**corpus.settings, **SIDE, **changes}))
+    settings = json.dumps(grouped(**{**corpus.settings, **PROCESS, **changes}))
     started = Program(
         [sys.executable, str(path), settings],
         cwd=folder,

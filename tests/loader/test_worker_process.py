@@ -1,4 +1,4 @@
-"""Side processes: the batches of threads, bit for bit, whatever becomes of either side; nothing is left behind."""
+"""Worker processes: the batches of threads, bit for bit, whichever process ends first; nothing is left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mmdata.transform.user import CHECKED_ROWS
 from tests.flat_settings import grouped
 
 from .conftest import Corpus
-from .sides import SIDE, nothing_left, open_files, program, sides, transforms
+from .worker_processes import PROCESS, nothing_left, open_files, program, transforms, worker_processes
 
 Same = Callable[[Batch, Batch], bool]
 Join = Callable[[list[Batch]], Batch]
@@ -41,8 +41,8 @@ __all__ = ["nothing_left"]  # a fixture
         {"token_budget": 400, "global_batch_size": 32, "batch_multiple": 2},
     ],
 )
-def test_side_gives_the_batches_of_threads(corpus: Corpus, same: Same, changes: dict[str, Any]):
-    loader, threads = corpus.loader(**SIDE, **changes), corpus.loader(**{**changes, "num_processes": 1})
+def test_worker_process_gives_the_batches_of_threads(corpus: Corpus, same: Same, changes: dict[str, Any]):
+    loader, threads = corpus.loader(**PROCESS, **changes), corpus.loader(**{**changes, "num_processes": 1})
     for _ in range(2):
         batches = list(loader)
         assert len(batches) >= 2
@@ -54,11 +54,11 @@ def test_side_gives_the_batches_of_threads(corpus: Corpus, same: Same, changes: 
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_side_resumes_in_the_middle_of_an_epoch_on_two_ranks(
+def test_worker_process_resumes_in_the_middle_of_an_epoch_on_two_ranks(
     corpus: Corpus, same: Same, join: Join, num_processes: int
 ):
     whole = list(corpus.loader())
-    ranks = [corpus.loader(rank=rank, world_size=2, num_processes=num_processes, **SIDE) for rank in range(2)]
+    ranks = [corpus.loader(rank=rank, world_size=2, num_processes=num_processes, **PROCESS) for rank in range(2)]
     state = {**ranks[0].state_dict(), "step": 3}
     for rank in ranks:
         rank.load_state_dict(state)
@@ -67,8 +67,8 @@ def test_side_resumes_in_the_middle_of_an_epoch_on_two_ranks(
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_side_left_in_the_middle_begins_anew(corpus: Corpus, same: Same, num_processes: int):
-    loader, whole = corpus.loader(num_processes=num_processes, **SIDE), list(corpus.loader())
+def test_worker_process_left_in_the_middle_begins_anew(corpus: Corpus, same: Same, num_processes: int):
+    loader, whole = corpus.loader(num_processes=num_processes, **PROCESS), list(corpus.loader())
     started: set[int] = set()
     for left_at in range(5):
         loader.set_epoch(0)
@@ -76,14 +76,14 @@ def test_side_left_in_the_middle_begins_anew(corpus: Corpus, same: Same, num_pro
             assert same(batch, whole[step])
             if step == left_at:
                 break
-        started.update(sides())
+        started.update(worker_processes())
     loader.set_epoch(0)
     assert all(same(a, b) for a, b in zip(loader, whole, strict=True))
     assert len(started) == num_processes  # once, for all iterations
 
 
-def test_side_older_of_two_iterations_stops(corpus: Corpus, same: Same):
-    loader, whole = corpus.loader(**SIDE), list(corpus.loader())
+def test_worker_process_older_of_two_iterations_stops(corpus: Corpus, same: Same):
+    loader, whole = corpus.loader(**PROCESS), list(corpus.loader())
     older = iter(loader)
     next(older)
     newer = iter(loader)
@@ -93,18 +93,18 @@ def test_side_older_of_two_iterations_stops(corpus: Corpus, same: Same):
     assert all(same(a, b) for a, b in zip(newer, whole[1:], strict=True))
 
 
-def test_side_without_workers_is_not_started(corpus: Corpus, same: Same):
-    loader = corpus.loader(num_workers=0, **SIDE)
+def test_worker_process_without_workers_is_not_started(corpus: Corpus, same: Same):
+    loader = corpus.loader(num_workers=0, **PROCESS)
     iterator = iter(loader)
     assert same(next(iterator), next(iter(corpus.loader())))
-    assert sides() == []
+    assert worker_processes() == []
 
 
 # Memory
 
 
-def test_side_batches_may_be_kept_whole_and_in_part(corpus: Corpus):
-    loader = corpus.loader(**SIDE)
+def test_worker_process_batches_may_be_kept_whole_and_in_part(corpus: Corpus):
+    loader = corpus.loader(**PROCESS)
     kept: list[Any] = []
     copies: list[Any] = []
     for _ in range(3):
@@ -117,19 +117,19 @@ def test_side_batches_may_be_kept_whole_and_in_part(corpus: Corpus):
     assert all(np.array_equal(np.asarray(a), b) for a, b in zip(kept, copies, strict=True))
     del loader  # memory outlives the process that filled it
     gc.collect()
-    assert sides() == []
+    assert worker_processes() == []
     assert all(np.array_equal(np.asarray(a), b) for a, b in zip(kept, copies, strict=True))
 
 
-def test_side_tensors_are_saved_without_their_neighbours(corpus: Corpus):
-    batch = next(iter(corpus.loader(**SIDE)))
+def test_worker_process_tensors_are_saved_without_their_neighbours(corpus: Corpus):
+    batch = next(iter(corpus.loader(**PROCESS)))
     assert [batch[key].untyped_storage().nbytes() for key in ("rows", "valid", "labels")] == [64, 8, 64]
 
 
-def test_side_memory_is_used_again_and_nothing_grows_over_epochs(corpus: Corpus):
+def test_worker_process_memory_is_used_again_and_nothing_grows_over_epochs(corpus: Corpus):
     gc.collect()
     shm = sorted(os.listdir("/dev/shm"))
-    loader = corpus.loader(num_workers=1, prefetch_batches=2, image_buckets=[[32, 32]], text_buckets=[32], **SIDE)
+    loader = corpus.loader(num_workers=1, prefetch_batches=2, image_buckets=[[32, 32]], text_buckets=[32], **PROCESS)
     before, files, places = open_files(), [], set()
     for _ in range(20):
         for batch in loader:
@@ -145,10 +145,10 @@ def test_side_memory_is_used_again_and_nothing_grows_over_epochs(corpus: Corpus)
     assert open_files() <= before
 
 
-def test_side_memory_follows_the_size_of_batches(corpus: Corpus):
-    # Buckets of growing size: buffers that are too small are given up on both sides.
+def test_worker_process_memory_follows_the_size_of_batches(corpus: Corpus):
+    # Buckets of growing size: buffers that are too small are released in both processes.
     loader = corpus.loader(
-        image_buckets=[[16, 16], [96, 160], [320, 192]], global_batch_size=4, prefetch_batches=1, **SIDE
+        image_buckets=[[16, 16], [96, 160], [320, 192]], global_batch_size=4, prefetch_batches=1, **PROCESS
     )
     counts: list[int] = []
     for _ in range(6):
@@ -161,7 +161,9 @@ def test_side_memory_follows_the_size_of_batches(corpus: Corpus):
 # What is raised, masked and said
 
 
-def test_side_transform_that_raises_masks_its_row(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_transform_that_raises_in_a_process_masks_its_row(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     transforms(
         tmp_path,
         monkeypatch,
@@ -175,14 +177,14 @@ def test_side_transform_that_raises_masks_its_row(corpus: Corpus, tmp_path: Path
         """,
     )
     changes: dict[str, Any] = {"transform": "my_transforms:fail", "max_bad_share": 1.0}
-    loader, threads = corpus.loader(**SIDE, **changes), corpus.loader(**changes)
+    loader, threads = corpus.loader(**PROCESS, **changes), corpus.loader(**changes)
     assert len(list(loader)) == len(list(threads)) == 7
     assert list(loader.ledger) == list(threads.ledger)
     assert {entry.detail for entry in loader.ledger} == {"RuntimeError: no landscapes"}
     assert loader.ledger.masked == threads.ledger.masked
 
 
-def test_side_transform_that_fails_at_import_is_an_error(
+def test_worker_process_transform_that_fails_at_import_is_an_error(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     transforms(
@@ -198,42 +200,41 @@ def test_side_transform_that_fails_at_import_is_an_error(
             return image
         """,
     )
-    loader = corpus.loader(**SIDE, transform="my_transforms:mine")
+    loader = corpus.loader(**PROCESS, transform="my_transforms:mine")
     for _ in range(2):
         with pytest.raises(LoadError, match="NameError: name 'undefined' is not defined") as caught:
             next(iter(loader))
         assert "my_transforms.py" in str(caught.value.__cause__)
-        assert str(caught.value.__cause__).startswith("in the loader's side process:\nTraceback")
+        assert str(caught.value.__cause__).startswith("in the loader's worker process:\nTraceback")
 
 
-def test_side_refuses_a_transform_of_the_program_itself(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
+def test_worker_process_refuses_a_transform_of_the_program_itself(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys.modules["__main__"], "mine", lambda image, size, generator: image, raising=False)
-    with pytest.raises(
-        ConfigError, match=r"'__main__:mine': data\.loading\.worker_type is process, .* into a file of its own, or"
-    ):
-        corpus.loader(**SIDE, transform="__main__:mine")
+    message = r"'__main__:mine': data\.loading\.worker_type is process, .* into a file of its own, or"
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(**PROCESS, transform="__main__:mine")
 
 
-def test_side_error_of_a_shard_keeps_its_type_and_ends_the_epoch(corpus: Corpus, tmp_path: Path):
+def test_worker_process_error_of_a_shard_keeps_its_type_and_ends_the_epoch(corpus: Corpus, tmp_path: Path):
     damaged = corpus.copy(tmp_path / "corpus")
-    loader = damaged.loader(**SIDE)
+    loader = damaged.loader(**PROCESS)
     path = damaged.index.shard_path(1)
     path.write_bytes(path.read_bytes()[:-512])
     with pytest.raises(DataError, match=r"000001\.tar': \d+ bytes, and its index was made of \d+; the shard changed"):
         list(loader)
 
 
-def test_side_refuses_shards_that_changed_since_the_loader_was_built(corpus: Corpus, tmp_path: Path):
+def test_worker_process_refuses_shards_that_changed_since_the_loader_was_built(corpus: Corpus, tmp_path: Path):
     changed = corpus.copy(tmp_path / "corpus")
-    loader = changed.loader(**SIDE)
+    loader = changed.loader(**PROCESS)
     shutil.rmtree(changed.folder / "shards")
     (changed.folder / "shards").mkdir()
     corpus.write_beside(changed.folder / "shards", corpus.samples[:30])
-    with pytest.raises(DataError, match=r"side process made another plan, \{.*\}, than this one, .*; build it anew"):
+    with pytest.raises(DataError, match=r"made another plan, \{.*\}, than this process, .*; build it anew"):
         next(iter(loader))
 
 
-def test_side_warnings_reach_the_loggers_of_the_program(
+def test_worker_process_warnings_reach_the_loggers_of_the_program(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     transforms(
@@ -248,12 +249,12 @@ def test_side_warnings_reach_the_loggers_of_the_program(
         """,
     )
     with caplog.at_level(logging.WARNING, "mmdata"):
-        list(corpus.loader(**SIDE, num_workers=1, transform="my_transforms:warn"))
+        list(corpus.loader(**PROCESS, num_workers=1, transform="my_transforms:warn"))
     assert [record.getMessage() for record in caplog.records].count("seen 3") == 50 + CHECKED_ROWS
 
 
 @pytest.mark.parametrize(("users", "there"), [(None, "false"), ("true", "true")])
-def test_side_has_no_threads_of_tokenizers_unless_they_are_asked_for(
+def test_worker_process_has_no_threads_of_tokenizers_unless_they_are_asked_for(
     corpus: Corpus,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -275,11 +276,11 @@ def test_side_has_no_threads_of_tokenizers_unless_they_are_asked_for(
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     if users:
         monkeypatch.setenv("TOKENIZERS_PARALLELISM", users)
-    next(iter(corpus.loader(**SIDE, transform="my_transforms:tell")))
+    next(iter(corpus.loader(**PROCESS, transform="my_transforms:tell")))
     assert {record.getMessage() for record in caplog.records} == {f"tokenizers: {there}"}
 
 
-def test_side_without_descriptors_says_what_to_do(corpus: Corpus, tmp_path: Path):
+def test_worker_process_without_descriptors_says_what_to_do(corpus: Corpus, tmp_path: Path):
     more = """
     import resource
     files = len(os.listdir("/proc/self/fd"))
@@ -306,14 +307,14 @@ def test_side_without_descriptors_says_what_to_do(corpus: Corpus, tmp_path: Path
             {"num_processes": 2},
             r"num_processes \(2\) are worker processes .*: set worker_type to process \(it is auto\)",
         ),
-        ({**SIDE, "num_processes": 3}, r"and num_workers \(2\) to as many or more"),
+        ({**PROCESS, "num_processes": 3}, r"and num_workers \(2\) to as many or more"),
     ],
 )
-def test_side_refuses_settings(corpus: Corpus, changes: dict[str, Any], message: str):
+def test_worker_process_refuses_settings(corpus: Corpus, changes: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         corpus.loader(**changes)
 
 
-def test_side_is_not_for_streams(corpus: Corpus):
+def test_worker_process_is_not_for_streams(corpus: Corpus):
     with pytest.raises(ConfigError, match=r"cannot do loading.worker_type: process; leave that out, or make an index"):
-        stream(str(corpus.folder / "shards" / "000000.tar"), grouped(**corpus.settings, **SIDE))
+        stream(str(corpus.folder / "shards" / "000000.tar"), grouped(**corpus.settings, **PROCESS))

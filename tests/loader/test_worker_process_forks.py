@@ -1,4 +1,4 @@
-"""Forked children of a program with side processes: what they keep stays as it is, and the memory goes."""
+"""Forked children of a program with worker processes: what they keep stays as it is, and the memory goes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from mmdata import Batch
 
 from .conftest import Corpus
-from .sides import SIDE, nothing_left, open_files
+from .worker_processes import PROCESS, nothing_left, open_files
 
 __all__ = ["nothing_left"]  # a fixture
 
-FEW = {**SIDE, "num_workers": 1, "prefetch_batches": 1, "image_buckets": [[32, 32]], "text_buckets": [32]}
+FEW = {**PROCESS, "num_workers": 1, "prefetch_batches": 1, "image_buckets": [[32, 32]], "text_buckets": [32]}
 """Settings with which the next batch but one lies where the first did."""
 
 
@@ -23,7 +23,7 @@ def contents(batch: Batch) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("num_held", [1, 2])
-def test_side_batches_that_a_forked_child_keeps_stay_as_they_are(corpus: Corpus, num_held: int):
+def test_worker_process_batches_that_a_forked_child_keeps_stay_as_they_are(corpus: Corpus, num_held: int):
     loader = corpus.loader(**FEW)
     batches = iter(loader)
     held = [next(batches) for _ in range(num_held)]
@@ -42,7 +42,7 @@ def test_side_batches_that_a_forked_child_keeps_stay_as_they_are(corpus: Corpus,
     os.close(done)
 
 
-def test_side_memory_does_not_grow_with_forks(corpus: Corpus):
+def test_worker_process_memory_does_not_grow_with_forks(corpus: Corpus):
     loader = corpus.loader(**FEW)
     before = open_files()
     files: list[int] = []
@@ -54,7 +54,7 @@ def test_side_memory_does_not_grow_with_forks(corpus: Corpus):
     assert max(files) <= before + 1 + 2 * 5
 
 
-def test_side_memory_is_used_again_after_a_fork(corpus: Corpus):
+def test_worker_process_memory_is_used_again_after_a_fork(corpus: Corpus):
     loader = corpus.loader(**FEW)
     next(iter(loader))
     fork_and_wait()

@@ -1,4 +1,4 @@
-"""How side processes end, and what is left then: nothing; those that are killed are replaced."""
+"""How worker processes end, and what is left then: nothing; those that are killed are replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mmdata import Batch
 from mmdata.errors import LoadError
 
 from .conftest import Corpus
-from .sides import SIDE, gone, nothing_left, open_files, program, sides, transforms
+from .worker_processes import PROCESS, gone, nothing_left, open_files, program, transforms, worker_processes
 
 Same = Callable[[Batch, Batch], bool]
 __all__ = ["nothing_left"]  # a fixture
@@ -33,10 +33,10 @@ MOMENTS = {
 
 @pytest.mark.parametrize("num_processes", [1, 2])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_side_killed_is_replaced_and_nothing_is_lost(
+def test_worker_process_killed_is_replaced_and_nothing_is_lost(
     corpus: Corpus, same: Same, caplog: pytest.LogCaptureFixture, moment: str, num_processes: int
 ):
-    loader, threads = corpus.loader(num_processes=num_processes, **SIDE), corpus.loader()
+    loader, threads = corpus.loader(num_processes=num_processes, **PROCESS), corpus.loader()
     for each in (loader, threads):
         list(each)
         each.set_epoch(0)
@@ -46,7 +46,7 @@ def test_side_killed_is_replaced_and_nothing_is_lost(
 
     def kill(at: tuple[int, int]) -> None:
         if at == MOMENTS[moment]:
-            killed.append(sides()[0])
+            killed.append(worker_processes()[0])
             os.kill(killed[0], signal.SIGKILL)
             assert gone(killed[0])
 
@@ -58,20 +58,20 @@ def test_side_killed_is_replaced_and_nothing_is_lost(
             kill((epoch, step))
     assert loader.state_dict() == threads.state_dict()
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"the loader's side process {killed[0]} is gone (killed by SIGKILL), ")
+    assert said.startswith(f"the loader's worker process {killed[0]} has ended (killed by SIGKILL) ")
     assert (
-        "; the system kills a process so when memory runs out: lower data.loading.prefetch_batches or "
+        "; the kernel's out-of-memory killer does this: lower data.loading.prefetch_batches or "
         "data.loading.num_workers. " in said
     )
-    assert re.search(r"\. Another goes on at epoch [01], step \d; nothing is lost$", said)
-    assert killed[0] not in sides()
-    assert len(sides()) == num_processes
+    assert re.search(r"\. Another continues at epoch [01], step \d; no batch is lost$", said)
+    assert killed[0] not in worker_processes()
+    assert len(worker_processes()) == num_processes
     del loader
     gc.collect()
     assert open_files() <= files
 
 
-def test_side_killed_by_a_batch_again_and_again_is_an_error(
+def test_worker_process_killed_by_a_batch_again_and_again_is_an_error(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     transforms(
@@ -86,30 +86,31 @@ def test_side_killed_by_a_batch_again_and_again_is_an_error(
             return torch.zeros(3, *size, dtype=torch.uint8)
         """,
     )
-    loader = corpus.loader(**SIDE, num_workers=1, prefetch_batches=1, transform="my_transforms:kill")
+    loader = corpus.loader(**PROCESS, num_workers=1, prefetch_batches=1, transform="my_transforms:kill")
     with pytest.raises(
         LoadError,
-        match=r"side process \d+ is gone \(killed by SIGSEGV\), epoch 0, step \d was to come next; a defect in a "
-        r"library .* So did 3 others before it, with no batch in between: set data\.workers to thread, .* Iterating",
+        match=r"worker process \d+ has ended \(killed by SIGSEGV\) before the batch of epoch 0, step \d; a defect in a "
+        r"library .* 3 processes before it ended so too, with no batch in between: set data\.loading\.worker_type to "
+        r"thread, .* Iterating",
     ):
         list(loader)
     step = loader.state_dict()["step"]
-    assert len([True for record in caplog.records if f"goes on at epoch 0, step {step};" in record.getMessage()]) == 3
-    assert sides() == []
+    assert len([True for record in caplog.records if f"continues at epoch 0, step {step};" in record.getMessage()]) == 3
+    assert worker_processes() == []
 
 
 @pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt", "GeneratorExit"])
-def test_side_transform_that_would_end_a_program_is_an_error(
+def test_worker_process_transform_that_would_end_a_program_is_an_error(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
     transforms(tmp_path, monkeypatch, f"def end(image, size, generator):\n    raise {kind}('no licence')")
     with pytest.raises(LoadError, match=f"^{kind}: no licence$") as caught:
-        list(corpus.loader(**SIDE, transform="my_transforms:end"))
+        list(corpus.loader(**PROCESS, transform="my_transforms:end"))
     assert "my_transforms.py" in str(caught.value.__cause__)
-    assert sides() == []
+    assert worker_processes() == []
 
 
-def test_side_module_that_would_end_a_program_is_an_error(
+def test_worker_process_module_that_would_end_a_program_is_an_error(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     text = f"""
@@ -123,14 +124,14 @@ def test_side_module_that_would_end_a_program_is_an_error(
     """
     transforms(tmp_path, monkeypatch, text)
     with pytest.raises(LoadError, match=r"^SystemExit: no licence$"):
-        list(corpus.loader(**SIDE, transform="my_transforms:mine"))
-    assert sides() == []
+        list(corpus.loader(**PROCESS, transform="my_transforms:mine"))
+    assert worker_processes() == []
 
 
-def test_side_goes_on_into_the_next_epoch_while_nobody_asks(corpus: Corpus, same: Same):
-    loader, threads = corpus.loader(**SIDE), corpus.loader()
+def test_worker_process_goes_on_into_the_next_epoch_while_nobody_asks(corpus: Corpus, same: Same):
+    loader, threads = corpus.loader(**PROCESS), corpus.loader()
     assert all(same(a, b) for a, b in zip(loader, threads, strict=True))
-    (pid,) = sides()
+    (pid,) = worker_processes()
     time.sleep(1.0)
     os.kill(pid, signal.SIGSTOP)  # what comes from here on was there before
     try:
@@ -139,25 +140,25 @@ def test_side_goes_on_into_the_next_epoch_while_nobody_asks(corpus: Corpus, same
         os.kill(pid, signal.SIGCONT)
 
 
-def test_side_works_in_a_program_without_a_guard_and_ends_with_it(corpus: Corpus, tmp_path: Path):
+def test_worker_process_works_in_a_program_without_a_guard_and_ends_with_it(corpus: Corpus, tmp_path: Path):
     with program(corpus, tmp_path, "print(1 + len(list(batches)))\nsys.stdin.read()") as started:
-        pids = sides(started.pid)
+        pids = worker_processes(started.pid)
         out, err = started.communicate(timeout=300)
     assert (out, err, started.returncode) == ("7\n", "", 0)
     assert len(pids) == 1
     assert gone(pids[0], within_s=0.1)
 
 
-def test_side_ends_when_its_parent_is_killed(corpus: Corpus, tmp_path: Path):
+def test_worker_process_ends_when_its_parent_is_killed(corpus: Corpus, tmp_path: Path):
     with program(corpus, tmp_path, "time.sleep(60)", num_processes=2) as started:
-        pids = sides(started.pid)
+        pids = worker_processes(started.pid)
         started.kill()
         assert len(pids) == 2
         assert all(gone(pid) for pid in pids)
         assert started.communicate(timeout=300) == ("", "")  # nobody holds its output open
 
 
-def test_side_ends_when_its_parent_is_killed_and_a_fork_of_it_lives(corpus: Corpus, tmp_path: Path):
+def test_worker_process_ends_when_its_parent_is_killed_and_a_fork_of_it_lives(corpus: Corpus, tmp_path: Path):
     fork = """
     if os.fork() == 0:
         print(os.getpid(), flush=True)
@@ -165,7 +166,7 @@ def test_side_ends_when_its_parent_is_killed_and_a_fork_of_it_lives(corpus: Corp
     time.sleep(60)
     """
     with program(corpus, tmp_path, fork) as started:
-        (pid,) = sides(started.pid)
+        (pid,) = worker_processes(started.pid)
         assert started.stdout is not None
         child = int(started.stdout.readline())
         started.kill()
@@ -174,15 +175,15 @@ def test_side_ends_when_its_parent_is_killed_and_a_fork_of_it_lives(corpus: Corp
         os.kill(child, signal.SIGKILL)
 
 
-def test_side_says_nothing_at_an_interrupt(corpus: Corpus, tmp_path: Path):
+def test_worker_process_says_nothing_at_an_interrupt(corpus: Corpus, tmp_path: Path):
     with program(corpus, tmp_path, "while True:\n    list(loader)") as started:
-        pids = sides(started.pid)
+        pids = worker_processes(started.pid)
         os.killpg(started.pid, signal.SIGINT)
         out, err = started.communicate(timeout=300)
     assert out == ""
     assert err.count("Traceback (most recent call last)") == 1
     assert err.rstrip().endswith("KeyboardInterrupt")
-    assert "in the loader's side process" not in err
+    assert "in the loader's worker process" not in err
     assert all(gone(pid) for pid in pids)
 
 
@@ -197,7 +198,7 @@ def test_side_says_nothing_at_an_interrupt(corpus: Corpus, tmp_path: Path):
         ("from itertools import cycle; endless = cycle(loader); next(endless)", 0, ""),
     ],
 )
-def test_side_says_nothing_when_a_program_ends_in_mid_epoch(
+def test_worker_process_says_nothing_when_a_program_ends_in_mid_epoch(
     corpus: Corpus, tmp_path: Path, end: str, code: int, last: str
 ):
     with program(corpus, tmp_path, end) as started:
@@ -205,9 +206,9 @@ def test_side_says_nothing_when_a_program_ends_in_mid_epoch(
     assert (err.count("Traceback"), (err.splitlines() or [""])[-1], started.returncode) == (bool(last), last, code)
 
 
-def test_side_closed_while_a_thread_waits_is_no_death_to_be_replaced(corpus: Corpus, caplog: pytest.LogCaptureFixture):
+def test_worker_process_closed_while_a_thread_waits_is_not_replaced(corpus: Corpus, caplog: pytest.LogCaptureFixture):
     # As a daemon thread's at the end of the program.
-    loader = corpus.loader(**SIDE)
+    loader = corpus.loader(**PROCESS)
     raised: list[Exception] = []
 
     def wait() -> None:
@@ -218,19 +219,19 @@ def test_side_closed_while_a_thread_waits_is_no_death_to_be_replaced(corpus: Cor
             raised.append(error)
 
     next(iter(loader))
-    (pid,) = sides()
+    (pid,) = worker_processes()
     os.kill(pid, signal.SIGSTOP)  # the thread soon waits for it
     thread = threading.Thread(target=wait)
     thread.start()
     time.sleep(0.5)
     loader._source.close()
     thread.join(60)
-    message = rf"side process {pid} was closed, epoch 0, step \d was to come next: the program ends, or another thread"
+    message = rf"process {pid} was closed before the batch of epoch 0, step \d: the program ends, or another thread"
     assert re.search(message, str(raised[0]))
-    assert (caplog.records, sides()) == ([], [])
+    assert (caplog.records, worker_processes()) == ([], [])
 
 
-def test_side_interrupted_loader_goes_on(corpus: Corpus, tmp_path: Path):
+def test_worker_process_interrupted_loader_goes_on(corpus: Corpus, tmp_path: Path):
     # As a cell of a notebook: stopped by hand at any moment, and run again.
     more = """
     import signal
@@ -248,9 +249,9 @@ def test_side_interrupted_loader_goes_on(corpus: Corpus, tmp_path: Path):
         assert started.communicate(timeout=300) == ("7\n", "")
 
 
-def test_side_works_from_a_thread(corpus: Corpus, same: Same):
+def test_worker_process_works_from_a_thread(corpus: Corpus, same: Same):
     found: list[Batch] = []
-    thread = threading.Thread(target=lambda: found.extend(corpus.loader(**SIDE)))
+    thread = threading.Thread(target=lambda: found.extend(corpus.loader(**PROCESS)))
     thread.start()
     thread.join(60)
     assert all(same(a, b) for a, b in zip(found, corpus.loader(), strict=True))

@@ -20,7 +20,7 @@ from mmdata.loader.workers.threads import ThreadedBatches
 from tests.flat_settings import grouped
 
 from .conftest import Corpus
-from .sides import SIDE, transforms
+from .worker_processes import PROCESS, transforms
 
 Same = Callable[[Batch, Batch], bool]
 TRANSFORMS = """
@@ -56,7 +56,7 @@ def test_auto_is_the_default_and_threads_on_a_machine_without_a_gpu(corpus: Corp
     assert caplog.records == []
 
 
-def test_auto_is_a_side_process_where_there_is_a_gpu(
+def test_auto_is_a_worker_process_where_there_is_a_gpu(
     corpus: Corpus, same: Same, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(choose, "has_gpu", lambda: True)
@@ -65,8 +65,8 @@ def test_auto_is_a_side_process_where_there_is_a_gpu(
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
         "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL): batches "
-        "are made in 1 worker process. Set data.loading.worker_type to thread to have none, or to process not to see "
-        "this again"
+        "are made in 1 worker process. Set data.loading.worker_type to thread for no worker process, or to process to "
+        "silence this message"
     )
     assert all(same(a, b) for a, b in zip(loader, corpus.loader(worker_type="thread"), strict=True))
     assert chosen(corpus.loader(num_workers=0)) == ("thread", 0)
@@ -105,5 +105,5 @@ def test_auto_leaves_a_transform_that_fails_to_the_loop(corpus: Corpus):
 
 
 def test_process_with_a_transform_of_a_user_is_not_bridged(corpus: Corpus):
-    assert chosen(corpus.loader(transform="my_transforms:resize", **SIDE)) == (WorkerProcesses.__name__, 1)
-    assert chosen(corpus.loader(**SIDE)) == (StartupHandover.__name__, 1)
+    assert chosen(corpus.loader(transform="my_transforms:resize", **PROCESS)) == (WorkerProcesses.__name__, 1)
+    assert chosen(corpus.loader(**PROCESS)) == (StartupHandover.__name__, 1)
