@@ -1,4 +1,4 @@
-"""A teacher: the moving average of a model's weights, which says which negatives may be false ones."""
+"""EMA: the exponential moving average of a model's weights, a teacher that says which negatives may be false ones."""
 
 from __future__ import annotations
 

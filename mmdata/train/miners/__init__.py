@@ -1,7 +1,10 @@
 """Miners: which of the batch's negatives enter the loss, and with what weight.
 
-A miner is any function (scores, positives, negatives) -> kept or weights: see `Miner`. Whatever it returns, the losses
-drop every pair that is not an admissible negative.
+- A miner is any function (scores, positives, negatives) -> kept or weights: see `Miner` in `protocol`. Whatever it
+  returns, the losses drop every pair that is not an admissible negative.
+- `hardness`: by scores alone (top-k, semi-hard). `sampling`: at random (Gumbel, distance-weighted).
+- `informed`: with more than scores (labels, groups, a teacher), and chains of miners.
+- `configured`: the miner that settings name.
 """
 
 from mmdata.renamed import renamed_names
