@@ -111,8 +111,8 @@ class WorkerProcesses:
     def stop(self) -> None:
         """Make no more batches."""
         for process in self._processes.values():
-            # A closed one needs no message. At the end of the program, where the finalizer has closed it, modules may be
-            # torn down already, and an error could not be built.
+            # A closed one needs no message. At the end of the program, where the finalizer has closed it, modules may
+            # be torn down already, and an error could not be built.
             if process.is_open and process.run == self._run and self._owner == os.getpid():
                 with self._closed_by_errors(), suppress(LoadError):  # one that has ended has stopped
                     process.request("stop", self._run)
