@@ -54,7 +54,6 @@ class BatchSpec:
     buffers: BufferPool = field(default_factory=BufferPool)
 
 
-@dataclass
 class _Part:
     """One thread's part of a batch.
 
@@ -64,17 +63,16 @@ class _Part:
         written: the samples whose pixels this part has written.
     """
 
-    samples: range
-    current: int | None = None
-    written: range = range(0)
-    stats: Stats = field(default_factory=Stats)
-
-    def __post_init__(self) -> None:
+    def __init__(self, samples: range) -> None:
+        self.samples = samples
+        self.current: int | None = None
+        self.written = range(0)
+        self.stats = Stats()
         self.clock = StageClock(self.stats)
 
 
 class BatchBuilder:
-    """A batch in progress; `work` gives its units, which threads share.
+    """A batch in progress: units that threads share, and `finish`, which collates the batch.
 
     Its samples are numbered 0 … n-1, in the order of their rows in the batch.
 
@@ -85,7 +83,7 @@ class BatchBuilder:
         labels: whether the batch has labels.
         negatives: negative captions of the n samples; None: the batch has none.
 
-    The work raises:
+    Units and `finish` raise:
         DataError: a shard is not the one that was indexed.
         LoadError: any other error that is not a sample's fault; names epoch, step, shard and sample.
     """
@@ -112,15 +110,20 @@ class BatchBuilder:
         self._do(self._lend_pixels, range(0))
 
     def work(self) -> Work[LoadedBatch]:
-        """The batch as work that threads share. The longest units come first, so that no thread ends late."""
+        """The batch as work that threads share."""
+        return Work(self.units(), self.finish)
+
+    def units(self) -> list[Callable[[], None]]:
+        """The work on the rows. Each unit is called once, in any order; the longest come first."""
         n = len(self._places)
         rows = min(UNIT_ROWS, -(-n // MIN_UNITS))
         units = [] if self._negatives is None else [partial(self._do, self._tokenize_negatives, range(0))]
         units += [partial(self._do, self._tokenize, samples) for samples in _split(n, CAPTIONS_PER_CALL)]
         units += [partial(self._do, self._write_pixels, samples) for samples in _split(n, rows)]
-        return Work(units, self._finish)
+        return units
 
-    def _finish(self) -> LoadedBatch:
+    def finish(self) -> LoadedBatch:
+        """The batch, its masked rows and its clock; called when all units are done."""
         self._do(self._collate, range(0))
         bad = {**self._bad_captions, **self._bad_images}  # one entry for a row of which both are bad
         made = LoadedBatch(self._batch, [bad[i] for i in sorted(bad)], self._sum_up())

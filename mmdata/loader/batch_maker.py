@@ -5,12 +5,9 @@ from __future__ import annotations
 from threading import Event
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from mmdata.batch import CaptionBatch
 from mmdata.config import DataConfig
-from mmdata.errors import BadSample, DataError
 from mmdata.loader.batch_builder import BatchBuilder, BatchSpec
 from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.corpus import Corpus, needs_hashes
@@ -100,40 +97,3 @@ class BatchMaker:
             LoadError: any other error that is not a sample's fault.
         """
         return self.begin(step).run()
-
-    def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
-        """All captions of each row that has several, none of a row that has one; reads no image.
-
-        Args:
-            rows: int64 (n,), row numbers in the index, each once.
-
-        Raises:
-            DataError: a caption is not the one that was indexed.
-        """
-        offsets, _ = self.index.take_lists(rows, "caption_hash")
-        counts = np.diff(offsets)
-        counts[counts == 1] = 0  # the batch has it already
-        of_rows = np.repeat(rows, counts)  # (T,)
-        # A row of n captions has each of them once in n passes: 0, 1, 0, 1, 2 for rows of 2 and 3 captions.
-        passes = np.arange(len(of_rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        samples = self.samples(of_rows, passes)
-        texts = [_caption(samples, i) for i in range(len(of_rows))]
-        length = min(max(self.tokenizer.count(texts)), self.tokenizer.max_length) if texts else 1
-        input_ids, attention_mask = self.tokenizer.encode(texts, length)
-        attention_mask[:, 0] = 1  # attention over no token is NaN
-        return CaptionBatch(
-            input_ids=torch.from_numpy(input_ids),
-            attention_mask=torch.from_numpy(attention_mask),
-            caption_hash=torch.from_numpy(np.array(samples.caption_hashes(), np.int64)),
-            rows=torch.from_numpy(of_rows),
-        )
-
-
-def _caption(samples: IndexSamples, i: int) -> str:
-    try:
-        return samples.caption(i)
-    except BadSample as error:
-        raise DataError(
-            f"shard '{samples.shard(i)}', sample '{samples.keys[i]}': {error}; an evaluation needs all captions of "
-            "the rows it counts"
-        ) from error

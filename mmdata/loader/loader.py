@@ -22,6 +22,7 @@ from mmdata.config.strict_yaml import parse
 from mmdata.cores import NumWorkers, most_workers
 from mmdata.launcher import resolve_ranks
 from mmdata.loader.batch_maker import BatchMaker
+from mmdata.loader.captions import all_captions
 from mmdata.loader.corpus import open_corpus
 from mmdata.loader.frameworks import Interoperable, Iteration
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, RowCounts
@@ -173,7 +174,7 @@ class Loader(Interoperable):
 
     def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
         """All captions of each row that has several, for an evaluation; a batch has one caption a row."""
-        return self.maker.all_captions(rows)
+        return all_captions(self.maker, rows)
 
     def check_rows(self, state: dict[str, Any]) -> None:
         """Check the share of bad rows that a state counts, from 1,000 rows or the end of the first epoch on.

@@ -145,7 +145,7 @@ def test_loader_logs_each_reason_once(damaged: Corpus, caplog: pytest.LogCapture
     for row in (3, 5, 22):
         damaged.overwrite(row, "image", ZEROS)
     list(damaged.loader(max_bad_share=0.5))
-    (message,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    (message,) = [record.getMessage() for record in caplog.records if "masked, as" in record.getMessage()]
     assert message.startswith("shard '00000")
     assert "file_changed (" in message
     assert message.endswith("; masked, as later rows like it will be: `.ledger` lists them")

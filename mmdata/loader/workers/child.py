@@ -14,7 +14,6 @@ import socket
 import threading
 from collections.abc import Generator
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -80,21 +79,24 @@ class _ForwardHandler(logging.Handler):
             self._channel.send({"log": [record.levelno, record.getMessage()]})
 
 
-@dataclass
 class Run:
     """The batches from one position on.
 
-    Attributes:
+    Args:
         number: of the run; the training process counts them.
         threads: make the batches.
+        prefetch: batches that may be ready or in progress, besides those that the training process has taken.
+
+    Attributes:
         room: acquired for each batch that is begun, released when the training process takes one.
         stopped: the training process wants no more of these batches.
     """
 
-    number: int
-    threads: WorkerThreads[Step, Packed]
-    room: threading.Semaphore
-    stopped: bool = False
+    def __init__(self, number: int, threads: WorkerThreads[Step, Packed], prefetch: int) -> None:
+        self.number = number
+        self.threads = threads
+        self.room = threading.Semaphore(prefetch)
+        self.stopped = False
 
 
 class WorkerProcess:
@@ -149,8 +151,8 @@ class WorkerProcess:
         self._stop()
         steps = self._steps.begin(message["epoch"], message["start"])
         own = every(steps, message["first"], self._num_processes)
-        workers = WorkerThreads(own, self._begin_step, self._num_threads, name=self._thread_name)
-        self._run = Run(message["run"], workers, threading.Semaphore(self._prefetch))
+        threads = WorkerThreads(own, self._begin_step, self._num_threads, name=self._thread_name)
+        self._run = Run(message["run"], threads, self._prefetch)
         self._sender = threading.Thread(target=self._send_all, args=(self._run,), daemon=True)
         self._sender.start()
 

@@ -48,7 +48,7 @@ def make_source(data: DataConfig, plan: Plan, maker: BatchMaker, ranks: Ranks) -
 
 def threads_may_start(data: DataConfig) -> bool:
     """Whether threads of this process may make batches until the worker processes are ready."""
-    return data.loading.worker_type == "auto" or ":" not in data.transform  # "module:callable" is a user's
+    return data.loading.worker_type == "auto" or not is_users(data)
 
 
 def resolve_workers(data: DataConfig) -> DataConfig:
@@ -76,6 +76,11 @@ def resolve_workers(data: DataConfig) -> DataConfig:
         why,
     )
     return data.with_loading(worker_type="process")
+
+
+def is_users(data: DataConfig) -> bool:
+    """Whether the transform is a user's, "module:callable"."""
+    return ":" in data.transform
 
 
 def has_gpu() -> bool:

@@ -111,7 +111,9 @@ class WorkerProcesses:
     def stop(self) -> None:
         """Make no more batches."""
         for process in self._processes.values():
-            if process.run == self._run and self._owner == os.getpid():
+            # A closed one needs no message. At the end of the program, where the finalizer has closed it, modules may
+            # be torn down already, and an error could not be built.
+            if process.is_open and process.run == self._run and self._owner == os.getpid():
                 with self._closed_by_errors(), suppress(LoadError):  # one that has ended has stopped
                     process.request("stop", self._run)
 
@@ -221,6 +223,11 @@ class _WorkerProcess:
                 )
             self.ready = True
         return self.ready
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `close` has not been called, nor the finalizer."""
+        return self._ending.alive
 
     @property
     def ended(self) -> bool:
