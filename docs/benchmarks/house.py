@@ -19,9 +19,23 @@ import mmdata
 from mmdata.config import load_config
 
 PACKAGE = Path(mmdata.__file__).parent
-HARD = ("threads", "child", "parent", "shared_memory", "schedule", "windows", "row_ranges", "tiles", "rowwise", "http")
+HARD = (
+    "threads",
+    "child",
+    "parent",
+    "shared_memory",
+    "schedule",
+    "windows",
+    "row_ranges",
+    "tiles",
+    "rowwise",
+    "http",
+    "interrupt_safe",
+    "handover",
+    "shard_prefetch",
+)
 """Files in which a reader stumbles most; those of earlier layouts have other names."""
-EARLIER = ("side", "beside", "shared", "supply", "lanes")
+EARLIER = ("side", "beside", "shared", "supply", "lanes", "promise", "turns", "relay", "ahead")
 
 
 def kinds_of_lines(path: Path) -> Counter[str]:

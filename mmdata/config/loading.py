@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -43,10 +42,14 @@ class LoadingConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> LoadingConfig:
-        threads = math.inf if self.num_workers == "auto" else self.num_workers
-        if self.num_processes > 1 and (self.worker_type != "process" or self.num_processes > threads):
+        if self.num_processes > 1 and self.worker_type != "process":
             raise ValueError(
                 f"num_processes ({self.num_processes}) are worker processes that share num_workers: set worker_type to "
-                f"process (it is {self.worker_type}), and num_workers ({self.num_workers}) to as many or more"
+                f"process (it is {self.worker_type})"
+            )
+        if self.num_workers != "auto" and 1 < self.num_processes > self.num_workers:
+            raise ValueError(
+                f"num_processes ({self.num_processes}) share num_workers ({self.num_workers}): set num_workers to as "
+                "many or more, or leave num_processes out"
             )
         return self

@@ -107,6 +107,9 @@ class Ledger(Sequence[LedgerEntry]):
         self._max_bad_share = max_bad_share
         self._path: Path | None = None
 
+    def __repr__(self) -> str:
+        return f"Ledger({self.counts.seen} rows seen, masked {dict(self.counts.masked)})"
+
     def __len__(self) -> int:
         """Number of entries kept."""
         return len(self._entries)
