@@ -14,9 +14,10 @@ help:
 demo: $(VENV)/.installed
 	@$(BIN)/mmdata demo
 
-# Two at a time. A file's tests stay together, and the files keep the order of tests/conftest.py: the longest first.
+# Four at a time, because many tests wait for a program. A file's tests stay together, and the files keep the order of
+# tests/conftest.py: the longest first.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

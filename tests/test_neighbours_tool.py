@@ -130,7 +130,7 @@ def test_program_says_what_to_put_into_a_config(folder: Path, made: Path, capsys
     features = made.with_name("groups.features.npy")
     out = folder / "again.arrow"
     words = ("--features", features, "--size", 6, "--out", out, "--seed", 3)
-    overrides = ("data.shuffle_window_rows=20", "data.num_lanes=2", "data.unique=true")
+    overrides = ("data.shuffle_window_rows=20", "data.num_lanes=2")
     assert run_tool("neighbours", folder / "config.yaml", *overrides, *words) == 0
     said = capsys.readouterr().out
     assert said.startswith("42 rows in 7 groups of 6; 0 without a group\nmean similarity: ")
@@ -140,7 +140,6 @@ def test_program_says_what_to_put_into_a_config(folder: Path, made: Path, capsys
     assert settings == {
         "data": {
             "groups": {"source": str(out), "size": 6},
-            "unique": False,
             "shuffle_window_rows": 42,
             "num_lanes": 1,
             "global_batch_size": 12,

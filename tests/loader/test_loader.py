@@ -335,7 +335,7 @@ def test_loader_refuses_what_is_no_state_of_its_own(corpus: Corpus):
         ({"epoch": "1"}, r"'epoch' must be a whole number from 0 on, at most 1048575: got '1'; give"),
         ({"epoch": 2**70}, r"'epoch' must be .*, at most 1048575: got 1180591620717411303424; give"),
         ({"rows_seen": 2.0}, r"'rows_seen' must be an integer from 0 on, and .*: got 2\.0 and \{\}; give the dict"),
-        ({"rows_seen": 3, "rows_masked": {"filtered": 4}}, r".* rows_seen' in sum: got 3 and \{'filtered': 4\}; give"),
+        ({"rows_seen": 3, "rows_masked": {"filtered": 4}}, r".*'rows_seen' in sum: got 3 and \{'filtered': 4\}; give"),
         ({"rows_masked": 4}, r".* integers by reason, at most 'rows_seen' in sum: got 0 and 4; give"),
         ({"rows_seen": 3, "rows_masked": {"filtered": -1}}, r".* got 3 and \{'filtered': -1\}"),
     ],
