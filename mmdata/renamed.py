@@ -69,6 +69,8 @@ def renamed_arguments(**names: str) -> Callable[[Function], Function]:
         def call(*positional: Any, **named: Any) -> Any:
             for old, new in names.items():
                 if old in named:
+                    if new in named:
+                        raise TypeError(f"{function.__name__} got both {old} and {new}, its new name")
                     warnings.warn(
                         f"{function.__name__}'s argument {old} is now called {new}; the old name goes with the next "
                         "release",

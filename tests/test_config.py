@@ -491,6 +491,14 @@ def test_config_removed_setting_is_an_error_only_where_it_is_on():
         data_of("a", unique=True)
 
 
+def test_config_removed_setting_as_an_override(tmp_path: Path):
+    path = tmp_path / "c.yaml"
+    path.write_text("data: {shards: a, tokenizer: t, global_batch_size: 6}")
+    assert load_config(path, ["data.unique=false"]) == load_config(path)
+    with pytest.raises(ConfigError, match=r"setting data.unique is gone: set data.add_hashes"):
+        load_config(path, ["data.unique=true"])
+
+
 AUGMENT = {"hue": 0.1, "horizontal_flip_prob": 0.5}
 
 

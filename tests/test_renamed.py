@@ -47,3 +47,32 @@ def test_renamed_old_argument_is_the_new_one_and_warns():
     ):
         found = hard_negative_loss(features, features, torch.tensor(2.0), positive_share=0.1)  # type: ignore[call-arg]
     assert found == expected
+
+
+def test_renamed_module_of_the_trainer_still_gives_it():
+    from mmdata.train import loop
+    from mmdata.train.run.trainer import Trainer
+
+    with pytest.warns(DeprecationWarning, match=r"^mmdata\.train\.loop is now mmdata\.train\.run\.trainer; the old"):
+        assert loop.Trainer is Trainer
+
+
+def test_renamed_argument_given_under_both_names_is_an_error():
+    from mmdata.renamed import renamed_arguments
+
+    @renamed_arguments(old="new")
+    def double(new: int) -> int:
+        return 2 * new
+
+    with pytest.warns(DeprecationWarning, match=r"^double's argument old is now called new; the old name goes with"):
+        assert double(old=3) == 6
+    with pytest.raises(TypeError, match=r"^double got both old and new, its new name$"):
+        double(old=3, new=4)
+
+
+def test_renamed_output_of_a_model_still_has_its_old_name():
+    from mmdata.train import DualEncoderOutput
+
+    output = DualEncoderOutput(*torch.zeros(2, 1, 1), negative_text_features=torch.ones(1))
+    with pytest.warns(DeprecationWarning, match="extra_text_features is now called DualEncoderOutput.negative_text"):
+        assert output.extra_text_features is output.negative_text_features

@@ -71,9 +71,9 @@ def main() -> None:
             if epoch:
                 rates[name].append(len(loader.index) / (time.perf_counter() - started))
                 loads[name].append((time.process_time() - used) / len(loader.index) * 1e3)
-    masked = loaders["damaged"].masked
+    masked = loaders["damaged"].ledger.masked
     assert sum(masked.values()) == bad * (ROUNDS + 1)
-    assert not loaders["photos"].masked
+    assert not loaders["photos"].ledger.masked
     for name in loaders:
         print(f"{name:8} {median(rates[name]):6.0f} samples/s  {median(loads[name]):.3f} ms of processor time a sample")
     ratio = median(rates["damaged"]) / median(rates["photos"])

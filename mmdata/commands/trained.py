@@ -10,6 +10,7 @@ import torch
 from typing_extensions import Self
 
 from mmdata.config import Config
+from mmdata.config.settings import without_removed
 from mmdata.config.strict_yaml import parse
 from mmdata.train import DualEncoder
 from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint, load_weights
@@ -47,7 +48,7 @@ class TrainedModel:
         """
         path = find_checkpoint(run)
         state: dict[str, Any] = load_checkpoint(path)
-        config = parse(Config, state["settings"], origin=f"settings in '{path}'")
+        config = parse(Config, without_removed(Config, state["settings"]), origin=f"settings in '{path}'")
         tokenizer = Tokenizer.load(config.data.tokenizer, max_length=config.data.max_length)
         model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size)
         load_weights(model, state, origin=str(path))

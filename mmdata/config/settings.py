@@ -108,6 +108,17 @@ def current_names(kind: type[Settings], content: Mapping[str, Any]) -> dict[str,
     return current
 
 
+def without_removed(kind: type[Settings], content: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings without removed keys, for a reader that only asks what the others were."""
+    removed = {gone.rpartition(".")[2] for gone in kind.REMOVED}
+    kept = {name: value for name, value in content.items() if name not in removed}
+    for name in kept.keys() & kind.model_fields.keys():
+        for section in sections_of(kind.model_fields[name].annotation):
+            if isinstance(kept[name], dict):
+                kept[name] = without_removed(section, kept[name])
+    return kept
+
+
 def changeable_settings(kind: type[Settings], prefix: str = "") -> Iterator[str]:
     """Dotted names of the settings that a resumed run may change, without positions in lists."""
     for name, field in kind.model_fields.items():

@@ -146,6 +146,8 @@ def _current_keys(kind: type[Settings], keys: list[str]) -> list[str]:
         nested = {key: nested}
     nested, current = current_names(kind, nested), []
     while nested is not None:
+        if not nested:  # a removed setting: validation drops it, or says that it is gone
+            return keys
         ((key, nested),) = nested.items()
         current.append(key)
     return current

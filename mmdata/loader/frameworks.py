@@ -6,16 +6,21 @@ It does not depend on how batches are made.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from typing import NoReturn, SupportsIndex, TypeVar
 
-from typing_extensions import Self
+from typing_extensions import Self, deprecated
+
+from mmdata.loader.ledger import Ledger
 
 T = TypeVar("T")
 
 
 class Interoperable(ABC):
     """The part of a Loader or a Stream that training frameworks use."""
+
+    ledger: Ledger
 
     @abstractmethod
     def set_epoch(self, epoch: int) -> None:
@@ -32,6 +37,17 @@ class Interoperable(ABC):
     def __exit__(self, *error: object) -> None:
         """Close it."""
         self.close()
+
+    @property
+    @deprecated("`masked` is now `ledger.masked`; the old name goes with the next release")
+    def masked(self) -> Counter[str]:
+        """See `Ledger.masked`."""
+        return self.ledger.masked
+
+    @deprecated("judge_together() does nothing: a rank of several only warns; call check_rows with a merged state")
+    def judge_together(self) -> None:
+        """Do nothing."""
+        return
 
     @property
     def batch_sampler(self) -> EpochSampler:

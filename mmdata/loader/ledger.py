@@ -107,6 +107,12 @@ class Ledger(Sequence[LedgerEntry]):
         self._max_bad_share = max_bad_share
         self._path: Path | None = None
 
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether a ledger or a list has the same entries."""
+        return list(self) == list(other) if isinstance(other, (Ledger, list)) else NotImplemented
+
     def __repr__(self) -> str:
         return f"Ledger({self.counts.seen} rows seen, masked {dict(self.counts.masked)})"
 
@@ -193,9 +199,9 @@ class Ledger(Sequence[LedgerEntry]):
                 raise
             self._warned = True
             logger.warning(
-                "rank %d of %d: %s. A rank that ended alone would leave the others waiting, so this one continues. "
-                "check_rows(merge_states(states)), called with the states of all ranks on every rank at the same step, "
-                "ends all of them, as in mmdata's trainer and integrations",
+                "rank %d of %d: %s. A rank that ended alone would leave the others waiting, so this one continues. The "
+                "rows of all ranks decide: mmdata's trainer and integrations judge them; in a loop of your own, "
+                "check_rows(merge_states(states)), called with the states of all ranks on every rank at the same step",
                 self._ranks.rank,
                 self._ranks.world_size,
                 str(error),

@@ -6,7 +6,6 @@ The content of a batch depends on the plan alone; workers decide only who makes 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from functools import cached_property
 from time import perf_counter
@@ -35,6 +34,7 @@ from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import Plan
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
+from mmdata.renamed import renamed_arguments
 
 
 class Loader(Interoperable):
@@ -70,6 +70,7 @@ class Loader(Interoperable):
             step(batch)
     """
 
+    @renamed_arguments(worker="maker")
     def __init__(
         self,
         plan: Plan,
@@ -243,7 +244,8 @@ class Loader(Interoperable):
         return made.batch
 
     def close(self) -> None:
-        """End the workers, and drop prefetched batches. Iterating again starts others."""
+        """End the workers, and drop prefetched batches. An iteration under way ends; iterating again starts workers."""
+        self._position.interrupt("close")
         self._next = None
         self._source.close()
 
@@ -253,13 +255,7 @@ class Loader(Interoperable):
         """See `maker`."""
         return self.maker
 
-    @property
-    @deprecated("loader.masked is now loader.ledger.masked; the old name goes with the next release")
-    def masked(self) -> Counter[str]:
-        """See `Ledger.masked`."""
-        return self.ledger.masked
-
-    @deprecated("loader.write_ledger is now loader.ledger.write_to; the old name goes with the next release")
+    @deprecated("loader.write_ledger is now loader.ledger.write_to(path, epoch=…, step=…), as in loader.state_dict()")
     def write_ledger(self, path: str | os.PathLike[str]) -> None:
         """See `Ledger.write_to`."""
         self.ledger.write_to(path, epoch=self._position.epoch, step=self._position.step)

@@ -97,6 +97,14 @@ class Position:
         self._overtake("a newer iteration")
         return self._iteration
 
+    def interrupt(self, mover: str) -> None:
+        """End the running iteration; as after a loop that was left early, the next one gives the epoch again.
+
+        Args:
+            mover: who did it, for the message that the iteration raises.
+        """
+        self._overtake(mover)
+
     def is_of(self, iteration: int) -> bool:
         """Whether no one has overtaken an iteration."""
         return iteration == self._iteration

@@ -126,10 +126,11 @@ class Index:
 
     @property
     def manifest(self) -> Any:
-        """The manifest of an index of one folder; else the index, which has the same totals. Deprecated."""
+        """The manifest of an index of one folder; else the index, which has its totals. Deprecated."""
         warnings.warn(
-            "Index.manifest goes with the next release: take what it said from the index itself (index.num_shards, "
-            "index.bytes, index.tokenizer …), and what one folder's manifest says from index.manifests",
+            "Index.manifest goes with the next release: take what it said from the index itself (len(index) for rows, "
+            "index.fingerprint for root; index.num_shards, index.bytes, index.tokenizer …), and what one folder's "
+            "manifest says from index.manifests",
             DeprecationWarning,
             stacklevel=2,
         )

@@ -66,7 +66,9 @@ def train_step(
     encoder = collectives.unwrap(model)
     if isinstance(encoder, DualEncoder):
         encoder.clamp_logit_scale_()
-    device = next(value.device for value in tree_leaves(batch) if isinstance(value, Tensor))
+    device = next((value.device for value in tree_leaves(dict(batch)) if isinstance(value, Tensor)), None)
+    if device is None:
+        raise ValueError(f"the batch has no tensor: its entries are {', '.join(map(str, batch))}")
 
     def forward(part: Mapping[str, object]) -> Any:
         # One autocast region a forward: its cache of cast weights must not outlive the pass that filled it.
@@ -86,10 +88,15 @@ def split(batch: Mapping[str, object], size: int) -> Iterator[dict[str, Any]]:
     """Parts of `size` rows, the last one with what is left; values that are no tensor or list go into each part.
 
     Raises:
-        ValueError: entries of the batch with different numbers of rows.
+        ValueError: entries of the batch with different numbers of rows, or an entry that nests tensors with rows.
     """
     cut = {key: value for key, value in batch.items() if isinstance(value, list) or _has_rows(value)}
     counts = {key: len(cast("list[object]", value)) for key, value in cut.items()}
+    if max(counts.values(), default=0) <= size:
+        yield dict(batch)
+        return
+    if nested := [key for key in batch if key not in cut and any(map(_has_rows, tree_leaves(batch[key])))]:
+        raise ValueError(f"the batch's entries {nested} nest tensors, and cannot be split: make each an entry itself")
     if len(set(counts.values())) > 1:
         raise ValueError(f"the batch's entries have different numbers of rows, and cannot be split: {counts}")
     for start in range(0, max(counts.values(), default=0), size):
@@ -141,6 +148,8 @@ def gradient_cache(
         raise ValueError("gradient_cache needs at least one part of a batch: got none")
     outputs, states = _first_pass(forward, parts, model)
     structure = tree_flatten(outputs[0])[1]
+    if unlike := [number for number, output in enumerate(outputs) if tree_flatten(output)[1] != structure]:
+        raise ValueError(f"gradient_cache: forward gave outputs of different structure for parts 0 and {unlike[0]}")
     by_part = [tree_leaves(output) for output in outputs]  # leaves of each part's output
     leaves = [_concatenated(values) for values in zip(*by_part, strict=True)]
     output = tree_unflatten(leaves, structure)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -489,3 +492,28 @@ def test_loader_of_an_empty_index_is_refused(corpus: Corpus, tmp_path: Path):
         pass
     with pytest.raises(DataError, match=r"shards '.*/s': no rows in the index; see __mmdata__/quarantine\.jsonl there"):
         corpus.loader(shards=str(tmp_path / "s"))
+
+
+def test_batches_do_not_depend_on_the_seed_of_pythons_hashes(corpus: Corpus):
+    # Programs of the tests are forked from one process and share its seed: here each has its own.
+    program = (
+        "import json, sys\n"
+        "from mmdata import Loader, stream\n"
+        "settings = json.loads(sys.argv[1])\n"
+        "loader = Loader.from_config(settings)\n"
+        "rows = [batch['rows'].tolist() for batch in loader]\n"
+        "keys = [batch['keys'] for batch in stream(None, {**settings, 'image_buckets': None, 'image_size': 16})]\n"
+        "print(json.dumps([loader.state_dict(), rows, keys]))\n"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program, json.dumps(corpus.settings)],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert said[0] == said[1]
+    assert len(json.loads(said[0])[1]) == 7

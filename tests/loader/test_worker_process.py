@@ -307,7 +307,10 @@ def test_worker_process_without_descriptors_says_what_to_do(corpus: Corpus, tmp_
             {"num_processes": 2},
             r"num_processes \(2\) are worker processes .*: set worker_type to process \(it is auto\)",
         ),
-        ({**PROCESS, "num_processes": 3}, r"num_processes \(3\) share num_workers \(2\): set num_workers to as many or more"),
+        (
+            {**PROCESS, "num_processes": 3},
+            r"num_processes \(3\) share num_workers \(2\): set num_workers to as many or more",
+        ),
     ],
 )
 def test_worker_process_refuses_settings(corpus: Corpus, changes: dict[str, Any], message: str):

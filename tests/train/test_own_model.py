@@ -20,6 +20,7 @@ import small_run as small
 
 from mmdata.train import DualEncoderOutput, gradient_cache, losses, train_step
 from mmdata.train.run.trainer import Trainer
+from mmdata.train.step import split
 
 ROWS = 7
 
@@ -210,3 +211,24 @@ def test_run_of_a_model_that_gives_features_only(micro_batch_size: int | None, t
     config = small.train_config(loss="triplet", steps=2, micro_batch_size=micro_batch_size)
     assert Trainer(model, small.SmallBatches(), config, output=tmp_path).run() == 0
     assert '"logit_scale": null' in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_step_refuses_a_batch_that_it_cannot_use():
+    model = torch.nn.Linear(3, 2)
+
+    def forward_only(batch: Any) -> Any:
+        return model(batch["x"])
+
+    with pytest.raises(ValueError, match=r"^the batch has no tensor: its entries are keys$"):
+        train_step(model, {"keys": ["a"]}, lambda output, batch: output.sum())
+    with pytest.raises(ValueError, match=r"^the batch's entries \['t'\] nest tensors, and cannot be split"):
+        list(split({"t": {"x": torch.zeros(4, 3)}, "v": torch.zeros(4)}, 2))
+    whole = {"x": torch.zeros(4, 3), "queue": torch.zeros(7, 2)}
+    assert [part["queue"].shape for part in split(whole, 8)] == [(7, 2)], "nothing is split, so nothing must fit"
+    parts = [{"x": torch.zeros(2, 3)}, {"x": torch.zeros(2, 3), "more": True}]
+
+    def uneven(part: Any) -> Any:
+        return (forward_only(part),) if "more" in part else forward_only(part)
+
+    with pytest.raises(ValueError, match=r"outputs of different structure for parts 0 and 1$"):
+        gradient_cache(uneven, parts, lambda output: output.sum())

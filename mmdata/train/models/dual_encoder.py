@@ -14,6 +14,7 @@ from typing_extensions import Self
 from mmdata.batch import Batch, standardized
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
+from mmdata.renamed import renamed_attribute
 from mmdata.train.models.towers import PRESETS, ImageTower, TextTower
 
 logger = logging.getLogger("mmdata")
@@ -53,6 +54,8 @@ class DualEncoderOutput(NamedTuple):
     logit_scale: Tensor | None = None
     logit_bias: Tensor | None = None
     negative_text_features: Tensor | None = None
+
+    extra_text_features = renamed_attribute("extra_text_features", "negative_text_features")
 
 
 class DualEncoder(nn.Module):

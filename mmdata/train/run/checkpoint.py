@@ -196,7 +196,10 @@ def check_same_settings(saved: dict[str, Any], current: dict[str, Any], *, origi
         ConfigError: names each key that differs, with both values.
     """
     # An earlier version may have saved settings under their old names.
-    before, now = _flat(current_names(Config, saved)), _flat(current_names(Config, current))
+    try:
+        before, now = _flat(current_names(Config, saved)), _flat(current_names(Config, current))
+    except ValueError as error:  # a removed setting that was on
+        raise ConfigError(f"cannot resume from {origin}: {error}") from None
     differ = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
     changed = sorted(key for key in differ if _POSITION.sub("", key) not in MAY_CHANGE)
     if changed:
