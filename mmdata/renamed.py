@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -16,7 +16,7 @@ def renamed_names(module: str, names: dict[str, str]) -> Callable[[str], Any]:
 
     Args:
         module: `__name__` of the module.
-        names: old name to new name, both of this module.
+        names: old name to new name, of this module, or with its module: "mmdata.train.run.trainer.Trainer".
 
     Example:
         __getattr__ = renamed_names(__name__, {"Worker": "BatchMaker"})
@@ -25,12 +25,14 @@ def renamed_names(module: str, names: dict[str, str]) -> Callable[[str], Any]:
     def get(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        home, _, new = names[name].rpartition(".")
+        home = home or module
         warnings.warn(
-            f"{module}.{name} is now called {module}.{names[name]}; the old name goes with the next release",
+            f"{module}.{name} is now called {home}.{new}; the old name goes with the next release",
             DeprecationWarning,
             stacklevel=2,
         )
-        return getattr(sys.modules[module], names[name])
+        return getattr(import_module(home), new)
 
     return get
 

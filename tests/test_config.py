@@ -499,6 +499,11 @@ def test_config_removed_setting_as_an_override(tmp_path: Path):
         load_config(path, ["data.unique=true"])
 
 
+def test_config_copy_takes_no_dictionary_for_a_section():
+    with pytest.raises(ValueError, match=r"^loading is a section: give a LoadingConfig, not a dictionary$"):
+        data_of("a").model_copy(update={"loading": {"num_workers": 0}})
+
+
 AUGMENT = {"hue": 0.1, "horizontal_flip_prob": 0.5}
 
 

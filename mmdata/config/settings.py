@@ -70,7 +70,7 @@ class Settings(BaseModel):
         """Pydantic's `model_copy`, which also takes old names.
 
         Raises:
-            ValueError: an unknown name, which pydantic alone would accept without effect.
+            ValueError: an unknown name, or a dictionary for a section: pydantic alone would take both unchecked.
         """
         changes = dict(update or {})
         for old, (name, *inner), _ in _renames(type(self), changes):
@@ -80,6 +80,9 @@ class Settings(BaseModel):
             changes[name] = value
         if unknown := changes.keys() - type(self).model_fields.keys():
             raise ValueError(f"{type(self).__name__} has no setting {', '.join(sorted(unknown))}")
+        for name, value in changes.items():
+            if isinstance(value, dict) and isinstance(getattr(self, name), Settings):
+                raise ValueError(f"{name} is a section: give a {type(getattr(self, name)).__name__}, not a dictionary")
         return super().model_copy(update=changes, deep=deep)
 
     if not TYPE_CHECKING:  # or every misspelt attribute would pass the type checker

@@ -28,7 +28,7 @@ class Interoperable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the workers, and drop prefetched batches. Iterating again starts others."""
+        """End what runs between iterations, and drop what it has made; iterating again is possible."""
 
     def __enter__(self) -> Self:
         """`with loader:` closes the loader at the end."""
