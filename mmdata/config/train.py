@@ -98,7 +98,7 @@ class SameGroupConfig(MinerConfig):
 
 
 class UserConfig(MinerConfig):
-    """user: a function of your own, or a class called with `arguments` (docs/train.md)."""
+    """user: a function of your own, or a class called with `arguments` (docs/losses.md)."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {**MinerConfig.RENAMED, "train.miner.of": "train.miner.target"}
 
@@ -201,7 +201,7 @@ class TrainConfig(Settings):
     """Rows with the same image or caption are no negatives of each other; sets `data.add_hashes`."""
     log_every_steps: MayChange[Positive] = 10
     mining_telemetry_every_steps: MayChange[Count] = 0
-    """Measure how hard the negatives are, and what the miner keeps (docs/train.md); 0: never."""
+    """Measure how hard the negatives are, and what the miner keeps (docs/losses.md); 0: never."""
     checkpoint_every_steps: MayChange[Positive] = 1000
     """One is also written at the end and when a signal stops the run."""
     keep_checkpoints: MayChange[Positive] = 2

@@ -1,0 +1,102 @@
+"""The README and the pages of docs/: links lead somewhere, code parses, commands and settings exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mmdata.cli import commands
+from mmdata.config import Config
+from mmdata.config.settings import sections_of
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [code for _, found, code in FENCED.findall(text_of(page)) if found == language]
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", FENCED.sub("", text_of(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_to_files_and_headings(page: Path):
+    for target in LINK.findall(FENCED.sub("", text_of(page))):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{target}: no such file"
+        if anchor:
+            assert anchor in anchors(linked), f"{target}: no such heading in {named(linked)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_python_blocks_parse(page: Path):
+    for code in blocks(page, "python"):
+        ast.parse(code)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_commands_exist(page: Path):
+    shell = "\n".join(blocks(page, "sh")) + "\n".join(re.findall(r"`(mmdata [^`]*)`", text_of(page)))
+    for command in re.findall(r"(?:^|-m |PYTHONPATH=\S+ |&& |\n)mmdata ([a-z]+)", shell):
+        assert command in commands(), f"mmdata {command}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_yaml_blocks_name_settings_that_exist(page: Path):
+    for code in blocks(page, "yaml"):
+        content = yaml.safe_load(code)
+        if isinstance(content, dict) and content.keys() <= Config.model_fields.keys():
+            unknown = list(unknown_settings(Config, content))
+            assert not unknown, f"{unknown} in\n{code}"
+
+
+def unknown_settings(kind: type, content: dict[str, Any]) -> list[str]:
+    """Keys that no setting has, in all sections; values of one setting that lists sections are looked into, too."""
+    unknown: list[str] = []
+    fields = kind.model_fields  # pyright: ignore
+    for name, value in content.items():
+        if name not in fields:
+            unknown.append(name)
+            continue
+        sections = sections_of(fields[name].annotation)
+        for item in value if isinstance(value, list) else [value]:
+            if sections and isinstance(item, dict):
+                unknown += min((unknown_settings(section, item) for section in sections), key=len)
+    return unknown
+
+
+def test_each_page_is_linked_from_the_readme_or_a_page_that_is():
+    """A page that nothing links to is found by nobody."""
+    seen, waiting = set[Path](), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in seen or page.suffix != ".md":
+            continue
+        seen.add(page)
+        for target in LINK.findall(text_of(page)):
+            path = (page.parent / target.partition("#")[0]).resolve()
+            if "://" not in target and path.is_file():
+                waiting.append(path)
+    assert set(PAGES) <= seen, sorted(named(page) for page in set(PAGES) - seen)
