@@ -175,7 +175,15 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise DataError(f"checkpoint '{path}': not written by mmdata train")
     if content["format"] > FORMAT:
         raise DataError(f"checkpoint '{path}': format {content['format']} is newer than {FORMAT}; update mmdata")
+    _name_towers(content)
     return content
+
+
+def _name_towers(state: dict[str, Any]) -> None:
+    """Name the towers `base` that an earlier version called vit_b_16, a name that is now CLIP's."""
+    model = state.get("settings", {}).get("model", {})
+    if model.get("name") == "vit_b_16" and any(name.startswith("image_tower.patches.") for name in state["model"]):
+        model["name"] = "base"
 
 
 def find_damage(path: Path) -> str:
