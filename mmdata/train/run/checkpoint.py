@@ -22,12 +22,14 @@ from torch import nn
 from mmdata.atomic import write_whole
 from mmdata.config import Config
 from mmdata.config.settings import changeable_settings, current_names
+from mmdata.config.strict_yaml import read_yaml
 from mmdata.errors import ConfigError, DataError
 from mmdata.train.ranks.sharding import shares_of
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
+CONFIG_SUFFIXES = (".yaml", ".yml")
 NONE_YET = "none yet"
 """Content of `latest` while the first checkpoint is written; so a missing `latest` beside checkpoints was lost."""
 
@@ -101,14 +103,49 @@ def find_checkpoint(run: Path) -> Path:
     """The file itself, or the newest checkpoint of a run's folder.
 
     Raises:
-        DataError: `run` is neither.
+        DataError: `run` is neither; says what it is, and what to give instead.
     """
-    if run.is_file():
+    if run.is_file() and run.suffix.lower() not in CONFIG_SUFFIXES:
         return run
-    path = latest_checkpoint(run / CHECKPOINTS)
-    if path is None:
-        raise DataError(f"'{run}': neither a checkpoint nor the folder of a run; mmdata train makes one")
-    return path
+    if run.is_dir() and (path := latest_checkpoint(run / CHECKPOINTS)) is not None:
+        return path
+    raise DataError(f"'{run}': {_no_run(run)}")
+
+
+def _no_run(path: Path) -> str:
+    """What a path is that is no run, and what to give instead."""
+    if path.is_file():
+        own = run_of_config(path)
+        made = (own / CHECKPOINTS).is_dir()
+        remedy = f"give '{own}'" if made else f"`mmdata train {path}` makes it"
+        return f"a config, and a run is expected; its run is '{own}': {remedy}"
+    if not path.exists():
+        return "no such run; `mmdata train CONFIG` makes one, the folder runs/NAME for NAME.yaml"
+    inside = sorted(entry.name for entry in path.iterdir())
+    if path.name == CHECKPOINTS and any(_NAME.fullmatch(name) for name in inside):
+        return f"the checkpoints of a run; give the run itself, '{path.parent}', or one of these files"
+    if CHECKPOINTS in inside or "metrics.jsonl" in inside:
+        return "a run that has no checkpoint yet; `mmdata train` writes the first after train.checkpoint_every_steps"
+    if "manifest.json" in inside or "__mmdata__" in inside:
+        return "a folder of shards, and a run is expected; `mmdata train CONFIG` makes one from them"
+    if "config.json" in inside:
+        return (
+            "a model saved by transformers, and a run is expected; from_pretrained of transformers loads it, and "
+            "model.init_from or model.clip trains it further"
+        )
+    if runs := [name for name in inside if (path / name / CHECKPOINTS / LATEST).is_file()]:
+        return f"a folder of runs; give one of them: {', '.join(runs[:5])}{', …' if len(runs) > 5 else ''}"
+    listed = f"it holds {', '.join(inside[:5])}{', …' if len(inside) > 5 else ''}" if inside else "it is empty"
+    return f"neither a checkpoint nor the folder of a run ({listed}); `mmdata train CONFIG` makes a run"
+
+
+def run_of_config(path: Path) -> Path:
+    """The folder of the run of a config file: `train.output`, or runs/NAME for NAME.yaml."""
+    try:
+        output = read_yaml(path, kind=Config).get("train", {}).get("output")
+    except (ConfigError, AttributeError):  # another command says what is wrong with the file
+        output = None
+    return Path(output or Path("runs") / path.stem)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -120,10 +157,17 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"checkpoint '{path}': no such file")
     if damage := find_damage(path):
-        raise DataError(f"checkpoint '{path}': cannot be read ({damage}); {_way_back(path)}")
+        foreign = "" if _NAME.fullmatch(path.name) else "if mmdata train wrote it, "
+        raise DataError(f"checkpoint '{path}': cannot be read ({damage}); {foreign}{_way_back(path)}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
+    except UnpicklingError as error:
+        # torch's own message advises to load such a file unsafely.
+        raise DataError(
+            f"checkpoint '{path}': cannot be read (it holds Python objects, which could run code; mmdata reads tensors "
+            "and plain values only); it was not written by mmdata train"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(f"checkpoint '{path}': cannot be read ({reason}); {_way_back(path)}") from error
     content = cast("dict[str, Any]", state)
@@ -131,7 +175,15 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise DataError(f"checkpoint '{path}': not written by mmdata train")
     if content["format"] > FORMAT:
         raise DataError(f"checkpoint '{path}': format {content['format']} is newer than {FORMAT}; update mmdata")
+    _name_towers(content)
     return content
+
+
+def _name_towers(state: dict[str, Any]) -> None:
+    """Name the towers `base` that an earlier version called vit_b_16, a name that is now CLIP's."""
+    model = state.get("settings", {}).get("model", {})
+    if model.get("name") == "vit_b_16" and any(name.startswith("image_tower.patches.") for name in state["model"]):
+        model["name"] = "base"
 
 
 def find_damage(path: Path) -> str:
