@@ -25,6 +25,7 @@ from rich.table import Table
 from mmdata.atomic import write_whole
 from mmdata.cli import run
 from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards
+from mmdata.config.data import ValConfig, sources
 from mmdata.errors import ConfigError, printable
 from mmdata.train.evaluation.prompts import read_classes
 from mmdata.train.ranks import collectives
@@ -38,15 +39,16 @@ def main() -> int:
     device = collectives.init(options.device)
     trained = TrainedRun.load(options.run, device)
     classes = read_classes(options.classes) if options.classes else None
-    shards = options.shards or trained.config.data.val_shards
-    if shards is None and options.pairs is None:
-        raise ConfigError("nothing to evaluate on: the run has no data.val_shards; give --shards or --pairs")
-    if shards is None and classes is not None:
-        raise ConfigError("--classes needs images with labels: the run has no data.val_shards; give --shards")
+    val = ValConfig(shards=options.shards) if options.shards else trained.config.data.val
+    if not val and options.pairs is None:
+        raise ConfigError("nothing to evaluate on: the run has no data.val; give --shards or --pairs")
+    if not val and classes is not None:
+        raise ConfigError("--classes needs images with labels: the run has no data.val; give --shards")
     scores: dict[str, Any] = {"step": trained.step, "epoch": trained.epoch}
-    if shards is not None:
-        scores["shards"] = str(shards)
-        scores |= evaluate_shards(trained, str(shards), classes)
+    if val:
+        folders = ", ".join(source.shards for source in sources(trained.config.data))
+        scores["shards"] = val.shards or f"{folders} (data.val.share {val.share:g})"
+        scores |= evaluate_shards(trained, options.shards, classes)
     if options.pairs is not None:
         scores["pairs"] = str(options.pairs)
         scores["compositional"] = evaluate_pairs(trained, options.pairs)
@@ -65,7 +67,7 @@ def parse_arguments() -> argparse.Namespace:
         prog="mmdata evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint file")
-    parser.add_argument("--shards", help="retrieval over these; default: data.val_shards of the run")
+    parser.add_argument("--shards", help="retrieval over these; default: data.val of the run")
     parser.add_argument("--pairs", type=Path, help="JSONL of a compositional test (see mmdata.compositional)")
     parser.add_argument("--classes", type=Path, help="JSON with class names and templates, for zero-shot accuracy")
     parser.add_argument("--out", type=Path, help="JSON file to write")

@@ -12,7 +12,7 @@ from rich.progress import track
 
 from mmdata.batch import Batch
 from mmdata.compositional import load_pairs
-from mmdata.config.data import evaluation_data
+from mmdata.config.data import ValConfig, evaluation_data
 from mmdata.errors import DataError
 from mmdata.loader import Loader
 from mmdata.train.evaluation.evaluate import compositional, embed, score_retrieval, zero_shot
@@ -24,14 +24,22 @@ from mmdata.trained import TrainedRun
 T = TypeVar("T")
 
 
-def evaluate_shards(trained: TrainedRun, shards: str, classes: Classes | None = None) -> dict[str, Any]:
+def evaluate_shards(trained: TrainedRun, shards: str | None, classes: Classes | None = None) -> dict[str, Any]:
     """Retrieval in both directions, and zero-shot accuracy if classes are given. A collective.
+
+    Args:
+        trained: the model.
+        shards: to evaluate on; None: what `data.val` of the run names.
+        classes: for zero-shot accuracy.
 
     Raises:
         DataError: no row could be loaded, or the shards have no labels for the classes.
     """
     rank, ranks = collectives.rank(), collectives.world_size()
-    data = evaluation_data(trained.config.data.model_copy(update={"val_shards": shards}), hashes=True)
+    data = trained.config.data
+    if shards is not None:
+        data = data.model_copy(update={"val": ValConfig(shards=shards)})
+    data = evaluation_data(data, hashes=True)
     # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
     data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
     loader = Loader.from_config(data, rank=rank, world_size=ranks)
@@ -42,11 +50,11 @@ def evaluate_shards(trained: TrainedRun, shards: str, classes: Classes | None = 
         line = f"left out: {count:,} rows that could not be loaded ({reason})"
         Console(stderr=True, quiet=rank > 0).print(line, soft_wrap=True)
     if not len(features.rows):
-        raise DataError(f"shards '{shards}': none of the {len(loader.index):,} rows could be loaded")
+        raise DataError(f"shards '{data.shards}': none of the {loader.plan.num_rows:,} rows could be loaded")
     scores = score_retrieval(features, share=True)
     if classes is not None:
         if features.labels is None:
-            raise DataError(f"--classes needs labels, and shards '{shards}' have none")
+            raise DataError(f"--classes needs labels, and shards '{data.shards}' have none")
         prompts = embed_prompts(trained.model, classes, trained.tokenizer)
         scores |= zero_shot(features.image, features.labels, prompts)
     return {**scores, "rows_masked": masked}

@@ -42,7 +42,7 @@ def train(config: Config, output: Path, device: torch.device) -> int:
     torch.manual_seed(config.train.seed)  # the same weights on all ranks
     model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size).to(device)
     check_objective(config.train, model, has_negative_captions=data.negative_captions is not None)
-    evaluate = _evaluate_on(data, AUTOCAST[config.train.precision]) if data.val_shards else None
+    evaluate = _evaluate_on(data, AUTOCAST[config.train.precision]) if data.val else None
     settings = config.model_dump(mode="json")
     trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate)
     if rank == 0:
@@ -62,7 +62,7 @@ def _cut_ledgers_of_former_ranks(output: Path, state: dict[str, Any], world_size
 
 
 def _evaluate_on(data: DataConfig, autocast_dtype: torch.dtype | None) -> Callable[[nn.Module], Mapping[str, float]]:
-    """Retrieval over `data.val_shards`, as the loop calls it; equal images or captions are no mistakes."""
+    """Retrieval over `data.val`, as the loop calls it; equal images or captions are no mistakes."""
     data = evaluation_data(data, hashes=True)
     loader = Loader.from_config(data, rank=collectives.rank(), world_size=collectives.world_size())
 

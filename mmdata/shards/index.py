@@ -276,14 +276,14 @@ class Index:
     def column(self, name: str) -> Array:
         """A whole column (len,), copied: 1 to 8 bytes a row."""
         _check_names([name], FIXED)
-        self._fetch_columns(np.arange(self.num_shards))
+        self.fetch_columns(np.arange(self.num_shards))
         parts = [self.shard(shard).fixed(name) for shard in range(self.num_shards)]
         return np.concatenate([np.empty(0, FIXED[name]), *parts])
 
     def lists(self, name: str) -> tuple[Rows, Array]:
         """A whole list column, copied: offsets (len + 1,) and values."""
         _check_names([name], LISTS)
-        self._fetch_columns(np.arange(self.num_shards))
+        self.fetch_columns(np.arange(self.num_shards))
         parts = [self.shard(shard).lists(name) for shard in range(self.num_shards)]
         lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(offsets) for offsets, _ in parts)])
         values = np.concatenate([np.empty(0, LISTS[name]), *(values for _, values in parts)])
@@ -292,11 +292,14 @@ class Index:
     def _by_shard(self, rows: Rows) -> RowsByShard:
         """Rows grouped by shard; the columns of shards behind URLs have been fetched."""
         shards, local = self.locate(rows)
-        self._fetch_columns(shards)
+        self.fetch_columns(shards)
         return group_by_shard(shards, local)
 
-    def _fetch_columns(self, shards: Rows) -> None:
-        """Open columns behind URLs concurrently: one after the other, nearly all the time would be waiting."""
+    def fetch_columns(self, shards: Rows) -> None:
+        """Open columns behind URLs concurrently: one after the other, nearly all the time would be waiting.
+
+        Does nothing for folders on this machine.
+        """
         if not self.caches:
             return
         if len(missing := [shard for shard in np.unique(shards).tolist() if shard not in self._checksums]) > 1:

@@ -119,6 +119,7 @@ def _refuse_planned(data: DataConfig) -> None:
         "max_shapes": data.max_shapes is not None,
         "token_budget": data.token_budget is not None,
         "groups": data.groups is not None,
+        "val.share": data.val.share is not None,
         "negative_captions": data.negative_captions is not None,
         "loading.worker_type: process": data.loading.worker_type == "process",
     }
