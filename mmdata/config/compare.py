@@ -13,29 +13,33 @@ class ArmConfig(Settings):
     """One of the ways to train that `mmdata compare` compares."""
 
     settings: tuple[str, ...] = ()
-    """What it changes, as on the command line: "train.loss=hard_negative"."""
+    """The settings that this arm changes, written as on the command line: "train.loss=hard_negative"."""
     neighbours: Annotated[int, Field(strict=True, ge=2)] | None = None
-    """Rows of a group: of near neighbours in the eyes of the baseline's finished model of the same seed."""
+    """Number of near neighbours that stand together in a batch (`data.groups.size`), found by the baseline's model of
+    the same seed. null: batches are not grouped."""
 
 
 class CompareConfig(Settings):
     """Several ways to train, each from the same seeds, and what they are measured by."""
 
     output: Location
-    """Folder of the runs and of results.jsonl."""
+    """Folder of all runs and of results.jsonl."""
     arms: dict[str, ArmConfig]
+    """The ways to train, by name; each changes some settings."""
     baseline: str
-    """The arm that the others are compared with; it runs first."""
+    """Name of the arm that the others are compared with; it runs first."""
     seeds: Annotated[list[Integer], Field(min_length=2)]
-    """Of the weights and of the order of the data; the same for all arms."""
+    """Seeds of weights and batches; each arm is trained once with each of them, so that the comparison is paired."""
     pairs: Location | None = None
-    """JSONL of a compositional test (see mmdata.compositional); None: only retrieval on `data.val`."""
+    """JSONL file of a compositional test (docs/losses.md); null: only retrieval on `data.val` is measured."""
     primary: str = "r1"
-    """What decides: a type of swap in `pairs`, their "mean", or "r1", retrieval."""
+    """The score that decides: a type of swap in `pairs`, "mean" for the mean of all types, or "r1" for retrieval."""
     tuning: Annotated[tuple[tuple[str, ...], ...], Field(min_length=1)] = ((),)
-    """Settings that each arm is tried with."""
+    """Lists of settings that each arm is first tried with, such as [["train.lr=1e-3"], ["train.lr=3e-4"]]; each arm
+    keeps the best. By default nothing is tried."""
     tuning_seed: Integer | None = None
-    """From this seed; what retrieves best on `data.val` an arm keeps. Needed where there is something to try."""
+    """Seed of the runs that try `tuning`, none of `seeds`; the best is what retrieves best on `data.val`. Needed
+    if `tuning` has more than one list."""
 
     @model_validator(mode="after")
     def _check(self) -> CompareConfig:

@@ -1,4 +1,4 @@
-"""Settings: one YAML file with the sections data, model and train."""
+"""The whole config: one YAML file with the sections data, model, train and compare."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ class Config(Settings):
     """The whole file."""
 
     data: DataConfig
+    """What is loaded, and in which batches."""
     model: ModelConfig = ModelConfig()
+    """Which image tower and text tower, and how their features meet."""
     train: TrainConfig = TrainConfig()
+    """How the towers are trained."""
     compare: CompareConfig | None = None
-    """For `mmdata compare`, which trains several times; all other programs leave it alone."""
+    """Several ways to train, for `mmdata compare`; all other programs leave it alone."""
 
     @field_validator("compare", mode="before")
     @classmethod

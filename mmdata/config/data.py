@@ -17,12 +17,13 @@ class SourceConfig(Settings):
     """One dataset of a mixture: all have a weight, or all have a repeat."""
 
     shards: MayChange[Location]
-    """Folder or URL with shards and a manifest."""
+    """Folder or URL of the dataset's shards, as for `data.shards`."""
     weight: Positive | None = None
-    """Share of every batch, exact to the row. An epoch is one pass over the first dataset; the others are cycled."""
+    """Share of every batch, exact to the row: 3 and 1 put three rows of the first dataset beside each row of the
+    second. An epoch is one pass over the first dataset; the other datasets are cycled."""
     repeat: Annotated[float, Field(gt=0.0, le=1000.0)] | None = None
-    """Passes per epoch; default: 1. 2 uses each row twice; 0.5 uses half of the rows, and the other half in the next
-    epoch."""
+    """Passes over the dataset per epoch; null: one. 2 uses each row twice; 0.5 uses half of the rows, and the other
+    half in the next epoch."""
 
     @field_validator("weight", mode="before")
     @classmethod
@@ -38,12 +39,13 @@ class GroupsConfig(Settings):
     RENAMED: ClassVar[Mapping[str, str]] = {"data.groups.by": "data.groups.source"}
 
     source: Location = "label"
-    """label: rows with the same label are a group. Or a file: the output of `mmdata neighbours`, or a .npy file of
-    int64 (rows,), with -1 for rows without a group."""
+    """What makes rows a group. label: rows with the same label. Or a file: the output of `mmdata neighbours`, or a .npy
+    file of int64 (rows,) with the group of each row of the index, -1 for rows without a group."""
     size: Annotated[int, Field(strict=True, ge=2)] | None = None
-    """Rows together, each row once an epoch."""
+    """Rows of one group that stand together in a batch; each row comes once an epoch. Give this or `candidates`."""
     candidates: Positive | None = None
-    """Each row once an epoch, followed by this many other rows of its group, drawn anew in each epoch."""
+    """Rows of its group that follow each row in its batch, drawn anew in each epoch; each row comes once an epoch by
+    itself. Give this or `size`."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> GroupsConfig:
@@ -58,17 +60,21 @@ class AugmentConfig(Settings):
     """Random changes of a training crop, each row's its own in each epoch; all are off unless set."""
 
     horizontal_flip_prob: Share = 0.0
-    """Probability of a flip. Captions that say left or right, and text in images, are wrong after it."""
+    """Probability that a crop is mirrored left to right. Captions that say left or right, and writing in images, are
+    wrong after a flip."""
     brightness: Annotated[float, Field(ge=0.0)] = 0.0
-    """The factor is drawn from 1 - brightness (at least 0) to 1 + brightness, as in torchvision's ColorJitter."""
+    """Strength of the change of brightness: a factor between 1 - brightness (at least 0) and 1 + brightness, as in
+    torchvision's ColorJitter."""
     contrast: Annotated[float, Field(ge=0.0)] = 0.0
+    """Strength of the change of contrast: a factor between 1 - contrast (at least 0) and 1 + contrast."""
     saturation: Annotated[float, Field(ge=0.0)] = 0.0
+    """Strength of the change of saturation: a factor between 1 - saturation (at least 0) and 1 + saturation."""
     hue: Annotated[float, Field(ge=0.0, le=0.5)] = 0.0
-    """Turns the colour circle by at most this share of a whole turn."""
+    """Largest turn of the hue, in either direction, as a share of the whole colour circle."""
     color_jitter_prob: Share = 1.0
-    """Probability that brightness, contrast, saturation and hue are changed at all, in random order."""
+    """Probability that brightness, contrast, saturation and hue are changed at all; they change in random order."""
     grayscale_prob: Share = 0.0
-    """Probability that the colours become grey, after the jitter."""
+    """Probability that the colours become grey, after the other changes."""
 
 
 class ValConfig(Settings):
@@ -114,64 +120,86 @@ class DataConfig(Settings):
     }
 
     shards: MayChange[Location | Annotated[list[SourceConfig], Field(min_length=1)]]
-    """Folder or URL with shards and a manifest (`mmdata convert` or `mmdata index` makes it), or a mixture."""
+    """Folder or URL of the training shards, as `mmdata convert` or `mmdata index` leaves it. Or a list of several such
+    datasets, each with a weight or a repeat."""
     val: ValConfig = ValConfig()
     """What the run is evaluated on: {shards: FOLDER} or {share: 0.01}."""
     split: Literal["train", "val"] = "train"
-    """With `val.share`, which of the two parts is loaded: train (all other rows) or val."""
+    """With `val.share`, the part of the rows that is loaded: train (all other rows) or val."""
     tokenizer: Location
-    """Folder that `AutoTokenizer.from_pretrained` loads, or a Hugging Face name."""
+    """Tokenizer of the captions: a folder that transformers' `AutoTokenizer.from_pretrained` loads, or a name on the
+    Hugging Face hub."""
     global_batch_size: Positive
-    """Rows of one step over all ranks; with `token_budget`, at most."""
+    """Image-caption pairs (rows) of one step over all ranks; each rank gets an equal part. With `token_budget`, the
+    largest number of rows."""
     token_budget: Positive | None = None
-    """Text tokens and image patches of one step over all ranks: batches of short texts then have more rows."""
+    """Text tokens and image patches of one step over all ranks, padding included: batches of short texts then have more
+    rows than batches of long texts. null: all batches have `global_batch_size` rows."""
     batch_multiple: Positive = 8
-    """With `token_budget`, each batch has a multiple of this many rows; the number of ranks must divide it."""
+    """With `token_budget`, the number of rows of each batch is a multiple of this; the number of ranks must divide
+    it."""
     image_size: Positive = 224
-    """Side of the square that images are cropped to, in pixels, unless `image_buckets` is given."""
+    """Side of the square that images are cropped and resized to, in pixels. With `image_buckets: auto` the chosen
+    shapes have about as many pixels; with a list of shapes, or `image_patches`, it is not used."""
     image_buckets: Literal["auto"] | Annotated[list[tuple[Positive, Positive]], Field(min_length=1)] | None = None
-    """Image shapes as [height, width] pairs; each row goes to the one nearest in aspect ratio. auto chooses
-    `num_image_buckets` of about `image_size`² pixels that crop least."""
+    """Image shapes as [height, width] pairs in pixels; each image goes to the shape nearest in aspect ratio. auto:
+    choose `num_image_buckets` shapes of about `image_size`² pixels that crop least. null: one square of
+    `image_size`."""
     num_image_buckets: Positive = 3
+    """Largest number of image shapes that `image_buckets: auto` chooses."""
     patch_size: Positive = 16
-    """Side of the model's patches, in pixels: chosen image shapes are multiples of it."""
+    """Side of the model's patches, in pixels. The sides of shapes that `image_buckets: auto` chooses are multiples of
+    it, and `image_patches` cuts images into such patches."""
     image_patches: Annotated[list[Positive], Field(min_length=1)] | None = None
-    """Native resolution, in place of image shapes: each row goes to the smallest of these numbers of patches that
-    holds its image (SigLIP 2 NaFlex)."""
+    """Native resolution, in place of image shapes: each image keeps its aspect ratio and goes to the smallest of these
+    numbers of patches that holds it. For models of SigLIP 2's NaFlex kind."""
     max_length: Positive = 77
-    """Longest text in tokens; longer captions are truncated."""
+    """Longest text in tokens; longer captions are truncated. 77 is the length of CLIP's text tower."""
     text_buckets: Literal["auto"] | Annotated[list[Positive], Field(min_length=1)] = "auto"
-    """Text length bounds in tokens; auto chooses `num_text_buckets` of them for least padding."""
+    """Text lengths of batches, in tokens: a caption is padded to the smallest length that holds it. auto: choose
+    `num_text_buckets` lengths for the least padding. A list must rise and end with `max_length`."""
     num_text_buckets: Positive = 8
-    """The same for all image shapes, unless `max_shapes` is given."""
+    """Largest number of text lengths that `text_buckets: auto` chooses, the same for all image shapes. More lengths pad
+    less and give more batch shapes."""
     max_shapes: Positive | None = None
-    """Largest number of batch shapes over all image shapes, in place of `num_text_buckets`: each image shape gets text
-    bounds of its own, and more of them where they save most padding."""
+    """Largest number of batch shapes (text length and image shape), in place of `num_text_buckets`: each image shape
+    gets text lengths of its own, and more of them where they save most padding. Useful with `train.compile`."""
     transform: str = "train"
-    """train (random resized crop), eval (resize, centre crop), or "module:callable"."""
+    """What makes pixels of an image. train: random resized crop. eval: resize and centre crop. Or "module:callable", a
+    transform of your own."""
     decode: Literal["fast", "exact"] = "fast"
-    """fast: JPEGs are decoded at a half, a quarter or less of their size where the crop allows it; exact: never."""
+    """fast: decode a JPEG at a half, a quarter or an eighth of its size where the crop allows it. exact: decode every
+    image at full size, which takes longer and is nearer to Pillow's pixels."""
     crop_scale: tuple[Share, Share] = (0.9, 1.0)
-    """Share of the image's area that a training crop keeps (min, max); less of an image that is much wider or higher
-    than its bucket, as `train_crop` says."""
+    """Smallest and largest share of the image's area that a training crop keeps. An image that is much wider or higher
+    than its batch's shape keeps less, since no larger crop fits."""
     augment: AugmentConfig | None = None
-    """Flip and colour of training crops."""
+    """Random flips and colour changes of training crops; null: none. Only with `transform: train`."""
     shuffle: bool = True
+    """Whether rows come in a new random order in each epoch; false: in the order of the index within each batch
+    shape."""
     seed: Integer = 0
+    """Seed of everything random in the data: order, crops, augmentation. Equal seeds give equal batches on any number
+    of ranks and workers."""
     shuffle_window_rows: Positive = 2**20
-    """Rows that are shuffled together; whole shards."""
+    """Rows that are shuffled together, rounded up to whole shards. Smaller windows need less memory and a smaller cache
+    for shards behind URLs, and mix less."""
     groups: GroupsConfig | None = None
-    """Rows that stand together in a batch."""
+    """Puts rows of one label, or near neighbours, into the same batch, as hard negatives of each other; null: each row
+    stands alone."""
     num_lanes: Positive = 1
-    """Stripes of a batch, each with shards of its own; with as many lanes as nodes, a node reads only its own."""
+    """Parts of each batch that have shards of their own. With as many lanes as nodes, each node reads only its part of
+    the shards; 1 mixes all shards."""
     add_hashes: bool = False
-    """Adds image_hash and caption_hash to each batch, for masks of false negatives."""
+    """Adds image_hash and caption_hash to each batch, equal for equal images and captions, for masks of false
+    negatives."""
     negative_captions: Location | None = None
-    """Parquet file with further captions of rows, key and captions: negatives of the images (NegCLIP). Each batch then
-    has one of them for each row."""
+    """Parquet file with the columns key and captions: wrong captions of images, as hard negatives (NegCLIP). Each batch
+    then has one of them for each row. null: none."""
     max_rows: Positive | None = None
-    """Only the first rows of the index, for debugging; same code path."""
+    """Uses only the first rows of the index, for a quick try; null: all rows."""
     loading: LoadingConfig = LoadingConfig()
+    """Who makes the batches, and where files lie. Nothing in it changes a batch."""
 
     @field_validator("val", mode="before")
     @classmethod

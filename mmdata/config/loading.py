@@ -15,30 +15,30 @@ class LoadingConfig(Settings):
     MAY_CHANGE: ClassVar[bool] = True
 
     num_workers: Count | Literal["auto"] = "auto"
-    """Threads that make batches together; 0 loads in the caller's thread, whatever `worker_type` is. auto: as many as
-    this rank has usable cores."""
+    """Number of threads that make batches. auto: one for each CPU core that this rank may use. 0: batches are made in
+    the training loop's own thread, whatever `worker_type` is."""
     worker_type: Literal["auto", "thread", "process"] = "auto"
-    """thread: the workers run in the process of the training loop. process: they run in a process of their own, whose
-    batches lie in shared memory. The loop then never waits for their Python code, as one of many small operations does;
-    the price is the memory of one more interpreter. auto: a process if there is a GPU, otherwise
-    threads."""
+    """thread: the workers are threads of the training process. process: they run in a process of their own, so that the
+    loop never waits for Python's lock (the GIL); this takes the memory of one more interpreter. auto: process if there
+    is a GPU, otherwise thread."""
     num_processes: Positive = 1
-    """With `worker_type: process`, processes that share the `num_workers` threads: more than one for a transform that
-    is much Python code."""
+    """Number of worker processes that share the `num_workers` threads, with `worker_type: process`. More than 1 helps
+    if a transform of your own is slow Python code."""
     prefetch_batches: Positive = 2
-    """Batches made ahead of the one in use, by all workers together: they share the rows of one after the other."""
+    """Number of batches that are made before the loop asks for them, by all workers together. More helps if steps take
+    unequally long, and takes the memory of so many batches."""
     cache_dir: Location | None = None
-    """Folder for shards behind URLs, shared by all processes; default: mmdata/shards in the user's folder of caches."""
+    """Folder where files of shards behind URLs are kept, shared by all processes of the machine. null: mmdata/shards in
+    the user's cache folder (XDG_CACHE_HOME, or ~/.cache)."""
     cache_gb: Annotated[float, Field(gt=0.0)] = 100.0
-    """Gigabytes (10⁹ bytes) that folder may hold; the least recently used shards make room."""
+    """Largest size of `cache_dir`, in gigabytes (10⁹ bytes); the least recently used files are removed to make room."""
     max_bad_share: Share = 0.05
-    """A run ends when more than this share of the rows seen could not be loaded. In a loop of your own on several ranks
-    this is a warning, unless `check_rows` is called on every rank."""
+    """Largest share of rows that may fail to load, such as damaged images; above it the run ends with an error. In a
+    loop of your own on several ranks this is a warning, unless `check_rows` is called on every rank."""
     check_images: Literal["auto", "always", "never"] = "auto"
-    """Compares each image with its hash in the index; a row whose image changed is masked with reason file_changed.
-    auto: by XXH3, about 1 % of a photo's time. An index of an earlier mmdata has no XXH3; its images are not compared,
-    and the log says so. always: by SHA-256 if there is no XXH3, about 5 %. never: a changed image is decoded as it
-    is."""
+    """Whether each image is compared with its hash in the index; a row whose image has changed is masked. auto: by
+    XXH3, about 1 % of a photo's time; images of an older index, which has no XXH3, are not compared. always: by SHA-256
+    if there is no XXH3, about 5 %. never: not compared."""
 
     @model_validator(mode="after")
     def _check(self) -> LoadingConfig:

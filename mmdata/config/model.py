@@ -17,25 +17,31 @@ class ModelConfig(Settings):
     vit_b_16 and vit_l_14: CLIP's, of open_clip's sizes, for texts of at most 77 tokens. pretrained: those that `clip`,
     or `vision` and `text`, name (transformers)."""
     clip: str | dict[str, Any] | None = None
-    """CLIP, SigLIP or SigLIP 2: a folder, a Hugging Face name, or a config {model_type: clip, …} for random weights."""
+    """A whole CLIP, SigLIP or SigLIP 2 model, with `name: pretrained`: a folder, a name on the Hugging Face hub, or a
+    config {model_type: clip, …} for random weights."""
     vision: str | dict[str, Any] | None = None
-    """Any AutoModel for images: a folder or name, or a config with a model_type."""
+    """The image tower, with `name: pretrained`, if not `clip`: a folder or name of any image model that transformers'
+    AutoModel loads, or a config with a model_type for random weights."""
     text: str | dict[str, Any] | None = None
-    """Any AutoModel for text, likewise."""
+    """The text tower, with `name: pretrained`, if not `clip`: a folder, a name or a config, as for `vision`."""
     embed_dim: Positive | None = None
-    """Features of the common space; default: the size's own, or 512 over `vision` and `text`. `clip` brings its own."""
+    """Length of the image and text features that are compared. null: that of the built-in size, or 512 with `vision`
+    and `text`; `clip` has its own."""
     vocab_size: Positive | None = None
-    """Entries of the text tower's vocabulary, unless the towers are pretrained; default: the tokenizer's."""
+    """Number of tokens that a built-in text tower knows. null: as many as the tokenizer has."""
     freeze_image: bool = False
-    """The image tower keeps its weights and runs in eval mode; a new projection above it is still trained (LiT)."""
+    """Keeps the weights of the image tower as they are, and runs it in eval mode; a new projection above it is still
+    trained (LiT)."""
     freeze_text: bool = False
-    """The same for the text tower."""
+    """Keeps the weights of the text tower as they are, as `freeze_image` does for the image tower."""
     gradient_checkpointing: MayChange[bool] = False
-    """Recompute activations in backward: less memory, about a third more time."""
+    """Computes activations again in the backward pass instead of keeping them: less memory, about a third more time."""
     dropout: BelowOne = 0.0
     """Share of activations that are dropped in training, in micro, tiny, small and base; the towers of transformers
     have theirs in their config."""
     logit_scale_init: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
-    """Multiplier of cosine similarities at the start; default: the pretrained model's, else 1 / 0.07."""
+    """Factor of the cosine similarities at the start of training (1 / temperature); it is learned. null: that of the
+    pretrained model, otherwise 1 / 0.07 as in CLIP."""
     logit_bias_init: float | None = None
-    """Bias of the logits at the start, for the siglip loss (in the paper -10); default: the pretrained, else none."""
+    """Bias of the logits at the start of training; it is learned, and the loss siglip needs it (-10 in the paper).
+    null: that of the pretrained model, otherwise no bias."""

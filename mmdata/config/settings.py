@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
+from inspect import Parameter, Signature
 from pathlib import Path
+from textwrap import fill, indent
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import Self
+
+from mmdata.config.words import PATH, default_in_words, type_in_words
 
 logger = logging.getLogger("mmdata")
 
@@ -25,8 +30,8 @@ def _text_of_path(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
-Location = Annotated[str, BeforeValidator(_text_of_path)]
-"""A folder or a name; a pathlib.Path is taken as its text."""
+Location = Annotated[str, BeforeValidator(_text_of_path), PATH]
+"""A path, a URL or a name; a pathlib.Path is taken as its text."""
 
 _MAY_CHANGE = "may change when a run is resumed"
 
@@ -42,10 +47,25 @@ _warned: set[str] = set()
 """Old names that this process has warned of."""
 
 
-class Settings(BaseModel):
+SETTINGS_OF = "\n\nSettings:\n"
+"""What a section's docstring has between its own text and the list of its settings."""
+
+
+class _SectionType(type(BaseModel)):
+    """The type of sections. `help` and `dir` show what mmdata defines, not the fifty methods of pydantic's
+    BaseModel."""
+
+    def __dir__(cls) -> list[str]:
+        ours = {name for part in cls.__mro__ if part.__module__.startswith("mmdata.") for name in vars(part)}
+        hidden = ("_", "model_c", "model_f")  # pydantic puts model_config, model_fields and the like into each class
+        return sorted(name for name in ours if name == "__doc__" or not (name.startswith(hidden) or name.isupper()))
+
+
+class Settings(BaseModel, metaclass=_SectionType):
     """Base of all sections: immutable, closed to unknown keys, to infinity and to NaN."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # The text below a field is its description: `mmdata settings`, docs/settings.md, editors and `help` show it.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     RENAMED: ClassVar[Mapping[str, str]] = {}
     """Old key to new key, both with all sections: "data.workers" to "data.loading.worker_type".
@@ -61,10 +81,29 @@ class Settings(BaseModel):
     MAY_CHANGE: ClassVar[bool] = False
     """Whether a resumed run may change all settings of this section."""
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **arguments: Any) -> None:
+        """List the settings in the docstring, for `help`; and no types in the signature, where they take a page."""
+        super().__pydantic_init_subclass__(**arguments)
+        listed = ""
+        for name, field in cls.model_fields.items():
+            default = default_in_words(field)
+            listed += f"    {name}: {type_in_words(field)}{default and '; '}{default}\n"
+            listed += indent(fill(" ".join((field.description or "").split()), 100), " " * 8) + "\n"
+        cls.__doc__ = f"{own_text(cls)}{SETTINGS_OF}{listed}"
+        plain = [each.replace(annotation=Parameter.empty) for each in cls.__signature__.parameters.values()]
+        cls.__signature__ = Signature(plain)
+
     @model_validator(mode="before")
     @classmethod
     def _take_old_names(cls, content: Any) -> Any:
         return _own_current_names(cls, content) if isinstance(content, dict) else content
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """What differs from the defaults, so that a section is one line."""
+        fields = type(self).model_fields
+        defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+        return ((name, value) for name, value in super().__repr_args__() if value != defaults[name or ""])
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Pydantic's `model_copy`, which also takes old names.
@@ -129,6 +168,11 @@ def changeable_settings(kind: type[Settings], prefix: str = "") -> Iterator[str]
             yield prefix + name
         for section in sections_of(field.annotation):
             yield from changeable_settings(section, f"{prefix}{name}.")
+
+
+def own_text(kind: type[Settings]) -> str:
+    """The docstring of a section without the list of its settings."""
+    return inspect.cleandoc(kind.__doc__ or "").partition(SETTINGS_OF)[0]
 
 
 def sections_of(annotation: Any) -> list[type[Settings]]:

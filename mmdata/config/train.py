@@ -19,20 +19,24 @@ PositivesBy = Literal["labels", "image_hash", "caption_hash"]
 
 
 class MinerConfig(Settings):
-    """Which in-batch negatives enter the loss. The negatives that these settings leave out never reach the miner."""
+    """Which negatives of the batch enter the loss. The negatives that these settings leave out never reach the
+    miner."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"train.miner.skip_hottest": "train.miner.drop_hardest"}
 
     false_negative_margin: Cosine | None = None
-    """Leave out negatives above the positive's cosine, or less than this below it; null: leave none out."""
+    """Leaves out negatives that are more similar than the positive minus this margin, in cosine: they may be false
+    negatives. null: leaves none out."""
     drop_hardest: Annotated[float, Field(strict=True, gt=0.0)] | None = None
-    """Then leave out this number of the most similar negatives, or this share of them if it is below 1."""
+    """Leaves out the most similar negatives of each row, after the margin: this number of them, or this share if it is
+    below 1. null: leaves none out."""
     after_steps: Count = 0
-    """Updates with all negatives first: an untrained model's hardest negatives are noise, and it collapses on them."""
+    """Number of updates with all negatives, before the miner begins: the hardest negatives of an untrained model are
+    noise, on which it collapses."""
 
 
 class AllConfig(MinerConfig):
-    """all: every negative that the settings above leave."""
+    """all: every negative that the other settings of the miner leave."""
 
     name: Literal["all"]
 
@@ -42,7 +46,7 @@ class TopKConfig(MinerConfig):
 
     name: Literal["top_k"]
     k: Positive = 64
-    """Negatives kept for each row; all of them where they are fewer."""
+    """Number of negatives that each row keeps; all of them where they are fewer."""
 
 
 class RatioConfig(MinerConfig):
@@ -50,51 +54,55 @@ class RatioConfig(MinerConfig):
 
     name: Literal["ratio"]
     share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
+    """Share of its negatives that each row keeps."""
 
 
 class SemiHardConfig(MinerConfig):
-    """semi_hard: those below the positive by no more than a margin (FaceNet)."""
+    """semi_hard: negatives that are less similar than the positive, by at most a margin (FaceNet)."""
 
     name: Literal["semi_hard"]
     margin: Annotated[float, Field(gt=0.0, le=2.0)] = 0.2
+    """Keeps negatives that are less similar than the positive, by at most this much, in cosine."""
 
 
 class DistanceWeightedConfig(MinerConfig):
-    """distance_weighted: drawn evenly over distances (Wu et al. 2017)."""
+    """distance_weighted: negatives drawn evenly over all distances (Wu et al. 2017)."""
 
     name: Literal["distance_weighted"]
     dimension: Annotated[int, Field(strict=True, ge=3)]
-    """Dimension of the features (`model.embed_dim`), or less if the features fill less of their space."""
+    """Length of the features (`model.embed_dim`), or a smaller number if the features use fewer of their dimensions."""
     k: Positive = 64
-    """Negatives drawn for each row."""
+    """Number of negatives drawn for each row."""
     cutoff: Annotated[float, Field(gt=0.0, lt=2.0)] = 0.5
-    """Distances below count as this one."""
+    """Distances below this one count as this one, so that the few nearest negatives are not drawn far too often."""
     farthest: Annotated[float, Field(gt=0.0, le=2.0)] = 1.4
-    """Negatives at this distance or beyond are never drawn."""
+    """Negatives at this distance or farther are never drawn; distances of normalised features are 0 to 2."""
 
 
 class GumbelTopKConfig(MinerConfig):
-    """gumbel_top_k: drawn without replacement, the likelier the more similar."""
+    """gumbel_top_k: negatives drawn without replacement; more similar ones are drawn more often."""
 
     name: Literal["gumbel_top_k"]
     k: Positive = 64
-    """Negatives drawn for each row."""
+    """Number of negatives drawn for each row."""
     temperature: Annotated[float, Field(gt=0.0)] = 0.05
-    """In cosine: near 0 draws the hardest k; a large temperature draws any k with equal probability."""
+    """Temperature of the draw, in cosine: near 0 the hardest k are drawn, at a large temperature any k with equal
+    probability."""
     gradient: Literal["none", "straight_through", "relaxed"] = "none"
-    """Gradient of the choice itself; relaxed weighs all negatives, with weights that sum to k."""
+    """Whether the choice itself has a gradient. none: no. straight_through: the choice of k, with the gradient of
+    relaxed weights. relaxed: all negatives, with weights that sum to k."""
     softness: Annotated[float, Field(gt=0.0)] = 0.5
-    """Temperature of the relaxation."""
+    """Temperature of the relaxed weights, for the gradients straight_through and relaxed."""
 
 
 class SameGroupConfig(MinerConfig):
-    """same_group: the hardest of the row's own group, for batches of groups (`data.groups`)."""
+    """same_group: the hardest negatives of the row's own group, for batches of groups (`data.groups`)."""
 
     name: Literal["same_group"]
     size: Annotated[int, Field(strict=True, ge=2)]
-    """Rows of a group: `data.groups.size`, or 1 + `data.groups.candidates`."""
+    """Number of rows of a group: `data.groups.size`, or 1 + `data.groups.candidates`."""
     k: Positive = 64
-    """Negatives kept for each row; all of the group where they are fewer."""
+    """Number of negatives of its group that each row keeps; all of them where they are fewer."""
 
 
 class UserConfig(MinerConfig):
@@ -104,8 +112,9 @@ class UserConfig(MinerConfig):
 
     name: Literal["user"]
     target: str
-    """The class or function: "module:Class" or "module:function", in a file that Python can import."""
+    """The function or class: "module:function" or "module:Class", in a file that Python can import."""
     arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments that the class is called with; none for a function."""
 
 
 NamedMinerConfig = Annotated[
@@ -122,23 +131,25 @@ NamedMinerConfig = Annotated[
 
 
 class TeacherConfig(Settings):
-    """A moving average of the model, which says what may be a false negative. It costs a forward a step."""
+    """A moving average of the model, which says what may be a false negative. It costs one more forward pass in each
+    step."""
 
     decay: BelowOne = 0.999
-    """Decay of the average at each update."""
+    """Decay of the moving average at each update: 0.999 averages about the last 1,000 updates."""
     margin: Cosine = 0.0
-    """Leave out negatives whose cosine, by the teacher, is above the positive's or less than this below it."""
+    """Leaves out negatives that the teacher finds more similar than the positive minus this margin, in cosine."""
     after_steps: Count = 0
-    """Updates before the teacher masks negatives; the average is taken from the first update on."""
+    """Number of updates before the teacher leaves out negatives; the average is taken from the first update on."""
 
 
 class QueueConfig(Settings):
     """The queue: features of earlier batches as further negatives, of both directions."""
 
     rows: Positive = 65536
-    """Of global batches, the last ones; 8 bytes a row and feature on each device, and in checkpoints."""
+    """Number of rows that the queue holds, those of the last global batches. Each takes 8 bytes a feature on each
+    device and in checkpoints."""
     after_steps: Count = 1000
-    """Updates before the first batch is kept: the features of a young model are soon out of date."""
+    """Number of updates before the queue begins: the features of a young model are soon out of date."""
 
 
 class FeatureCacheConfig(Settings):
@@ -147,9 +158,10 @@ class FeatureCacheConfig(Settings):
     RENAMED: ClassVar[Mapping[str, str]] = {"train.feature_cache.of": "train.feature_cache.side"}
 
     every_steps: Positive = 1
-    """Write one batch in this many."""
+    """Writes the features of one batch in this many."""
     side: Literal["pair", "image", "text"] = "pair"
-    """Which features are written; pair: the normalised sum of both."""
+    """Which features are written: those of the images, of the texts, or of the pair, which is the normalised sum of
+    both."""
 
 
 class TrainConfig(Settings):
@@ -158,65 +170,82 @@ class TrainConfig(Settings):
     RENAMED: ClassVar[Mapping[str, str]] = {"train.hard_negative_positive_share": "train.hard_negative_prior"}
 
     output: MayChange[Location | None] = None
-    """Folder of the run; runs/NAME for configs/NAME.yaml unless given. A run found there is resumed."""
+    """Folder of the run: checkpoints, logs, scores. null: runs/NAME for a config NAME.yaml. A run that is in the folder
+    is resumed."""
     epochs: Positive | None = None
-    """Passes over the data; this or `steps` is required to train."""
+    """Number of passes over the data. Training needs either this or `steps`."""
     steps: Positive | None = None
-    """Optimizer updates in all, in place of `epochs`."""
+    """Number of optimizer updates of the whole run, in place of `epochs`."""
     overfit_batches: Positive | None = None
-    """Train on the first so many batches of epoch 0 again and again: can the model learn them? null: on all."""
+    """Trains on this many batches of epoch 0 again and again, to see whether the model can learn them at all. null:
+    trains on all batches."""
     lr: Annotated[float, Field(gt=0.0)] = 5e-4
-    """Learning rate at the end of the warm-up; falls to 0 along a half cosine."""
+    """Largest learning rate of AdamW: reached at the end of the warm-up, after which it falls to 0 along a half
+    cosine."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.2
-    """AdamW's, on matrices only: not on biases, norms, logit_scale and logit_bias."""
+    """Weight decay of AdamW. It acts on matrices only, not on biases, norms, logit_scale and logit_bias."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.98)
+    """Decay of AdamW's averages of the gradient and of its square. The defaults are CLIP's for vision transformers."""
     warmup_steps: Count = 100
-    """Updates over which the learning rate rises linearly from 0."""
+    """Number of updates over which the learning rate rises linearly from 0."""
     grad_clip_norm: Annotated[float, Field(gt=0.0)] | None = 1.0
-    """Largest norm of the whole gradient; null leaves it as it is."""
+    """Largest norm of the gradient of all weights together; a larger gradient is scaled down to it. null: not
+    clipped."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Autocast type of the towers; fp16 brings a gradient scaler."""
+    """Number format of the towers' computations (torch.autocast). bf16 is fastest on a recent GPU, fp32 on a CPU; fp16
+    uses a gradient scaler."""
     micro_batch_size: MayChange[Positive | None] = None
-    """Rows per forward on a rank; the gradients are those of the whole batch. null: all rows at once."""
+    """Rows that go through the towers at a time on each rank, to save memory; losses and gradients are those of the
+    whole batch. null: all rows at once."""
     parallel: MayChange[Literal["ddp", "fsdp"]] = "ddp"
-    """fsdp: each rank keeps a share of weights, gradients and optimizer state (FSDP2); the numbers are those of ddp."""
+    """How several ranks train together. ddp: each rank holds the whole model. fsdp: each rank keeps a share of weights,
+    gradients and optimizer state (FSDP2), which saves memory; the results are those of ddp."""
     compile: MayChange[bool] = False
-    """torch.compile for the towers: a graph for each shape of the batches."""
+    """Compiles the towers with torch.compile, once for each shape of the batches; `data.max_shapes` limits the
+    shapes."""
     loss: LossName = "clip"
-    """clip: InfoNCE. siglip: sigmoid of all pairs. multi_positive: InfoNCE with several positives (UniCL). triplet:
-    hinge (VSE++). hard_negative: InfoNCE whose negatives weigh the more the harder they are; takes no miner."""
+    """The loss. clip: InfoNCE. siglip: sigmoid of all pairs. multi_positive: InfoNCE with several positives (UniCL).
+    triplet: hinge (VSE++). hard_negative: InfoNCE in which harder negatives weigh more; takes no miner."""
     positives: PositivesBy = "caption_hash"
-    """Of the loss multi_positive: rows equal in this are positives of each other; a hash sets `data.add_hashes`."""
+    """For the loss multi_positive: rows with equal values of this are positives of each other. A hash sets
+    `data.add_hashes`."""
     triplet_margin: Annotated[float, Field(ge=0.0, le=2.0)] = 0.2
-    """Of the loss triplet: a negative's cosine is to be so much below the positive's."""
+    """For the loss triplet: how far below the positive's cosine a negative's cosine should lie."""
     hard_negative_beta: Annotated[float, Field(ge=0.0)] = 1.0
-    """Of the loss hard_negative: weights go with exp(beta · logit); 0 weighs all the same."""
+    """For the loss hard_negative: how much more harder negatives weigh, by exp(beta · logit); 0 weighs all the same."""
     hard_negative_prior: BelowOne = 0.0
-    """For the loss hard_negative: the probability τ⁺ that a negative is a false one, which the loss corrects for."""
+    """For the loss hard_negative: the assumed probability that a negative is a false one (τ⁺), which the loss corrects
+    for."""
     miner: NamedMinerConfig | None = None
+    """Chooses which negatives of the batch enter the loss, such as the hardest; null: all of them do."""
     teacher: TeacherConfig | None = None
+    """Leaves out negatives that a moving average of the model finds too similar to be negatives; null: no teacher."""
     queue: QueueConfig | None = None
+    """Features of earlier batches as further negatives, for the loss clip; needs `mask_false_negatives`. null: none."""
     feature_cache: FeatureCacheConfig | None = None
+    """Keeps the features that training computes, for `mmdata neighbours --features`; null: does not keep them."""
     mask_false_negatives: bool = False
-    """Rows with the same image or caption are no negatives of each other; sets `data.add_hashes`."""
+    """Rows with the same image or the same caption are not negatives of each other; sets `data.add_hashes`."""
     log_every_steps: MayChange[Positive] = 10
+    """Number of updates between two lines of the log and of metrics.jsonl."""
     mining_telemetry_every_steps: MayChange[Count] = 0
-    """Measure how hard the negatives are, and what the miner keeps (docs/losses.md); 0: never."""
+    """Number of updates between two measurements of how hard the negatives are, and which of them the miner keeps
+    (docs/losses.md); 0: never."""
     checkpoint_every_steps: MayChange[Positive] = 1000
-    """One is also written at the end and when a signal stops the run."""
+    """Number of updates between two checkpoints. One is also written at the end, and when a signal stops the run."""
     keep_checkpoints: MayChange[Positive] = 2
-    """The newest ones; older ones are deleted."""
+    """Number of newest checkpoints that are kept; older ones are deleted."""
     stall_timeout_s: MayChange[Annotated[float, Field(gt=0.0)] | None] = 600.0
-    """If a rank makes no progress for this long, all ranks exit with an error that names it and its step; null waits
-    for ever."""
+    """Seconds without progress of a rank after which all ranks exit, with an error that names the rank and its step.
+    null: waits for ever."""
     evaluate_every_epochs: MayChange[Count] = 1
-    """On `data.val`; 0: only at the end."""
+    """Number of epochs between two evaluations on `data.val`; 0: only at the end."""
     seed: Integer = 0
-    """Of the weights and of dropout; rank r draws from its own stream."""
+    """Seed of the initial weights, of dropout and of miners that draw; `data.seed` is that of the batches."""
     device: MayChange[Literal["auto", "cpu", "cuda"]] = "auto"
-    """auto: the GPU of the rank where there is one."""
+    """Device to train on; auto: the rank's GPU if there is one, otherwise the CPU."""
     tensorboard: MayChange[bool] = False
-    """Also write scalars for TensorBoard into the run's folder."""
+    """Also writes the log's numbers for TensorBoard, into the run's folder."""
 
     @property
     def needs_hashes(self) -> bool:

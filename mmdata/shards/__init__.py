@@ -11,6 +11,7 @@ from mmdata.shards.build import IndexReport, build_index
 from mmdata.shards.captions import captions_of, clean_caption
 from mmdata.shards.images.probe import EXTENSIONS, FORMATS, ImageInfo, Limits, probe
 from mmdata.shards.index import Index
+from mmdata.shards.indexed_sample import IndexedSample
 from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.manifest.pages import ShardEntry
 from mmdata.shards.remote.cache import ShardCache
@@ -25,6 +26,7 @@ __all__ = [
     "ImageInfo",
     "Index",
     "IndexReport",
+    "IndexedSample",
     "Limits",
     "Manifest",
     "Member",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import warnings
 from bisect import bisect_right
@@ -13,7 +14,7 @@ from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +24,12 @@ from mmdata.shards.columns.by_shard import RowsByShard, group_by_shard
 from mmdata.shards.columns.columns import FIXED, LISTS, Columns
 from mmdata.shards.columns.ragged import offsets_of, spans
 from mmdata.shards.folder import Folder, Location
+from mmdata.shards.indexed_sample import IndexedSample, row_of_key
 from mmdata.shards.manifest.distinct import check_distinct
 from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.manifest.pages import Histograms, ListedShard
 from mmdata.shards.remote.cache import ShardCache
+from mmdata.shards.store import ShardStore
 
 OPENERS = 8
 """Threads that fetch the columns of shards behind URLs."""
@@ -123,6 +126,42 @@ class Index:
 
     def __len__(self) -> int:
         return self._num_rows
+
+    def __repr__(self) -> str:
+        where = f"'{self.manifests[0].folder}'" if len(self.manifests) == 1 else f"{len(self.manifests)} folders"
+        labels = ", with labels" if self.has_labels else ""
+        return f"Index({len(self):,} rows in {self.num_shards:,} shards of {where}, {self.captions:,} captions{labels})"
+
+    @overload
+    def __getitem__(self, row: SupportsIndex) -> IndexedSample: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[IndexedSample]: ...
+
+    def __getitem__(self, row: SupportsIndex | slice) -> IndexedSample | list[IndexedSample]:
+        """The sample in a row, to look at: `index[0].image`, `index[-1].captions`, `index[:10]`.
+
+        Raises:
+            IndexError: there is no such row.
+            TypeError: not a number; `index.sample(key)` takes a key.
+        """
+        if isinstance(row, slice):
+            return [self[number] for number in range(*row.indices(len(self)))]
+        if isinstance(row, str):
+            raise TypeError(f"an index has rows 0 to {len(self) - 1}: index[0]; index.sample({row!r}) looks up a key")
+        number = operator.index(row)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"row {number} of an index of {len(self):,} rows, 0 to {len(self) - 1}")
+        # A store of its own: one that the index kept would refer to the index, and close its files late.
+        return IndexedSample.at(self, ShardStore(self), number % len(self))
+
+    def sample(self, key: str) -> IndexedSample:
+        """The sample with a key.
+
+        Raises:
+            KeyError: no row has the key, and the error names the nearest; or several rows have.
+        """
+        return self[row_of_key(self, key)]
 
     @property
     def manifest(self) -> Any:

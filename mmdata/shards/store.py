@@ -6,9 +6,12 @@ import os
 from collections import OrderedDict
 from contextlib import suppress
 from threading import Event, Lock
+from typing import TYPE_CHECKING
 
 from mmdata.errors import DataError, Interrupted
-from mmdata.shards.index import Index
+
+if TYPE_CHECKING:
+    from mmdata.shards.index import Index
 
 MAX_OPEN = 64
 """Open shards; each holds a file descriptor."""

@@ -1,0 +1,142 @@
+"""One sample of an index as a person looks at it: `index[3]`. Its members are read when they are asked for."""
+
+from __future__ import annotations
+
+import difflib
+import io
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmdata.errors import BadSample, DataError, excerpt
+from mmdata.shards.captions import captions_of
+from mmdata.shards.images.probe import FORMATS
+from mmdata.shards.store import ShardStore
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from mmdata.shards.index import Index
+
+COLUMNS = (
+    *("image_offset", "image_bytes", "image_format", "height", "width"),
+    *("caption_offset", "caption_bytes", "caption_format", "label"),
+)
+MAX_CANDIDATES = 20_000
+"""Keys among which the one nearest to an unknown key is looked for."""
+
+
+@dataclass(frozen=True)
+class IndexedSample:
+    """A sample of an index.
+
+    Attributes:
+        row: its number in the index.
+        key: name of its members in the shard.
+        shard: name of the shard.
+        label: class number; None if it has none.
+        format: of the image file, such as JPEG.
+        num_captions: how many captions it has.
+    """
+
+    row: int
+    key: str
+    shard: str
+    label: int | None
+    format: str
+    num_captions: int
+    _columns: dict[str, int] = field(compare=False)
+    _shard: int = field(compare=False)
+    _store: ShardStore = field(compare=False)
+
+    @classmethod
+    def at(cls, index: Index, store: ShardStore, row: int) -> IndexedSample:
+        """The sample in row 0 … len(index)-1."""
+        rows = np.array([row])
+        columns = {name: int(values[0]) for name, values in index.take(rows, COLUMNS).items()}
+        shard = int(index.locate(rows)[0][0])
+        return cls(
+            row=row,
+            key=index.keys(rows)[0],
+            shard=index.shard_name(shard),
+            label=columns["label"] if columns["label"] >= 0 else None,
+            format=FORMATS[columns["image_format"]],
+            num_captions=int(index.take_lists(rows, "caption_hash")[0][1]),
+            _columns=columns,
+            _shard=shard,
+            _store=store,
+        )
+
+    def __repr__(self) -> str:
+        label = "" if self.label is None else f", label {self.label}"
+        size = f"{self._columns['height']} × {self._columns['width']}"
+        captions = "1 caption" if self.num_captions == 1 else f"{self.num_captions} captions"
+        return f"Sample(row {self.row}, key '{self.key}', {self.format} {size}, {captions}{label}, in '{self.shard}')"
+
+    @cached_property
+    def captions(self) -> list[str]:
+        """The captions, cleaned as the loader cleans them; empty if the sample has a label only.
+
+        Raises:
+            DataError: the shard is not the one that was indexed.
+        """
+        if not self.num_captions:
+            return []
+        try:
+            return captions_of(self._read("caption"), self._columns["caption_format"])
+        except BadSample as error:
+            raise DataError(
+                f"shard '{self.shard}', sample '{self.key}': {error}; `mmdata verify` says what has changed"
+            ) from error
+
+    @cached_property
+    def image_bytes(self) -> bytes:
+        """The image file as it is in the shard."""
+        return self._read("image")
+
+    @cached_property
+    def image(self) -> Image:
+        """The image, decoded by Pillow and turned as its EXIF orientation says, as `datasets` decodes images.
+
+        Its mode is that of the file: `sample.image.convert("RGB")`. The loader decodes with other, faster decoders.
+        """
+        from PIL import Image, ImageOps
+
+        with Image.open(io.BytesIO(self.image_bytes)) as opened:
+            opened.load()
+            return ImageOps.exif_transpose(opened)
+
+    def _read(self, member: str) -> bytes:
+        offset, size = self._columns[f"{member}_offset"], self._columns[f"{member}_bytes"]
+        return self._store.read(self._shard, offset, size)
+
+
+def row_of_key(index: Index, key: str) -> int:
+    """The row with a key. Reads the keys of all shards.
+
+    Raises:
+        KeyError: no row has the key, or several have.
+    """
+    from pyarrow import compute  # imports pandas, which an index does without
+
+    arrow: Any = compute  # pyarrow has no types
+    rows: list[int] = []
+    candidates: list[str] = []
+    for shard in range(index.num_shards):
+        keys: Any = index.shard(shard).keys
+        first = int(index.starts[shard])
+        rows += [first + int(i) for i in arrow.indices_nonzero(arrow.equal(keys, key)).to_numpy()]
+        if len(candidates) < MAX_CANDIDATES:
+            similar = keys.filter(arrow.starts_with(keys, key[: len(key) // 2]))
+            candidates += similar.slice(0, MAX_CANDIDATES - len(candidates)).to_pylist()
+    if len(rows) == 1:
+        return rows[0]
+    if rows:
+        raise KeyError(
+            f"key {excerpt(key)}: rows {', '.join(map(str, rows[:8]))} have it; take one by number: index[i]"
+        )
+    near = difflib.get_close_matches(key, candidates, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"the first is '{index[0].key}'" if len(index) else "it is empty"
+    raise KeyError(f"no sample {excerpt(key)} among {len(index):,} rows; {hint}")

@@ -1,0 +1,165 @@
+"""Every setting is described, and the descriptions reach `mmdata settings`, docs/settings.md, editors and `help`."""
+
+from __future__ import annotations
+
+import json
+import pydoc
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mmdata.config import CompareConfig, Config, DataConfig, LoadingConfig, ModelConfig, TrainConfig
+from mmdata.config.data import AugmentConfig
+from mmdata.config.describe import all_sections, find_sections, json_schema, markdown
+from mmdata.config.settings import Settings
+from mmdata.config.train import TopKConfig
+from mmdata.errors import ConfigError
+from tests.programs import run_program
+
+ROOT = Path(__file__).parents[1]
+SMALL = {"shards": "shards/photos", "tokenizer": "tokenizer", "global_batch_size": 8}
+
+
+def settings_command(*arguments: str) -> Any:
+    return run_program([sys.executable, "-m", "mmdata", "settings", *arguments], capture_output=True, text=True)
+
+
+def test_describe_every_setting_has_a_description():
+    bare = [one.name for section in all_sections() for one in section.settings if len(one.meaning.split()) < 2]
+    assert bare == [], "write a text below the field: subject, verb, object; units; what null means"
+    assert [section.title for section in all_sections() if not section.meaning] == []
+
+
+def test_describe_names_every_setting_that_a_config_has():
+    def leaves(kind: type[Settings], content: dict[str, Any], prefix: str) -> set[str]:
+        return {f"{prefix}{name}" for name in content} & {f"{prefix}{name}" for name in kind.model_fields}
+
+    config = Config(
+        data=DataConfig(**SMALL, augment=AugmentConfig()), train=TrainConfig(miner=TopKConfig(name="top_k"))
+    )
+    described = {one.name for section in all_sections() for one in section.settings}
+    expected = set().union(
+        leaves(DataConfig, config.data.model_dump(), "data."),
+        leaves(LoadingConfig, config.data.loading.model_dump(), "data.loading."),
+        leaves(AugmentConfig, AugmentConfig().model_dump(), "data.augment."),
+        leaves(ModelConfig, config.model.model_dump(), "model."),
+        leaves(TrainConfig, config.train.model_dump(), "train."),
+        leaves(TopKConfig, TopKConfig(name="top_k").model_dump(), "train.miner."),
+        {f"compare.{name}" for name in CompareConfig.model_fields},
+    )
+    assert expected <= described
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "default", "may_change"),
+    [
+        ("data.global_batch_size", "integer ≥ 1", "required", False),
+        ("data.image_buckets", "auto, list of [integer ≥ 1, integer ≥ 1] or null", "default null", False),
+        ("data.crop_scale", "[number from 0 to 1, number from 0 to 1]", "default [0.9, 1.0]", False),
+        ("data.shards", "path, name or list of sections", "required", True),
+        ("data.shards.N.shards", "path or name", "required", True),
+        ("data.loading", "section", "", True),
+        ("data.loading.num_workers", "integer ≥ 0 or auto", "default auto", True),
+        ("model.logit_scale_init", "number > 0 and ≤ 100 or null", "default null", False),
+        ("model.clip", "text, mapping or null", "default null", False),
+        ("train.loss", "clip, siglip, multi_positive, triplet or hard_negative", "default clip", False),
+        ("train.tensorboard", "true or false", "default false", True),
+        ("compare.arms", "mapping of names to sections", "required", False),
+        ("compare.arms.NAME.settings", "list of texts", "default []", False),
+        ("compare.tuning", "list of lists of texts", "default [[]]", False),
+    ],
+)
+def test_describe_says_values_and_default_as_a_person_does(name: str, values: str, default: str, may_change: bool):
+    (setting,) = [one for section in all_sections() for one in section.settings if one.name == name]
+    assert (setting.values, setting.default, setting.may_change) == (values, default, may_change)
+
+
+def test_describe_finds_a_section_a_setting_and_the_last_part_of_a_name():
+    assert [section.title for section in find_sections("data.loading")] == ["data.loading"]
+    assert [section.title for section in find_sections("compare")] == ["compare", "compare.arms.NAME"]
+    assert [one.name for section in find_sections("data.seed") for one in section.settings] == ["data.seed"]
+    seeds = [one.name for section in find_sections("seed") for one in section.settings]
+    assert seeds == ["data.seed", "train.seed"]
+    (top_k,) = [section for section in find_sections("train.miner") if section.title == "train.miner, name: top_k"]
+    assert [one.name for one in top_k.settings] == ["train.miner.k"]
+
+
+def test_describe_unknown_name_is_an_error_with_what_is_near():
+    with pytest.raises(ConfigError, match=r"^no setting or section 'num_worker'; did you mean num_workers\?$"):
+        find_sections("num_worker")
+    with pytest.raises(ConfigError, match=r"^no setting or section 'qqqqq'; `mmdata settings` lists all$"):
+        find_sections("qqqqq")
+
+
+def test_settings_page_of_the_docs_is_up_to_date():
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert page == markdown(), "run: mmdata settings --markdown > docs/settings.md"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_schema_takes_every_shipped_config(path: Path):
+    schemas = pytest.importorskip("jsonschema")
+    schemas.validate(yaml.safe_load(path.read_text(encoding="utf-8")), json_schema())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {**SMALL, "globl_batch_size": 8}}, "'globl_batch_size' was unexpected"),
+        ({"data": {**SMALL, "seed": "one"}}, "'one' is not of type 'integer'"),
+        ({"train": {"loss": "clipp"}, "data": SMALL}, "'clipp' is not one of"),
+        ({"train": None}, "'data' is a required property"),
+    ],
+)
+def test_schema_refuses_what_an_editor_should_underline(change: dict[str, Any], message: str):
+    schemas = pytest.importorskip("jsonschema")
+    schemas.Draft202012Validator.check_schema(json_schema())
+    with pytest.raises(schemas.ValidationError, match=re.escape(message)):
+        schemas.validate(change, json_schema())
+
+
+def test_schema_takes_a_section_whose_settings_are_all_commented_out():
+    schemas = pytest.importorskip("jsonschema")
+    schemas.validate({"data": SMALL, "model": None, "train": None, "compare": None}, json_schema())
+
+
+def test_schema_has_the_descriptions_without_lists_of_settings():
+    data = json_schema()["$defs"]["DataConfig"]
+    assert data["description"] == "What is loaded, and in which batches."
+    assert data["properties"]["seed"]["description"].startswith("Seed of everything random in the data: order, crops")
+
+
+def test_help_of_a_section_lists_its_settings_and_nothing_of_pydantic():
+    shown = pydoc.plain(pydoc.render_doc(DataConfig, renderer=pydoc.TextDoc()))
+    assert "global_batch_size: integer ≥ 1; required\n" in shown
+    assert "loading: section\n" in shown
+    assert "Seed of everything random in the data" in shown
+    assert "model_dump_json" not in shown
+    assert "Annotated" not in shown
+    assert "with_loading(self" in shown
+    assert "model_dump" in dir(DataConfig(**SMALL)), "an instance completes all its methods"
+
+
+def test_repr_of_a_section_says_what_differs_from_the_defaults():
+    data = DataConfig(**SMALL, loading=LoadingConfig(num_workers=2))
+    assert repr(data) == (
+        "DataConfig(shards='shards/photos', tokenizer='tokenizer', global_batch_size=8, "
+        "loading=LoadingConfig(num_workers=2))"
+    )
+
+
+def test_settings_command_prints_sections_settings_and_the_schema():
+    everything, one = settings_command(), settings_command("num_workers")
+    assert "  data.loading.num_workers       integer ≥ 0 or auto; default auto\n" in everything.stdout
+    assert "  data.loading.num_workers: integer ≥ 0 or auto; default auto; may change when a run" in one.stdout
+    assert "Number of threads that make batches." in one.stdout
+    assert json.loads(settings_command("--schema").stdout) == json_schema()
+    wrong = settings_command("data.lodaing")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: no setting or section 'data.lodaing'; did you mean data.loading")
+    both = settings_command("data", "--schema")
+    assert "--markdown and --schema are of all settings: leave NAME out" in both.stderr
