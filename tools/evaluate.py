@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmdata.atomic import write_whole
-from mmdata.cli import run
+from mmdata.cli import Parser, run
 from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards
 from mmdata.commands.trained import TrainedModel
 from mmdata.errors import ConfigError, printable
@@ -61,9 +61,7 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="mmdata evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("evaluate", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint file")
     parser.add_argument("--shards", help="retrieval over these; default: data.val_shards of the run")
     parser.add_argument("--pairs", type=Path, help="JSONL of a compositional test (see mmdata.compositional)")

@@ -9,11 +9,10 @@ evaluation.json and, where rows could not be loaded, ledger-rankN.jsonl.
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 
-from mmdata.cli import run
+from mmdata.cli import Parser, run
 from mmdata.commands.train import train
 from mmdata.config import load_config
 from mmdata.train.ranks import collectives
@@ -21,9 +20,7 @@ from mmdata.train.ranks import collectives
 
 def main() -> int:
     """Train; the exit code is 0, or 128 + the signal that stopped the run."""
-    parser = argparse.ArgumentParser(
-        prog="mmdata train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("train", __doc__)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="YAML file with the sections data, model and train")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. train.lr=1e-3")
     options = parser.parse_args()

@@ -218,7 +218,7 @@ def test_train_refuses_to_resume_under_other_settings(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["train.learning_rate=1"], "unknown key 'train.learning_rate'; did you mean 'train."),
+        (["train.learning_rate=1"], "unknown key 'train.learning_rate'; did you mean 'train.lr'?"),
         (["train.epochs=null"], "train.epochs or train.steps is required"),
         (["train.steps=5"], "epochs (3) and steps (5) exclude each other"),
         (["data.shards=/nowhere"], "/nowhere"),
