@@ -3,7 +3,7 @@
     mmdata evaluate runs/scenes
     mmdata evaluate runs/scenes --pairs data/scenes/raw/test/pairs.jsonl
     mmdata evaluate runs/scenes/checkpoints/step-0000001000.pt --shards shards/other --classes classes.json
-    torchrun --nproc-per-node 8 tools/evaluate.py runs/scenes
+    torchrun --nproc-per-node 8 -m mmdata evaluate runs/scenes
 
 classes.json: {"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}; label 0 is the first class.
 Writes a JSON file (RUN/evaluation.json unless --out is given) and prints a table. Under torchrun each rank embeds its
