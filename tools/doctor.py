@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mmdata.cli import run
+from mmdata.cli import Parser, run
 from mmdata.inspect.doctor import examine
 
 STYLES = {"ok": "green", "info": "cyan", "warn": "yellow", "fail": "bold red"}
@@ -16,7 +14,7 @@ STYLES = {"ok": "green", "info": "cyan", "warn": "yellow", "fail": "bold red"}
 
 def main() -> int:
     """Print the table; 1 if a check fails, else 0."""
-    argparse.ArgumentParser(prog="mmdata doctor", description=__doc__).parse_args()
+    Parser("doctor", __doc__).parse_args()
     checks = examine()
     table = Table(box=None, pad_edge=False)
     for title in ("", "what", "found", "remedy"):

@@ -7,10 +7,9 @@ mmdata replay runs/scenes/config.yaml --ledger runs/scenes/ledger-rank0.jsonl --
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from mmdata.cli import run
+from mmdata.cli import Parser, run
 from mmdata.config import load_config
 from mmdata.errors import ConfigError, printable
 from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
@@ -19,9 +18,7 @@ from mmdata.loader import Loader
 
 def main() -> int:
     """Print the row's stages; the exit code is 1 where it is masked."""
-    parser = argparse.ArgumentParser(
-        prog="mmdata replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("replay", __doc__)
     parser.add_argument("config", help="YAML file")
     parser.add_argument("words", nargs="*", metavar="ROW | section.key=value", help="the row's number in the index")
     parser.add_argument("--key", help="the row's key, in place of its number")
