@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from mmdata.atomic import write_whole
-from mmdata.cores import cpu_quota, num_cores
 from mmdata.errors import DataError
 
 SESSIONS = "run.json"
@@ -128,8 +127,7 @@ def git_commit(folder: Path, *, tracked: str | None = None) -> str | None:
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    quota = cpu_quota()
-    cores = num_cores() if quota is None else min(num_cores(), max(1, int(quota)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if device.type == "cuda" else []
     return {"system": platform.platform(), "cpu": _cpu_name(), "cores": cores, "gpus": gpus}
 
