@@ -24,6 +24,7 @@ from mmdata.train.miners import TopK
 from mmdata.train.objective import make_loss
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
 from mmdata.train.run.optimizer import learning_rate, make_optimizer
+from mmdata.train.run.sessions import SESSIONS, read_sessions
 from mmdata.train.run.trainer import Trainer
 from tests.programs import Program, run_program
 from tests.rounding import RUN_IN_DOUBLE
@@ -126,6 +127,8 @@ def test_loop_killed_and_resumed_repeats_rows_and_losses_bit_for_bit(whole: Path
     assert rows[8:] == read_rows(whole)[6:]
     before, after = last_state(whole), last_state(tmp_path)
     assert all(torch.equal(before["model"][name], after["model"][name]) for name in before["model"])
+    sessions = read_sessions(tmp_path / SESSIONS)
+    assert [(session["first_step"], session["step"]) for session in sessions] == [(0, 6), (6, 12)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

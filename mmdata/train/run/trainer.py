@@ -35,6 +35,7 @@ from mmdata.train.run.log import METRICS, RunLog, evaluated_steps
 from mmdata.train.run.meter import DataWait, Meter
 from mmdata.train.run.optimizer import learning_rate, make_optimizer, set_learning_rate
 from mmdata.train.run.overfit import FirstBatches
+from mmdata.train.run.sessions import SessionLog
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
 from mmdata.train.run.watchdog import Watchdog
@@ -53,8 +54,8 @@ class Trainer:
         model: a `DualEncoder`, or anything with the same forward, on the device to train on.
         batches: this rank's batches.
         config: how to train.
-        output: the run's folder, shared by all ranks: checkpoints/, metrics.jsonl, evaluation.json. A run found
-            there is resumed.
+        output: the run's folder, shared by all ranks: checkpoints/, metrics.jsonl, evaluation.json, run.json. A run
+            found there is resumed.
         settings: all settings of the run as plain data; kept in checkpoints, compared on resume.
         evaluate: called with the model in eval mode, on every rank, after each `evaluate_every_epochs` epochs and at
             the end; returns named numbers.
@@ -113,6 +114,8 @@ class Trainer:
         self.log = RunLog(
             output, step=self.step, total_steps=self.total_steps, tensorboard=config.tensorboard, speaks=speaks
         )
+        ranks = collectives.world_size()
+        self.sessions = SessionLog(output, step=self.step, ranks=ranks, device=self.device, speaks=speaks)
         self.log.say(where)
         if config.warmup_steps >= self.total_steps:
             self.log.say(f"train.warmup_steps is {config.warmup_steps}: the learning rate will not reach its peak")
@@ -242,6 +245,7 @@ class Trainer:
                 write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
             self.log.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
             self._evaluated_step = self.step
+        self.sessions.write(self.step)
         return stop.agreed()
 
     def _save_if_due(self, stop: StopSignals) -> int:
@@ -275,6 +279,7 @@ class Trainer:
         sound = self.updates.sound_step(self.step)
         # All ranks wait until it is written: the end of one would stop rank 0 while it writes.
         on_first(lambda: checkpoint.save_checkpoint(folder, state, keep=keep, sound_step=sound), self.group)
+        on_first(lambda: self.sessions.write(self.step), self.group)
 
     def _resume(self) -> str:
         """Go on from the newest checkpoint in `output`, where there is one; returns a line that says so."""
