@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmdata.errors import BadSample, DataError, excerpt
+from mmdata.nearest import nearest
 from mmdata.shards.captions import captions_of
 from mmdata.shards.images.probe import FORMATS
 from mmdata.shards.store import ShardStore
@@ -137,6 +137,6 @@ def row_of_key(index: Index, key: str) -> int:
         raise KeyError(
             f"key {excerpt(key)}: rows {', '.join(map(str, rows[:8]))} have it; take one by number: index[i]"
         )
-    near = difflib.get_close_matches(key, candidates, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"the first is '{index[0].key}'" if len(index) else "it is empty"
+    near = nearest(key, candidates)
+    hint = f"did you mean '{near}'?" if near else f"the first is '{index[0].key}'" if len(index) else "it is empty"
     raise KeyError(f"no sample {excerpt(key)} among {len(index):,} rows; {hint}")
