@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from mmdata import Config, Index, Loader, cli
-from mmdata.config.data import evaluation_data
+from mmdata.config.data import ValConfig, evaluation_data
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
@@ -118,7 +118,7 @@ def test_features_are_those_of_the_rows_in_the_order_of_the_index(folder: Path, 
     config = parse(Config, state["settings"], origin="test")
     model = DualEncoder.from_config(config.model, vocab_size=300).eval()
     model.load_state_dict(state["model"])
-    data = config.data.model_copy(update={"val_shards": str(folder / "shards")})
+    data = config.data.model_copy(update={"val": ValConfig(shards=str(folder / "shards"))})
     found = embed(model, Loader.from_config(evaluation_data(data)))
     pair = torch.nn.functional.normalize(found.image + found.text, dim=1)
     features = np.load(made.with_name("groups.features.npy"))

@@ -55,7 +55,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_run(folder: Path, photos: Path, model: dict[str, Any], **data: Any) -> Path:
     """A run of random weights, saved after step 3 of epoch 1."""
     shards = str(photos / "shards")
-    settings: dict[str, Any] = {"shards": shards, "val_shards": shards, "tokenizer": f"{shards}/tokenizer"}
+    settings: dict[str, Any] = {"shards": shards, "val": {"shards": shards}, "tokenizer": f"{shards}/tokenizer"}
     settings |= {"global_batch_size": 4, "image_size": 32, "max_length": 16, "loading": {"num_workers": 1}, **data}
     train = {"epochs": 1, "device": "cpu"}
     config = parse(Config, {"data": settings, "model": model, "train": train}, origin="test")

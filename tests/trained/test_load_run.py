@@ -115,7 +115,7 @@ def test_load_run_scores_are_those_of_evaluate(make_run: MakeRun, photos: Path):
     torch.testing.assert_close(found.probabilities.sum(1), torch.ones(12))
     assert found.labels == [found.classes[i] for i in found.probabilities.argmax(1)]
     classes = Classes(classes=["dog", "cat"], templates=["a photo of a {}.", "{}"])
-    scores = evaluate_shards(run, run.config.data.val_shards or "", classes)
+    scores = evaluate_shards(run, None, classes)
     correct = sum(name == ("dog", "cat")[label] for name, label in zip(found.labels, labels.tolist(), strict=True))
     assert scores["zero_shot_top1"] == pytest.approx(correct / 12)
     features = run.embed_images(paths)
