@@ -51,3 +51,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'mmdata' has no attribute '{name}'; it has {', '.join(__all__)}")
     return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:  # for tab completion: the names above are loaded when they are first used
+    return __all__

@@ -5,10 +5,11 @@ Every array of a batch has the same number of rows B, whatever could or could no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, TypedDict, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypedDict, cast
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 from typing_extensions import NotRequired
 
@@ -44,6 +45,8 @@ class Batch(TypedDict):
         valid: bool (B,), False where a row is padding or could not be decoded.
         rows: int64 (B,), row numbers in the index; -1 where a row is padding.
         keys: B strings; "" where a row is padding.
+        captions: B strings, the text of each row's caption; "" where a row has none that can be used. Only with
+            `data.add_captions`.
     """
 
     pixel_values: Tensor
@@ -61,6 +64,46 @@ class Batch(TypedDict):
     valid: Tensor
     rows: Tensor
     keys: list[str]
+    captions: NotRequired[list[str]]
+
+
+class BatchDict(dict[str, Any]):
+    """The dictionary of a batch as loaders give it: its repr is a line, where a dict's would print all tensors."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        entries = [
+            f"{name}: {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+            if isinstance(value, Tensor)
+            else f"{name}: {type(value).__name__} of {len(value)}"
+            for name, value in self.items()
+        ]
+        valid = self.get("valid")
+        rows = "" if valid is None else f"{int(valid.sum())} of {len(valid)} rows valid; "
+        return f"Batch({rows}{', '.join(entries)})"
+
+
+def _flatten(batch: BatchDict) -> tuple[list[Any], list[str]]:
+    return list(batch.values()), list(batch)
+
+
+def _flatten_with_keys(batch: BatchDict) -> Any:
+    return [(pytree.MappingKey(name), value) for name, value in batch.items()], list(batch)
+
+
+def _unflatten(values: Iterable[Any], names: list[str]) -> BatchDict:
+    return BatchDict(zip(names, values, strict=True))
+
+
+# torch's tree functions (tree_map, torch.export) look into dict itself, not into classes derived from it.
+pytree.register_pytree_node(
+    BatchDict,
+    _flatten,
+    _unflatten,
+    serialized_type_name="mmdata.batch.BatchDict",
+    flatten_with_keys_fn=_flatten_with_keys,
+)
 
 
 class CaptionBatch(NamedTuple):
@@ -127,4 +170,9 @@ def standardized(pixel_values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
     """The same batch with its tensors on `device`; copies are asynchronous where the memory is pinned."""
     moved = {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
-    return cast(Batch, moved)
+    return shown(cast(Batch, moved))
+
+
+def shown(batch: Batch) -> Batch:
+    """The same entries in a `BatchDict`."""
+    return cast(Batch, BatchDict(batch))

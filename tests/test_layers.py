@@ -216,3 +216,13 @@ def test_layers_every_public_name_exists_and_they_are_sorted():
     assert mmdata.__all__ == sorted(mmdata.__all__)
     for name in mmdata.__all__:
         assert getattr(mmdata, name).__name__ == name
+
+
+def test_layers_dir_lists_the_public_names_for_tab_completion():
+    from mmdata import train
+
+    assert dir(mmdata) == mmdata.__all__
+    assert dir(train) == sorted(train.__all__)
+    for name in train.__all__:
+        assert getattr(train, name) is not None
+    assert train.ContrastiveLoss.__module__ == "mmdata.train.objective"

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from mmdata import Loader
-from mmdata.config import DataConfig, ValConfig, ModelConfig, TrainConfig
-from mmdata.config.data import evaluation_data
+from mmdata.config import DataConfig, ModelConfig, TrainConfig
+from mmdata.config.data import ValConfig, evaluation_data
 from mmdata.config.loading import LoadingConfig
 from mmdata.shards import Sample, ShardWriter, clean_caption, probe
 from mmdata.shards.folder import manifest_prefix

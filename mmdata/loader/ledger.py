@@ -114,7 +114,9 @@ class Ledger(Sequence[LedgerEntry]):
         return list(self) == list(other) if isinstance(other, (Ledger, list)) else NotImplemented
 
     def __repr__(self) -> str:
-        return f"Ledger({self.counts.seen} rows seen, masked {dict(self.counts.masked)})"
+        counts = self.counts
+        reasons = ", ".join(f"{reason} {count}" for reason, count in counts.masked.most_common())
+        return f"Ledger({counts.masked.total():,} of {counts.seen:,} rows masked{reasons and ': '}{reasons})"
 
     def __len__(self) -> int:
         """Number of entries kept."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import deprecated
 
-from mmdata.batch import Batch, CaptionBatch
+from mmdata.batch import Batch, CaptionBatch, shown
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse
 from mmdata.cores import NumWorkers, most_workers
@@ -134,6 +134,11 @@ class Loader(Interoperable):
         """
         return self.plan.num_steps(self._position.epoch)
 
+    def __repr__(self) -> str:
+        epoch, rank = self._position.epoch, f"rank {self.rank} of {self.world_size}"
+        planned = self.plan.in_words(epoch, self.world_size)
+        return f"Loader({planned}, {rank}; epoch {epoch}, step {self._position.step})"
+
     @property
     def batch_size(self) -> int:
         """Rows of a batch on this rank; the largest number with a token budget."""
@@ -241,7 +246,7 @@ class Loader(Interoperable):
         self.stats.add(made.stats)
         self.ledger.add(made.masked, made.stats.rows + len(made.masked))
         self._position.advance(iteration)
-        return made.batch
+        return shown(made.batch)
 
     def close(self) -> None:
         """End the workers, and drop prefetched batches. An iteration under way ends; iterating again starts workers."""

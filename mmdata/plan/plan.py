@@ -127,12 +127,26 @@ class Plan:
         repeat is no whole number."""
         return self.num_steps(0)
 
+    def __repr__(self) -> str:
+        return f"Plan({self.in_words(0)}, {len(self.policy.buckets)} batch shapes, seed {self.seed})"
+
+    def in_words(self, epoch: int, world_size: int = 1) -> str:
+        """Rows, steps and batch size of an epoch, for a repr: reads nothing, so it may not know the steps."""
+        rows, batch_rows = f"{self.num_rows:,} rows", f"{self.global_batch_size // world_size:,} rows"
+        if not self._steps_follow_from_shards:
+            return f"{rows} in batches of up to {batch_rows}"
+        return f"{rows}, {self.num_steps(epoch):,} batches of {batch_rows}"
+
     def num_steps(self, epoch: int) -> int:
         """Steps of an epoch."""
-        # One batch size and no groups: the rows of the shards tell. Otherwise it takes the bucket of every row.
-        if len(set(self.batch_sizes)) > 1 or self.mixture.groups:
+        if not self._steps_follow_from_shards:
             return self._schedule(epoch)[1].num_steps
         return self._epoch_windows.num_steps(epoch)
+
+    @property
+    def _steps_follow_from_shards(self) -> bool:
+        """With one batch size and no groups the rows of the shards say it; else it takes the bucket of every row."""
+        return len(set(self.batch_sizes)) == 1 and not self.mixture.groups
 
     def identity(self) -> dict[str, str | int | bool | None]:
         """What the plan depends on, as JSON; two plans with the same identity have the same steps."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from mmdata.batch import Batch
+from mmdata.batch import Batch, shown
 from mmdata.config import DataConfig
 from mmdata.cores import most_workers
 from mmdata.errors import DataError
@@ -153,6 +153,11 @@ class Stream(Interoperable):
             )
         return self._steps
 
+    def __repr__(self) -> str:
+        steps = f"{self._steps:,} batches" if self._steps else "batches"
+        where = f"rank {self.rank} of {self.world_size}; epoch {self._position.epoch}, step {self._position.step}"
+        return f"Stream({len(self.shards):,} shards, {steps} of {self.batch_size:,} rows, {where})"
+
     def __bool__(self) -> bool:
         """True; without this, `if stream:` would ask for the length."""
         return True
@@ -263,7 +268,7 @@ class Stream(Interoperable):
                 position.advance(iteration, in_passes)
                 if position.steps_left == 0:
                     self._kept, kept = (in_passes, passes), True
-                yield made.batch
+                yield shown(made.batch)
         finally:
             # `stop` before the threads end, so that a thread that reads a shard ends at the next sample. `close` after
             # them, because they use the passes.

@@ -8,19 +8,31 @@
 """
 
 from mmdata.train import losses, miners
+from mmdata.train.memory.ema import EMA
+from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.models.dual_encoder import DualEncoder, DualEncoderOutput
+from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.ranks import collectives as distributed
+from mmdata.train.run.trainer import Trainer
 from mmdata.train.step import StepOutput, gradient_cache, train_step
 
 __all__ = [
+    "EMA",
+    "ContrastiveLoss",
     "DevicePrefetcher",
     "DualEncoder",
     "DualEncoderOutput",
+    "FeatureQueue",
     "StepOutput",
+    "Trainer",
     "distributed",
     "gradient_cache",
     "losses",
     "miners",
     "train_step",
 ]
+
+
+def __dir__() -> list[str]:  # for tab completion: what users import, without the modules behind it
+    return __all__
