@@ -37,6 +37,7 @@ class Loss(str, Enum):
     LABEL_UNUSABLE = "label_unusable"  # neither a class number nor a name
     LABEL_NAME = "label_name"  # a name in a stream, or after labels that are numbers
     METADATA_UNUSABLE = "metadata_unusable"  # a value that strict JSON cannot hold
+    OTHER_LABEL = "other_label"  # rows of one image have several labels; the first one was taken
 
     def __str__(self) -> str:
         return self.value
