@@ -20,4 +20,9 @@ def fast_hash(data: bytes | memoryview) -> int:
 
 def in_share(hash: int, share: float) -> bool:
     """Whether a `hash64` is among the lowest `share` (0 to 1) of all hashes; a larger share holds all of a smaller."""
-    return hash < int(share * 2**64) - 2**63
+    return hash < share_bound(share)
+
+
+def share_bound(share: float) -> int:
+    """The hashes (`hash64`) below this number are the lowest `share` (0 to 1) of all hashes."""
+    return int(share * 2**64) - 2**63

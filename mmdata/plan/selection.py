@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.hashing import share_bound
 from mmdata.shards.columns.ragged import offsets_of
 from mmdata.shards.index import Index
 
@@ -92,7 +93,7 @@ def by_image_hash(index: Index, starts: Ints, share: float, *, below: bool, name
     """The rows whose image hash lies below a share of all hashes, or the other rows.
 
     The two are exactly complementary. Rows with equal images are on one side, in whichever shards they lie, and the
-    rows below a share are below every larger share too.
+    rows below a share are below every larger share too. `mmdata convert --val-share` draws the same line.
 
     Args:
         index: of the shards.
@@ -101,17 +102,11 @@ def by_image_hash(index: Index, starts: Ints, share: float, *, below: bool, name
         below: True for the rows below the share, False for the others.
         name: of the selection.
     """
-    bound = hash_bound(share)
 
     def masks() -> Iterator[Bools]:
         for shard, count in enumerate(np.diff(starts).tolist()):
             hashes = index.shard(shard).fixed("image_hash")[:count] if count else np.empty(0, np.int64)
-            yield (hashes.view(np.uint64) < bound) == below
+            yield (hashes < share_bound(share)) == below
 
     index.fetch_columns(np.flatnonzero(np.diff(starts)))
     return Selection(starts, masks(), name=name)
-
-
-def hash_bound(share: float) -> np.uint64:
-    """Unsigned hashes of 64 bits below this are a share of all of them."""
-    return np.uint64(min(int(share * 2**64), 2**64 - 1))

@@ -13,7 +13,7 @@ from mmdata import Loader
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
-from mmdata.hashing import hash64
+from mmdata.hashing import hash64, in_share
 from mmdata.plan.from_config import bucket_policy, caption_histogram, select_rows
 from mmdata.shards import build_index
 
@@ -33,7 +33,7 @@ def rows_of(loader: Loader) -> list[int]:
 
 def expected(corpus: Corpus, share: float = SHARE) -> list[int]:
     """Rows to evaluate on, by the images' own bytes: without index and plan."""
-    return [row for row, sample in enumerate(corpus.samples) if hash64(sample.image) % 2**64 < share * 2**64]
+    return [row for row, sample in enumerate(corpus.samples) if in_share(hash64(sample.image), share)]
 
 
 def test_train_and_val_are_complementary_and_say_the_rows_of_the_index(corpus: Corpus):

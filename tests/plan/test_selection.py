@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from mmdata.hashing import share_bound
 from mmdata.plan import BatchShare, BucketPolicy, Groups, LengthAspectPolicy, Mixture, Plan, ShardSpan, summarize
 from mmdata.plan.row_ranges import RowRanges
-from mmdata.plan.selection import Selection, hash_bound, shard_runs
+from mmdata.plan.selection import Selection, shard_runs
 from tests.plan.test_plan import corpora, make, policies, settings_of_plans, with_lanes
 
 
@@ -144,11 +145,11 @@ def test_selection_of_no_row_is_refused(fake_rows):
         Plan(rows, LengthAspectPolicy([8], [(64, 64)]), global_batch_size=2)
 
 
-def test_hash_bound_is_a_share_of_all_hashes():
-    assert hash_bound(0.5) == 2**63
-    assert hash_bound(0.25) == 2**62
-    hashes = np.random.default_rng(0).integers(0, 2**64, 10**5, np.uint64)
-    assert abs((hashes < hash_bound(0.01)).sum() - 1000) < 130  # four standard deviations of a binomial
+def test_share_bound_leaves_a_share_of_all_hashes_below_it():
+    assert share_bound(0.5) == 0
+    assert share_bound(0.25) == -(2**62)
+    hashes = np.random.default_rng(0).integers(-(2**63), 2**63, 10**5)
+    assert abs((hashes < share_bound(0.01)).sum() - 1000) < 130  # four standard deviations of a binomial
 
 
 def test_shard_runs_cover_every_shard_once():
