@@ -3,6 +3,7 @@
 - `train`: loader, model and trainer of a configuration; `trained`: the model of a run, for all that follows training.
 - `evaluate`: retrieval and zero-shot accuracy on shards, and compositional tests.
 - `neighbours`: features of a corpus, for groups of near neighbours.
+- `report`: what the model of a run finds, for the page of `mmdata report`.
 - `compare`: several ways to train, each from the same seeds.
 - A program in tools/ parses its arguments, calls these functions and prints what they return.
 """

@@ -25,7 +25,7 @@ def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataCon
         yield f"shapes: {shown} as above; {unused} more of the settings have no batch in this epoch"
     yield (
         f"padding: {summary.padding_share:.1%} of the text positions; "
-        f"{summary.padding_share_at(data.max_length):.1%} if every caption were padded to {data.max_length}"
+        f"padded to {data.max_length} tokens: {summary.padding_share_at(data.max_length):.1%}"
     )
     if summary.cut:
         yield f"cut: {summary.cut:,} captions are longer than max_length ({data.max_length} tokens) and are cut to it"
