@@ -1,7 +1,8 @@
-"""Fine-tune a CLIP with the Hugging Face Trainer: our batches, its loop, resumable at any batch.
-
-python examples/huggingface_trainer.py SHARDS MODEL --epochs 3     # MODEL: a folder or a Hugging Face name
+"""python examples/huggingface_trainer.py SHARDS MODEL --epochs 3     # MODEL: a folder or a Hugging Face name
 torchrun --nproc-per-node=2 examples/huggingface_trainer.py SHARDS MODEL
+
+Fine-tune a CLIP with the Hugging Face Trainer: our batches, its loop. Stopped or killed, the same command goes on from
+the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=256, help="over all processes")
     parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument("--save-steps", type=int, default=500, help="a checkpoint after so many, and at the end")
     parser.add_argument("--out", type=Path, default=Path("runs/huggingface"))
     given = parser.parse_args()
 
@@ -40,7 +42,7 @@ def main() -> None:
         num_train_epochs=given.epochs,
         learning_rate=given.lr,
         logging_steps=10,
-        save_steps=500,
+        save_steps=given.save_steps,
         report_to="none",
         use_cpu=not torch.cuda.is_available(),  # under torchrun on CPUs the Trainer is otherwise alone in each process
     )

@@ -1,6 +1,7 @@
-"""Fine-tune a CLIP with Lightning: any number of devices, resumable at any batch.
+"""python examples/lightning_finetune.py SHARDS MODEL --epochs 3     # MODEL: a folder or a Hugging Face name
 
-python examples/lightning_finetune.py SHARDS MODEL --epochs 3     # MODEL: a folder or a Hugging Face name
+Fine-tune a CLIP with Lightning, on any number of devices. Stopped or killed, the same command goes on from the last
+checkpoint, at any batch.
 """
 
 from __future__ import annotations

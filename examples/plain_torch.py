@@ -1,12 +1,17 @@
-"""Fine-tune a CLIP in a loop of your own: plain torch, resumable at any batch.
+"""python examples/plain_torch.py SHARDS MODEL --steps 1000     # MODEL: a folder or a Hugging Face name
 
-python examples/plain_torch.py SHARDS MODEL --steps 1000     # MODEL: a folder or a Hugging Face name
+Fine-tune a CLIP in a loop of your own, with mixed precision, accumulation and clipping. Ctrl-C writes a checkpoint, and
+the same command goes on with the next batch; after `kill -9` it goes on from the last checkpoint. Its updates are those
+of a run that nothing stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -23,15 +28,20 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--accumulate", type=int, default=1, help="batches of an update; each is contrasted alone")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="of autocast")
     parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument("--save-steps", type=int, default=200)
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/plain_torch.pt"))
     given = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         parser.error("this loop is one process: start it with python, not with torchrun")
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = CLIPModel.from_pretrained(given.model).to(device)
+    model = CLIPModel.from_pretrained(given.model).to(device).train()  # from_pretrained returns it in eval mode
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr)
+    scaler = torch.amp.GradScaler(device.type, enabled=given.dtype == "float16")  # else it does nothing
+    autocast = torch.autocast(device.type, getattr(torch, given.dtype), enabled=given.dtype != "float32")
     loader = mmdata.Loader.from_config(
         {
             "shards": given.shards,
@@ -41,32 +51,49 @@ def main() -> None:
             "max_length": model.config.text_config.max_position_embeddings,
         }
     )
+    parts = {"model": model, "optimizer": optimizer, "scaler": scaler, "loader": loader}
     step = 0
     if given.checkpoint.is_file():
-        state = torch.load(given.checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        loader.load_state_dict(state["loader"])
+        state = torch.load(given.checkpoint, weights_only=True, map_location="cpu")
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        torch.set_rng_state(state["rng"])  # of dropout on a CPU; on a GPU see torch.cuda.get_rng_state
         step = state["step"]
 
-    model.train()
-    while step < given.steps:
-        for batch in loader:  # the rest of this epoch; the next round gives the next epoch, in another order
-            inputs = valid_inputs(to_device(batch, device))
-            inputs["pixel_values"] = normalized(inputs["pixel_values"])  # uint8 until here
-            loss = model(**inputs, return_loss=True).loss
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            step += 1
-            if step % 10 == 0 or step == given.steps:
-                print(f"step {step} · loss {loss.item():.3f} · padding {loader.stats.padding_share:.1%}")
-            if step == given.steps:
-                break
+    def save() -> None:
+        state = {name: part.state_dict() for name, part in parts.items()}
+        given.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        aside = given.checkpoint.with_suffix(".part")
+        torch.save({**state, "rng": torch.get_rng_state(), "step": step}, aside)
+        os.replace(aside, given.checkpoint)  # a kill leaves the old checkpoint or the new one
 
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
-    given.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({**state, "step": step}, given.checkpoint)
+    stopped: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: stopped.append(number))
+
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))  # epoch after epoch, each in another order
+    while step < given.steps and not stopped:
+        loss = torch.zeros((), device=device)
+        for _ in range(given.accumulate):
+            inputs = valid_inputs(to_device(next(batches), device))
+            inputs["pixel_values"] = normalized(inputs["pixel_values"])  # uint8 until here
+            with autocast:
+                part = model(**inputs, return_loss=True).loss / given.accumulate
+            scaler.scale(part).backward()
+            loss += part.detach()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        step += 1
+        if step % 10 == 0 or step == given.steps:
+            print(f"step {step} · loss {loss.item():.3f} · padding {loader.stats.padding_share:.1%}", flush=True)
+        if step % given.save_steps == 0:
+            save()
+    save()
+    if stopped:
+        sys.exit(f"stopped after step {step}; the same command goes on")
 
 
 if __name__ == "__main__":

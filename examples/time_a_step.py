@@ -1,6 +1,6 @@
-"""Time a batch of the loader and a training step with torch.utils.benchmark: medians that can be compared.
+"""python examples/time_a_step.py SHARDS MODEL --batch-size 64     # MODEL: a folder or a Hugging Face name
 
-python examples/time_a_step.py SHARDS MODEL --batch-size 64     # MODEL: a folder or a Hugging Face name
+Time a batch of the loader and a training step with torch.utils.benchmark: medians that can be compared.
 """
 
 from __future__ import annotations

@@ -1,15 +1,24 @@
-"""mmdata report: one self-contained HTML page about a corpus, and about a run on it."""
+"""mmdata report: one self-contained HTML page about a corpus, about runs on it, and about what a trained model finds.
+
+mmdata report shards/photos
+mmdata report --run runs/photos
+mmdata report --run runs/a --run runs/b --run runs/c
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from mmdata.cli import Parser, run
+from mmdata.commands.report import QUERY_ROWS, found_by
 from mmdata.config import load_config
 from mmdata.config.data import sources
 from mmdata.errors import ConfigError, printable
 from mmdata.inspect.report import write_report
 from mmdata.shards.folder import local_folder
+
+MAX_QUERY_ROWS = 10_000
+"""Every caption is compared with every image: 10,000 of them take 400 MB."""
 
 
 def main() -> None:
@@ -19,12 +28,28 @@ def main() -> None:
         "shards", nargs="*", type=Path, help="folders with a manifest; default: data.shards of the config"
     )
     parser.add_argument("--config", type=Path, help="YAML file: adds buckets and padding; default: that of the run")
-    parser.add_argument("--run", type=Path, help="folder that `mmdata train` wrote: adds curves and scores")
+    parser.add_argument(
+        "--run",
+        type=Path,
+        action="append",
+        default=[],
+        help="folder that `mmdata train` wrote: adds curves, scores, what its model finds; may be given several times",
+    )
+    parser.add_argument(
+        "--query-rows",
+        type=int,
+        default=QUERY_ROWS,
+        metavar="N",
+        help=f"validation images that the first run's model searches (default: {QUERY_ROWS:,}; 0: no search)",
+    )
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="default: report.html")
     given = parser.parse_args()
-    if given.run and not given.run.is_dir():
-        raise ConfigError(f"run '{given.run}': no such folder; `mmdata train` makes it")
-    of_run = given.run / "config.yaml" if given.run else None
+    for folder in given.run:
+        if not folder.is_dir():
+            raise ConfigError(f"run '{folder}': no such folder; `mmdata train` makes it")
+    if not 0 <= given.query_rows <= MAX_QUERY_ROWS:
+        raise ConfigError(f"--query-rows {given.query_rows}: give 0 to {MAX_QUERY_ROWS:,}")
+    of_run = given.run[0] / "config.yaml" if given.run else None
     path = given.config or (of_run if of_run and of_run.is_file() else None)
     config = load_config(path) if path else None
     shards: list[Path] = given.shards
@@ -33,7 +58,8 @@ def main() -> None:
     if not shards:
         raise ConfigError("say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`")
     data, settings = (config.data, config.model_dump(mode="json")) if config else (None, None)
-    write_report(given.out, shards=shards, data=data, run=given.run, settings=settings)
+    found = found_by(given.run[0], max_rows=given.query_rows) if given.run else []
+    write_report(given.out, shards=shards, data=data, run=given.run, settings=settings, found=found)
     print(f"{printable(str(given.out))}: {given.out.stat().st_size / 1000:.0f} kB; open it in a browser")
 
 

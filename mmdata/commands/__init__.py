@@ -4,6 +4,7 @@
 - `evaluate`: retrieval and zero-shot accuracy on shards, and compositional tests.
 - `neighbours`: features of a corpus, for groups of near neighbours.
 - `plan`: an epoch of a config or of a folder of shards, without training.
+- `report`: what the model of a run finds, for the page of `mmdata report`.
 - `compare`: several ways to train, each from the same seeds.
 - A program in tools/ parses its arguments, calls these functions and prints what they return.
 """

@@ -1,6 +1,7 @@
-"""Charts as inline SVG: histograms with bounds, lines, and shares.
+"""Charts as inline SVG: histograms with bounds, lines, and shares. No two labels of a chart overlap.
 
-Every text is escaped. Colours are CSS classes of the page, which has a light and a dark scheme.
+Every text is escaped. Colours are CSS classes of the page, which has a light and a dark scheme; lines differ in their
+dashes too, for readers who do not tell the colours apart.
 """
 
 from __future__ import annotations
@@ -14,8 +15,16 @@ from markupsafe import Markup
 from numpy.typing import ArrayLike, NDArray
 
 WIDTH, HEIGHT = 640, 260  # of the viewBox, in its own units; the page scales it
-LEFT, RIGHT, TOP, BOTTOM = 54, 14, 26, 40
+LEFT, RIGHT, TOP, BOTTOM = 58, 18, 28, 42
+MARK_ROWS = 2
+"""Rows of labels above a histogram: a label that meets its neighbour goes into the second row."""
+MARK_ROW_HEIGHT = 14
+CHARACTER_WIDTH = 8.0
+"""At most, of the fonts and sizes of the page, in units of the viewBox."""
+LABEL_GAP = 5.0
 MAX_POINTS = 600
+NUM_STYLES = 6
+"""Colours and dashes of lines; with more lines they repeat."""
 
 
 class Mark(NamedTuple):
@@ -32,11 +41,15 @@ class Series(NamedTuple):
     y: ArrayLike
 
 
+Labels = Callable[[Sequence[float]], Sequence[str]]
+"""Labels of the ticks of an axis."""
+
+
 class _Frame:
     """The plotting area: maps data to the viewBox and draws axes."""
 
-    def __init__(self, x_range: tuple[float, float], y_range: tuple[float, float]) -> None:
-        self.x_range, self.y_range = x_range, y_range
+    def __init__(self, x_range: tuple[float, float], y_range: tuple[float, float], *, top: float = TOP) -> None:
+        self.x_range, self.y_range, self.top = x_range, y_range, top
 
     def x(self, value: float) -> float:
         low, high = self.x_range
@@ -44,17 +57,19 @@ class _Frame:
 
     def y(self, value: float) -> float:
         low, high = self.y_range
-        return HEIGHT - BOTTOM - (value - low) / ((high - low) or 1.0) * (HEIGHT - TOP - BOTTOM)
+        return HEIGHT - BOTTOM - (value - low) / ((high - low) or 1.0) * (HEIGHT - self.top - BOTTOM)
 
-    def axes(self, x_ticks: Sequence[Mark], x_label: str, y_label: str, y_format: Callable[[float], str]) -> Markup:
+    def axes(self, x_ticks: Sequence[Mark], x_label: str, y_label: str, y_format: Labels) -> Markup:
         parts = [Markup('<text class="label" x="{}" y="14">{}</text>').format(4, y_label)]
-        for value in ticks(*self.y_range, count=4):
+        values = ticks(*self.y_range, count=4)
+        for value, label in zip(values, y_format(values), strict=True):
             y = f"{self.y(value):.1f}"
             parts.append(
                 Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(LEFT, WIDTH - RIGHT, y, y)
             )
-            parts.append(_text(LEFT - 7, float(y) + 4, y_format(value), "tick end"))
-        parts += [_text(self.x(tick.x), HEIGHT - BOTTOM + 17, tick.label, "tick middle") for tick in x_ticks]
+            parts.append(_text(LEFT - 7, float(y) + 4, label, "tick end"))
+        (shown,) = place_labels([(self.x(tick.x), tick.label) for tick in x_ticks], rows=1)
+        parts += [_text(x, HEIGHT - BOTTOM + 17, label, "tick middle") for x, label in shown]
         parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, x_label, "label middle"))
         return Markup("").join(parts)
 
@@ -79,8 +94,10 @@ def histogram(
         y_label: what the bars count.
     """
     edge, count = np.asarray(edges, np.float64), np.asarray(counts, np.float64)
-    frame = _Frame((edge[0], edge[-1]), (0.0, float(count.max(initial=1.0)) * 1.02))
-    parts = [frame.axes(x_ticks, x_label, y_label, lambda value: compact(value) if value == int(value) else "")]
+    top = TOP + MARK_ROWS * MARK_ROW_HEIGHT if marks else TOP
+    frame = _Frame((edge[0], edge[-1]), (0.0, float(count.max(initial=1.0)) * 1.02), top=top)
+    whole: Labels = lambda values: [compact(value) if value == int(value) else "" for value in values]  # noqa: E731
+    parts = [frame.axes(x_ticks, x_label, y_label, whole)]
     rising = sorted(mark.x for mark in marks)
     for low, high, number in zip(edge[:-1], edge[1:], count, strict=True):
         if number > 0:
@@ -92,14 +109,10 @@ def histogram(
             )
             bar = '<rect class="bar tint{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>'
             parts.append(Markup(bar).format(tint, *shape, title))
-    last = -math.inf
-    for mark in sorted(marks):
-        x = frame.x(mark.x)
-        line = '<line class="mark" x1="{0}" x2="{0}" y1="{1}" y2="{2}"><title>{3}</title></line>'
-        parts.append(Markup(line).format(f"{x:.1f}", TOP - 4, HEIGHT - BOTTOM, mark.label))
-        if x - last > 7 * len(mark.label) + 4:  # labels never overlap; the line itself still has its title
-            parts.append(_text(min(x, WIDTH - RIGHT - 3 * len(mark.label)), TOP - 8, mark.label, "marklabel middle"))
-            last = x
+    parts += [_mark_line(frame, mark) for mark in sorted(marks)]
+    placed = place_labels([(frame.x(mark.x), mark.label) for mark in sorted(marks)], rows=MARK_ROWS)
+    for row, labels in enumerate(placed):  # the first row is the lower one, next to the lines
+        parts += [_text(x, top - 8 - row * MARK_ROW_HEIGHT, label, "marklabel middle") for x, label in labels]
     return _svg(parts, f"{y_label} by {x_label}")
 
 
@@ -107,7 +120,7 @@ def line_chart(series: Mapping[str, Series], *, x_label: str, y_label: str, perc
     """Lines over a common x axis; several lines get a legend.
 
     Args:
-        series: name → line; six lines have distinct colours.
+        series: name → line; six lines have distinct colours and dashes.
         x_label: what the x axis counts.
         y_label: what the lines measure.
         percent: y runs from 0 to 1 and is shown in per cent.
@@ -119,21 +132,24 @@ def line_chart(series: Mapping[str, Series], *, x_label: str, y_label: str, perc
     low = 0.0 if percent or (low > 0 and low < 0.5 * high) else low - 0.05 * (high - low)
     x_range = (float(every_x.min(initial=0)), float(every_x.max(initial=1)))
     frame = _Frame(x_range, (low, high + 0.05 * ((high - low) or 1.0)))
-    x_ticks = [Mark(value, compact(value)) for value in ticks(*frame.x_range, count=6)]
-    parts = [frame.axes(x_ticks, x_label, y_label, (lambda v: f"{v:.0%}") if percent else _plain)]
+    x_values = ticks(*frame.x_range, count=6)
+    x_ticks = [Mark(value, label) for value, label in zip(x_values, numbers(x_values), strict=True)]
+    parts = [frame.axes(x_ticks, x_label, y_label, percentages if percent else numbers)]
     for number, (name, (x, y)) in enumerate(lines.items()):
         points = [f"{frame.x(a):.1f},{frame.y(b):.1f}" if np.isfinite(b) else "" for a, b in zip(x, y, strict=True)]
         for run in "|".join(points).split("||"):
             run = run.strip("|").replace("|", " ")
             if run:
                 line = '<polyline class="line c{}" points="{}"><title>{}</title></polyline>'
-                parts.append(Markup(line).format(number % 6, run, name))
+                parts.append(Markup(line).format(number % NUM_STYLES, run, name))
         if len(x) <= 40:
             for a, b in zip(x, y, strict=True):
                 if np.isfinite(b):
                     said = f"{name}, {x_label} {_plain(a)}: {f'{b:.1%}' if percent else f'{b:.4g}'}"
                     dot = '<circle class="dot c{}" cx="{}" cy="{}" r="3"><title>{}</title></circle>'
-                    parts.append(Markup(dot).format(number % 6, f"{frame.x(a):.1f}", f"{frame.y(b):.1f}", said))
+                    parts.append(
+                        Markup(dot).format(number % NUM_STYLES, f"{frame.x(a):.1f}", f"{frame.y(b):.1f}", said)
+                    )
     return _svg(parts, f"{y_label} over {x_label}") + (_legend(list(lines)) if len(lines) > 1 else Markup(""))
 
 
@@ -161,12 +177,49 @@ def ticks(low: float, high: float, *, count: int) -> list[float]:
     return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def compact(value: float) -> str:
-    """1500 → "1.5k", 2000000 → "2M"."""
+def compact(value: float, *, digits: int = 3) -> str:
+    """1500 → "1.5k", 2000000 → "2M"; at most so many digits from 1000 on."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.3g}{suffix}"
-    return _plain(value)
+            return f"{value / size:.{digits}g}{suffix}"
+    return f"{value:.{max(digits, 4)}g}"
+
+
+def numbers(values: Sequence[float]) -> list[str]:
+    """Labels with as few digits, from three on, as give the values exactly: 10000, 10250 → "10k", "10.25k"."""
+    digits = (n for n in range(3, 8) if all(math.isclose(float(f"{value:.{n}g}"), value) for value in values))
+    shown = next(digits, 8)
+    return [compact(value, digits=shown) for value in values]
+
+
+def percentages(values: Sequence[float]) -> list[str]:
+    """0.005, 0.01 → "0.5%", "1.0%"; 0.1, 0.2 → "10%", "20%"."""
+    digits = (n for n in range(5) if all(abs(round(100 * value, n) - 100 * value) < 1e-6 for value in values))
+    shown = next(digits, 5)
+    return [f"{value:.{shown}%}" for value in values]
+
+
+def place_labels(labels: Sequence[tuple[float, str]], *, rows: int) -> list[list[tuple[float, str]]]:
+    """Centred labels in rows in which none meets another; a label for which no row has room is left out.
+
+    Args:
+        labels: (x of the centre, text), x ascending.
+        rows: number of rows; each label goes into the first that has room.
+
+    Returns:
+        The labels of each row. A label that would leave the picture at its right edge is moved to the left.
+    """
+    placed: list[list[tuple[float, str]]] = [[] for _ in range(rows)]
+    ends = [-math.inf] * rows
+    for centre, text in labels:
+        half = CHARACTER_WIDTH * len(text) / 2
+        x = min(max(centre, half), WIDTH - half)
+        for row in range(rows):
+            if x - half >= ends[row] + LABEL_GAP:
+                placed[row].append((x, text))
+                ends[row] = x + half
+                break
+    return placed
 
 
 def _plain(value: float) -> str:
@@ -189,8 +242,15 @@ def _text(x: float, y: float, text: str, style: str) -> Markup:
 
 
 def _legend(names: Sequence[str]) -> Markup:
-    items = [Markup('<span><i class="c{}"></i>{}</span>').format(i % 6, name) for i, name in enumerate(names)]
+    key = '<span><svg class="key" viewBox="0 0 26 6" aria-hidden="true"><path class="line c{}" d="M0 3H26"/></svg>'
+    key += "{}</span>"
+    items = [Markup(key).format(i % NUM_STYLES, name) for i, name in enumerate(names)]
     return Markup('<div class="legend">{}</div>').format(Markup("").join(items))
+
+
+def _mark_line(frame: _Frame, mark: Mark) -> Markup:
+    line = '<line class="mark" x1="{0}" x2="{0}" y1="{1}" y2="{2}"><title>{3}</title></line>'
+    return Markup(line).format(f"{frame.x(mark.x):.1f}", f"{frame.top - 4:.1f}", HEIGHT - BOTTOM, mark.label)
 
 
 def _svg(parts: Sequence[Markup], title: str, *, height: int = HEIGHT) -> Markup:

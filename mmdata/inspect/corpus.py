@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mmdata.config import DataConfig
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.inspect.charts import Mark, histogram, share_bars
@@ -40,27 +41,43 @@ def samples(index: Index) -> Section:
 def _card(index: Index, store: ShardStore, row: int) -> Card:
     rows = np.array([row])
     shard = int(index.locate(rows)[0][0])
-    names = ["image_offset", "image_bytes", "image_format", "orientation", "height", "width"]
-    names += ["caption_offset", "caption_bytes", "caption_format", "label", "image_hash"]
+    names = ["image_format", "height", "width", "caption_offset", "caption_bytes", "caption_format", "label"]
     cells = {name: int(values[0]) for name, values in index.take(rows, names).items()}
-    kind = FORMATS[cells["image_format"]]
     tokens = index.take_lists(rows, "caption_tokens")[1]
-    notes = [f"{cells['height']} × {cells['width']} {kind}", f"{tokens[0]} tokens" if len(tokens) else ""]
-    notes.append(f"label {cells['label']}" if cells["label"] >= 0 else "")
+    notes = [f"{cells['height']} × {cells['width']} {FORMATS[cells['image_format']]}"]
+    notes += [f"{tokens[0]} tokens" if len(tokens) else "", f"label {cells['label']}" if cells["label"] >= 0 else ""]
     key, note = index.keys(rows)[0], " · ".join(filter(None, notes))
-    captions: list[str] = []
     try:
         found = store.read(shard, cells["caption_offset"], cells["caption_bytes"])
         captions = captions_of(found, cells["caption_format"])
-        image = store.read(shard, cells["image_offset"], cells["image_bytes"])
+    except BadSample as error:
+        return Card(key, [], note, problem=str(error))
+    return Card(key, captions, note, *row_thumbnail(index, store, row))
+
+
+def row_thumbnail(index: Index, store: ShardStore, row: int, *, size: tuple[int, int] = THUMBNAIL) -> tuple[str, str]:
+    """A row's image as a `thumbnail` and "", or "" and why it cannot be shown.
+
+    Args:
+        index: of the row.
+        store: reads the shards.
+        row: its number.
+        size: largest width and height, in pixels.
+    """
+    rows = np.array([row])
+    names = ["image_offset", "image_bytes", "image_format", "orientation", "image_hash"]
+    cells = {name: int(values[0]) for name, values in index.take(rows, names).items()}
+    try:
+        image = store.read(int(index.locate(rows)[0][0]), cells["image_offset"], cells["image_bytes"])
         if hash64(image) != cells["image_hash"]:
             raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")
-        return Card(key, captions, note, picture=thumbnail(image, format=kind, orientation=cells["orientation"]))
+        kind = FORMATS[cells["image_format"]]
+        return thumbnail(image, format=kind, orientation=cells["orientation"], size=size), ""
     except BadSample as error:
-        return Card(key, captions, note, problem=str(error))
+        return "", str(error)
 
 
-def thumbnail(data: bytes | memoryview, *, format: str, orientation: int) -> str:
+def thumbnail(data: bytes | memoryview, *, format: str, orientation: int, size: tuple[int, int] = THUMBNAIL) -> str:
     """A small WebP of an image, as a data URI.
 
     Raises:
@@ -68,7 +85,7 @@ def thumbnail(data: bytes | memoryview, *, format: str, orientation: int) -> str
     """
     pixels = decode(data, format=format, orientation=orientation).permute(1, 2, 0).contiguous().numpy()
     picture = Image.fromarray(pixels)
-    picture.thumbnail(THUMBNAIL, Image.Resampling.LANCZOS)
+    picture.thumbnail(size, Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     picture.save(buffer, "WEBP", quality=72)
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
@@ -85,7 +102,7 @@ def shapes(index: Index, plan: Plan | None) -> Section:
     charts: list[Chart] = []
     if plan is not None:
         lengths = plan.rows.shapes(np.arange(int(plan.rows.starts[-1])), 0).length
-        counts, source = np.bincount(lengths), "the captions of epoch 0"
+        counts, source = np.bincount(lengths), f"the captions of epoch 0, {len(lengths):,} rows"
     else:
         counts, source = caption_lengths(index), "all captions"
     if counts.size:
@@ -117,7 +134,7 @@ def _lengths(counts: NDArray[np.int64], bounds: Sequence[int], source: str) -> C
         edges, shown, marks=marks, x_ticks=x_ticks, x_label="tokens, special ones included", y_label="captions"
     )
     caption = f"Caption lengths of {source}"
-    caption += f"; dashed: the {len(bounds)} length bounds of the buckets." if bounds else "."
+    caption += f"; dashed: the length bounds of the buckets, {', '.join(map(str, bounds))}." if bounds else "."
     if tail:
         caption += f" The last bar holds {tail:,} captions longer than {high}" + (", which are cut." if bounds else ".")
     return Chart(svg, caption)
@@ -133,14 +150,21 @@ def _aspects(index: Index, image_shapes: Sequence[tuple[int, int]]) -> Chart:
     marks = [Mark(float(np.log2(w / h)), f"{h}×{w}") for h, w in image_shapes]
     svg = histogram(edges, counts, marks=marks, x_ticks=x_ticks, x_label="width : height", y_label="images")
     caption = "Aspect ratios, EXIF orientation applied"
-    return Chart(svg, caption + ("; dashed: the buckets' image shapes, height × width." if marks else "."))
+    shapes = ", ".join(mark.label for mark in marks)
+    return Chart(svg, caption + (f"; dashed: the buckets' image shapes, height × width: {shapes}." if marks else "."))
 
 
-def waste(summary: PlanSummary, max_length: int) -> Section:
-    """The padding share of the plan against padding every text to `max_length`."""
+def waste(summary: PlanSummary, data: DataConfig, *, num_rows: int) -> Section:
+    """The padding share of the plan against padding every text to `data.max_length`, and the rows it leaves out.
+
+    Args:
+        summary: of the plan's epoch 0.
+        data: settings that the plan was made from.
+        num_rows: of the index.
+    """
     bars = {
         "this plan": summary.padding_share,
-        f"every text padded to {max_length} tokens": summary.padding_share_at(max_length),
+        f"padded to {data.max_length} tokens": summary.padding_share_at(data.max_length),
     }
     rows = [
         (
@@ -153,9 +177,15 @@ def waste(summary: PlanSummary, max_length: int) -> Section:
         for bucket, count in summary.buckets.items()
         if count.rows
     ]
+    note = f"Epoch 0: {summary.steps:,} steps; {summary.masked:,} places of the last batch are masked."
+    if summary.cut:
+        note += f" {summary.cut:,} captions are longer than max_length ({data.max_length} tokens) and are cut to it."
+    if data.max_rows is not None and data.max_rows < num_rows:
+        left_out = num_rows - data.max_rows
+        note += f" data.max_rows takes the first {data.max_rows:,} of {num_rows:,} rows: {left_out:,} are in no batch."
     return Section(
         "Padding",
-        f"Epoch 0: {summary.steps:,} steps; {summary.masked:,} places of the last batch are masked.",
+        note,
         charts=[Chart(share_bars(bars), "Share of text positions that hold padding: less is better.")],
         tables=[Table(("text length", "image", "steps", "rows", "padding"), rows, "Buckets")],
     )

@@ -51,7 +51,7 @@ def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataCon
 def _padding(summary: PlanSummary, data: DataConfig) -> str:
     return (
         f"padding: {summary.padding_share:.1%} of the text positions; "
-        f"{summary.padding_share_at(data.max_length):.1%} if every caption were padded to {data.max_length}"
+        f"padded to {data.max_length} tokens: {summary.padding_share_at(data.max_length):.1%}"
     )
 
 

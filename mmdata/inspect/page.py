@@ -40,6 +40,40 @@ class Card:
 
 
 @dataclass(frozen=True)
+class Found:
+    """An image that a query found, or the image that it should have found.
+
+    Attributes:
+        label: its place and score, or "wanted".
+        alt: the image's caption, for readers who do not see it.
+        right: whether the query's caption is a caption of this image.
+        picture: data URI of a thumbnail; "" if the image cannot be shown.
+        problem: why the image cannot be shown, else "".
+    """
+
+    label: str
+    alt: str
+    right: bool
+    picture: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Query:
+    """A caption as a query.
+
+    Attributes:
+        text: the caption.
+        note: the rank of the right image and the like, in small print.
+        images: the image that the query should have found, then those it found, best first.
+    """
+
+    text: str
+    note: str
+    images: Sequence[Found]
+
+
+@dataclass(frozen=True)
 class Chart:
     """A picture drawn by `mmdata.inspect.charts`, with a caption."""
 
@@ -65,12 +99,13 @@ class Section:
         title: its heading.
         note: one sentence below it.
         missing: says, instead of content, how to get the content.
-        cards, charts, tables: shown in this order.
+        queries, cards, charts, tables: shown in this order.
     """
 
     title: str
     note: str = ""
     missing: str = ""
+    queries: Sequence[Query] = ()
     cards: Sequence[Card] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()

@@ -14,8 +14,10 @@ import numpy as np
 from mmdata.atomic import write_whole
 from mmdata.config import DataConfig
 from mmdata.config.data import SourceConfig, sources
-from mmdata.inspect import corpus, runs
+from mmdata.inspect import corpus, run_sections
+from mmdata.inspect.curves import curves
 from mmdata.inspect.page import Fact, Page, Section, render
+from mmdata.inspect.runs import Run, read_runs
 from mmdata.plan import Plan, PlanSummary, summarize
 from mmdata.plan.from_config import build_plan
 from mmdata.shards import Index
@@ -23,7 +25,7 @@ from mmdata.shards.folder import local_folder
 from mmdata.transform.text import load_tokenizer
 
 NO_CONFIG = "Give the report a --config to see its buckets, and what its plan pads."
-NO_RUN = "No run was given: `mmdata report … --run runs/NAME` adds its curves and scores."
+NO_RUN = "No run was given: `mmdata report … --run runs/NAME` adds its curves and scores, and what its model finds."
 
 
 def write_report(
@@ -31,8 +33,9 @@ def write_report(
     *,
     shards: Path | Sequence[Path],
     data: DataConfig | None = None,
-    run: Path | None = None,
+    run: Path | Sequence[Path] | None = None,
     settings: Mapping[str, Any] | None = None,
+    found: Sequence[Section] = (),
 ) -> None:
     """Write the page as one file, whole or not at all.
 
@@ -40,8 +43,9 @@ def write_report(
         out: path of the page; its folders are made.
         shards: folder with a manifest, or several, which are shown as one corpus.
         data: adds buckets and padding. `shards` replaces its shards, weights and repeats, unless it names the same.
-        run: folder that `mmdata train` wrote; adds curves and scores.
+        run: folder that `mmdata train` wrote; adds curves and scores. Several are drawn into the same charts.
         settings: sections of settings to list; None lists `data`, if given.
+        found: sections on what the model of the run finds, as `mmdata.inspect.queries` makes them.
 
     Raises:
         DataError: no manifest, or a file of the run is damaged.
@@ -54,26 +58,30 @@ def write_report(
         data = data.model_copy(update={"shards": [SourceConfig(shards=str(folder)) for folder in folders]})
     plan = _plan(index, data) if data and len(index) else None
     summary = summarize(plan) if plan else None
-    metrics = runs.read_metrics(run) if run else []
-    evaluation = _evaluation(run, metrics) if run else {}
+    folders_of_runs = [run] if isinstance(run, Path) else list(run or [])
+    runs = read_runs(folders_of_runs)
     listed = settings or ({"data": data.model_dump(mode="json")} if data else {})
-    ledgers = sorted(run.glob("ledger-rank*.jsonl")) if run else []
+    ledgers = [path for one in runs for path in sorted(one.folder.glob("ledger-rank*.jsonl"))]
     masked = [corpus.ledger("Masked in training", ledgers, "{} rows could not be loaded.")] if ledgers else []
     sections = [
         corpus.samples(index),
         corpus.shapes(index, plan),
-        corpus.waste(summary, data.max_length) if data and summary else Section("Padding", missing=NO_CONFIG),
-        runs.curves(metrics) if run else Section("Training", missing=NO_RUN),
-        runs.scores(evaluation) if run else Section("Evaluation", missing=NO_RUN),
+        corpus.waste(summary, data, num_rows=len(index)) if data and summary else Section("Padding", missing=NO_CONFIG),
+        *([run_sections.overview(runs)] if runs else []),
+        curves(runs) if runs else Section("Training", missing=NO_RUN),
+        run_sections.evaluations(runs) if runs else Section("Evaluation", missing=NO_RUN),
+        *found,
         corpus.accounts(index),
         corpus.quarantine(folders),
         *masked,
-        runs.settings(listed) if listed else Section("Settings", missing=NO_CONFIG),
+        run_sections.settings(listed, num_runs=len(runs)) if listed else Section("Settings", missing=NO_CONFIG),
     ]
     resolved = [folder.resolve() for folder in folders]
-    subtitle = f"{', '.join(map(str, resolved))}, manifest {index.fingerprint[:12]}" + (f", run {run}" if run else "")
+    subtitle = ", ".join(
+        [*map(str, resolved), f"manifest {index.fingerprint[:12]}", *(f"run {one}" for one in folders_of_runs)]
+    )
     title = " + ".join(folder.name for folder in resolved)
-    page = Page(title, subtitle, _facts(index, summary, evaluation), sections)
+    page = Page(title, subtitle, _facts(index, data, summary, runs), sections)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, render(page).encode("utf-8", "replace"))
 
@@ -82,31 +90,29 @@ def _plan(index: Index, data: DataConfig) -> Plan:
     return build_plan(data, index, load_tokenizer(data), count_lengths=True)
 
 
-def _evaluation(run: Path, metrics: runs.Metrics) -> dict[str, Any]:
-    """The run's evaluation.json, else the last evaluation in its log."""
-    logged = [line for line in metrics if line.get("kind") == "evaluation"]
-    return runs.read_evaluation(run) or dict(logged[-1] if logged else {})
-
-
-def _facts(index: Index, summary: PlanSummary | None, evaluation: Mapping[str, Any]) -> list[Fact]:
+def _facts(index: Index, data: DataConfig | None, summary: PlanSummary | None, runs: Sequence[Run]) -> list[Fact]:
+    used = f", {data.max_rows:,} used" if data and data.max_rows is not None and data.max_rows < len(index) else ""
     facts = [
-        Fact(f"{len(index):,}", "rows", f"{index.captions:,} captions"),
+        Fact(f"{len(index):,}", "rows", f"{index.captions:,} captions{used}"),
         Fact(f"{index.num_shards:,}", "shards", _bytes(index.bytes)),
     ]
     counts = corpus.caption_lengths(index)
     if counts.sum():
         half = int(np.searchsorted(np.cumsum(counts), counts.sum() / 2))
         facts.append(Fact(f"{half}", "tokens, median", f"longest {len(counts) - 1}"))
-    if summary:
-        longest = max(bucket.length for bucket in summary.buckets)
-        facts.append(
-            Fact(f"{summary.padding_share:.1%}", "padding", f"{summary.padding_share_at(longest):.1%} unplanned")
-        )
+    if data and summary:
+        baseline = f"{summary.padding_share_at(data.max_length):.1%} padded to {data.max_length} tokens"
+        facts.append(Fact(f"{summary.padding_share:.1%}", "padding", baseline))
+    best = max(runs, key=lambda run: run.evaluation.get("text_to_image_r1") or 0.0, default=None)
+    if best is None:
+        return facts
+    evaluation, of_best = best.evaluation, f", best: {best.name}" if len(runs) > 1 else ""
     if (recall := evaluation.get("text_to_image_r1")) is not None:
         chance = evaluation.get("chance_r1")
-        facts.append(Fact(f"{recall:.1%}", "text → image R@1", f"{recall / chance:.0f} × chance" if chance else ""))
+        times = f"{recall / chance:.0f} × chance" if chance else ""
+        facts.append(Fact(f"{recall:.1%}", "text → image R@1", times + of_best))
     if mean := (evaluation.get("compositional") or {}).get("mean"):
-        facts.append(Fact(f"{mean['accuracy']:.1%}", "compositional", "chance is 50%"))
+        facts.append(Fact(f"{mean['accuracy']:.1%}", "compositional", "chance is 50%" + of_best))
     return facts
 
 

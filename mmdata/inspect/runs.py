@@ -1,25 +1,77 @@
-"""Sections of the report on a run: curves, evaluation, settings. Reads metrics.jsonl and evaluation.json."""
+"""What the folders of runs hold: metrics, evaluation, starts and settings; and the settings in which runs differ."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import yaml
 
 from mmdata.errors import DataError
-from mmdata.inspect.charts import Series, line_chart
-from mmdata.inspect.page import Chart, Section, Table
+from mmdata.train.run.sessions import SESSIONS, read_sessions
 
-METRICS, EVALUATION = "metrics.jsonl", "evaluation.json"
-RECALLS = {
-    f"{source} → {target} R@{k}": f"{source}_to_{target}_r{k}"
-    for source, target in (("image", "text"), ("text", "image"))
-    for k in (1, 5, 10)
-}
-Metrics = Sequence[Mapping[str, Any]]
+METRICS, EVALUATION, CONFIG = "metrics.jsonl", "evaluation.json", "config.yaml"
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run's folder says of it.
+
+    Attributes:
+        folder: the run's folder.
+        name: the end of its path that tells it from the other runs of the report.
+        metrics: lines of metrics.jsonl, oldest first.
+        evaluation: of evaluation.json, else the last evaluation in metrics.jsonl; empty without one.
+        sessions: of run.json, oldest first: one for each start that made updates.
+        settings: section → key → value, of config.yaml; empty without the file.
+    """
+
+    folder: Path
+    name: str
+    metrics: Sequence[Values]
+    evaluation: Values
+    sessions: Sequence[Values]
+    settings: Mapping[str, Any]
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read the runs' folders.
+
+    Raises:
+        DataError: a file of a run is damaged.
+    """
+    runs: list[Run] = []
+    for folder, name in zip(folders, short_names(folders), strict=True):
+        metrics = read_metrics(folder)
+        logged = [line for line in metrics if line.get("kind") == "evaluation"]
+        evaluation = read_evaluation(folder) or (logged[-1] if logged else {})
+        starts = read_sessions(folder / SESSIONS)
+        useful = [start for start in starts if start.get("step", 0) > start["first_step"]]  # others made no update
+        runs.append(Run(folder, name, metrics, evaluation, useful or starts, _read_settings(folder / CONFIG)))
+    return runs
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of paths that differ: runs/a/run, runs/b/run → a/run, b/run."""
+    parts = [folder.resolve().parts for folder in folders]
+    for length in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    """Sections of a run's config.yaml as plain data; the file may be of an earlier version, so it is not validated."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"'{path}': not YAML: {error}; the run's checkpoints hold its settings too") from error
+    return {str(name): value for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -51,83 +103,23 @@ def read_evaluation(run: Path) -> dict[str, Any]:
         raise DataError(f"'{path}': not JSON: {error}; make it again with `mmdata evaluate`") from error
 
 
-def curves(metrics: Metrics) -> Section:
-    """Loss, retrieval, shares of time and padding, and speed, by step."""
-    training = [line for line in metrics if line.get("kind") == "train"]
-    evaluations = [line for line in metrics if line.get("kind") == "evaluation"]
-    charts: list[Chart] = []
-    if loss := _series(training, {"loss": "loss"}):
-        charts.append(
-            Chart(line_chart(loss, x_label="step", y_label="loss"), "Mean training loss between two log lines.")
-        )
-    if recalls := _series(evaluations, {name: key for name, key in RECALLS.items() if not name.endswith("R@5")}):
-        svg = line_chart(recalls, x_label="step", y_label="recall", percent=True)
-        charts.append(Chart(svg, "Retrieval over the evaluation rows: the right one among the first 1 or 10."))
-    shares = _series(training, {"waiting for data": "data_wait_share", "padding": "padding_share"})
-    if shares:
-        svg = line_chart(shares, x_label="step", y_label="share", percent=True)
-        charts.append(Chart(svg, "Share of time spent waiting for data, and of text places that hold padding."))
-    if speed := _series(training, {"samples/s": "samples_per_s"}):
-        charts.append(Chart(line_chart(speed, x_label="step", y_label="samples/s"), "Speed over all ranks."))
-    missing = "" if charts else f"The run has no {METRICS} yet: `mmdata train` writes it."
-    return Section("Training", missing=missing, charts=charts)
+def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """The settings in which runs differ: "train.lr" → its value in each run; "–" where a run has no such setting.
+
+    `train.output` is left out, because it always differs.
+    """
+    flat = [flat_settings(run.settings) for run in runs]
+    names = sorted({name for settings in flat for name in settings if name != "train.output"})
+    values = {name: [settings.get(name, "–") for settings in flat] for name in names}
+    return {name: found for name, found in values.items() if len(set(found)) > 1}
 
 
-def _series(lines: Metrics, names: Mapping[str, str]) -> dict[str, Series]:
-    found: dict[str, Series] = {}
-    for name, key in names.items():
-        points = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
-        if points:
-            x, y = np.asarray(points, np.float64).T
-            found[name] = Series(x, y)
-    return found
-
-
-def scores(evaluation: Mapping[str, Any]) -> Section:
-    """Retrieval, zero-shot and compositional scores of the last evaluation."""
-    tables: list[Table] = []
-    recalls = [
-        (way, *(_percent(evaluation.get(f"{key}_r{k}")) for k in (1, 5, 10)))
-        for way, key in (("image → text", "image_to_text"), ("text → image", "text_to_image"), ("chance", "chance"))
-        if f"{key}_r1" in evaluation
-    ]
-    if recalls:
-        tables.append(Table(("retrieval", "R@1", "R@5", "R@10"), recalls))
-    if "zero_shot_top1" in evaluation:
-        names = ("zero_shot_top1", "zero_shot_top5", "zero_shot_chance")
-        row = ("accuracy", *(_percent(evaluation.get(name)) for name in names))
-        tables.append(Table(("zero-shot", "top 1", "top 5", "chance"), [row]))
-    if pairs := evaluation.get("compositional"):
-        tables.append(_compositional(pairs))
-    missing = "" if tables else f"The run has no {EVALUATION} yet: `mmdata evaluate` writes it."
-    return Section("Evaluation", missing=missing, tables=tables)
-
-
-def _compositional(pairs: Mapping[str, Mapping[str, float]]) -> Table:
-    kinds = [*(kind for kind in pairs if kind != "mean"), *(["mean"] if "mean" in pairs else [])]
-    columns = ("accuracy", "text", "image", "group")
-    rows = [
-        (kind, f"{pairs[kind].get('pairs', 0):,.0f}", *(_percent(pairs[kind].get(name)) for name in columns))
-        for kind in kinds
-    ]
-    rows.append(("chance", "", "50.0%", "25.0%", "25.0%", "16.7%"))
-    caption = "Pairs that differ in one swap: accuracy, and text, image and group scores (arXiv:2204.03162)"
-    return Table(("compositional", "pairs", *columns), rows, caption)
-
-
-def settings(values: Mapping[str, Any]) -> Section:
-    """Settings by section."""
-    tables = [
-        Table(
-            (section, "value"),
-            [(str(key), json.dumps(value, ensure_ascii=False)) for key, value in keys.items()],
-            numeric=False,
-        )
-        for section, keys in values.items()
-        if keys is not None  # no `compare`
-    ]
-    return Section("Settings", tables=tables)
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """{"train": {"lr": 0.1}} → {"train.lr": "0.1"}; values as JSON."""
+    flat: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flat_settings(value, f"{prefix}{name}.")  # type: ignore[arg-type]
+        else:
+            flat[f"{prefix}{name}"] = json.dumps(value, ensure_ascii=False, default=str)
+    return flat

@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from mmdata.commands.train import train
+from mmdata.config import Config
 from mmdata.shards import Sample, ShardWriter, probe
 from mmdata.shipped import shipped
 from mmdata.transform.text import Tokenizer, train_tokenizer
@@ -88,4 +91,19 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     evaluation = recalls | {"chance_r1": 0.01, "chance_r5": 0.05, "chance_r10": 0.1}
     evaluation |= {"compositional": {"colour": scores | {"pairs": 16.0}, "mean": scores | {"pairs": 16.0}}}
     (folder / "evaluation.json").write_text(json.dumps(evaluation))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained_run(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two updates with a small model; its validation set is its training set."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    config = Config.model_validate(
+        {
+            "data": data | {"val_shards": data["shards"]},
+            "model": {"name": "tiny"},
+            "train": {"output": str(folder), "steps": 2, "warmup_steps": 0},
+        }
+    )
+    train(config, folder, torch.device("cpu"))
     return folder

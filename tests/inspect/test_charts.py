@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from mmdata.inspect.charts import Mark, Series, compact, histogram, line_chart, share_bars, ticks
+from mmdata.inspect.charts import (
+    CHARACTER_WIDTH,
+    WIDTH,
+    Mark,
+    Series,
+    compact,
+    histogram,
+    line_chart,
+    numbers,
+    percentages,
+    place_labels,
+    share_bars,
+    ticks,
+)
 
 
 def bars(svg: str) -> list[ElementTree.Element]:
@@ -78,3 +92,56 @@ def test_ticks_are_round(low: float, high: float, count: int, expected: list[flo
 )
 def test_compact(value: float, text: str):
     assert compact(value) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([0, 0.005, 0.01, 0.015], ["0.0%", "0.5%", "1.0%", "1.5%"]),
+        ([0, 0.2, 0.4], ["0%", "20%", "40%"]),
+        ([0, 0.00025], ["0.000%", "0.025%"]),
+    ],
+)
+def test_percentages_of_ticks_differ(values: list[float], labels: list[str]):
+    assert percentages(values) == labels
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([10_000, 10_250, 10_500], ["10k", "10.25k", "10.5k"]),
+        ([0, 500, 1000], ["0", "500", "1k"]),
+        ([1_000_000, 1_000_100], ["1M", "1.0001M"]),
+    ],
+)
+def test_numbers_of_ticks_are_exact(values: list[float], labels: list[str]):
+    assert numbers(values) == labels
+
+
+def test_labels_of_a_row_never_meet_and_none_leaves_the_picture():
+    crowded = [(float(x), f"{x} of {x}") for x in range(0, WIDTH + 1, 9)]
+    rows = place_labels(crowded, rows=2)
+    assert all(rows)
+    for row in rows:
+        for (x, text), (other_x, other) in pairwise(row):
+            assert other_x - x > CHARACTER_WIDTH * (len(text) + len(other)) / 2
+        assert row[0][0] >= CHARACTER_WIDTH * len(row[0][1]) / 2
+        assert row[-1][0] <= WIDTH - CHARACTER_WIDTH * len(row[-1][1]) / 2
+    assert place_labels([(100, "a"), (300, "b")], rows=2) == [[(100, "a"), (300, "b")], []]
+    assert place_labels([(100, "aaaa"), (101, "bbbb"), (102, "cccc")], rows=2) == [[(100, "aaaa")], [(101, "bbbb")]]
+
+
+def test_labels_of_marks_stand_below_the_name_of_the_axis():
+    marks = [Mark(0.5, "first"), Mark(0.6, "second")]
+    svg = histogram([0, 100], [1], marks=marks, x_ticks=[], x_label="x", y_label="captions")
+    found = {node.text: float(node.attrib["y"]) for node in ElementTree.fromstring(svg).iter("text")}
+    assert found["captions"] < found["second"] - 12
+    assert found["second"] < found["first"] - 12
+
+
+def test_lines_of_a_chart_differ_in_their_style_as_the_legend_says():
+    svg = line_chart({str(i): Series([0, 1], [0, i]) for i in range(3)}, x_label="step", y_label="y")
+    chart, _, legend = svg.partition("</svg>")
+    styles = re.findall(r'<polyline class="line (c\d)"', chart)
+    assert styles == ["c0", "c1", "c2"]
+    assert re.findall(r'<path class="line (c\d)"', legend) == styles

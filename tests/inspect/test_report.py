@@ -56,7 +56,7 @@ def cells(text: str, first: str) -> list[str]:
 
 def test_report_has_every_section_filled(page: Path):
     text = page.read_text()
-    titles = ["Samples", "Shapes", "Padding", "Training", "Evaluation", "Accounts", "Left out", "Settings"]
+    titles = ["Samples", "Shapes", "Padding", "Run", "Training", "Evaluation", "Accounts", "Left out", "Settings"]
     assert re.findall(r"<h2>(.*?)</h2>", text) == titles
     assert 'class="missing"' not in text
     assert text.count('<article class="card">') == 22
@@ -110,6 +110,25 @@ def test_report_and_plan_name_the_patches_of_native_resolution(data: dict[str, A
     code, out, _ = command("plan", str(tmp_path / "c.yaml"))
     assert code == 0
     assert "16 patches" in out
+
+
+def test_report_names_one_baseline_of_padding_as_plan_does(data: dict[str, Any], tmp_path: Path, command: Any):
+    write_report(tmp_path / "r.html", shards=Path(data["shards"]), data=DataConfig(**data))
+    text = (tmp_path / "r.html").read_text()
+    (share,) = re.findall(r"(\d+\.\d%) padded to 32 tokens</span>", text)
+    assert re.search(rf">padded to 32 tokens</text><text[^>]*>{re.escape(share)}</text>", text)
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": data}))
+    assert f"padded to 32 tokens: {share}\n" in command("plan", str(tmp_path / "c.yaml"))[1]
+
+
+def test_report_counts_the_rows_and_captions_that_settings_cut(data: dict[str, Any], tmp_path: Path):
+    cut = data | {"max_rows": 10, "max_length": 4, "text_buckets": [4]}
+    write_report(tmp_path / "r.html", shards=Path(data["shards"]), data=DataConfig(**cut))
+    text = (tmp_path / "r.html").read_text()
+    assert "data.max_rows takes the first 10 of 22 rows: 12 are in no batch." in text
+    assert ", 10 used</span>" in text
+    assert re.search(r" \d+ captions are longer than max_length \(4 tokens\) and are cut to it\.", text)
+    assert "Caption lengths of the captions of epoch 0, 10 rows" in text
 
 
 def test_report_shows_an_image_that_does_not_decode_as_such(photo: Any, tmp_path: Path):
@@ -186,7 +205,9 @@ def test_command_finds_config_and_shards_in_the_run(
     status, output, errors = command("report", "--run", str(run), "--out", str(tmp_path / "r.html"))
     assert (status, errors) == (0, "")
     assert re.fullmatch(r".*r\.html: \d+ kB; open it in a browser\n", output)
-    assert 'class="missing"' not in (tmp_path / "r.html").read_text()
+    missing = re.findall(r'<div class="missing">(.*?)</div>', (tmp_path / "r.html").read_text())
+    assert len(missing) == 1
+    assert "neither a checkpoint nor the folder of a run" in missing[0]  # the log of a run without its checkpoints
 
 
 @pytest.mark.parametrize(
@@ -212,5 +233,5 @@ def test_report_opens_in_a_browser_without_running_anything_from_data(page: Path
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title
     assert title[1] == "shards"  # a script in a caption would have set it to "owned"
-    assert done.stdout.count("<h2>") == 8
+    assert done.stdout.count("<h2>") == 9
     assert "Content Security Policy" not in done.stderr  # the page's own policy had nothing to forbid

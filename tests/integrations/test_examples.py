@@ -8,6 +8,8 @@ import os
 import re
 import runpy
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.programs import run_program
 
@@ -65,6 +68,68 @@ def test_plain_torch_trains_and_resumes(
     assert (state["loader"]["epoch"], state["loader"]["step"], state["step"]) == (1, 3, 6)
 
 
+def interrupted(
+    name: str, arguments: list[str], *, number: int, batch: int, folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run an example in a process that sends itself a signal when its model gets the batch with a number, from 1."""
+    program = f"""
+import os, runpy, sys
+import torch
+from transformers import CLIPModel
+
+torch.set_num_threads(1)
+batches = 0
+
+def interrupt(module, _):
+    global batches
+    if isinstance(module, CLIPModel):
+        batches += 1
+        if batches == {batch}:
+            os.kill(os.getpid(), {int(number)})
+
+torch.nn.modules.module.register_module_forward_pre_hook(interrupt)
+sys.argv[0] = {str(EXAMPLES / name) + ".py"!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", program, *arguments]
+    return run_program(command, capture_output=True, text=True, cwd=folder, env=quiet)
+
+
+@pytest.fixture
+def undisturbed(data: dict[str, Any], model: str, example: Any, tmp_path: Path) -> dict[str, Any]:
+    """The last checkpoint of a run of plain_torch.py that nothing disturbed."""
+    example("plain_torch", data["shards"], model, *UPDATES, "--checkpoint", "whole.pt")
+    return torch.load(tmp_path / "whole.pt", weights_only=True)
+
+
+UPDATES = ["--steps", "7", "--batch-size", "8", "--accumulate", "2", "--dtype", "bfloat16", "--save-steps", "3"]
+"""Seven updates of two batches: epochs have three batches, so updates and epochs begin at different batches."""
+
+
+@pytest.mark.parametrize(
+    ("number", "batch"), [(signal.SIGINT, 4), (signal.SIGTERM, 10), (signal.SIGKILL, 4), (signal.SIGKILL, 10)]
+)
+def test_plain_torch_that_a_signal_ended_goes_on_to_the_same_weights(
+    number: int, batch: int, undisturbed: dict[str, Any], data: dict[str, Any], model: str, tmp_path: Path, example: Any
+):
+    done = interrupted("plain_torch", [data["shards"], model, *UPDATES], number=number, batch=batch, folder=tmp_path)
+    at = (batch + 1) // 2  # the update that the signal came in
+    checkpoint = tmp_path / "runs" / "plain_torch.pt"
+    if number == signal.SIGKILL:
+        assert done.returncode == -signal.SIGKILL
+        saved = (at - 1) // 3 * 3
+    else:
+        assert done.returncode == 1
+        assert done.stderr.endswith(f"stopped after step {at}; the same command goes on\n")
+        saved = at
+    assert (torch.load(checkpoint, weights_only=True)["step"] if checkpoint.is_file() else 0) == saved
+    example("plain_torch", data["shards"], model, *UPDATES)
+    state = torch.load(checkpoint, weights_only=True)
+    assert state["loader"] == undisturbed["loader"]
+    assert all(torch.equal(state["model"][name], value) for name, value in undisturbed["model"].items())
+
+
 def test_time_a_step_says_what_a_loop_waits_for(
     data: dict[str, Any], model: str, example: Any, capsys: pytest.CaptureFixture[str]
 ):
@@ -98,6 +163,34 @@ def test_huggingface_trains_and_resumes(data: dict[str, Any], model: str, exampl
         example("huggingface_trainer", data["shards"], model, "--epochs", str(epochs), "--batch-size", "8")
         assert (tmp_path / "runs" / "huggingface" / f"checkpoint-{3 * epochs}").is_dir()
     assert (tmp_path / "runs" / "huggingface" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "needs", "weights"),
+    [
+        ("lightning_finetune", "lightning", "last.ckpt"),
+        ("huggingface_trainer", "accelerate", "model/model.safetensors"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_an_example_that_is_killed_goes_on_to_the_same_weights(
+    name: str, needs: str, weights: str, data: dict[str, Any], model: str, tmp_path: Path, example: Any
+):
+    pytest.importorskip(needs)
+    arguments = [data["shards"], model, "--epochs", "2", "--batch-size", "8", "--save-steps", "2", "--lr", "0.001"]
+    example(name, *arguments, "--out", "whole")
+    done = interrupted(name, [*arguments, "--out", "killed"], number=signal.SIGKILL, batch=6, folder=tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    example(name, *arguments, "--out", "killed")
+    whole, killed = (read_weights(tmp_path / folder / weights) for folder in ("whole", "killed"))
+    assert list(whole) == list(killed)
+    assert all(torch.equal(whole[key], killed[key]) for key in whole)
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    return torch.load(path, weights_only=False)["state_dict"]
 
 
 @pytest.mark.skipif(

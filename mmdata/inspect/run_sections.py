@@ -1,0 +1,136 @@
+"""Sections of the report on one run or several: how each was made, what differs, evaluation, settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mmdata.inspect.page import Section, Table
+from mmdata.inspect.runs import EVALUATION, Run, Values, differences
+from mmdata.train.run.sessions import SESSIONS
+
+WAYS = {"image → text": "image_to_text", "text → image": "text_to_image"}
+NO_EVALUATION = f"The run has no {EVALUATION} yet: `mmdata evaluate` writes it."
+
+
+def overview(runs: Sequence[Run]) -> Section:
+    """When, where, with which code and for how long each run was trained; and the settings in which runs differ."""
+    facts = [_facts_of(run) for run in runs]
+    names = dict.fromkeys(name for fact in facts for name in fact)
+    rows = [(name, *(fact.get(name, "") for fact in facts)) for name in names]
+    head = ("", *(run.name for run in runs))
+    tables = [Table(head, rows, numeric=False)]
+    if len(runs) > 1:
+        differing = [(name, *values) for name, values in differences(runs).items()] or [("none", *("" for _ in runs))]
+        tables.append(Table(("setting", *head[1:]), differing, "Settings that differ", numeric=False))
+    without = [run.name for run in runs if not run.sessions]
+    note = f"No {SESSIONS}, which tells machine, version and time, in {', '.join(without)}: `mmdata train` writes it."
+    return Section("Runs" if len(runs) > 1 else "Run", note if without else "", tables=tables)
+
+
+def _facts_of(run: Run) -> dict[str, str]:
+    """Facts of a run in words. Where the starts of a run differ, all of their values, in order."""
+
+    def each(key: str) -> str:
+        return " → ".join(dict.fromkeys(str(entry[key]) for entry in run.sessions if entry.get(key)))
+
+    facts = {"folder": str(run.folder)}
+    if training := [line for line in run.metrics if line.get("kind") == "train"]:
+        facts |= {"updates": f"{training[-1]['step']:,}"}
+    if run.sessions:
+        starts = len(run.sessions)
+        took = duration(sum(float(entry.get("wall_s", 0)) for entry in run.sessions))
+        facts |= {"wall time": took + (f", {starts} starts" if starts > 1 else "")}
+        facts |= {"started": str(run.sessions[0].get("started", ""))}
+        facts |= {"machine": " → ".join(dict.fromkeys(_machine(entry) for entry in run.sessions))}
+        named = {"ranks": "ranks", "mmdata": "mmdata", "mmdata, commit": "mmdata_commit", "commit": "commit"}
+        named |= {"torch": "torch", "Python": "python", "system": "system"}
+        facts |= {name: each(key) for name, key in named.items()}
+    return {name: value for name, value in facts.items() if value}
+
+
+def _machine(entry: Values) -> str:
+    gpus = [str(name) for name in entry.get("gpus") or []]
+    counted = [f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus)]
+    return ", ".join([*counted, str(entry.get("cpu", "")), f"{entry.get('cores', '?')} cores"])
+
+
+def duration(seconds: float) -> str:
+    """75.3 → "1 min 15 s", 4000 → "1 h 6 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+def evaluations(runs: Sequence[Run]) -> Section:
+    """The last evaluation of a run in full, or the scores of several runs in one table."""
+    if len(runs) == 1:
+        return scores(runs[0].evaluation)
+    names = {f"{way} R@{k}": f"{key}_r{k}" for way, key in WAYS.items() for k in (1, 5, 10)}
+    names |= {"chance R@1": "chance_r1", "zero-shot top 1": "zero_shot_top1", "zero-shot top 5": "zero_shot_top5"}
+    rows = [(name, *(_percent(run.evaluation.get(key)) for run in runs)) for name, key in names.items()]
+    pairs: list[dict[str, dict[str, float]]] = [run.evaluation.get("compositional") or {} for run in runs]
+    kinds = dict.fromkeys(kind for scores in pairs for kind in scores if kind != "mean")
+    for kind in [*kinds, "mean"]:
+        accuracies = [_percent(scores.get(kind, {}).get("accuracy")) for scores in pairs]
+        rows.append((f"compositional, {kind}", *accuracies))
+    rows = [row for row in rows if any(row[1:])]
+    steps = [f"{run.name} after step {run.evaluation['step']:,}" for run in runs if "step" in run.evaluation]
+    if not rows:
+        return Section("Evaluation", missing=NO_EVALUATION)
+    note = f"The last evaluation of each run: {', '.join(steps)}." if steps else ""
+    return Section("Evaluation", note, tables=[Table(("", *(run.name for run in runs)), rows)])
+
+
+def scores(evaluation: Mapping[str, Any]) -> Section:
+    """Retrieval, zero-shot and compositional scores of the last evaluation."""
+    tables: list[Table] = []
+    recalls = [
+        (way, *(_percent(evaluation.get(f"{key}_r{k}")) for k in (1, 5, 10)))
+        for way, key in (("image → text", "image_to_text"), ("text → image", "text_to_image"), ("chance", "chance"))
+        if f"{key}_r1" in evaluation
+    ]
+    if recalls:
+        tables.append(Table(("retrieval", "R@1", "R@5", "R@10"), recalls))
+    if "zero_shot_top1" in evaluation:
+        names = ("zero_shot_top1", "zero_shot_top5", "zero_shot_chance")
+        row = ("accuracy", *(_percent(evaluation.get(name)) for name in names))
+        tables.append(Table(("zero-shot", "top 1", "top 5", "chance"), [row]))
+    if pairs := evaluation.get("compositional"):
+        tables.append(_compositional(pairs))
+    return Section("Evaluation", missing="" if tables else NO_EVALUATION, tables=tables)
+
+
+def _compositional(pairs: Mapping[str, Mapping[str, float]]) -> Table:
+    kinds = [*(kind for kind in pairs if kind != "mean"), *(["mean"] if "mean" in pairs else [])]
+    columns = ("accuracy", "text", "image", "group")
+    rows = [
+        (kind, f"{pairs[kind].get('pairs', 0):,.0f}", *(_percent(pairs[kind].get(name)) for name in columns))
+        for kind in kinds
+    ]
+    rows.append(("chance", "", "50.0%", "25.0%", "25.0%", "16.7%"))
+    caption = "Pairs that differ in one swap: accuracy, and text, image and group scores (arXiv:2204.03162)"
+    return Table(("compositional", "pairs", *columns), rows, caption)
+
+
+def settings(values: Mapping[str, Any], *, num_runs: int = 0) -> Section:
+    """Settings by section; of several runs, those of the first."""
+    tables = [
+        Table(
+            (section, "value"),
+            [(str(key), json.dumps(value, ensure_ascii=False)) for key, value in keys.items()],
+            numeric=False,
+        )
+        for section, keys in values.items()
+        if keys is not None  # no `compare`
+    ]
+    note = "Of the first run, or of --config. Under Runs are those that differ." if num_runs > 1 else ""
+    return Section("Settings", note, tables=tables)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"

@@ -1,0 +1,150 @@
+"""The report's queries: ranks agree with the evaluation's, what is right is marked, and captions are escaped."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from mmdata.commands.report import found_by
+from mmdata.inspect import queries
+from mmdata.inspect.queries import retrieve, sections
+from mmdata.shards import Index
+from mmdata.train.evaluation.retrieval import retrieval
+from tests.inspect.conftest import HOSTILE, ROWS
+
+
+def ids_of(images: list[int], captions: list[int]) -> Tensor:
+    return torch.tensor([images, captions]).T
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranks_are_those_of_the_evaluation(seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    image, text = (normalize(torch.randn(40, 4, generator=generator)) for _ in range(2))
+    found = retrieve(image, text, ids_of([*range(40)], [*range(40)]), rows=torch.arange(40))
+    scores = retrieval(image, text)
+    for k in (1, 5, 10):
+        assert (found.ranks <= k).mean() == pytest.approx(scores[f"text_to_image_r{k}"])
+
+
+def test_rows_of_one_image_are_one_candidate_and_equal_captions_are_right():
+    # Rows 0 and 1 are one image; rows 2 and 3 have one caption.
+    image = normalize(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]))
+    text = normalize(torch.tensor([[1.0, 0.1], [0.9, 0.0], [0.1, 1.0], [0.1, 1.0]]))
+    found = retrieve(image, text, ids_of([7, 7, 8, 9], [1, 2, 3, 3]), rows=torch.tensor([10, 11, 12, 13]))
+    assert found.ranks.tolist() == [1, 1, 1, 1]
+    assert found.nearest[1].tolist() == [0, 3, 2]
+    assert found.right[1].tolist() == [True, False, False]
+    assert found.right[3].tolist() == [True, True, False]  # the images of rows 2 and 3
+
+
+def test_a_tie_and_nan_count_against_the_model():
+    same = normalize(torch.ones(4, 2))
+    found = retrieve(same, same, ids_of([*range(4)], [*range(4)]), rows=torch.arange(4))
+    assert found.ranks.tolist() == [4, 4, 4, 4]
+    found = retrieve(same * torch.nan, same, ids_of([*range(4)], [*range(4)]), rows=torch.arange(4))
+    assert found.ranks.tolist() == [4, 4, 4, 4]
+
+
+def test_worst_misses_come_first_and_what_is_found_is_not_a_miss(data: dict[str, Any]):
+    index = Index.open(data["shards"])
+    image = torch.eye(4)
+    text = torch.eye(4)[[0, 2, 1, 3]] + 0.1 * torch.eye(4)[[1, 3, 3, 2]]  # the captions of rows 1 and 2 are swapped
+    found = retrieve(image, text, ids_of([*range(4)], [*range(4)]), rows=torch.arange(4))
+    shown, missed = sections(found, index, "")
+    assert [query.note for query in shown.queries] == [
+        "rank 1 of 4 · 0000",
+        "rank 4 of 4 · 0001",
+        "rank 4 of 4 · 0002",
+        "rank 1 of 4 · 0003",
+    ]
+    assert [query.note for query in missed.queries] == ["rank 4 of 4 · 0001", "rank 4 of 4 · 0002"]
+    assert shown.note.strip() == "The right image is the first for 50.0% of them, among the first five for 100.0%."
+    right = [[image.right for image in query.images] for query in shown.queries]
+    assert right[0] == [True, True, False, False, False]
+    assert shown.queries[1].images[0].label == "wanted"
+    assert shown.queries[0].images[1].label.startswith("1 · 1.0")
+    found = retrieve(image, image, ids_of([*range(4)], [*range(4)]), rows=torch.arange(4))
+    assert sections(found, index, "")[1].note == "None: each caption finds its own image first."
+
+
+def test_queries_of_a_trained_run(trained_run: Path):
+    shown, missed = found_by(trained_run)
+    assert len(shown.queries) == 12
+    assert len(missed.queries) == 6
+    assert f"model of {trained_run}, among all {ROWS} images" in shown.note
+    assert all(len(query.images) == 6 for query in shown.queries)
+    pictures = [image.picture for query in [*shown.queries, *missed.queries] for image in query.images]
+    assert all(picture.startswith("data:image/webp;base64,") for picture in pictures)
+    assert found_by(trained_run)[0] == shown  # the same each time
+    ranks = [int(query.note.split()[1]) for query in missed.queries]
+    assert ranks == sorted(ranks, reverse=True)
+
+
+def test_queries_of_a_part_of_the_images_say_so(trained_run: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(queries, "BATCH_SIZE", 4)
+    shown = found_by(trained_run, max_rows=10)[0]
+    assert f"among 10 images drawn from {ROWS}" in shown.note
+    assert len(shown.queries) == 10
+    monkeypatch.setattr("mmdata.commands.report.MAX_SECONDS", 0.0)
+    shown = found_by(trained_run)[0]
+    assert f"among 4 images drawn from {ROWS}" in shown.note
+    assert "No more were embedded, as that took 0 s." in shown.note
+    assert found_by(trained_run, max_rows=0) == []
+
+
+def test_queries_that_cannot_be_made_say_why(trained_run: Path, tmp_path: Path):
+    (section,) = found_by(tmp_path)
+    assert (
+        section.missing
+        == f"No queries: '{tmp_path}': neither a checkpoint nor the folder of a run; mmdata train makes one"
+    )
+
+
+def test_report_of_a_trained_run_escapes_captions_and_has_alternative_texts(
+    trained_run: Path, tmp_path: Path, command: Any
+):
+    status, _, errors = command("report", "--run", str(trained_run), "--out", str(tmp_path / "r.html"))
+    assert (status, errors) == (0, "")
+    text = (tmp_path / "r.html").read_text()
+    assert HOSTILE not in text
+    assert "<script" not in text
+    images = re.findall(r"<img [^>]*>", text)
+    assert len(images) == ROWS + 18 * 6
+    assert all(re.search(r' alt="[^"]+"', image) for image in images)
+    assert text.count("✓ right") >= 1
+    assert len(text) < 900_000
+    assert re.findall(r"<h2>(.*?)</h2>", text)[3:8] == [
+        "Run",
+        "Training",
+        "Evaluation",
+        "What the model finds",
+        "Worst misses",
+    ]
+
+
+@pytest.mark.parametrize("rows", ["-1", "10001"])
+def test_command_refuses_a_search_that_memory_does_not_hold(rows: str, command: Any):
+    status, _, errors = command("report", "x", "--query-rows", rows)
+    assert (status, errors) == (2, f"error: --query-rows {rows}: give 0 to 10,000\n")
+
+
+def test_report_of_a_run_whose_validation_set_is_gone_is_still_made(
+    trained_run: Path, data: dict[str, Any], tmp_path: Path, command: Any
+):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"data": config["data"] | {"val_shards": None}}))
+    shutil.rmtree(run / "checkpoints")
+    status, _, errors = command("report", "--run", str(run), "--out", str(tmp_path / "r.html"))
+    assert (status, errors) == (0, "")
+    assert "No queries: " in (tmp_path / "r.html").read_text()
