@@ -96,8 +96,9 @@ class DataConfig(Settings):
     val_shards: MayChange[Location | None] = None
     """Shards to evaluate on, with the same tokenizer and image size."""
     tokenizer: Location | None = None
-    """Folder that `AutoTokenizer.from_pretrained` loads, or a Hugging Face name. Without it batches have no texts
-    (no input_ids and attention_mask), for corpora of images and labels."""
+    """Folder that `AutoTokenizer.from_pretrained` loads; clip, for CLIP's tokenizer, which ships with mmdata; or a
+    Hugging Face name. Without it batches have no texts (no input_ids and attention_mask), for corpora of images and
+    labels."""
     global_batch_size: Positive
     """Rows of one step over all ranks; with `token_budget`, at most."""
     token_budget: Positive | None = None
