@@ -23,7 +23,8 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import embed
-from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint
+from mmdata.train.run.checkpoint import load_checkpoint
+from mmdata.train.run.find import find_checkpoint
 
 TOOLS = Path(__file__).parents[1] / "tools"
 

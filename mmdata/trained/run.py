@@ -26,7 +26,8 @@ from mmdata.loader.image_buffers import PixelEntries
 from mmdata.shards import Index, clean_caption
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.prompts import Classes, check_templates, embed_prompts
-from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint, load_weights
+from mmdata.train.run.checkpoint import load_checkpoint, load_weights
+from mmdata.train.run.find import find_checkpoint
 from mmdata.train.step import AUTOCAST
 from mmdata.trained.preprocess import ImageLike, Preprocess, stack
 from mmdata.transform.text import Tokenizer, need_tokenizer

@@ -16,8 +16,6 @@ from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DataError
 from mmdata.train.run import checkpoint
 from mmdata.train.run.checkpoint import (
-    MAY_CHANGE,
-    check_same_settings,
     latest_checkpoint,
     load_checkpoint,
     load_weights,
@@ -26,6 +24,7 @@ from mmdata.train.run.checkpoint import (
     seed_rank,
     set_rng_state,
 )
+from mmdata.train.run.same_run import MAY_CHANGE, check_same_settings
 from tests.programs import run_program
 
 

@@ -20,28 +20,17 @@ import torch
 from torch import nn
 
 from mmdata.atomic import write_whole
-from mmdata.config import Config
-from mmdata.config.settings import changeable_settings, current_names
-from mmdata.config.strict_yaml import read_yaml
 from mmdata.errors import ConfigError, DataError
 from mmdata.train.ranks.sharding import shares_of
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
-CONFIG_SUFFIXES = (".yaml", ".yml")
 NONE_YET = "none yet"
 """Content of `latest` while the first checkpoint is written; so a missing `latest` beside checkpoints was lost."""
 
-# micro_batch_size, parallel and compile change results up to rounding; a compiled tower draws other dropout. A moved
-# corpus is still the same corpus: the loader compares its manifest. In a mixture the folder of each dataset may change
-# (data.shards.0.shards and so on, without the position), but not its weight or repeat.
-MAY_CHANGE = frozenset(changeable_settings(Config))
-"""Settings that may differ between the run that wrote a checkpoint and the run that resumes it."""
-
-_NAME = re.compile(r"step-\d{10,}\.pt")
-_POSITION = re.compile(r"\.\d+(?=\.)")
-"""Of a section in a list of them: ".0" in data.shards.0.weight."""
+NAME = re.compile(r"step-\d{10,}\.pt")
+"""File names of checkpoints."""
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any], *, keep: int, sound_step: int | None = None) -> Path:
@@ -91,61 +80,12 @@ def latest_checkpoint(folder: Path) -> Path | None:
     name = pointer.read_bytes().decode(errors="replace").strip()
     if name == NONE_YET:
         return None
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise DataError(f"{pointer}: holds {name[:40]!r}, not the name of a checkpoint; {remedy}")
     path = folder / name
     if not path.is_file():
         raise DataError(f"{pointer}: points at '{path.name}', which is missing; {remedy}")
     return path
-
-
-def find_checkpoint(run: Path) -> Path:
-    """The file itself, or the newest checkpoint of a run's folder.
-
-    Raises:
-        DataError: `run` is neither; says what it is, and what to give instead.
-    """
-    if run.is_file() and run.suffix.lower() not in CONFIG_SUFFIXES:
-        return run
-    if run.is_dir() and (path := latest_checkpoint(run / CHECKPOINTS)) is not None:
-        return path
-    raise DataError(f"'{run}': {_no_run(run)}")
-
-
-def _no_run(path: Path) -> str:
-    """What a path is that is no run, and what to give instead."""
-    if path.is_file():
-        own = run_of_config(path)
-        made = (own / CHECKPOINTS).is_dir()
-        remedy = f"give '{own}'" if made else f"`mmdata train {path}` makes it"
-        return f"a config, and a run is expected; its run is '{own}': {remedy}"
-    if not path.exists():
-        return "no such run; `mmdata train CONFIG` makes one, the folder runs/NAME for NAME.yaml"
-    inside = sorted(entry.name for entry in path.iterdir())
-    if path.name == CHECKPOINTS and any(_NAME.fullmatch(name) for name in inside):
-        return f"the checkpoints of a run; give the run itself, '{path.parent}', or one of these files"
-    if CHECKPOINTS in inside or "metrics.jsonl" in inside:
-        return "a run that has no checkpoint yet; `mmdata train` writes the first after train.checkpoint_every_steps"
-    if "manifest.json" in inside or "__mmdata__" in inside:
-        return "a folder of shards, and a run is expected; `mmdata train CONFIG` makes one from them"
-    if "config.json" in inside:
-        return (
-            "a model saved by transformers, and a run is expected; from_pretrained of transformers loads it, and "
-            "model.init_from or model.clip trains it further"
-        )
-    if runs := [name for name in inside if (path / name / CHECKPOINTS / LATEST).is_file()]:
-        return f"a folder of runs; give one of them: {', '.join(runs[:5])}{', …' if len(runs) > 5 else ''}"
-    listed = f"it holds {', '.join(inside[:5])}{', …' if len(inside) > 5 else ''}" if inside else "it is empty"
-    return f"neither a checkpoint nor the folder of a run ({listed}); `mmdata train CONFIG` makes a run"
-
-
-def run_of_config(path: Path) -> Path:
-    """The folder of the run of a config file: `train.output`, or runs/NAME for NAME.yaml."""
-    try:
-        output = read_yaml(path, kind=Config).get("train", {}).get("output")
-    except (ConfigError, AttributeError):  # another command says what is wrong with the file
-        output = None
-    return Path(output or Path("runs") / path.stem)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -157,7 +97,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"checkpoint '{path}': no such file")
     if damage := find_damage(path):
-        foreign = "" if _NAME.fullmatch(path.name) else "if mmdata train wrote it, "
+        foreign = "" if NAME.fullmatch(path.name) else "if mmdata train wrote it, "
         raise DataError(f"checkpoint '{path}': cannot be read ({damage}); {foreign}{_way_back(path)}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -216,51 +156,6 @@ def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> Non
         ) from error
 
 
-def check_same_run(state: dict[str, Any], settings: dict[str, Any], total_steps: int, *, origin: str) -> None:
-    """Refuse to resume under settings that would change what is computed, or for another number of steps.
-
-    Args:
-        state: the checkpoint.
-        settings: of this run, nested by section.
-        total_steps: of this run.
-        origin: the checkpoint, for the message.
-
-    Raises:
-        ConfigError: names what differs, with both values.
-    """
-    check_same_settings(state["settings"], settings, origin=origin)
-    if state["total_steps"] != total_steps:
-        raise ConfigError(
-            f"cannot resume from {origin}: the run had {state['total_steps']} steps, now it has {total_steps}; "
-            "restore the data, or give another train.output to start anew"
-        )
-
-
-def check_same_settings(saved: dict[str, Any], current: dict[str, Any], *, origin: str) -> None:
-    """Refuse to resume under settings that would change what is computed.
-
-    Args:
-        saved: settings in the checkpoint, nested by section.
-        current: settings of this run.
-        origin: the checkpoint, for the message.
-
-    Raises:
-        ConfigError: names each key that differs, with both values.
-    """
-    # An earlier version may have saved settings under their old names.
-    try:
-        before, now = _flat(current_names(Config, saved)), _flat(current_names(Config, current))
-    except ValueError as error:  # a removed setting that was on
-        raise ConfigError(f"cannot resume from {origin}: {error}") from None
-    differ = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
-    changed = sorted(key for key in differ if _POSITION.sub("", key) not in MAY_CHANGE)
-    if changed:
-        listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed)
-        raise ConfigError(
-            f"cannot resume from {origin}: {listed}. Restore the values, or give another train.output to start anew"
-        )
-
-
 def _write(state: dict[str, Any], file: BinaryIO) -> None:
     with_checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)  # a program may have switched them off
@@ -286,19 +181,6 @@ def _way_back(path: Path) -> str:
 
 def _name(step: int) -> str:
     return f"step-{step:010d}.pt"
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"data": {"shards": [{"weight": 3}]}} -> {"data.shards.0.weight": 3}; a list of values is a value."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, list) and isinstance(next(iter(cast("list[Any]", value)), None), dict):
-            value = {str(position): item for position, item in enumerate(cast("list[Any]", value))}
-        if isinstance(value, dict):
-            flat |= _flat(cast("dict[str, Any]", value), f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
-    return flat
 
 
 def seed_rank(seed: int, rank: int) -> None:
