@@ -25,7 +25,7 @@ from rich.table import Table
 from mmdata.atomic import write_whole
 from mmdata.cli import Parser, run
 from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards
-from mmdata.config.data import ValConfig, sources
+from mmdata.config.data import ValConfig, val_in_words
 from mmdata.errors import ConfigError, printable
 from mmdata.train.evaluation.prompts import read_classes
 from mmdata.train.ranks import collectives
@@ -46,8 +46,7 @@ def main() -> int:
         raise ConfigError("--classes needs images with labels: the run has no data.val; give --shards")
     scores: dict[str, Any] = {"step": trained.step, "epoch": trained.epoch}
     if val:
-        folders = ", ".join(source.shards for source in sources(trained.config.data))
-        scores["shards"] = val.shards or f"{folders} (data.val.share {val.share:g})"
+        scores["shards"] = val_in_words(trained.config.data.model_copy(update={"val": val}))
         scores |= evaluate_shards(trained, options.shards, classes)
     if options.pairs is not None:
         scores["pairs"] = str(options.pairs)

@@ -376,3 +376,10 @@ def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
         data = data.with_loading(worker_type="thread")
     which = {"split": "val"} if data.val.shards is None else {"shards": data.val.shards}
     return once_in_order(data.model_copy(update={**which, "add_hashes": hashes or data.add_hashes}))
+
+
+def val_in_words(data: DataConfig) -> str:
+    """What `data.val` names: "shards/val", or "shards/train (data.val.share 0.01)"."""
+    if data.val.share is None:
+        return data.val.shards or "nothing"
+    return f"{', '.join(source.shards for source in sources(data))} (data.val.share {data.val.share:g})"

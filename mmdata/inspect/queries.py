@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmdata.batch import Batch
 from mmdata.config import DataConfig
-from mmdata.config.data import evaluation_data
+from mmdata.config.data import evaluation_data, val_in_words
 from mmdata.errors import BadSample, DataError
 from mmdata.inspect.corpus import row_thumbnail
 from mmdata.inspect.page import Found, Query, Section
@@ -91,12 +91,12 @@ def queries(
     assert features.ids is not None
     count = min(max_rows, len(features.rows))
     if not count:
-        raise DataError(f"'{data.val_shards}': no row could be loaded")
+        raise DataError(f"'{val_in_words(data)}': no row could be loaded")
     image, text, ids = (values[:count].cpu() for values in (features.image, features.text, features.ids))
     retrieved = retrieve(image, text, ids, rows=features.rows[:count].cpu())
-    total = len(loader.index)
+    total = loader.plan.num_rows
     among = f"{count:,} images drawn from {total:,}" if count < total else f"all {total:,} images"
-    note = f"Captions as queries to the model of {name}, among {among} of {data.val_shards}."
+    note = f"Captions as queries to the model of {name}, among {among} of {val_in_words(data)}."
     if time.monotonic() - started > max_seconds:
         note += f" No more were embedded, as that took {max_seconds:.0f} s."
     return sections(retrieved, loader.index, note)

@@ -100,7 +100,7 @@ def trained_run(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("trained") / "run"
     config = Config.model_validate(
         {
-            "data": data | {"val_shards": data["shards"]},
+            "data": data | {"val": {"shards": data["shards"]}},
             "model": {"name": "tiny"},
             "train": {"output": str(folder), "steps": 2, "warmup_steps": 0},
         }

@@ -143,7 +143,7 @@ def test_report_of_a_run_whose_validation_set_is_gone_is_still_made(
     run = tmp_path / "run"
     shutil.copytree(trained_run, run)
     config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump(config | {"data": config["data"] | {"val_shards": None}}))
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"data": config["data"] | {"val": None}}))
     shutil.rmtree(run / "checkpoints")
     status, _, errors = command("report", "--run", str(run), "--out", str(tmp_path / "r.html"))
     assert (status, errors) == (0, "")
