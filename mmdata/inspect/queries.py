@@ -88,7 +88,8 @@ def queries(
     with loader:
         # A generator offers nothing but batches, so each row has one caption: that of its batch.
         features = embed(model, some(), autocast_dtype=autocast_dtype)
-    assert features.ids is not None and features.text is not None  # a run that was trained has captions
+    assert features.ids is not None
+    assert features.text is not None  # a run that was trained has captions
     count = min(max_rows, len(features.rows))
     if not count:
         raise DataError(f"'{val_in_words(data)}': no row could be loaded")
