@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import io
 import os
@@ -11,13 +12,16 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mmdata.atomic import explain
 from mmdata.errors import ConfigError, printable
+from mmdata.nearest import did_you_mean
 from mmdata.shipped import shipped
 
 LINE_END = "\n"
+SETTING = "section.key=value"
+"""How the help of a command shows the settings that it takes."""
 
 
 def commands() -> list[str]:
@@ -37,7 +41,8 @@ def main() -> None:
         raise SystemExit(0)
     name = sys.argv.pop(1)
     if name not in names:
-        print(f"error: no command '{printable(name)}'; there are: {', '.join(names)}", file=sys.stderr)
+        meant = did_you_mean(name, names) or f"; the commands are {', '.join(names)}"
+        print(f"error: no command '{printable(name)}'{meant}", file=sys.stderr)
         raise SystemExit(2)
     sys.argv[0] = f"mmdata {name}"
     try:
@@ -60,6 +65,47 @@ def _summary(name: str) -> str:
     """First sentence of a program's docstring, without its name."""
     text = ast.get_docstring(ast.parse(shipped("tools", f"{name}.py").read_text(encoding="utf-8"))) or ""
     return text.splitlines()[0].removeprefix(f"mmdata {name}: ")
+
+
+class Parser(argparse.ArgumentParser):
+    """The arguments of a command: a mistake is one line, with the option or the spelling that was probably meant.
+
+    Args:
+        name: of the command: "train".
+        description: the docstring of its file.
+
+    Example:
+        parser = Parser("train", __doc__)
+    """
+
+    def __init__(self, name: str, description: str | None) -> None:
+        super().__init__(
+            prog=f"mmdata {name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """As argparse's; it would call an argument with nargs="*", which may be left out, required."""
+        if settings.get("nargs") == "*" and not names[0].startswith("-"):
+            settings.setdefault("default", [])
+        return super().add_argument(*names, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong in one line, and end with exit code 2."""
+        word = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
+        if word.startswith("-"):
+            message = f"no option '{word}'{self._meant(word)}"
+        elif word:
+            message = f"unexpected '{word}'"
+        more = "" if message.endswith("?") else f"; `{self.prog} --help` shows the arguments"
+        print(f"error: {printable(message)}{more}", file=sys.stderr)
+        raise SystemExit(2)
+
+    def _meant(self, word: str) -> str:
+        """The end of a message for an unknown option."""
+        known = [option for action in self._actions for option in action.option_strings]
+        near = did_you_mean(word.partition("=")[0], known)
+        takes_settings = any(action.metavar == SETTING for action in self._actions)
+        return near or ("; settings are given without dashes, as in train.lr=1e-3" if takes_settings else "")
 
 
 def run(program: Callable[[], int | None], *, under_torchrun: bool = False) -> NoReturn:

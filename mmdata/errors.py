@@ -71,6 +71,22 @@ class ConfigError(_Printable, ValueError):
     """A setting is unknown, missing or out of range: the message names the key and the remedy."""
 
 
+class Problems(ConfigError):
+    """Mistakes that do not depend on each other, found together; the message has one a line.
+
+    Args:
+        problems: one or more messages.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__(*problems)
+
+    def __str__(self) -> str:
+        if len(self.args) == 1:
+            return str(self.args[0])
+        return "\n".join([f"{len(self.args)} things do not fit:", *(f"- {problem}" for problem in self.args)])
+
+
 class BadSample(_Printable):
     """One sample cannot be used; the caller counts it, records it in a ledger and goes on.
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
+import sys
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from mmdata.errors import ConfigError
@@ -87,6 +90,23 @@ def resolve_ranks(rank: int | None, world_size: int | None) -> Ranks:
     if found.world_size > 1:
         _say_taken(*found)
     return found
+
+
+def launch_command() -> str | None:
+    """The line with which a person starts this program again; None if several machines run it.
+
+    A program knows the addresses of the other machines no more than the options that torchrun was given for them.
+
+    Example:
+        "torchrun --nproc-per-node 8 -m mmdata train configs/photos.yaml"
+    """
+    name = Path(sys.argv[0]).stem if sys.argv[0].endswith(".py") else sys.argv[0].removeprefix("mmdata ")
+    line = shlex.join([name, *sys.argv[1:]])
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return f"mmdata {line}"
+    if os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return None
+    return f"torchrun --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']} -m mmdata {line}"
 
 
 @cache

@@ -49,10 +49,48 @@ def test_cli_without_a_command_is_an_error():
     assert done.stdout.startswith("usage: mmdata COMMAND ...\n")
 
 
-def test_cli_unknown_command_names_those_there_are():
-    done = mmdata("trian")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: no command 'trian'; there are: {', '.join(cli.commands())}\n"
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("trian", "error: no command 'trian'; did you mean 'train'?\n"),
+        ("eval", "error: no command 'eval'; did you mean 'evaluate'?\n"),
+        ("xyzzy", f"error: no command 'xyzzy'; the commands are {', '.join(cli.commands())}\n"),
+        ("\x1b[31m", f"error: no command '\\x1b[31m'; the commands are {', '.join(cli.commands())}\n"),
+    ],
+)
+def test_cli_unknown_command_names_the_near_one_or_all(
+    name: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", ["mmdata", name])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code, *capsys.readouterr()) == (2, "", message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required: CONFIG; `mmdata x --help` shows the arguments"),
+        (["c", "--epohc", "2"], "no option '--epohc'; did you mean '--epoch'?"),
+        (
+            ["c", "--lr=2"],
+            "no option '--lr=2'; settings are given without dashes, as in train.lr=1e-3; `mmdata x --help` shows the "
+            "arguments",
+        ),
+        (["c", "--epoch", "x"], "argument --epoch: invalid int value: 'x'; `mmdata x --help` shows the arguments"),
+    ],
+)
+def test_cli_mistake_in_arguments_is_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    parser = cli.Parser("x", "A command.")
+    parser.add_argument("config", metavar="CONFIG")
+    parser.add_argument("overrides", nargs="*", metavar=cli.SETTING)
+    parser.add_argument("--epoch", type=int)
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_intermixed_args(words)
+    assert (ended.value.code, *capsys.readouterr()) == (2, "", f"error: {message}\n")
+    assert parser.parse_intermixed_args(["c"]).overrides == []
 
 
 def test_cli_version_is_the_packages():

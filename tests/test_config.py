@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,48 @@ def test_config_missing_file_is_named(tmp_path: Path):
         load_config(tmp_path / "none.yaml")
 
 
+def test_config_missing_file_is_suggested_only_where_one_is_near(file, tmp_path: Path):
+    path = file("data: {}").rename(tmp_path / "photos.yaml")
+    with pytest.raises(ConfigError, match=rf"no such file; did you mean '{path}'\?$"):
+        load_config(tmp_path / "photo.yaml")
+    with pytest.raises(ConfigError, match=r"^config 'sceens\.yaml': no such file; did you mean 'scenes\.yaml'\?$"):
+        load_config("sceens.yaml")
+    with pytest.raises(ConfigError, match=r"is a setting; the config comes first, as in `mmdata train CONFIG a=3`$"):
+        load_config("a=3")
+
+
+def test_config_that_is_something_else_is_said_to_be_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("shards/scenes/__mmdata__", "photos", "my run/checkpoints"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "my run/config.yaml").write_text("data: {}")
+    with tarfile.open("shards/scenes/0.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("0.jpg"))
+    for name, text in (("c.csv", "filepath,caption\n"), ("t.py", "import x\n"), ("n.txt", "two words\n")):
+        (tmp_path / name).write_text(text)
+    expected = "and a config (a YAML file with the sections data, model, train) is expected"
+    told = {
+        # a shipped config has the name of this folder
+        "shards/scenes": "is a folder of shards, {}: `mmdata init shards/scenes` writes one",
+        "shards/scenes/0.tar": "is a tar, {}: `mmdata init shards/scenes` writes one",
+        "photos": "is a folder, {}: `mmdata init photos` writes one",
+        "c.csv": "is a table, {}: `mmdata init c.csv` writes one",
+        "t.py": "is a Python file, {}; `mmdata init SOURCE` writes one for a table, a folder of images, or shards",
+        "n.txt": "is a text file, {}; `mmdata init SOURCE` writes one for a table, a folder of images, or shards",
+        "my run": "is the folder of a run, {}: that of the run is 'my run/config.yaml'",
+        "my run/checkpoints": "is a folder, {}: `mmdata init 'my run/checkpoints'` writes one",
+    }
+    for path, message in told.items():
+        with pytest.raises(ConfigError) as caught:
+            load_config(path)
+        assert str(caught.value) == f"'{path}' {message.format(expected)}"
+
+
+def test_config_may_be_json(tmp_path: Path):
+    (tmp_path / "c.json").write_text(json.dumps({"data": DATA}))
+    assert load_config(tmp_path / "c.json").data.global_batch_size == DATA["global_batch_size"]
+
+
 def test_config_shipped_with_mmdata_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     known = load_config("configs/scenes.yaml")
     monkeypatch.chdir(tmp_path)  # as with an installed copy, outside any checkout
@@ -119,16 +163,19 @@ def test_config_shipped_with_mmdata_is_found_by_its_name(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data: [", r"config '.*c\.yaml': not valid YAML: "),
-        (b"\xff\xfe\x00", r"config '.*c\.yaml': not valid YAML: 'utf-8' codec can't decode byte 0xff in position 0"),
+        ("data: [", r"config '.*c\.yaml': not valid YAML, line 1, column 8: "),
+        (b"\xff\xfe\x00", r"config '.*c\.yaml': not text in UTF-8 \(byte 0 is 0xff\): save it as UTF-8"),
+        ("data:\n\tseed: 1", r"not valid YAML, line 2, column 1: a tab; indent with spaces$"),
         (
             "data: !!python/object/apply:os.system [ls]",
-            r"not valid YAML: could not determine a constructor for the tag",
+            r"not valid YAML, line 1, column 7: could not determine a constructor for the tag",
         ),
-        ("data: {seed: 1, seed: 2}", r"not valid YAML: key 'seed' stands twice\s+in .*line 1, column 17"),
-        ("data: {}\ntrain: {}\ndata: {}", r"not valid YAML: key 'data' stands twice\s+in .*line 3, column 1"),
-        ("", r"expected sections data, model, train; got NoneType"),
-        ("- data", r"expected sections data, model, train; got list"),
+        ("data: {seed: 1, seed: 2}", r"not valid YAML, line 1, column 17: key 'seed' stands twice$"),
+        ("data: {}\ntrain: {}\ndata: {}", r"not valid YAML, line 3, column 1: key 'data' stands twice$"),
+        ("", r"config '.*': empty; expected the sections data, model, train \(`mmdata init SOURCE` writes one"),
+        ("# data: {}", r"config '.*': empty; expected the sections data"),
+        ("- data", r"expected the sections data, model, train, as `data: \{shards: …\}`; got a list$"),
+        ("a photo", r"expected the sections data, model, train, as `data: \{shards: …\}`; got the text 'a photo'$"),
     ],
 )
 def test_config_file_that_is_not_a_mapping_is_refused(file, text: str | bytes, message: str):
@@ -224,6 +271,33 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
             {"data": {**DATA, "loading": {"worker_typ": "thread"}}},
             "c.yaml: unknown key 'data.loading.worker_typ'; did you mean 'data.loading.worker_type'?",
         ),
+        # A suggestion only where one is near, and what open_clip and transformers call a setting.
+        (
+            {"data": {**DATA, "xyzzy": 1}},
+            "c.yaml: unknown key 'data.xyzzy'; `mmdata settings data` lists the settings of this section",
+        ),
+        (
+            {"data": DATA, "train": {"loading": {}, "zzz": 1}},
+            "c.yaml: unknown key 'train.loading'; did you mean 'data.loading'?; "
+            "unknown key 'train.zzz'; `mmdata settings train` lists the settings of this section",
+        ),
+        ({"data": DATA, "foo": {}}, "c.yaml: unknown key 'foo'; the sections are data, model, train, compare"),
+        (
+            {"data": DATA, "train": {"learning_rate": 1, "num_worker": 2}},
+            "c.yaml: unknown key 'train.learning_rate'; did you mean 'train.lr'?; "
+            "unknown key 'train.num_worker'; did you mean 'data.loading.num_workers'?",
+        ),
+        (
+            {**DATA, "model": {"nam": "tiny"}},
+            "c.yaml: 'global_batch_size', 'shards', 'tokenizer': settings of the section data; write them below "
+            "`data:`, indented; unknown key 'model.nam'; did you mean 'model.name'?",
+        ),
+        (
+            {"data": DATA, "model": {"name": "ViT-B-16"}, "train": {"miner": {"name": "topk"}}},
+            "c.yaml: 'model.name': Input should be 'micro', 'tiny', 'small', 'vit_b_16' or 'pretrained'; "
+            "got 'ViT-B-16'; did you mean 'vit_b_16'?; 'train.miner.name': known are all, top_k, ratio, semi_hard, "
+            "distance_weighted, gumbel_top_k, same_group, user; got 'topk'; did you mean 'top_k'?",
+        ),
     ],
 )
 def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: str):
@@ -248,7 +322,11 @@ def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: 
         ("global_batch_size", 0, "'data.global_batch_size': Input should be greater than or equal to 1; got 0"),
         ("global_batch_size", 8.5, "'data.global_batch_size': Input should be a valid integer; got 8.5"),
         ("global_batch_size", 8.0, "'data.global_batch_size': Input should be a valid integer; got 8.0"),
-        ("global_batch_size", "8", "'data.global_batch_size': Input should be a valid integer; got '8'"),
+        (
+            "global_batch_size",
+            "8",
+            "'data.global_batch_size': Input should be a valid integer; got '8'; write it without quotation marks",
+        ),
         ("shuffle", "maybe", "'data.shuffle': Input should be a valid boolean"),
         (
             "loading",
@@ -267,7 +345,7 @@ def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: 
         ("text_buckets", [30, 20, 77], "'data': text_buckets must rise: got [30, 20, 77]"),
         ("text_buckets", [20, 20, 77], "'data': text_buckets must rise: got [20, 20, 77]"),
         ("text_buckets", [20, 30], "'data': the last of text_buckets must be max_length (77): got 30"),
-        ("text_buckets", "autos", "'data.text_buckets': Input should be 'auto'; got 'autos'"),
+        ("text_buckets", "autos", "'data.text_buckets': Input should be 'auto'; got 'autos'; did you mean 'auto'?"),
     ],
 )
 def test_config_wrong_value_is_told_what_is_expected(key: str, value: object, message: str):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdata.errors import BadSample, ConfigError, DataError, LoadError, Reason, printable
+from mmdata.errors import BadSample, ConfigError, DataError, LoadError, Problems, Reason, printable
 from mmdata.shards import build_index
 from tests.programs import run_program
 
@@ -25,6 +25,13 @@ def test_printable_escapes_what_a_terminal_would_obey():
     assert printable(HOSTILE) == ESCAPED
     assert printable("a\tb\nc", keep="\n") == "a\\tb\nc"
     assert printable("plain 'text' \\ é漢🙂") == "plain 'text' \\ é漢🙂"
+
+
+def test_problems_are_listed_one_a_line_whatever_is_in_them():
+    assert str(Problems("no such folder")) == "no such folder"
+    several = Problems(HOSTILE, "no such file")
+    assert str(several) == f"2 things do not fit:\n- {ESCAPED}\n- no such file"
+    assert str(pickle.loads(pickle.dumps(several))) == str(several)
 
 
 @given(st.text(st.characters(exclude_categories=())))

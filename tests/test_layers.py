@@ -17,7 +17,10 @@ import mmdata
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mmdata"
 
-GROUND = ["atomic", "batch", "cores", "errors", "hashing", "launcher", "renamed", "safe_read", "seeding", "shipped"]
+GROUND = [
+    *("atomic", "batch", "cores", "errors", "hashing", "launcher", "nearest", "recognize", "renamed", "safe_read"),
+    *("seeding", "shipped"),
+]
 TOP = [*GROUND, "cli", "config"]
 DATA_HALF = [*TOP, "shards", "plan", "transform", "loader", "samplers", "streaming", "compositional", "convert"]
 

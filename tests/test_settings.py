@@ -21,9 +21,9 @@ MERGED = "m0: &m0 {k: v}\n" + "".join(f"m{i}: &m{i} {{<<: [{', '.join(10 * [f'*m
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (LAUGHS, rf"not valid YAML: more than {MAX_VALUES:,} values, aliases written out in .*line 5, column 5"),
-        (MERGED, rf"not valid YAML: more than {MAX_VALUES:,} values, aliases written out in "),
-        ("data: &a [1, *a]", "not valid YAML: an alias of what it is a part of in .*line 1, column 7"),
+        (LAUGHS, rf"not valid YAML, line 5, column 5: more than {MAX_VALUES:,} values, aliases written out$"),
+        (MERGED, rf"not valid YAML, line 6, column 14: more than {MAX_VALUES:,} values, aliases written out$"),
+        ("data: &a [1, *a]", "not valid YAML, line 1, column 7: an alias of what it is a part of$"),
         ("data: " + "[" * 20_000, "not valid YAML: lists or sections inside each other, hundreds deep"),
     ],
     ids=["aliases", "merges", "itself", "deep"],

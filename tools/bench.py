@@ -7,14 +7,13 @@ mmdata bench configs/scenes.yaml --against webdataset,torch
 
 from __future__ import annotations
 
-import argparse
 import os
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from mmdata.cli import run
+from mmdata.cli import Parser, run
 from mmdata.config import DataConfig, load_config
 from mmdata.cores import most_workers
 from mmdata.errors import ConfigError
@@ -29,9 +28,7 @@ BAR = 40  # characters of a full bar
 
 def main() -> None:
     """Measure, and print the numbers, a bar for each stage, and what to do."""
-    parser = argparse.ArgumentParser(
-        prog="mmdata bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("bench", __doc__)
     parser.add_argument("config", help="YAML file")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--steps", type=int, default=50, help="batches to measure after the first (50)")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from mmdata.cli import run
+from mmdata.cli import Parser, run
 from mmdata.commands.compare import Experiment, Run, Stopped, metrics_of
 from mmdata.config import load_config
 from mmdata.errors import ConfigError
@@ -53,9 +53,7 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="mmdata compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("compare", __doc__)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="YAML file with a section compare")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for all arms, e.g. train.steps=1000")
     parser.add_argument("--seeds", type=int, nargs="+", help="only these; default: compare.seeds")

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mmdata.cli import run
+from mmdata.cli import Parser, run
 from mmdata.convert import Report, convert, load_recipe
 from mmdata.convert.engines import Engine, threads
 from mmdata.convert.rows import Row
@@ -89,9 +89,7 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="mmdata convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("convert", __doc__)
     parser.add_argument("source", metavar="SOURCE")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for the shards; made if missing, else empty")
     parser.add_argument("--recipe", help="a corpus of datasets/, or a YAML file of settings; flags replace them")

@@ -8,7 +8,6 @@ Each stage is a command that is printed before it runs; any of them can be run a
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -24,7 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmdata.cli import run
+from mmdata.cli import Parser, run
 from mmdata.config import load_config
 from mmdata.errors import ConfigError
 from mmdata.shipped import shipped
@@ -38,9 +37,7 @@ console = Console()
 
 def main() -> int:
     """Run all stages and print the closing table."""
-    parser = argparse.ArgumentParser(
-        prog="mmdata demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("demo", __doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="made anew each time (default: runs/demo)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings of the training")
     options = parser.parse_args()

@@ -3,7 +3,7 @@
     mmdata evaluate runs/scenes
     mmdata evaluate runs/scenes --pairs data/scenes/raw/test/pairs.jsonl
     mmdata evaluate runs/scenes/checkpoints/step-0000001000.pt --shards shards/other --classes classes.json
-    torchrun --nproc-per-node 8 tools/evaluate.py runs/scenes
+    torchrun --nproc-per-node 8 -m mmdata evaluate runs/scenes
 
 classes.json: {"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}; label 0 is the first class.
 Writes a JSON file (RUN/evaluation.json unless --out is given) and prints a table. Under torchrun each rank embeds its
@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmdata.atomic import write_whole
-from mmdata.cli import run
+from mmdata.cli import Parser, run
 from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards
 from mmdata.commands.trained import TrainedModel
 from mmdata.errors import ConfigError, printable
@@ -61,9 +61,7 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="mmdata evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("evaluate", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint file")
     parser.add_argument("--shards", help="retrieval over these; default: data.val_shards of the run")
     parser.add_argument("--pairs", type=Path, help="JSONL of a compositional test (see mmdata.compositional)")

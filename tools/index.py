@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from pathlib import Path
 
-from mmdata.cli import progress_in_bytes, run
+from mmdata.cli import Parser, progress_in_bytes, run
 from mmdata.errors import printable
 from mmdata.shards import build_index
 
 
 def main() -> int:
     """Index a folder of tars or one tar; 1 if the accounts do not balance."""
-    parser = argparse.ArgumentParser(prog="mmdata index", description=__doc__)
+    parser = Parser("index", __doc__)
     parser.add_argument("source", type=str, help="folder of .tar files, or one tar")
     parser.add_argument("--out", type=Path, help="folder for the index; default: the folder of the tars")
     parser.add_argument(

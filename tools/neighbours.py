@@ -23,7 +23,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from mmdata import load_config
-from mmdata.cli import run
+from mmdata.cli import Parser, run
 from mmdata.commands.neighbours import embed_corpus, map_features, settings_for
 from mmdata.commands.trained import TrainedModel
 from mmdata.errors import ConfigError, printable
@@ -62,9 +62,7 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="mmdata neighbours", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("neighbours", __doc__)
     parser.add_argument("config", metavar="CONFIG", help="YAML file; its data.shards are grouped")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.loading.num_workers=8")
     source = parser.add_mutually_exclusive_group(required=True)

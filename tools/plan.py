@@ -6,8 +6,6 @@ mmdata plan configs/scenes.yaml data.global_batch_size=1024 --world-size 8
 
 from __future__ import annotations
 
-import argparse
-
 from rich.console import Console
 from rich.table import Table
 
@@ -22,9 +20,7 @@ from mmdata.transform.text import Tokenizer
 
 def main() -> int:
     """Print the table of buckets and the padding."""
-    parser = argparse.ArgumentParser(
-        prog="mmdata plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.Parser("plan", __doc__)
     parser.add_argument("config", help="YAML file")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--epoch", type=int, default=0, help="captions, and so lengths, may differ by epoch")

@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmdata.cli import run
+from PIL import Image
+
+from mmdata.cli import Parser, run
 from mmdata.config import load_config
 from mmdata.errors import ConfigError, printable
 from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
@@ -19,9 +21,7 @@ from mmdata.loader import Loader
 
 def main() -> int:
     """Print the row's stages; the exit code is 1 where it is masked."""
-    parser = argparse.ArgumentParser(
-        prog="mmdata replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("replay", __doc__)
     parser.add_argument("config", help="YAML file")
     parser.add_argument("words", nargs="*", metavar="ROW | section.key=value", help="the row's number in the index")
     parser.add_argument("--key", help="the row's key, in place of its number")
@@ -30,11 +30,9 @@ def main() -> int:
     parser.add_argument("--epoch", type=int, default=0, help="decides caption and crop (0, or what the ledger says)")
     parser.add_argument("--save", type=Path, metavar="PNG", help="write the pixels that the model sees")
     given = parser.parse_intermixed_args()
-    rows = [word for word in given.words if "=" not in word]
-    if len(rows) + (given.key is not None) + (given.ledger is not None) != 1 or not all(
-        row.isdecimal() for row in rows
-    ):
-        raise ConfigError(f"say which row: a number, --key or --ledger, one of them: got {rows or 'none'}")
+    row = chosen_row(given)
+    if given.save:
+        check_image_name(given.save)
 
     loader = Loader.from_config(
         load_config(given.config, [word for word in given.words if "=" in word]).data, rank=0, world_size=1
@@ -43,7 +41,7 @@ def main() -> int:
     if given.ledger:
         row, epoch, step = place_in_ledger(given.ledger, given.line, loader.index)
     else:
-        row = row_of_key(loader.index, given.key) if given.key else int(rows[0])
+        row = row_of_key(loader.index, given.key) if given.key else row
     found = replay(loader.maker, find_step(loader.plan, row, epoch, step=step))
     for name, words, seconds in found.stages():
         print(f"{name:10}{'' if seconds is None else f'{1e3 * seconds:.2f} ms':>10}  {printable(words)}")
@@ -53,6 +51,32 @@ def main() -> int:
         found.save(given.save)
         print(printable(f"pixels: {given.save}"))
     return 0
+
+
+def chosen_row(given: argparse.Namespace) -> int:
+    """The number of the row; -1 if --key or --ledger names it."""
+    if given.config.isdecimal() and not Path(given.config).exists():
+        raise ConfigError(f"the config comes first, then the row: `mmdata replay CONFIG {given.config}`")
+    rows = [word for word in given.words if "=" not in word]
+    ways = [*map(repr, rows), *(name for name in ("--key", "--ledger") if getattr(given, name[2:]) is not None)]
+    if len(ways) != 1:
+        raise ConfigError(
+            f"say which row: a number, --key or --ledger, one of them; got {' and '.join(ways) or 'none'}"
+        )
+    if not rows:
+        return -1
+    try:
+        return int(rows[0])
+    except ValueError:
+        raise ConfigError(f"row '{rows[0]}': expected a number; a key is given as --key {rows[0]}") from None
+
+
+def check_image_name(path: Path) -> None:
+    """Refuse a file that cannot be written, before its row is made."""
+    if path.suffix.lower() not in Image.registered_extensions():
+        raise ConfigError(f"--save '{path}': its ending names no image format; give a name such as row.png")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--save '{path}': there is no folder '{path.parent}'; make it, or give another")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from mmdata.cli import run
+from mmdata.cli import Parser, run
 from mmdata.config import load_config
 from mmdata.config.data import sources
 from mmdata.errors import ConfigError, printable
@@ -15,7 +14,7 @@ from mmdata.shards.folder import local_folder
 
 def main() -> None:
     """Write the page and print its path."""
-    parser = argparse.ArgumentParser(prog="mmdata report", description=__doc__)
+    parser = Parser("report", __doc__)
     parser.add_argument(
         "shards", nargs="*", type=Path, help="folders with a manifest; default: data.shards of the config"
     )

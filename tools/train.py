@@ -1,7 +1,7 @@
 """mmdata train: a dual encoder from shards. A run that was stopped goes on with the same command.
 
     mmdata train configs/scenes.yaml train.epochs=3 data.loading.num_workers=4
-    torchrun --nproc-per-node 2 tools/train.py configs/scenes.yaml
+    torchrun --nproc-per-node 2 -m mmdata train configs/scenes.yaml
 
 The run's folder (train.output, or runs/NAME for NAME.yaml) gets checkpoints/, metrics.jsonl, config.yaml,
 evaluation.json and, where rows could not be loaded, ledger-rankN.jsonl.
@@ -9,27 +9,26 @@ evaluation.json and, where rows could not be loaded, ledger-rankN.jsonl.
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 
-from mmdata.cli import run
+from mmdata.cli import Parser, run
 from mmdata.commands.train import train
 from mmdata.config import load_config
+from mmdata.config.run_folder import run_folder
+from mmdata.launcher import launch_command
 from mmdata.train.ranks import collectives
 
 
 def main() -> int:
     """Train; the exit code is 0, or 128 + the signal that stopped the run."""
-    parser = argparse.ArgumentParser(
-        prog="mmdata train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("train", __doc__)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="YAML file with the sections data, model and train")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. train.lr=1e-3")
     options = parser.parse_args()
     config = load_config(options.config, options.overrides)
-    output = Path(config.train.output or Path("runs") / options.config.stem)
-    return train(config, output, collectives.init(config.train.device))
+    output = run_folder(options.config, config)
+    return train(config, output, collectives.init(config.train.device), command=launch_command())
 
 
 if __name__ == "__main__":

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-
-from mmdata.cli import progress_in_bytes, run
+from mmdata.cli import Parser, progress_in_bytes, run
 from mmdata.errors import printable
 from mmdata.shards import Manifest, verify
 
 
 def main() -> int:
     """Print a line for each problem and return 1, or a line that all is well and return 0."""
-    parser = argparse.ArgumentParser(prog="mmdata verify", description=__doc__)
+    parser = Parser("verify", __doc__)
     parser.add_argument("folder", help="folder with a manifest, as `mmdata convert` and `mmdata index` make it")
     options = parser.parse_args()
 

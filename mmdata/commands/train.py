@@ -24,13 +24,14 @@ from mmdata.train.step import AUTOCAST
 from mmdata.transform.text import Tokenizer
 
 
-def train(config: Config, output: Path, device: torch.device) -> int:
+def train(config: Config, output: Path, device: torch.device, *, command: str | None = None) -> int:
     """Put loader, model and trainer together, and run them on this rank; a run found in `output` is resumed.
 
     Args:
         config: all settings of the run.
         output: the run's folder, shared by all ranks.
         device: of this rank, from `collectives.init`.
+        command: how the run was started, for messages that say how it goes on.
 
     Returns:
         0, or 128 + the number of the signal that stopped the run.
@@ -44,7 +45,7 @@ def train(config: Config, output: Path, device: torch.device) -> int:
     check_objective(config.train, model, has_negative_captions=data.negative_captions is not None)
     evaluate = _evaluate_on(data, AUTOCAST[config.train.precision]) if data.val_shards else None
     settings = config.model_dump(mode="json")
-    trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate)
+    trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate, command=command)
     if rank == 0:
         write_whole(output / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
     state = loader.state_dict()

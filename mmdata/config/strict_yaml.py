@@ -5,22 +5,21 @@ Nothing is ignored: an unknown key is an error that names the nearest known one.
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
-from mmdata.config.settings import Settings, current_names, sections_of
-from mmdata.errors import ConfigError
-from mmdata.shipped import shipped
+from mmdata.config.explain import explain_errors
+from mmdata.config.settings import Settings, current_names
+from mmdata.config.wrong_file import WRITES_ONE, not_a_config, shipped_configs
+from mmdata.errors import ConfigError, excerpt
 
 MAX_VALUES = 100_000
 """Values in a YAML file, its aliases written out: a mixture of thousands of datasets has some ten thousand."""
 _BEING_COUNTED = -1
-
 
 S = TypeVar("S", bound=Settings)
 
@@ -35,17 +34,13 @@ def read_yaml(
     """
     file = Path(path)
     if not file.is_file():
-        ours = {config.name: config for config in sorted(shipped("configs").glob("*.yaml"))}
-        found = ours.get(file.name) or ours.get(f"{file.name}.yaml")
+        ours = shipped_configs()
+        # A folder of the same name as a shipped config is what was meant: `mmdata plan scenes` names no config then.
+        found = None if file.exists() else ours.get(file.name) or ours.get(f"{file.name}.yaml")
         if found is None:
-            raise ConfigError(f"config '{file}': no such file; shipped with mmdata: {', '.join(ours)}")
+            raise ConfigError(not_a_config(file))
         file = found
-    try:
-        content = _parse_yaml(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"config '{file}': not valid YAML: {_one_line(error)}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"config '{file}': expected sections data, model, train; got {type(content).__name__}")
+    content = _read_sections(file)
     # A section whose settings are all commented out is there, with nothing in it.
     sections: dict[str, Any] = {key: {} if value is None else value for key, value in content.items()}
     try:
@@ -57,6 +52,37 @@ def read_yaml(
     return sections
 
 
+def _read_sections(file: Path) -> dict[Any, Any]:
+    """Content of a YAML file.
+
+    Raises:
+        ConfigError: it is something else; says what.
+    """
+    looks_like_yaml = file.suffix.lower() in (".yaml", ".yml", ".json", "")
+    try:
+        content = _parse_yaml(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        if not looks_like_yaml:
+            raise ConfigError(not_a_config(file)) from None
+        raise ConfigError(
+            f"config '{file}': not text in UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x}): save it as "
+            "UTF-8, or give another file"
+        ) from None
+    except (yaml.YAMLError, ValueError) as error:
+        if not looks_like_yaml:
+            raise ConfigError(not_a_config(file)) from None
+        raise ConfigError(f"config '{file}': not valid YAML{_mistake(error)}") from error
+    if isinstance(content, dict):
+        return content
+    if not looks_like_yaml:
+        raise ConfigError(not_a_config(file))
+    if content is None:
+        raise ConfigError(f"config '{file}': empty; expected the sections data, model, train ({WRITES_ONE})")
+    raise ConfigError(
+        f"config '{file}': expected the sections data, model, train, as `data: {{shards: …}}`; got {_kind(content)}"
+    )
+
+
 def _parse_yaml(text: str) -> Any:
     """Content of strict YAML; raises YAMLError or ValueError."""
     try:
@@ -65,9 +91,20 @@ def _parse_yaml(text: str) -> Any:
         raise ValueError("lists or sections inside each other, hundreds deep") from None
 
 
-def _one_line(error: Exception) -> str:
-    """PyYAML's messages have several lines, of which some begin with spaces."""
-    return " ".join(str(error).split())
+def _mistake(error: Exception) -> str:
+    """What is wrong with YAML, and where: ", line 2, column 1: found a tab; indent with spaces"."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
+        return f": {' '.join(str(error).split())}"  # PyYAML's messages have several lines
+    mark, problem = error.problem_mark or error.context_mark, error.problem
+    where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+    if "'\\t'" in problem:
+        problem = "a tab; indent with spaces"
+    return f"{where}: {problem}"
+
+
+def _kind(content: Any) -> str:
+    """Of YAML that is no mapping: what it is."""
+    return "a list" if isinstance(content, list) else f"the text {excerpt(str(content))}"
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -136,7 +173,9 @@ def _override(content: dict[str, Any], override: str, kind: type[Settings]) -> N
     try:
         node[keys[-1]] = _parse_yaml(value)
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"override '{override}': value is not valid YAML: {_one_line(error)}") from error
+        raise ConfigError(
+            f"override '{override}': value is not valid YAML: {_mistake(error).partition(': ')[2]}"
+        ) from error
 
 
 def _current_keys(kind: type[Settings], keys: list[str]) -> list[str]:
@@ -158,91 +197,4 @@ def parse(kind: type[S], content: dict[str, Any], *, origin: str) -> S:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        errors = [(_locate(kind, e), e) for e in error.errors()]
-        # Of a value that may be of several types, that it is none of one of them; what is wrong inside it says more.
-        telling = [(at, e) for at, e in errors if not any(_is_inside(other.keys, at.keys) for other, _ in errors)]
-        raise ConfigError(f"{origin}: " + "; ".join(_explain(kind, *each) for each in telling)) from error
-
-
-class _Place(NamedTuple):
-    """Where an error is: keys and positions, the section that the last key is in, and those that its value may be."""
-
-    keys: list[str]
-    section: type[Settings]
-    values: list[type[Settings]]
-
-
-def _locate(kind: type[Settings], error: Any) -> _Place:
-    place = _Place([], kind, [])
-    for part in error["loc"]:
-        # pydantic puts in the name of a type where there are several, as "list[SourceConfig]"
-        if part in ("str", "constrained-int") or "[" in str(part):
-            continue
-        if isinstance(part, int):
-            place.keys.append(str(part))
-        elif len(place.values) > 1:  # and here the name of the one that was meant, as "top_k"
-            place = _Place(place.keys, next(v for v in place.values if part in _names(v)), [])
-        else:
-            section = place.values[0] if place.values else place.section
-            field = section.model_fields.get(part)
-            place = _Place([*place.keys, part], section, [] if field is None else sections_of(field.annotation))
-    return place
-
-
-def _is_inside(place: list[str], other: list[str]) -> bool:
-    return len(place) > len(other) and place[: len(other)] == other
-
-
-def _explain(kind: type[Settings], place: _Place, error: Any) -> str:
-    dotted = ".".join(place.keys)
-    if error["type"] == "extra_forbidden":
-        wrong, own = place.keys[-1], list(place.section.model_fields)
-        if _names(place.section) and not difflib.get_close_matches(wrong, own):  # of another kind, perhaps
-            return f"unknown key '{dotted}': {_names(place.section)[0]} has {', '.join(own)}"
-        return f"unknown key '{dotted}'; did you mean '{_nearest(kind, place)}'?"
-    if error["type"] == "missing":
-        return f"'{dotted}' is required and missing"
-    if error["type"] == "union_tag_not_found":
-        names = ", ".join(name for value in place.values for name in _names(value))
-        return f"'{dotted}.name' is required and missing; known: {names}"
-    if error["type"] == "union_tag_invalid":
-        names = ", ".join(name for value in place.values for name in _names(value))
-        return f"'{dotted}.name': known are {names}; got {error['ctx']['tag']!r}"
-    if error["type"] == "value_error":  # from a validator of ours, which says what it got
-        return f"'{dotted}': {error['ctx']['error']}" if dotted else str(error["ctx"]["error"])
-    if error["type"] in ("model_type", "model_attributes_type"):
-        fields = (place.values or [place.section])[0].model_fields
-        needed = [name for name, field in fields.items() if field.is_required()] or list(fields)[:3]
-        keys = ", ".join(f"{name}: …" for name in needed)
-        return f"'{dotted}': expected {{{keys}}}; got {error['input']!r}"
-    return f"'{dotted}': {error['msg']}; got {error['input']!r}"
-
-
-def _nearest(kind: type[Settings], place: _Place) -> str:
-    """The known key that is nearest to the last of `place`: in its section, in a group of that, or in another section.
-
-    A key of another section must have the very same name: data.lr is train.lr.
-    """
-    wrong, section = place.keys[-1], _keys_of(place.section)
-    if wrong not in section and wrong in (everywhere := _keys_of(kind)):
-        return everywhere[wrong]
-    longer = [name for name in section if wrong in name]  # batch_size: global_batch_size, not patch_size
-    (near,) = difflib.get_close_matches(wrong, longer or section, n=1, cutoff=0.0)
-    return ".".join([*place.keys[:-1], section[near]])
-
-
-def _keys_of(kind: type[Settings], prefix: str = "") -> dict[str, str]:
-    """Name to dotted key of all settings of a section and of the groups in it; the outermost of equal names."""
-    keys: dict[str, str] = {}
-    for name, field in kind.model_fields.items():
-        several = get_origin(field.annotation) in (list, dict)
-        for part in () if several else (field.annotation, *get_args(field.annotation)):
-            if isinstance(part, type) and issubclass(part, Settings):
-                keys = _keys_of(part, f"{prefix}{name}.") | keys
-    return keys | {name: prefix + name for name in kind.model_fields}
-
-
-def _names(section: type[Settings]) -> tuple[str, ...]:
-    """Of a section of which there are several kinds: what its key `name` may be."""
-    field = section.model_fields.get("name")
-    return get_args(field.annotation) if field is not None and field.is_required() else ()
+        raise ConfigError(f"{origin}: {'; '.join(explain_errors(kind, error))}") from error

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from statistics import median
 
 from mmdata.config import DataConfig
 from mmdata.cores import most_workers
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, Problems
 from mmdata.loader.corpus import open_index
+from mmdata.nearest import did_you_mean
 from mmdata.shards import Index
 
 PEERS = ("webdataset", "torch")
@@ -30,11 +32,11 @@ def peers_of(names: str) -> list[str]:
     Raises:
         ConfigError: an unknown loader.
     """
-    listed = [name.strip() for name in names.split(",")]
-    for name in listed:
-        if name not in PEERS:
-            raise ConfigError(f"--against '{name}': there is no such loader here; give {' or '.join(PEERS)}, or both")
-    return list(dict.fromkeys(listed))
+    listed = list(dict.fromkeys(name.strip() for name in names.split(",")))
+    if unknown := [name for name in listed if name not in PEERS]:
+        quoted = ", ".join(f"'{name}'{did_you_mean(name, PEERS)}" for name in unknown)
+        raise ConfigError(f"--against: no loader {quoted}; give {' or '.join(PEERS)}, or both")
+    return listed
 
 
 def compare(
@@ -50,9 +52,11 @@ def compare(
         said: called with a line after each run.
 
     Raises:
-        ConfigError: another loader cannot read these shards or make these batches, or it failed.
+        Problems: another loader is not installed, or cannot read these shards or make these batches.
+        ConfigError: a loader failed.
     """
-    check_comparable(data, open_index(data), names)
+    if problems := find_problems(data, open_index(data), names):
+        raise Problems(*problems)
     rates: dict[str, list[float]] = {name: [] for name in ("mmdata", *names)}
     for number in range(rounds):
         for name, found in rates.items():
@@ -69,32 +73,37 @@ def fit_workers(data: DataConfig, names: list[str]) -> DataConfig:
     return data if shards >= most_workers("auto") else data.with_loading(num_workers=shards)
 
 
-def check_comparable(data: DataConfig, index: Index, names: list[str]) -> None:
-    """Raise a ConfigError if other loaders cannot do what the settings ask for."""
+def find_problems(data: DataConfig, index: Index, names: list[str]) -> list[str]:
+    """Reasons for which other loaders cannot do what the settings ask for, all of them before anything is timed."""
+    problems: list[str] = []
+    for name in names:
+        if find_spec(name) is None:
+            problems.append(f"--against {name}: not installed here; `pip install {name}`, or leave it out")
     if index.caches:
-        raise ConfigError(
+        problems.append(
             "--against compares loaders on local shards, and data.shards has a URL: copy some shards with their index "
             "to a local folder and give that as data.shards"
         )
     if len(index.sources) > 1:
-        raise ConfigError(
+        problems.append(
             f"--against compares loaders on one dataset, and data.shards is a mixture of {len(index.sources)}: "
             "give one of them as data.shards"
         )
     if data.image_patches is not None:
-        raise ConfigError(
+        problems.append(
             "--against: no other loader here makes batches of native resolution; give data.image_patches=null"
         )
     if data.transform not in ("train", "eval"):
-        raise ConfigError(
+        problems.append(
             f"--against: transform '{data.transform}' is made for mmdata; give data.transform=train or eval"
         )
     shards = index.num_shards
     if "webdataset" in names and shards < most_workers(data.loading.num_workers):
-        raise ConfigError(
+        problems.append(
             f"--against webdataset: it gives each worker shards of its own, and {shards} shards are too few for "
             f"{most_workers(data.loading.num_workers)} workers; give data.loading.num_workers={shards}"
         )
+    return problems
 
 
 def _run(data: DataConfig, name: str, steps: int) -> float:

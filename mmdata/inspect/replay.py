@@ -14,12 +14,16 @@ from PIL import Image
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.work import LoadedBatch
+from mmdata.nearest import nearest
 from mmdata.plan import Plan, Step
+from mmdata.plan.position import MAX_EPOCH
 from mmdata.shards import Index
 from mmdata.transform.image import oriented_size
 from mmdata.transform.pixels import Decoded, EncodedImage
 
 CHUNK_ROWS = 65536
+MAX_KEYS_COMPARED = 100_000
+"""Keys among which the nearest to a misspelt one is looked for; more would take seconds."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +101,21 @@ def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
         step: where the search begins.
 
     Raises:
+        ConfigError: there is no such row or epoch; says which there are.
         DataError: no batch has it.
     """
+    rows = int(plan.rows.starts[-1])
+    if not 0 <= row < rows:
+        raise ConfigError(f"row {row}: there is no such row; the rows of these shards are 0 to {rows - 1:,}")
+    if not 0 <= epoch <= MAX_EPOCH:
+        raise ConfigError(f"epoch {epoch}: there is no such epoch; they are 0 to {MAX_EPOCH:,}")
     for one in plan.steps(epoch, start=step):
         places = np.flatnonzero(one.rows == row)[:1]
         if len(places):
             return Step(epoch, one.number, one.bucket, one.rows[places], one.passes[places])
     raise DataError(
-        f"row {row} is in no batch of epoch {epoch} from step {step} on; "
-        f"the index has rows 0 to {int(plan.rows.starts[-1]) - 1}, and a mixture may leave some for later epochs"
+        f"row {row} is in no batch of epoch {epoch} from step {step} on; a mixture leaves some rows for later epochs: "
+        f"try --epoch {epoch + 1}"
     )
 
 
@@ -145,12 +155,18 @@ def row_of_key(index: Index, key: str) -> int:
         DataError: no row has it, or several have.
     """
     rows: list[int] = []
+    known: list[str] = []
     for start in range(0, len(index), CHUNK_ROWS):
         keys = index.keys(np.arange(start, min(start + CHUNK_ROWS, len(index))))
         rows += [start + i for i, other in enumerate(keys) if other == key]
-    if len(rows) != 1:
-        found = f"rows {', '.join(map(str, rows[:8]))} have it" if rows else f"none of {len(index)} rows has it"
-        raise DataError(f"key '{key}': {found}; give the number of the row")
+        known += keys[: MAX_KEYS_COMPARED - len(known)]
+    if len(rows) > 1:
+        raise DataError(f"key '{key}': rows {', '.join(map(str, rows[:8]))} have it; give the number of the row")
+    if not rows:
+        number = key.lstrip("0")  # the same number with other zeros before it is nearest
+        near = next((other for other in known if number and other.lstrip("0") == number), None) or nearest(key, known)
+        meant = f"; did you mean '{near}'?" if near else f"; the first key is '{known[0]}'" if known else ""
+        raise DataError(f"key '{key}': none of {len(index):,} rows has it{meant}")
     return rows[0]
 
 
@@ -160,7 +176,9 @@ def place_in_ledger(path: Path, line: int, index: Index) -> tuple[int, int, int]
     Raises:
         DataError: there is no such line, or it is not of a row of this index.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_bytes().decode(errors="backslashreplace").splitlines()
+    if not lines:
+        raise DataError(f"'{path}': empty, so no row was masked")
     if not 1 <= line <= len(lines):
         raise DataError(f"'{path}': has lines 1 to {len(lines)}, and line {line} was asked for")
     try:

@@ -172,15 +172,17 @@ class Ledger(Sequence[LedgerEntry]):
         """
         # Each reason is logged once: a corpus with a common fault would flood the log.
         logged = set(self.own.masked)
+        listed = "`.ledger` lists them" if self._path is None else f"'{self._path}' lists them"
         for entry in entries:
             if entry.reason not in logged:
                 logged.add(entry.reason)
                 logger.warning(
-                    "shard '%s', sample '%s': %s (%s); masked, as later rows like it will be: `.ledger` lists them",
+                    "shard '%s', sample '%s': %s (%s); masked, as later rows like it will be: %s",
                     entry.shard,
                     entry.key,
                     entry.reason,
                     entry.detail,
+                    listed,
                 )
         self._entries += entries
         self.own += RowCounts(rows_seen, Counter(entry.reason for entry in entries))

@@ -97,6 +97,10 @@ class StreamPosition:
                 self._set_start(self.epoch, self.in_passes)
         return iteration
 
+    def interrupt(self, mover: str) -> None:
+        """See `Position.interrupt`."""
+        self._in_epochs.interrupt(mover)
+
     def is_of(self, iteration: int) -> bool:
         """See `Position.is_of`."""
         return self._in_epochs.is_of(iteration)

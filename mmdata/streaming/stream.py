@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCoun
 from mmdata.loader.loader import data_config
 from mmdata.loader.stats import Stats
 from mmdata.loader.work import LoadedBatch, Work
+from mmdata.loader.workers.interrupt_safe import SharedGenerator
 from mmdata.plan import rank_slice
 from mmdata.plan.position import check_count, check_epoch, check_state
 from mmdata.shards.texts import Loss, Losses
@@ -137,6 +138,8 @@ class Stream(Interoperable):
         self._position = StreamPosition(steps_per_epoch)
         # The passes at the end of an epoch, and their position: the next epoch goes on with the same buffer and shard.
         self._kept: tuple[PassPosition, Passes] | None = None
+        # Ends the threads of the newest iteration that is under way.
+        self._end_iteration: Callable[[], None] | None = None
         logger.warning(
             "a stream of %d shards: it cannot promise each sample once over all ranks in an epoch, or exact resume "
             "without reading the shards again%s; mmdata.Loader does, over an index, which `mmdata index` makes",
@@ -248,7 +251,10 @@ class Stream(Interoperable):
         return Iteration(self._iterate(), of="stream")
 
     def close(self) -> None:
-        """Close the shard that is kept open for the next epoch. The threads of an iteration end with the iteration."""
+        """End the threads, and close the open shards. An iteration under way ends; iterating again begins a new one."""
+        self._position.interrupt("close")
+        if self._end_iteration is not None:
+            self._end_iteration()
         self._drop_kept()
 
     def _iterate(self) -> Generator[Batch]:
@@ -257,8 +263,19 @@ class Stream(Interoperable):
         passes = self._passes()
         loading = self._data.loading
         workers = {"num_workers": most_workers(loading.num_workers), "prefetch": loading.prefetch_batches}
-        batches = make_ahead(self._numbered(passes.steps), self._begin, stats=self.stats, **workers)
+        # Shared, since `close` may be called by another thread than the one that waits for a batch.
+        batches = SharedGenerator(make_ahead(self._numbered(passes.steps), self._begin, stats=self.stats, **workers))
         kept = False  # whether `self._kept` owns the passes
+        closed = False
+
+        def end() -> None:
+            nonlocal closed
+            closed = True
+            passes.stop()
+            batches.close()
+            passes.close()
+
+        self._end_iteration = end
         try:
             for made, dropped, in_passes, lost in batches:
                 position.check(iteration)
@@ -277,6 +294,10 @@ class Stream(Interoperable):
             batches.close()
             if not kept:
                 passes.close()
+            if self._end_iteration is end:
+                self._end_iteration = None
+        if closed and not kept:  # `close` came before the last batch
+            position.check(iteration)
         if position.restores == restores:  # else `load_state_dict` has replaced the counts of this iteration
             self._end_epoch(passes, unfinished=position.is_of(iteration) and bool(position.steps_left))
         position.end(iteration)

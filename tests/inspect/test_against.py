@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,11 @@ def test_peers_crop_and_tokenize_as_the_settings_say(square: dict[str, Any]):
 
 def test_against_unknown_loader_is_an_error():
     assert against.peers_of("torch, webdataset,torch") == ["torch", "webdataset"]
-    with pytest.raises(ConfigError, match="--against 'dali': there is no such loader here; give webdataset or torch"):
-        against.peers_of("torch,dali")
+    with pytest.raises(ConfigError) as caught:
+        against.peers_of("dali,torch,web-dataset")
+    assert str(caught.value) == (
+        "--against: no loader 'dali', 'web-dataset'; did you mean 'webdataset'?; give webdataset or torch, or both"
+    )
 
 
 def test_command_lowers_a_number_of_workers_that_is_auto_to_that_of_the_shards(
@@ -110,6 +114,24 @@ def test_against_settings_that_others_do_not_have_are_errors(
 ):
     with pytest.raises(ConfigError, match=message):
         against.compare(data_config({**square, **changes}), ["webdataset"], steps=1, rounds=1)
+
+
+def test_against_lists_all_that_is_wrong_before_anything_is_timed(
+    square: dict[str, Any], tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(against, "find_spec", lambda name: None if name == "webdataset" else find_spec(name))
+    monkeypatch.setattr(against, "_run", lambda *_: pytest.fail("timed"))
+    data = {**square, "transform": "mine:crop", "loading": {"num_workers": 3}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": data}))
+    status, output, errors = command("bench", str(tmp_path / "c.yaml"), "--against", "webdataset,torch")
+    assert (status, output) == (2, "")
+    assert errors == (
+        "error: 3 things do not fit:\n"
+        "- --against webdataset: not installed here; `pip install webdataset`, or leave it out\n"
+        "- --against: transform 'mine:crop' is made for mmdata; give data.transform=train or eval\n"
+        "- --against webdataset: it gives each worker shards of its own, and 2 shards are too few for 3 workers; give "
+        "data.loading.num_workers=2\n"
+    )
 
 
 def test_against_shards_behind_a_url_are_an_error(square: dict[str, Any], tmp_path: Path):

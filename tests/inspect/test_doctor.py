@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mmdata.inspect.builds import Build, build_of, check_torchvision, mismatch
-from mmdata.inspect.doctor import examine
+from mmdata.inspect.doctor import Check, examine
 from mmdata.shipped import shipped
 
 
@@ -28,15 +28,51 @@ def broken_torchvision(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def before(folder: Path) -> str:
+    """A PYTHONPATH that begins with a folder."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
 def test_doctor_passes_on_this_machine():
     assert [check for check in examine() if check.status == "fail"] == []
 
 
-def test_doctor_prints_a_table_and_exits_0(command: Any):
-    status, output, _ = command("doctor")
+def checks_of(monkeypatch: pytest.MonkeyPatch, *checks: Check) -> None:
+    """Have the doctor find these."""
+    monkeypatch.setattr("mmdata.inspect.doctor.examine", lambda: list(checks))
+
+
+FINE = Check("Python", "ok", "3.11.7")
+NOTED = Check("GPU", "info", "none: training runs on the CPU, over gloo", "buy one")
+SLOW = Check("threads", "warn", "OMP_NUM_THREADS=[64], and there are 2 cores", "unset OMP_NUM_THREADS")
+BROKEN = Check("numpy", "fail", "1.0, needs >=2", "`pip install 'numpy>=2'`")
+
+
+def test_doctor_with_verbose_prints_a_table_of_all_findings(command: Any):
+    status, output, _ = command("doctor", "-v")
     assert status == 0, output
     assert re.search(r"^ok +torchvision +\d+\.\d+", output, re.MULTILINE)
-    assert re.search(r"\d+ checks: 0 failed, \d+ warnings", output)
+    assert re.search(r"^info +Hugging Face hub ", output, re.MULTILINE)
+
+
+def test_doctor_says_in_one_line_that_everything_fits(command: Any, monkeypatch: pytest.MonkeyPatch):
+    checks_of(monkeypatch, FINE, NOTED)
+    assert command("doctor") == (0, "everything fits (2 checks; `mmdata doctor -v` shows them)\n", "")
+
+
+def test_doctor_says_only_what_needs_doing(command: Any, monkeypatch: pytest.MonkeyPatch):
+    checks_of(monkeypatch, FINE, BROKEN, NOTED, SLOW)
+    assert command("doctor") == (
+        1,
+        "fail  numpy: 1.0, needs >=2\n"
+        "      `pip install 'numpy>=2'`\n"
+        "warn  threads: OMP_NUM_THREADS=[64], and there are 2 cores\n"
+        "      unset OMP_NUM_THREADS\n"
+        "\n4 checks: 1 failed (does not work), 1 warnings (works, with a loss)\n",
+        "",
+    )
+    checks_of(monkeypatch, FINE, SLOW)
+    assert command("doctor")[0] == 0  # it works
 
 
 def test_doctor_survives_torchvision_that_cannot_be_imported(broken_torchvision: Path):
@@ -45,11 +81,11 @@ def test_doctor_survives_torchvision_that_cannot_be_imported(broken_torchvision:
         [sys.executable, str(shipped("tools", "doctor.py"))],
         capture_output=True,
         text=True,
-        env={**os.environ, "COLUMNS": "400", "PYTHONPATH": str(broken_torchvision)},
+        env={**os.environ, "COLUMNS": "400", "PYTHONPATH": before(broken_torchvision)},
     )
     assert done.returncode == 1
     assert re.search(
-        r"fail +torchvision +operator torchvision::nms does not exist +install both from one index", done.stdout
+        r"fail +torchvision: operator torchvision::nms does not exist\n +install both from one index", done.stdout
     )
     assert "Traceback" not in done.stderr
 
@@ -60,11 +96,11 @@ def test_doctor_names_the_jpeg_decoder_that_cannot_be_loaded(tmp_path: Path):
         [sys.executable, str(shipped("tools", "doctor.py"))],
         capture_output=True,
         text=True,
-        env={**os.environ, "COLUMNS": "400", "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "COLUMNS": "400", "PYTHONPATH": before(tmp_path)},
     )
     assert done.returncode == 1
     assert re.search(
-        r"fail +image decoders +JPEG: libturbojpeg.so: cannot open +`pip install -U simplejpeg pillow`", done.stdout
+        r"fail +image decoders: JPEG: libturbojpeg.so: cannot open\n +`pip install -U simplejpeg pillow`", done.stdout
     )
 
 
@@ -120,7 +156,7 @@ except ImportError as error:
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(broken_torchvision)},
+        env={**os.environ, "PYTHONPATH": before(broken_torchvision)},
     )
     assert re.search(
         r"^torch .* beside torchvision 0\.29\.2 \(CUDA 9\.2\): .*; install both from one index", done.stdout

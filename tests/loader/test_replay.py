@@ -15,7 +15,7 @@ import yaml
 from PIL import Image
 
 from mmdata import cli
-from mmdata.errors import DataError
+from mmdata.errors import ConfigError, DataError
 from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
 from tests.flat_settings import grouped
 
@@ -71,18 +71,37 @@ def test_replay_says_what_happened_at_each_stage(corpus: Corpus):
     assert found.made.masked == []
 
 
+def test_replay_row_or_epoch_that_is_not_there_names_those_there_are(corpus: Corpus):
+    plan = corpus.loader(max_rows=20).plan
+    for row in (20, -1):
+        with pytest.raises(
+            ConfigError, match=rf"^row {row}: there is no such row; the rows of these shards are 0 to 19$"
+        ):
+            find_step(plan, row, 3)
+    for epoch in (-1, 2**20):
+        with pytest.raises(ConfigError, match=rf"^epoch {epoch}: there is no such epoch; they are 0 to 1,048,575$"):
+            find_step(plan, 3, epoch)
+
+
 def test_replay_row_that_is_in_no_batch_is_an_error(corpus: Corpus):
-    loader = corpus.loader(max_rows=20)
-    with pytest.raises(
-        DataError, match=r"^row 20 is in no batch of epoch 3 from step 0 on; the index has rows 0 to 19"
-    ):
-        find_step(loader.plan, 20, 3)
+    plan = corpus.loader(shards=[{"shards": corpus.settings["shards"], "repeat": 0.5}]).plan
+    unused = set(range(50)).difference(*(step.rows.tolist() for step in plan.steps(0)))
+    row = min(unused)
+    message = rf"^row {row} is in no batch of epoch 0 from step 0 on; a mixture leaves some .*: try --epoch 1$"
+    with pytest.raises(DataError, match=message):
+        find_step(plan, row, 0)
+    assert find_step(plan, row, 1).rows.tolist() == [row]
 
 
-def test_replay_key_must_be_that_of_one_row(corpus: Corpus):
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("42", "; did you mean '00042'?"), ("0004Z", "; did you mean '0004"), ("dog.jpg", "; the first key is '00000'")],
+)
+def test_replay_key_that_is_not_there_names_the_nearest(corpus: Corpus, key: str, meant: str):
     assert row_of_key(corpus.index, "00042") == 42
-    with pytest.raises(DataError, match=r"^key '42': none of 50 rows has it; give the number of the row"):
-        row_of_key(corpus.index, "42")
+    with pytest.raises(DataError) as caught:
+        row_of_key(corpus.index, key)
+    assert str(caught.value).startswith(f"key '{key}': none of 50 rows has it{meant}")
 
 
 def test_replay_ledger_line_must_be_of_these_shards(corpus: Corpus, tmp_path: Path):
@@ -98,6 +117,12 @@ def test_replay_ledger_line_must_be_of_these_shards(corpus: Corpus, tmp_path: Pa
     ):
         with pytest.raises(DataError, match=message):
             place_in_ledger(path, number, corpus.index)
+    path.write_bytes(b"\xff\x00\n")
+    with pytest.raises(DataError, match=r"line 1: not a line of a run's ledger; JSONDecodeError"):
+        place_in_ledger(path, 1, corpus.index)
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"l\.jsonl': empty, so no row was masked$"):
+        place_in_ledger(path, 1, corpus.index)
 
 
 def test_replay_program_prints_the_stages_and_saves_the_pixels(
@@ -137,10 +162,14 @@ def test_replay_program_says_why_a_row_of_the_ledger_is_masked(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "say which row: a number, --key or --ledger, one of them: got none"),
-        ([3, "--key", "00003"], "say which row: a number, --key or --ledger, one of them: got ['3']"),
-        (["x"], "one of them: got ['x']"),
-        ([99], "row 99 is in no batch of epoch 0 from step 0 on; the index has rows 0 to 49"),
+        ([], "say which row: a number, --key or --ledger, one of them; got none"),
+        ([3, "--key", "00003"], "say which row: a number, --key or --ledger, one of them; got '3' and --key"),
+        (["x"], "row 'x': expected a number; a key is given as --key x"),
+        ([99], "row 99: there is no such row; the rows of these shards are 0 to 49"),
+        ([-1], "row -1: there is no such row; the rows of these shards are 0 to 49"),
+        ([3, "--epoch", -1], "epoch -1: there is no such epoch; they are 0 to 1,048,575"),
+        ([3, "--save", "x.xyz"], "--save 'x.xyz': its ending names no image format; give a name such as row.png"),
+        ([3, "--save", "none/x.png"], "--save 'none/x.png': there is no folder 'none'; make it, or give another"),
         (
             [3, "data.image_patches=[4]", "data.image_buckets=null", "--save", "x.png"],
             "--save: the row is patches at native resolution, not an image; leave --save out",
@@ -156,4 +185,10 @@ def test_replay_program_says_in_one_line_what_is_wrong(
     capsys: pytest.CaptureFixture[str],
 ):
     assert run_tool(monkeypatch, config(corpus, tmp_path), *words) == 2
-    assert message in capsys.readouterr().err
+    assert f"error: {message}\n" == capsys.readouterr().err
+
+
+def test_replay_program_takes_the_config_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    assert run_tool(monkeypatch, 3, "configs/scenes.yaml") == 2
+    said = capsys.readouterr().err
+    assert said == "error: the config comes first, then the row: `mmdata replay CONFIG 3`\n"

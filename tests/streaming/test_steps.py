@@ -116,6 +116,43 @@ def test_iteration_left_early_begins_the_same_epoch_again_and_leaves_no_thread(u
     assert content([*stream])[:2] == first
 
 
+@pytest.mark.parametrize("steps_per_epoch", [4, None])
+def test_close_ends_the_iteration_that_is_under_way(uneven, config, steps_per_epoch):
+    before = threading.enumerate()
+    (stream,) = open_ranks(uneven(9, 14), config(num_workers=2), 1, steps_per_epoch)
+    batches = iter(stream)
+    first = content([next(batches)])
+    stream.close()
+    assert not [one.name for one in {*threading.enumerate()} - {*before} if one.name.startswith("mmdata-")]
+    with pytest.raises(RuntimeError, match=r"this iteration over the stream has ended early: close has moved"):
+        next(batches)
+    assert list(batches) == []  # as any generator that has raised
+    stream.close()  # once more
+    assert content([*stream])[:1] == first  # the epoch from its start
+
+
+def test_close_by_another_thread_ends_the_iteration(uneven, config):
+    (stream,) = open_ranks(uneven(9, 14), config(num_workers=2), 1, 1000)
+    batches = iter(stream)
+    next(batches)
+    closer = threading.Thread(target=stream.close)
+    closer.start()
+    with pytest.raises(RuntimeError, match=r"ended early: close has moved"):
+        list(batches)
+    closer.join()
+
+
+def test_close_after_the_last_batch_lets_the_loop_end(uneven, config):
+    (stream,) = open_ranks(uneven(9, 14), config(), 1, 3)
+    for number, _ in enumerate(stream):
+        if number == 2:
+            stream.close()
+    assert number == 2
+    with stream:
+        assert len([*stream]) == 3
+    assert stream.state_dict()["epoch"] == 2
+
+
 def test_older_iteration_ends_with_an_error(uneven, config):
     (stream,) = open_ranks(uneven(9, 14), config(), 1, 4)
     older = iter(stream)

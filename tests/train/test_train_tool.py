@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
@@ -113,6 +114,7 @@ def test_train_stopped_by_sigterm_goes_on_with_the_same_command(
         said = process.stdout.read()
     assert process.returncode == 128 + signal.SIGTERM
     assert "stopped by SIGTERM after step " in said
+    assert f"; `mmdata {shlex.join(['train', *map(str, words)])}` resumes\n" in said
     assert len(read_metrics(tmp_path / "run")) < 34
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
     assert run_tool("train", *words, f"train.output={tmp_path / 'whole'}", monkeypatch=monkeypatch) == 0
@@ -155,7 +157,7 @@ def test_train_writes_config_and_evaluation_that_evaluate_extends(
 
 
 def test_train_resumed_from_further_back_lists_each_masked_row_once(
-    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     shutil.copytree(corpus / "shards", tmp_path / "shards")
     index = Index.open(tmp_path / "shards")
@@ -166,6 +168,7 @@ def test_train_resumed_from_further_back_lists_each_masked_row_once(
     words += ["data.val_shards=null", "data.loading.max_bad_share=0.5"]
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
     ledger = tmp_path / "run" / "ledger-rank0.jsonl"
+    assert f"masked, as later rows like it will be: '{ledger}' lists them" in caplog.text
     written = ledger.read_text()
     entries = [json.loads(line) for line in written.splitlines()]
     assert [(entry["epoch"], entry["row"], entry["reason"]) for entry in entries] == [
@@ -205,6 +208,19 @@ def test_overfit_batches_of_a_loader_are_its_first_ones(config: Path):
         other.load_state_dict(state)
 
 
+def test_train_goes_on_with_a_run_whose_own_config_is_given(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    text = yaml.safe_load(config.read_text())
+    text["train"] |= {"output": None, "epochs": 1}
+    config.write_text(yaml.safe_dump(text))
+    monkeypatch.chdir(tmp_path)
+    assert run_tool("train", config, monkeypatch=monkeypatch) == 0
+    assert run_tool("train", "runs/small/config.yaml", monkeypatch=monkeypatch) == 0
+    assert "resuming from runs/small/checkpoints/step-0000000004.pt: step 4 of 4" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["small"]
+
+
 def test_train_refuses_to_resume_under_other_settings(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -218,7 +234,7 @@ def test_train_refuses_to_resume_under_other_settings(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["train.learning_rate=1"], "unknown key 'train.learning_rate'; did you mean 'train."),
+        (["train.learning_rate=1"], "unknown key 'train.learning_rate'; did you mean 'train.lr'?"),
         (["train.epochs=null"], "train.epochs or train.steps is required"),
         (["train.steps=5"], "epochs (3) and steps (5) exclude each other"),
         (["data.shards=/nowhere"], "/nowhere"),

@@ -58,6 +58,7 @@ class Trainer:
         settings: all settings of the run as plain data; kept in checkpoints, compared on resume.
         evaluate: called with the model in eval mode, on every rank, after each `evaluate_every_epochs` epochs and at
             the end; returns named numbers.
+        command: how the run was started, for the message that says how it goes on; None: "the same command".
 
     Raises:
         ConfigError: settings of the loss that do not fit together; neither epochs nor steps given; the run in `output`
@@ -74,12 +75,14 @@ class Trainer:
         output: Path,
         settings: dict[str, Any] | None = None,
         evaluate: Evaluate | None = None,
+        command: str | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.output = output
         self.settings = settings or {"train": config.model_dump(mode="json")}
         self.evaluate = evaluate
+        self.command = command
         self.device = next(model.parameters()).device
         collectives.check_ranks(batches)
         check_objective(config, model)
@@ -132,7 +135,8 @@ class Trainer:
             if stopped:
                 self.log.say(
                     f"stopped by {Signals(stopped).name} after step {self.step} of {self.total_steps}; "
-                    f"checkpoint in {self.output / CHECKPOINTS}; the same command resumes"
+                    f"checkpoint in {self.output / CHECKPOINTS}; "
+                    f"{f'`{self.command}`' if self.command else 'the same command'} resumes"
                 )
                 return 128 + stopped
             self.log.say(f"finished after step {self.step}; checkpoint in {self.output / CHECKPOINTS}")

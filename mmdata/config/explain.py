@@ -1,0 +1,165 @@
+"""The errors of validation in words: which key, what was expected, what was given, which name was probably meant."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple, get_args, get_origin
+
+from pydantic import ValidationError
+
+from mmdata.config.settings import Settings, sections_of
+from mmdata.errors import excerpt
+from mmdata.nearest import did_you_mean, nearest
+
+NEAR_ELSEWHERE = 0.8
+"""Least similarity to a setting of another section for a suggestion."""
+OTHER_NAMES = {
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "warmup": "warmup_steps",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "max_steps": "steps",
+    "amp": "precision",
+    "dtype": "precision",
+    "output_dir": "output",
+    "accum_freq": "micro_batch_size",
+    "train_data": "shards",
+    "context_length": "max_length",
+    "resolution": "image_size",
+    "workers": "num_workers",
+    "arch": "name",
+}
+"""What open_clip, transformers and Lightning call a setting, and what it is called here."""
+
+
+def explain_errors(kind: type[Settings], error: ValidationError) -> list[str]:
+    """Each error of a validation of settings of `kind`, in words."""
+    errors = [(_locate(kind, e), e) for e in error.errors()]
+    # Of a value that may be of several types, that it is none of one of them; what is wrong inside it says more.
+    telling = [(at, e) for at, e in errors if not any(_is_inside(other.keys, at.keys) for other, _ in errors)]
+    told: list[str] = []
+    unknown = {at.keys[0] for at, e in telling if e["type"] == "extra_forbidden" and len(at.keys) == 1}
+    for section in [at for at, e in telling if e["type"] == "missing" and len(at.keys) == 1]:
+        # A file without sections, which has the settings of the missing one at its top.
+        names = [name for name in unknown if any(name in part.model_fields for part in section.values)]
+        if names:
+            told.append(
+                f"{', '.join(map(repr, sorted(names)))}: settings of the section {section.keys[0]}; write them below "
+                f"`{section.keys[0]}:`, indented"
+            )
+            told_of = {section.keys[0], *names}
+            telling = [(at, e) for at, e in telling if "".join(at.keys[:1]) not in told_of]
+    return told + [_explain(kind, at, e) for at, e in telling]
+
+
+class _Place(NamedTuple):
+    """Where an error is: keys and positions, the section that the last key is in, and those that its value may be."""
+
+    keys: list[str]
+    section: type[Settings]
+    values: list[type[Settings]]
+
+
+def _locate(kind: type[Settings], error: Any) -> _Place:
+    place = _Place([], kind, [])
+    for part in error["loc"]:
+        # pydantic puts in the name of a type where there are several, as "list[SourceConfig]"
+        if part in ("str", "constrained-int") or "[" in str(part):
+            continue
+        if isinstance(part, int):
+            place.keys.append(str(part))
+        elif len(place.values) > 1:  # and here the name of the one that was meant, as "top_k"
+            place = _Place(place.keys, next(v for v in place.values if part in _names(v)), [])
+        else:
+            section = place.values[0] if place.values else place.section
+            field = section.model_fields.get(part)
+            place = _Place([*place.keys, part], section, [] if field is None else sections_of(field.annotation))
+    return place
+
+
+def _is_inside(place: list[str], other: list[str]) -> bool:
+    return len(place) > len(other) and place[: len(other)] == other
+
+
+def _explain(kind: type[Settings], place: _Place, error: Any) -> str:
+    dotted = ".".join(place.keys)
+    if error["type"] == "extra_forbidden":
+        wrong, own = place.keys[-1], list(place.section.model_fields)
+        if _names(place.section) and not nearest(wrong, own):  # of another kind, perhaps
+            return f"unknown key '{dotted}': {_names(place.section)[0]} has {', '.join(own)}"
+        if near := _nearest(kind, place):
+            return f"unknown key '{dotted}'; did you mean '{near}'?"
+        if len(place.keys) == 1:
+            return f"unknown key '{dotted}'; the sections are {', '.join(kind.model_fields)}"
+        return f"unknown key '{dotted}'; `mmdata settings {place.keys[0]}` lists the settings of this section"
+    if error["type"] == "missing":
+        return f"'{dotted}' is required and missing"
+    if error["type"] == "union_tag_not_found":
+        names = ", ".join(name for value in place.values for name in _names(value))
+        return f"'{dotted}.name' is required and missing; known: {names}"
+    if error["type"] == "union_tag_invalid":
+        names = ", ".join(name for value in place.values for name in _names(value))
+        tag = error["ctx"]["tag"]
+        return f"'{dotted}.name': known are {names}; got {tag!r}{did_you_mean(tag, names.split(', '))}"
+    if error["type"] == "value_error":  # from a validator of ours, which says what it got
+        return f"'{dotted}': {error['ctx']['error']}" if dotted else str(error["ctx"]["error"])
+    if error["type"] in ("model_type", "model_attributes_type"):
+        fields = (place.values or [place.section])[0].model_fields
+        needed = [name for name, field in fields.items() if field.is_required()] or list(fields)[:3]
+        keys = ", ".join(f"{name}: …" for name in needed)
+        return f"'{dotted}': expected {{{keys}}}; got {_short(error['input'])}"
+    return f"'{dotted}': {error['msg']}; got {_short(error['input'])}{_meant(error)}"
+
+
+def _meant(error: Any) -> str:
+    """The end of a message for a wrong value: what was probably meant, or ""."""
+    given = error["input"]
+    if error["type"] == "literal_error" and isinstance(given, str):
+        return did_you_mean(given, re.findall(r"'([^']*)'", error["ctx"]["expected"]))
+    if error["type"] == "int_type" and isinstance(given, str) and given.isdecimal():
+        return "; write it without quotation marks"
+    return ""
+
+
+def _short(value: object) -> str:
+    """A value for a message: as it is written in Python, or what it is if that is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else excerpt(value)
+
+
+def _nearest(kind: type[Settings], place: _Place) -> str | None:
+    """The known key that was probably meant by the last of `place`; None if none is near.
+
+    The same name in another section (data.lr is train.lr), the name that other programs use (learning_rate), a longer
+    name that holds this one (batch_size), a near name in this section or in a group of it, and a very near name in
+    another section.
+    """
+    wrong, section, everywhere = place.keys[-1], _keys_of(place.section), _keys_of(kind)
+    own = {name: ".".join([*place.keys[:-1], key]) for name, key in section.items()}
+    for name in (wrong, OTHER_NAMES.get(wrong, wrong)):
+        if name in own or name in everywhere:
+            return own.get(name) or everywhere[name]
+    longer = [name for name in own if len(wrong) > 3 and wrong in name]  # batch_size: global_batch_size, not patch_size
+    if found := nearest(wrong, longer, least=0.0) or nearest(wrong, own):
+        return own[found]
+    found = nearest(wrong, everywhere, least=NEAR_ELSEWHERE)
+    return everywhere[found] if found else None
+
+
+def _keys_of(kind: type[Settings], prefix: str = "") -> dict[str, str]:
+    """Name to dotted key of all settings of a section and of the groups in it; the outermost of equal names."""
+    keys: dict[str, str] = {}
+    for name, field in kind.model_fields.items():
+        several = get_origin(field.annotation) in (list, dict)
+        for part in () if several else (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, Settings):
+                keys = _keys_of(part, f"{prefix}{name}.") | keys
+    return keys | {name: prefix + name for name in kind.model_fields}
+
+
+def _names(section: type[Settings]) -> tuple[str, ...]:
+    """Of a section of which there are several kinds: what its key `name` may be."""
+    field = section.model_fields.get("name")
+    return get_args(field.annotation) if field is not None and field.is_required() else ()

@@ -1,0 +1,21 @@
+"""Where the run of a config lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mmdata.config.config import Config
+from mmdata.recognize import Kind, recognize
+
+
+def run_folder(path: Path, config: Config) -> Path:
+    """Folder of the run that `mmdata train PATH` makes or resumes.
+
+    That is `train.output` if it is set; for the config.yaml that a run has written, the folder of that run; else
+    runs/NAME for NAME.yaml.
+    """
+    if config.train.output is not None:
+        return Path(config.train.output)
+    if path.name == "config.yaml" and recognize(path.parent) is Kind.RUN:
+        return path.parent
+    return Path("runs") / path.stem

@@ -1,0 +1,94 @@
+"""Says what lies at a path, for messages where something else was expected. It looks at names and first bytes only."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+
+HEAD_BYTES = 512
+TAR_MAGIC = slice(257, 262)
+"""Where a tar's first header says "ustar"."""
+
+
+class Kind(str, Enum):
+    """What lies at a path, in words."""
+
+    SHARDS = "a folder of shards"
+    TARS = "a folder of tars"
+    RUN = "the folder of a run"
+    CHECKPOINTS = "a folder of checkpoints"
+    FOLDER = "a folder"
+    EMPTY = "an empty file"
+    TAR = "a tar"
+    TABLE = "a table"
+    CHECKPOINT = "a checkpoint"
+    CONFIG = "a YAML file"
+    PYTHON = "a Python file"
+    JSON = "a JSON file"
+    IMAGE = "an image"
+    BINARY = "a binary file"
+    TEXT = "a text file"
+    ABSENT = "no file and no folder"
+
+    @property
+    def is_corpus(self) -> bool:
+        """Whether it may hold samples, as shards or as images with captions."""
+        return self in (Kind.SHARDS, Kind.TARS, Kind.TAR, Kind.TABLE, Kind.FOLDER)
+
+
+_BY_SUFFIX = {
+    **dict.fromkeys((".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"), Kind.TABLE),
+    **dict.fromkeys((".tar", ".tgz"), Kind.TAR),
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".safetensors"), Kind.CHECKPOINT),
+    **dict.fromkeys((".yaml", ".yml"), Kind.CONFIG),
+    **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"), Kind.IMAGE),
+    ".py": Kind.PYTHON,
+    ".json": Kind.JSON,
+}
+
+
+def recognize(path: Path) -> Kind:
+    """What lies at a path; never raises for a path that cannot be read."""
+    try:
+        if path.is_dir():
+            return _recognize_folder(path)
+        if not path.is_file():
+            return Kind.ABSENT
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return Kind.ABSENT
+    if not head:
+        return Kind.EMPTY
+    if head[TAR_MAGIC] == b"ustar":
+        return Kind.TAR
+    if path.suffix.lower() in _BY_SUFFIX:
+        return _BY_SUFFIX[path.suffix.lower()]
+    return Kind.BINARY if _is_binary(head) else Kind.TEXT
+
+
+def find_run(path: Path) -> Path | None:
+    """The folder of the run that a path is, or is a part of: its config.yaml, its checkpoints, one of these."""
+    for folder in (path, *path.parents[:2]):
+        if (folder / "config.yaml").is_file() and recognize(folder) is Kind.RUN:
+            return folder
+    return None
+
+
+def _recognize_folder(folder: Path) -> Kind:
+    if (folder / "__mmdata__").is_dir() or (folder / "manifest.json").is_file():
+        return Kind.SHARDS
+    if (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file():
+        return Kind.RUN
+    if any(folder.glob("step-*.pt")):
+        return Kind.CHECKPOINTS
+    return Kind.TARS if any(folder.glob("*.tar")) else Kind.FOLDER
+
+
+def _is_binary(head: bytes) -> bool:
+    """Whether the first bytes of a file are no text."""
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start < len(head) - 3  # a character that was cut at the end is text
+    return b"\0" in head
