@@ -67,15 +67,17 @@ def renamed_arguments(**names: str) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
+        # Of a constructor, the name that users type is the class's.
+        typed = function.__qualname__.split(".")[-2] if function.__name__ == "__init__" else function.__name__
+
         @wraps(function)
         def call(*positional: Any, **named: Any) -> Any:
             for old, new in names.items():
                 if old in named:
                     if new in named:
-                        raise TypeError(f"{function.__name__} got both {old} and {new}, its new name")
+                        raise TypeError(f"{typed} got both {old} and {new}, its new name")
                     warnings.warn(
-                        f"{function.__name__}'s argument {old} is now called {new}; the old name goes with the next "
-                        "release",
+                        f"{typed}'s argument {old} is now called {new}; the old name goes with the next release",
                         DeprecationWarning,
                         stacklevel=2,
                     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -171,6 +172,72 @@ def test_corpus_without_pairs_is_compared_by_retrieval(
     assert [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()[-4:-2]] == ["| plain", "| faster"]
     assert len(checkpoints) == 4
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/checkpoints/*.pt")} == checkpoints
+
+
+@pytest.fixture
+def earlier(folder: Path, tmp_path: Path) -> tuple[Path, list[str]]:
+    """Results as an earlier version of mmdata has left them, and the words that name them.
+
+    Its settings had other names, and so the runs had other digests.
+    """
+    shutil.copytree(folder / "out", tmp_path / "out")
+    out = tmp_path / "out"
+    digests: dict[str, str] = {}
+    for run in list((out / "runs").iterdir()):
+        settings = yaml.safe_load((run / "config.yaml").read_text())
+        data = settings["data"]
+        data["hashes"] = data.pop("add_hashes")
+        data |= {"num_workers": data["loading"].pop("num_workers"), "unique": False}
+        if data["groups"]:
+            data["groups"]["by"] = data["groups"].pop("source")
+        del settings["train"]["stall_timeout_s"]
+        (run / "config.yaml").write_text(yaml.safe_dump(settings))
+        digest = run.name.rpartition("-")[2]
+        digests[digest] = digest[::-1]
+    for path in [*(out / "runs").iterdir(), *(out / "groups").iterdir()]:
+        path.rename(path.with_name(_with_new(path.name, digests)))
+    for path in [out / "results.jsonl", *out.glob("runs/*/config.yaml")]:
+        path.write_text(_with_new(path.read_text(), digests).replace(str(folder / "out"), str(out)))
+    return out, [f"compare.output={out}"]
+
+
+def _with_new(text: str, digests: dict[str, str]) -> str:
+    return re.sub(r"\b[0-9a-f]{16}\b", lambda found: digests.get(found[0], found[0]), text)
+
+
+def test_results_of_an_earlier_version_are_found(
+    folder: Path, earlier: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+):
+    out, words = earlier
+    before = (out / "results.jsonl").read_text()
+    assert run_tool(folder / "config.yaml", "--table") == 0
+    table = capsys.readouterr().out
+    assert run_tool(folder / "config.yaml", *words) == 0
+    assert capsys.readouterr().out == table  # no run was made
+    assert (out / "results.jsonl").read_text() == before
+
+
+def test_results_without_their_runs_are_found(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "results.jsonl").write_text((folder / "out" / "results.jsonl").read_text())
+    words = [f"compare.output={tmp_path}", "compare.arms={plain: {}, same: {settings: [train.log_every_steps=1]}}"]
+    assert run_tool(folder / "config.yaml", *words, "--table") == 0
+    assert "| plain | 2 | " in capsys.readouterr().out
+
+
+def test_results_of_other_settings_are_said_to_be_that(
+    folder: Path, earlier: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+):
+    out, words = earlier
+    assert run_tool(folder / "config.yaml", "--table", "train.steps=3", "data.seed=7") == 2
+    said = capsys.readouterr().err
+    assert "no run of the baseline 'plain' there yet (the run in " in said
+    assert "has other settings: train.steps was 2, is 3)" in said
+    for path in out.glob("runs/*/config.yaml"):
+        path.write_text(path.read_text().replace("unique: false", "unique: true"))
+    assert run_tool(folder / "config.yaml", *words, "--table") == 2
+    assert re.search(
+        r"there yet \(the settings of the run in '.*' cannot be read: .*data.unique is gone", capsys.readouterr().err
+    )
 
 
 def test_signal_in_a_training_ends_the_program(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

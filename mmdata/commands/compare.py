@@ -9,7 +9,7 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -59,6 +59,7 @@ class Experiment:
         self._path, self._overrides = path, overrides
         self._data, self._compare = config.data, compare
         self._output = Path(compare.output)
+        self._saved: dict[Path, Config | str] = {}
         self.arms = sorted(compare.arms, key=lambda arm: arm != compare.baseline)
 
     def tune(self, arm: str) -> tuple[str, ...]:
@@ -77,10 +78,14 @@ class Experiment:
 
     def result(self, run: Run) -> Line:
         """The line of results.jsonl of a run, which is made if there is none."""
-        digest = self._digest(run)
-        if digest not in self._results():
+        line = self._line(run)
+        if line is None:
+            if why := self._why_not_found(run):
+                print(f"{run.arm}, seed {run.seed}: {why}; a new run is made", flush=True)
             self._make(run)
-        return self._results()[digest]
+            line = self._line(run)
+            assert line is not None, "the run that was made has other settings than the one that was asked for"
+        return line
 
     def table(self, metric: str) -> list[str]:
         """Lines of Markdown: what each arm gains over the baseline in a metric, from the runs that have ended.
@@ -90,8 +95,10 @@ class Experiment:
         """
         scores = self._finished()
         if not scores.get(self._compare.baseline):
+            baseline = self._compare.baseline
+            why = next(filter(None, (self._why_not_found(run) for run in self._first_runs(baseline))), "")
             raise ConfigError(
-                f"'{self._output / RESULTS}': no run of the baseline '{self._compare.baseline}' there yet"
+                f"'{self._output / RESULTS}': no run of the baseline '{baseline}' there yet{why and f' ({why})'}"
             )
         columns = [name for name in metrics_of(self._compare) if name != metric]
         columns += ["mean_blind", "mean_shuffled"] if self._compare.pairs else []
@@ -104,17 +111,20 @@ class Experiment:
 
     def _finished(self) -> dict[str, dict[int, Line]]:
         """For each arm that is tuned its results by seed; of seeds that the baseline has. Makes no run."""
-        results = self._results()
         scores: dict[str, dict[int, Line]] = {}
-        for arm in self.arms:  # the baseline first: what the digest of neighbours asks of it is then there
+        for arm in self.arms:  # the baseline first: what the settings of neighbours ask of it is then there
             seeds = self._compare.seeds if arm == self._compare.baseline else list(scores[self._compare.baseline])
-            if any(self._digest(run) not in results for run in self._tries(arm)):
+            if any(self._line(run) is None for run in self._tries(arm)):
                 if arm == self._compare.baseline:
                     break
                 continue
-            runs = {seed: self._digest(Run(arm, seed, self.tune(arm))) for seed in seeds}
-            scores[arm] = {seed: results[digest] for seed, digest in runs.items() if digest in results}
+            found = {seed: self._line(Run(arm, seed, self.tune(arm))) for seed in seeds}
+            scores[arm] = {seed: line for seed, line in found.items() if line is not None}
         return scores
+
+    def _first_runs(self, arm: str) -> list[Run]:
+        """The runs that an arm begins with: those that tune it, or those of its seeds."""
+        return self._tries(arm) or [Run(arm, seed, self._compare.tuning[0]) for seed in self._compare.seeds]
 
     def _make(self, run: Run) -> None:
         started = time.process_time()
@@ -125,7 +135,8 @@ class Experiment:
         _command("train", str(self._path), *self._settings(run), f"train.output={folder}", "compare=null")
         ended = time.process_time()
         scores = json.loads((folder / EVALUATION).read_text())
-        line: Line = {"arm": run.arm, "seed": run.seed, "tuned": run.tuned, "digest": self._digest(run)}
+        digest = folder.name.rpartition("-")[2]
+        line: Line = {"arm": run.arm, "seed": run.seed, "tuned": run.tuned, "digest": digest}
         line |= {"r1": sum(scores[name] for name in R1) / 2}
         line |= {"cpu_s": ended - grouped, "neighbours_s": grouped - started}
         line |= {} if self._compare.pairs is None else _evaluate(folder, self._compare.pairs)
@@ -153,24 +164,85 @@ class Experiment:
             seeds.append(f"data.groups={{source: {self._groups(run)}, size: {arm.neighbours}}}")
         return [*self._overrides, *arm.settings, *run.tuned, *seeds]
 
-    def _digest(self, run: Run) -> str:
-        """Equal for runs of equal settings."""
-        settings = load_config(self._path, [*self._settings(run), "compare=null"]).model_dump_json()
-        return hashlib.sha256(settings.encode()).hexdigest()[:16]
+    def _config(self, run: Run) -> Config:
+        return _without_place(load_config(self._path, [*self._settings(run), "compare=null"]))
 
     def _folder(self, run: Run) -> Path:
-        return self._output / "runs" / f"{run.arm}-{run.seed}-{self._digest(run)}"
+        if line := self._line(run, evaluated=False):
+            return self._folder_of(line)
+        return self._output / "runs" / f"{run.arm}-{run.seed}-{digest_of(self._config(run))}"
+
+    def _folder_of(self, line: Line) -> Path:
+        return self._output / "runs" / f"{line['arm']}-{line['seed']}-{line['digest']}"
 
     def _groups(self, run: Run) -> Path:
         teacher = self._folder(self._teacher(run)).name
         return self._output / "groups" / f"{teacher}-by-{self._compare.arms[run.arm].neighbours}.arrow"
 
-    def _results(self) -> dict[str, Line]:
+    def _line(self, run: Run, *, evaluated: bool = True) -> Line | None:
+        """The newest line of results.jsonl of a run with the same settings; None if there is none.
+
+        The digest tells, or the run's config.yaml: a run of an earlier version, whose settings had other names, or
+        fewer, has another digest. A run that was made before there were pairs is evaluated again, and not trained: it
+        counts unless `evaluated`.
+        """
+        wanted = self._config(run)
+        for line in reversed(self._lines_of(run)):
+            if evaluated and self._compare.pairs is not None and "mean_blind" not in line:
+                continue
+            if line["digest"] == digest_of(wanted) or self._config_of(line) == wanted:
+                return line
+        return None
+
+    def _why_not_found(self, run: Run) -> str:
+        """Which settings a run of this arm and seed in results.jsonl has instead; "" if there is no such run."""
+        lines = self._lines_of(run)
+        if not lines or self._line(run, evaluated=False):
+            return ""
+        found = self._config_of(lines[-1])
+        if isinstance(found, str):
+            return found
+        differ = differences(found.model_dump(mode="json"), self._config(run).model_dump(mode="json"))
+        return f"the run in '{self._folder_of(lines[-1])}' has other settings: {'; '.join(differ)}"
+
+    def _lines_of(self, run: Run) -> list[Line]:
+        """The lines of results.jsonl of an arm and a seed, oldest first."""
         file = self._output / RESULTS
-        lines = file.read_text().splitlines() if file.is_file() else []
-        found: list[Line] = [json.loads(line) for line in lines]
-        # A run that was made before there were pairs is evaluated again, and not trained.
-        return {line["digest"]: line for line in found if self._compare.pairs is None or "mean_blind" in line}
+        lines: list[Line] = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+        same = [line for line in lines if (line["arm"], line["seed"]) == (run.arm, run.seed)]
+        return [line for line in same if tuple(line["tuned"]) == run.tuned]
+
+    def _config_of(self, line: Line) -> Config | str:
+        """The settings that a run has saved, or why they cannot be read."""
+        path = self._folder_of(line) / "config.yaml"
+        if path not in self._saved:
+            try:
+                self._saved[path] = _without_place(load_config(path))
+            except ConfigError as error:
+                self._saved[path] = f"the settings of the run in '{path.parent}' cannot be read: {error}"
+        return self._saved[path]
+
+
+def digest_of(config: Config) -> str:
+    """Equal for runs of equal settings, in one version of mmdata."""
+    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
+
+
+def _without_place(config: Config) -> Config:
+    """The settings that decide the result: without the folder of the run."""
+    return config.model_copy(update={"train": config.train.model_copy(update={"output": None}), "compare": None})
+
+
+def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """The settings in which two dictionaries differ, in words: "train.lr was 0.1, is 0.2"."""
+    differ: list[str] = []
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            differ += differences(cast("dict[str, Any]", old), cast("dict[str, Any]", new), f"{prefix}{key}.")
+        elif old != new:
+            differ.append(f"{prefix}{key} was {old!r}, is {new!r}")
+    return differ
 
 
 def metrics_of(compare: CompareConfig) -> list[str]:

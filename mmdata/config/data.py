@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
+from mmdata.config.callables import by_name, name_of
 from mmdata.config.loading import LoadingConfig
 from mmdata.config.settings import Integer, Location, MayChange, Positive, Settings, Share
 from mmdata.errors import ConfigError
@@ -165,9 +166,13 @@ class DataConfig(Settings):
     max_shapes: Positive | None = None
     """Largest number of batch shapes (text length and image shape), in place of `num_text_buckets`: each image shape
     gets text lengths of its own, and more of them where they save most padding. Useful with `train.compile`."""
-    transform: str = "train"
-    """What makes pixels of an image. train: random resized crop. eval: resize and centre crop. Or "module:callable", a
-    transform of your own."""
+    transform: Annotated[
+        str | Callable[..., Any],
+        PlainValidator(by_name, json_schema_input_type=str),
+        PlainSerializer(name_of, return_type=str, when_used="json"),
+    ] = "train"
+    """What makes pixels of an image. train: random resized crop. eval: resize and centre crop. Or a transform of your
+    own, as "module:callable"; in Python also the callable itself."""
     decode: Literal["fast", "exact"] = "fast"
     """fast: decode a JPEG at a half, a quarter or an eighth of its size where the crop allows it. exact: decode every
     image at full size, which takes longer and is nearer to Pillow's pixels."""
@@ -194,6 +199,9 @@ class DataConfig(Settings):
     add_hashes: bool = False
     """Adds image_hash and caption_hash to each batch, equal for equal images and captions, for masks of false
     negatives."""
+    add_captions: bool = False
+    """Adds `captions` to each batch: the text of each row's caption, as a list of str; "" where a row has none that can
+    be used."""
     negative_captions: Location | None = None
     """Parquet file with the columns key and captions: wrong captions of images, as hard negatives (NegCLIP). Each batch
     then has one of them for each row. null: none."""
@@ -247,8 +255,8 @@ class DataConfig(Settings):
                 )
         if self.augment is not None and self.transform != "train":
             raise ValueError(
-                f"augment changes the crops of transform train, and transform is '{self.transform}': leave augment out "
-                "(data.augment=null)"
+                f"augment changes the crops of transform train, and transform is '{name_of(self.transform)}': leave "
+                "augment out (data.augment=null)"
             )
         return self
 

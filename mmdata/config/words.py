@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
@@ -57,6 +57,8 @@ def _words(annotation: Any, metadata: Iterable[Any] = (), *, plural: bool = Fals
         return f"[{', '.join(_words(part) for part in parts)}]"
     if origin in (list, tuple):
         return f"{'lists' if plural else 'list'} of {_words(parts[0], plural=True)}"
+    if origin is Callable:
+        return "callable"
     if origin is dict:
         return "mapping" if parts[1] is Any else f"mapping of names to {_words(parts[1], plural=True)}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

@@ -45,12 +45,14 @@ class BatchSpec:
         tokenizer: for the captions; None: batches have no texts.
         transform: for the pixels.
         add_hashes: add image_hash and caption_hash to the batches.
+        add_captions: add the text of the captions to the batches.
         buffers: lends the memory of pixels.
     """
 
     tokenizer: Tokenizer | None
     transform: PixelTransform
     add_hashes: bool = False
+    add_captions: bool = False
     buffers: BufferPool = field(default_factory=BufferPool)
 
 
@@ -107,6 +109,7 @@ class BatchBuilder:
         shape = (len(step.rows), step.bucket.length)
         self._input_ids = np.full(shape, spec.tokenizer.pad_id if spec.tokenizer else 0, np.int64)
         self._attention_mask = np.zeros(shape, np.int64)
+        self._captions = [""] * len(step.rows)
         self._do(self._lend_pixels, range(0))
 
     def work(self) -> Work[LoadedBatch]:
@@ -217,6 +220,8 @@ class BatchBuilder:
         part.current = None
         part.clock.lap("read")
         places = self._places[part.samples.start : part.samples.stop]
+        for place, caption in zip(places.tolist(), captions, strict=True):
+            self._captions[place] = caption
         encoded = tokenizer.encode(captions, self._step.bucket.length)
         self._input_ids[places], self._attention_mask[places] = encoded
         part.clock.lap("tokenize")
@@ -254,6 +259,8 @@ class BatchBuilder:
             batch["attention_mask"] = torch.from_numpy(self._attention_mask)
         if self._labels:
             batch["labels"] = self._spread(self._samples.labels(), fill=-1)
+        if self._spec.add_captions:
+            batch["captions"] = self._captions
         if self._spec.add_hashes:
             batch["image_hash"] = self._spread(self._samples.image_hashes(), fill=0)
             if self._spec.tokenizer is not None:

@@ -15,6 +15,7 @@ from mmdata.loader.negative_captions import NegativeCaptions
 from mmdata.loader.samples import CheckImages, IndexSamples
 from mmdata.loader.work import LoadedBatch, Work
 from mmdata.plan import Step
+from mmdata.renamed import renamed_arguments
 from mmdata.shards import Index, ShardStore
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
@@ -27,19 +28,22 @@ class BatchMaker:
         index: of the shards.
         tokenizer: for the captions; None: batches have no texts.
         transform: for the pixels.
-        hashes: add image_hash and caption_hash to the batches.
+        add_hashes: add image_hash and caption_hash to the batches.
+        add_captions: add the text of the captions to the batches.
         negatives: negative captions of the rows, for the batches.
         check_images: whether images are compared with their hashes in the index; see `LoadingConfig.check_images`.
         buffers: lends the memory of pixels; default: memory of this process.
     """
 
+    @renamed_arguments(hashes="add_hashes")
     def __init__(
         self,
         index: Index,
         tokenizer: Tokenizer | None,
         transform: PixelTransform,
         *,
-        hashes: bool = False,
+        add_hashes: bool = False,
+        add_captions: bool = False,
         negatives: NegativeCaptions | None = None,
         check_images: CheckImages = "auto",
         buffers: BufferPool | None = None,
@@ -50,7 +54,13 @@ class BatchMaker:
         self.negatives = negatives
         self.store = ShardStore(index)
         self._check_images: CheckImages = check_images
-        self._spec = BatchSpec(tokenizer, transform, add_hashes=hashes, buffers=buffers or BufferPool())
+        self._spec = BatchSpec(
+            tokenizer,
+            transform,
+            add_hashes=add_hashes,
+            add_captions=add_captions,
+            buffers=buffers or BufferPool(),
+        )
         self._has_labels = index.has_labels
 
     @classmethod
@@ -60,7 +70,8 @@ class BatchMaker:
             corpus.index,
             corpus.tokenizer,
             PixelTransform.from_config(data),
-            hashes=needs_hashes(data),
+            add_hashes=needs_hashes(data),
+            add_captions=data.add_captions,
             negatives=corpus.negatives,
             check_images=data.loading.check_images,
             buffers=buffers,
@@ -72,7 +83,8 @@ class BatchMaker:
             self.index,
             self.tokenizer,
             self.transform,
-            hashes=self._spec.add_hashes,
+            add_hashes=self._spec.add_hashes,
+            add_captions=self._spec.add_captions,
             negatives=self.negatives,
             check_images=self._check_images,
         )

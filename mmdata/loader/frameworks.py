@@ -5,16 +5,21 @@ It does not depend on how batches are made.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from typing import NoReturn, SupportsIndex, TypeVar
+from functools import wraps
+from typing import Any, NoReturn, SupportsIndex, TypeVar, cast
 
 from typing_extensions import Self, deprecated
 
+from mmdata.config import Config, DataConfig
+from mmdata.errors import excerpt
 from mmdata.loader.ledger import Ledger
 
 T = TypeVar("T")
+Initializer = TypeVar("Initializer", bound=Callable[..., None])
 
 
 class Interoperable(ABC):
@@ -65,6 +70,15 @@ class Interoperable(ABC):
             f"a {type(self).__name__} is no torch DataLoader and has no `dataset`: {self._how_to_skip()}"
         )
 
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse `DataLoader(loader)`, which asks its dataset for rows by number."""
+        kind = type(self).__name__
+        raise TypeError(
+            f"a {kind} gives whole batches when it is iterated (`for batch in …`), and has no rows to ask for: use it "
+            f"in place of torch's DataLoader, not inside one. {self._how_to_look()}In the Hugging Face Trainer use "
+            "mmdata.integrations.huggingface.LoaderTrainer"
+        )
+
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse `copy`, `deepcopy` and `pickle`."""
         kind = type(self).__name__
@@ -78,9 +92,33 @@ class Interoperable(ABC):
     def _how_to_skip(self) -> str:
         """How to skip the first batches of an epoch."""
 
+    def _how_to_look(self) -> str:
+        """How to look at one row, with a space behind; "" if there is no way."""
+        return ""
+
     @abstractmethod
     def _how_to_make(self) -> str:
         """How to make another one."""
+
+
+def refuses_settings(initialize: Initializer) -> Initializer:
+    """A decorator of `Loader.__init__`: `Loader("shards/photos")` is an error that says what to write.
+
+    Without it Python would say that an argument `maker` is missing. The signature stays as it is, for `help`.
+    """
+
+    @wraps(initialize)
+    def check(self: object, *positional: Any, **named: Any) -> None:
+        given = positional[0] if positional else named.get("plan")
+        if isinstance(given, (str, os.PathLike, dict, DataConfig, Config)):
+            settings = '{"shards": "FOLDER", "tokenizer": "FOLDER/tokenizer", "global_batch_size": 256}'
+            raise TypeError(
+                f"Loader takes a plan and a BatchMaker; got {excerpt(given)}. To make a loader of settings: "
+                f"Loader.from_config('CONFIG.yaml') or Loader.from_config({settings})"
+            )
+        initialize(self, *positional, **named)
+
+    return cast(Initializer, check)
 
 
 class EpochSampler:

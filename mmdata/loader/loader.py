@@ -23,7 +23,7 @@ from mmdata.launcher import resolve_ranks
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.captions import all_captions
 from mmdata.loader.corpus import open_corpus
-from mmdata.loader.frameworks import Interoperable, Iteration
+from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, RowCounts
 from mmdata.loader.state import Identity, identity_of, position_of
 from mmdata.loader.stats import Stats
@@ -50,7 +50,7 @@ class Loader(Interoperable):
         rank: 0 … world_size-1; None: as the launcher says, see `resolve_ranks`.
         world_size: processes that share each global batch; must divide the global batch size. Given with rank.
         num_workers: threads; auto: all usable cores of the rank; 0: batches are made in the caller's thread.
-        prefetch: batches made before the caller asks for them, by all workers together.
+        prefetch_batches: batches made before the caller asks for them, by all workers together.
         max_bad_share: the run ends when more than this share of the rows seen could not be used. With several ranks
             each only warns, and `check_rows` judges the rows of all ranks.
         source: makes the batches; default: threads.
@@ -70,7 +70,8 @@ class Loader(Interoperable):
             step(batch)
     """
 
-    @renamed_arguments(worker="maker")
+    @refuses_settings
+    @renamed_arguments(worker="maker", prefetch="prefetch_batches")
     def __init__(
         self,
         plan: Plan,
@@ -79,7 +80,7 @@ class Loader(Interoperable):
         rank: int | None = None,
         world_size: int | None = None,
         num_workers: NumWorkers = "auto",
-        prefetch: int = 2,
+        prefetch_batches: int = 2,
         max_bad_share: float = 0.05,
         source: BatchSource | None = None,
     ) -> None:
@@ -92,7 +93,7 @@ class Loader(Interoperable):
         self.stats = Stats()
         self.ledger = Ledger(max_bad_share, ranks)
         self._source = source or ThreadedBatches(
-            RankSteps(plan, maker, ranks), maker, num_threads=most_workers(num_workers), prefetch=prefetch
+            RankSteps(plan, maker, ranks), maker, num_threads=most_workers(num_workers), prefetch=prefetch_batches
         )
         # Process id, epoch and step of the batch that the source gives next; None: the source must begin anew. The id
         # differs in a forked child, which has none of its parent's workers.
@@ -271,6 +272,9 @@ class Loader(Interoperable):
             "nothing of the others. It need not go through Accelerator.prepare: its batches are already those of this "
             "rank"
         )
+
+    def _how_to_look(self) -> str:
+        return "`loader.index[3]` is one row to look at. "
 
     def _how_to_make(self) -> str:
         return "Loader.from_config(config, rank=rank, world_size=world_size)"

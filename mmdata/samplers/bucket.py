@@ -20,14 +20,15 @@ LENGTH_STEPS = 1024
 class BucketBatchSampler(PlannedBatchSampler):
     """Batches of rows of about the same length.
 
-    A row belongs to the smallest bound that holds its length (the largest, if none does); each global batch has one
-    bound, the same on every rank (`step_bounds`). Rows that do not fill a batch of their bound move to the next bound.
-    Only the last batch of an epoch may have fewer rows.
+    A row belongs to the smallest bound that holds its length; each global batch has one bound, the same on every rank
+    (`step_bounds`). Rows that do not fill a batch of their bound move to the next bound. Only the last batch of an
+    epoch may have fewer rows.
 
     Args:
         lengths: of each row of the dataset, (rows,), whole numbers: tokens, characters, audio samples, …
         batch_size: rows of a batch, per rank.
-        bounds: rising lengths; or the largest number of bounds to choose so that least is padded.
+        bounds: rising lengths, the last no less than the longest row; or the largest number of bounds to choose so that
+            least is padded.
         drop_last: leave out the last batch if it is not full.
         shuffle: rows and batches come in a new order each epoch; otherwise always as given, short ones first.
         seed: of the order; the same on every rank.
@@ -36,7 +37,8 @@ class BucketBatchSampler(PlannedBatchSampler):
         sampler: a DistributedSampler, to take rank and world size from.
 
     Raises:
-        ValueError: an argument is out of range, or rank and world size contradict `sampler`.
+        ValueError: an argument is out of range, a row is longer than the last bound, or rank and world size contradict
+            `sampler`.
 
     Example:
         sampler = BucketBatchSampler([len(ids) for ids in texts], batch_size=64)
@@ -69,6 +71,13 @@ class BucketBatchSampler(PlannedBatchSampler):
         if not chosen or chosen != sorted(set(chosen)):
             raise ValueError(f"bounds must rise, or be how many to choose: got {bounds}")
         self.bounds = tuple(int(bound) for bound in chosen)
+        if (longest := int(self._lengths.max())) > self.bounds[-1]:
+            row, count = int(self._lengths.argmax()), int((self._lengths > self.bounds[-1]).sum())
+            raise ValueError(
+                f"{count} of {len(self._lengths)} rows are longer than the last of bounds ({self.bounds[-1]}); row "
+                f"{row} has {longest}: add a bound of {longest}, or truncate these rows and give "
+                f"np.minimum(lengths, {self.bounds[-1]})"
+            )
         super().__init__(
             len(self._lengths),
             batch_size,
@@ -106,8 +115,8 @@ class BucketBatchSampler(PlannedBatchSampler):
         return batches
 
     def _buckets(self, rows: Ints) -> Ints:
-        """The smallest bound that holds each row, or the largest: positions in `bounds`, (n,)."""
-        return np.minimum(np.searchsorted(self.bounds, self._lengths[rows]), len(self.bounds) - 1)
+        """The smallest bound that holds each row: positions in `bounds`, (n,)."""
+        return np.searchsorted(self.bounds, self._lengths[rows])
 
     def _own_identity(self) -> dict[str, str | int | bool]:
         return {"lengths": digest(self._lengths), "bounds": digest(np.asarray(self.bounds, np.int64))}

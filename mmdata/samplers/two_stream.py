@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
@@ -21,9 +22,10 @@ class TwoStreamBatchSampler(PlannedBatchSampler):
 
     Args:
         primary_indices: rows of the dataset, (n,).
-        secondary_indices: rows of the dataset, (m,); may overlap with the primary ones.
+        secondary_indices: rows of the dataset, (m,); none of the primary ones, unless `allow_overlap`.
         batch_size: rows of a batch, per rank, both kinds together.
         secondary_batch_size: secondary rows of a batch, per rank.
+        allow_overlap: a row may be primary and secondary; a batch may then hold it twice.
         drop_last: leave out the last batch if it is not full.
         shuffle: primary rows come in a new order each epoch, secondary rows each pass; otherwise always as given.
         seed: of the order; the same on every rank.
@@ -32,7 +34,8 @@ class TwoStreamBatchSampler(PlannedBatchSampler):
         sampler: a DistributedSampler, to take rank and world size from.
 
     Raises:
-        ValueError: an argument is out of range, a list of rows is empty, or rank and world size contradict `sampler`.
+        ValueError: an argument is out of range, a list of rows is empty, the lists overlap, or rank and world size
+            contradict `sampler`.
 
     Example:
         sampler = TwoStreamBatchSampler(unlabelled, labelled, batch_size=64, secondary_batch_size=16)
@@ -45,6 +48,7 @@ class TwoStreamBatchSampler(PlannedBatchSampler):
         batch_size: int,
         secondary_batch_size: int,
         *,
+        allow_overlap: bool = False,
         drop_last: bool = False,
         shuffle: bool = True,
         seed: int = 0,
@@ -54,6 +58,12 @@ class TwoStreamBatchSampler(PlannedBatchSampler):
     ) -> None:
         self._primary = whole_numbers("primary_indices", primary_indices)
         self._secondary = whole_numbers("secondary_indices", secondary_indices)
+        both = np.intersect1d(self._primary, self._secondary)
+        if len(both) and not allow_overlap:
+            raise ValueError(
+                f"{len(both)} rows are in primary_indices and in secondary_indices, row {both[0]} for one: leave them "
+                "out of one list, or set allow_overlap=True"
+            )
         if not 0 < secondary_batch_size < batch_size:
             raise ValueError(
                 f"secondary_batch_size must be 1 … batch_size-1, to leave room for primary rows: got "

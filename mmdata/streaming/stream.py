@@ -133,7 +133,7 @@ class Stream(Interoperable):
         self.ledger = Ledger(data.loading.max_bad_share, ranks)
         self._losses = Losses()
         self._composer = Composer(data, tokenizer, rank=rank, world_size=world_size)
-        self._spec = BatchSpec(tokenizer, transform, add_hashes=data.add_hashes)
+        self._spec = BatchSpec(tokenizer, transform, add_hashes=data.add_hashes, add_captions=data.add_captions)
         self._identity = identity(shards, data, steps_per_epoch, transform=transform, tokenizer=tokenizer)
         self._position = StreamPosition(steps_per_epoch)
         # The passes at the end of an epoch, and their position: the next epoch goes on with the same buffer and shard.

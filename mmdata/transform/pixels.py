@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mmdata.config import DataConfig
+from mmdata.config.callables import name_of
 from mmdata.config.data import AugmentConfig
 from mmdata.seeding import Purpose, random_raw, uniforms
 from mmdata.transform.augment import NUM_DRAWS, apply_changes, draw_changes
@@ -56,7 +58,8 @@ class PixelTransform:
     decodes, in a half to a fifth of the time. Pixels then differ a little (docs/benchmarks.md).
 
     Args:
-        kind: "train" (random resized crop), "eval" (largest centred crop), or "module:callable" (a `UserTransform`).
+        kind: "train" (random resized crop), "eval" (largest centred crop), or a callable or "module:callable" (a
+            `UserTransform`).
         crop_scale: share of the area that a training crop keeps (min, max); see `train_crop`.
         augment: flip and colour changes of training crops.
         seed: of the run.
@@ -69,7 +72,7 @@ class PixelTransform:
 
     def __init__(
         self,
-        kind: str,
+        kind: str | Callable[..., Any],
         *,
         crop_scale: tuple[float, float] = (0.9, 1.0),
         augment: AugmentConfig | None = None,
@@ -79,7 +82,7 @@ class PixelTransform:
     ) -> None:
         self.patch_size = patch_size
         self.seed = seed
-        self._kind = kind
+        self._kind = name_of(kind)
         self._exact = exact
         self._crop_scale = crop_scale
         self._random_crop = kind == "train"

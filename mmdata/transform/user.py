@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from mmdata.config.callables import name_of
 from mmdata.errors import BadSample, ConfigError, Reason, where_to_look
 
 Transform = Callable[[Tensor, tuple[int, int], torch.Generator], Tensor]
@@ -29,28 +30,30 @@ _KINDS = "(image, size, generator), a transform of torchvision.transforms.v2, or
 
 
 class UserTransform:
-    """A user's transform, imported by its name; safe to call from many threads concurrently.
+    """A user's transform; safe to call from many threads concurrently, if the transform itself is.
 
     If the transform draws with torch's functions without a generator, as all of torchvision's transforms do, it draws
     from the row's generator, not from the process's.
 
     Args:
-        name: "module:attribute" of a function or object (image, size, generator); of a transform of
-            torchvision.transforms.v2; or of a function that takes the (height, width) of the result and returns such a
-            transform, once for each size.
+        transform: a function or object (image, size, generator); a transform of torchvision.transforms.v2; or a
+            function that takes the (height, width) of the result and returns such a transform, once for each size. Or
+            the name of one of these, "module:attribute".
 
     Attributes:
         source: 16 hexadecimal digits, equal for equal content of the file that defines the transform; None if there is
-            no such file.
+            no such file, or if the transform is an object made when the program runs.
 
     Raises:
         ConfigError: the name cannot be imported, or the object takes other arguments.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._transform = _adapted(name, _imported(name))
-        self.source = _digest(sys.modules[name.partition(":")[0]])
+    def __init__(self, transform: str | Callable[..., Any]) -> None:
+        self._name = name_of(transform)
+        found = _imported(transform) if isinstance(transform, str) else transform
+        self._transform = _adapted(self._name, found)
+        has_file = isinstance(transform, str) or inspect.isroutine(transform)
+        self.source = _digest(sys.modules.get(self._name.partition(":")[0])) if has_file else None
         self._rows_to_check = CHECKED_ROWS
 
     def __call__(self, image: Tensor, out: Tensor, *, seed: int) -> None:

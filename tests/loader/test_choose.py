@@ -93,8 +93,8 @@ def test_auto_leaves_a_transform_of_the_program_itself_to_threads(
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith("there is a GPU, and threads would keep the loop")
     assert said.endswith(
-        "; another process cannot import what is defined in the program itself, so threads make the batches: put the "
-        "transform into a file of its own"
+        "; another process cannot import transform '__main__:mine', so threads make the batches: define it at the top "
+        "of a file of its own"
     )
 
 

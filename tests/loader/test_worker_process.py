@@ -210,7 +210,7 @@ def test_worker_process_transform_that_fails_at_import_is_an_error(
 
 def test_worker_process_refuses_a_transform_of_the_program_itself(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys.modules["__main__"], "mine", lambda image, size, generator: image, raising=False)
-    message = r"'__main__:mine': data\.loading\.worker_type is process, .* into a file of its own, or"
+    message = r"'__main__:mine': data\.loading\.worker_type is process, .* a file of its own, or"
     with pytest.raises(ConfigError, match=message):
         corpus.loader(**PROCESS, transform="__main__:mine")
 

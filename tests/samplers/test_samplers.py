@@ -38,9 +38,15 @@ def test_bucket_without_shuffle_keeps_the_order_within_each_bound():
     assert sampler.step_bounds(0) == [4, 9, 9]
 
 
-def test_bucket_row_longer_than_all_bounds_goes_to_the_last():
-    sampler = bucket(bounds=[2, 4], batch_size=2, shuffle=False)
-    assert list(sampler) == [[2, 5], [0, 1], [3, 4], [6, 7], [8, 9]]
+def test_bucket_row_longer_than_all_bounds_is_refused():
+    message = (
+        r"^5 of 10 rows are longer than the last of bounds \(4\); row 1 has 9: add a bound of 9, or truncate these "
+        r"rows and give np\.minimum\(lengths, 4\)$"
+    )
+    with pytest.raises(ValueError, match=message):
+        bucket(bounds=[2, 4], batch_size=2)
+    truncated = bucket(lengths=np.minimum(LENGTHS, 4), bounds=[2, 4], batch_size=2, shuffle=False)
+    assert list(truncated) == [[2, 5], [0, 1], [3, 4], [6, 7], [8, 9]]
 
 
 def test_bucket_last_batch_has_the_bound_of_its_longest_row():
@@ -185,12 +191,22 @@ def test_bucket_wrong_argument_is_named(settings: dict[str, Any], message: str):
         ({"secondary_indices": []}, "secondary_indices is empty: a batch needs rows"),
         ({"secondary_batch_size": 0}, r"must be 1 … batch_size-1, to leave room for primary rows: got 0 of 6"),
         ({"secondary_batch_size": 6}, r"must be 1 … batch_size-1, to leave room for primary rows: got 6 of 6"),
+        (
+            {"secondary_indices": [20, 9, 3]},
+            "^2 rows are in primary_indices and in secondary_indices, row 3 for one: leave them out of one list, or "
+            "set allow_overlap=True$",
+        ),
         ({"secondary_indices": np.ones((2, 2), int)}, r"got ndarray, int64 of shape \(2, 2\)"),
     ],
 )
 def test_two_stream_wrong_argument_is_named(settings: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         two_stream(**settings)
+
+
+def test_two_stream_takes_overlapping_rows_where_told():
+    sampler = two_stream(secondary_indices=[20, 9, 3], allow_overlap=True, shuffle=False)
+    assert list(sampler) == [[0, 1, 2, 3, 20, 9], [4, 5, 6, 7, 3, 20], [8, 9, 9, 3]]
 
 
 @BOTH

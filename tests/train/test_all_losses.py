@@ -122,3 +122,11 @@ def test_a_second_derivative_is_refused(name: str):
         torch.autograd.functional.hessian(loss, inputs[0].detach())
     with pytest.raises(RuntimeError, match=refused):
         torch.autograd.functional.hvp(loss, inputs[0].detach(), torch.ones(4, 3, dtype=torch.float64))
+
+
+def test_scale_and_bias_may_be_numbers(name: str):
+    images, texts = features(6)
+    given = value_and_gradients(LOSSES[name](images, texts, 9.0, -4, labels=LABELS[:6]), images, texts)
+    images, texts = features(6)
+    loss = LOSSES[name](images, texts, scalar(9.0), scalar(-4.0), labels=LABELS[:6])
+    assert_equal(given, value_and_gradients(loss, images, texts))

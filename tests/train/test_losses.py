@@ -194,3 +194,12 @@ def test_shapes_that_do_not_pair_are_errors():
         losses.multi_positive_loss(images, texts, scalar(1.0), labels=torch.arange(5))
     with pytest.raises(ValueError, match=r"miner .* returned shape \(4, 1\), expected \(4, 4\)"):
         losses.clip_loss(images, texts, scalar(1.0), miner=lambda scores, positives, negatives: scores[:, :1])
+
+
+def test_a_scale_that_is_no_number_is_an_error():
+    images, texts = features(3)
+    with pytest.raises(TypeError, match=r"^logit_scale must be a scalar tensor or a number: got str$"):
+        losses.clip_loss(images, texts, "10")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^logit_bias must be one number: got a tensor of shape \(3,\)$"):
+        losses.siglip_loss(images, texts, 10.0, torch.zeros(3))
+    assert losses.clip_loss(images, texts, torch.tensor([10.0])) == losses.clip_loss(images, texts, 10)

@@ -39,6 +39,7 @@ def test_telemetry_of_all_negatives():
     found = mining_telemetry(IMAGES, TEXTS, scale)
     lines = [[0.7, 0.12], [0.2, 0.63], [0.5, 0.34], [0.2, 0.5], [0.7, 0.34], [0.12, 0.63]]
     perplexities = [math.exp(entropy((4 * torch.tensor(line)).softmax(0).double())) for line in lines]
+    assert found == mining_telemetry(IMAGES, TEXTS, 4.0) | {"mining_s": found["mining_s"]}
     assert found["kept_share"] == 1
     assert found["known_false_negative_share"] == 0
     assert found["effective_negatives"] == pytest.approx(sum(perplexities) / 6, rel=0, abs=rounding(4.0, sums=6))

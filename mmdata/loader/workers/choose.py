@@ -7,6 +7,7 @@ import logging
 import torch
 
 from mmdata.config import DataConfig
+from mmdata.config.callables import is_importable, name_of
 from mmdata.cores import most_workers
 from mmdata.launcher import Ranks
 from mmdata.loader.batch_maker import BatchMaker
@@ -63,11 +64,12 @@ def resolve_workers(data: DataConfig) -> DataConfig:
     if not has_gpu() or data.loading.num_workers == 0:
         return data.with_loading(worker_type="thread")
     why = "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL)"
-    if data.transform.startswith("__main__:"):
+    if not is_importable(data.transform):
         logger.warning(
-            "%s; another process cannot import what is defined in the program itself, so threads make the batches: put "
-            "the transform into a file of its own",
+            "%s; another process cannot import transform '%s', so threads make the batches: define it at the top of a "
+            "file of its own",
             why,
+            name_of(data.transform),
         )
         return data.with_loading(worker_type="thread")
     logger.info(
@@ -79,8 +81,8 @@ def resolve_workers(data: DataConfig) -> DataConfig:
 
 
 def is_users(data: DataConfig) -> bool:
-    """Whether the transform is a user's, "module:callable"."""
-    return ":" in data.transform
+    """Whether the transform is a user's: a callable, or "module:callable"."""
+    return data.transform not in ("train", "eval")
 
 
 def has_gpu() -> bool:

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from mmdata.config import DataConfig
+from mmdata.config.callables import is_importable, name_of
 from mmdata.cores import most_workers
 from mmdata.errors import ConfigError, DataError, LoadError
 from mmdata.launcher import Ranks
@@ -50,11 +51,11 @@ class WorkerProcesses:
     """
 
     def __init__(self, data: DataConfig, identity: dict[str, Any], ranks: Ranks) -> None:
-        if data.transform.startswith("__main__:"):
+        if not is_importable(data.transform):
             raise ConfigError(
-                f"transform '{data.transform}': data.loading.worker_type is process, and another process cannot "
-                "import what is defined in the program itself; put it into a file of its own, or set "
-                "data.loading.worker_type to thread"
+                f"transform '{name_of(data.transform)}': data.loading.worker_type is process, and another process "
+                "cannot import it by its name: it is defined in the program itself, inside a function, or made when "
+                "the program runs. Define it at the top of a file of its own, or set data.loading.worker_type to thread"
             )
         self._settings = {"data": data.model_dump(mode="json"), **ranks._asdict()}
         self._identity = json.loads(json.dumps(identity))

@@ -28,7 +28,7 @@ from mmdata.train.ranks import collectives
 def clip_loss(
     image_features: Tensor,
     text_features: Tensor,
-    logit_scale: Tensor,
+    logit_scale: Tensor | float,
     *,
     miner: AnyMiner | None = None,
     valid: Tensor | None = None,
@@ -41,7 +41,7 @@ def clip_loss(
     Args:
         image_features: (B, D), L2-normalised, this rank's rows; B equal on all ranks.
         text_features: (B, D); row i pairs with image row i.
-        logit_scale: scalar multiplier, already exponentiated.
+        logit_scale: scalar multiplier, already exponentiated; a tensor gets a gradient.
         miner: chooses and weighs negatives, in both directions; None keeps all.
         valid: bool (B,), False rows are neither positives nor negatives; None: all are valid. Ranks may differ in
             how many are.
@@ -61,6 +61,7 @@ def clip_loss(
     (arXiv:2210.01936).
     """
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
+    logit_scale = batch.scalar("logit_scale", logit_scale)
     with _full_precision(image_features):
         if miner is None:
             return batch.global_mean(_infonce_of_all(batch, logit_scale, extra_texts, extra_images))
@@ -72,7 +73,7 @@ def clip_loss(
 def multi_positive_loss(
     image_features: Tensor,
     text_features: Tensor,
-    logit_scale: Tensor,
+    logit_scale: Tensor | float,
     *,
     labels: Tensor,
     miner: AnyMiner | None = None,
@@ -84,7 +85,7 @@ def multi_positive_loss(
     Args:
         image_features: (B, D), as in `clip_loss`.
         text_features: (B, D).
-        logit_scale: scalar multiplier, already exponentiated.
+        logit_scale: scalar multiplier, already exponentiated; a tensor gets a gradient.
         labels: int64 (B,), any numbers: classes, or hashes of captions or images. A row without further positives needs
             a label of its own.
         miner: chooses among the rows of other labels; None keeps all.
@@ -100,6 +101,7 @@ def multi_positive_loss(
     Source: Yang et al. 2022, UniCL, equations 3 to 5 (arXiv:2204.03610).
     """
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same, labels=labels)
+    logit_scale = batch.scalar("logit_scale", logit_scale)
     with _full_precision(image_features):
         of_images = batch.sum_over("image", _infonce, [logit_scale], miner=miner)
         of_texts = batch.sum_over("text", _infonce, [logit_scale], miner=miner)
@@ -109,8 +111,8 @@ def multi_positive_loss(
 def siglip_loss(
     image_features: Tensor,
     text_features: Tensor,
-    logit_scale: Tensor,
-    logit_bias: Tensor,
+    logit_scale: Tensor | float,
+    logit_bias: Tensor | float,
     *,
     miner: AnyMiner | None = None,
     valid: Tensor | None = None,
@@ -124,8 +126,8 @@ def siglip_loss(
     Args:
         image_features: (B, D), as in `clip_loss`.
         text_features: (B, D).
-        logit_scale: scalar multiplier, already exponentiated.
-        logit_bias: scalar added to all logits.
+        logit_scale: scalar multiplier, already exponentiated; a tensor gets a gradient.
+        logit_bias: scalar added to all logits; a tensor gets a gradient.
         miner: chooses and weighs negatives, in both directions; None keeps all.
         valid: bool (B,), as in `clip_loss`.
         same: int64 (B,) each, as in `clip_loss`.
@@ -139,7 +141,7 @@ def siglip_loss(
     Source: Zhai et al. 2023, algorithm 1 (arXiv:2303.15343).
     """
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
-    scalars = [logit_scale, logit_bias]
+    scalars = [batch.scalar("logit_scale", logit_scale), batch.scalar("logit_bias", logit_bias)]
     with _full_precision(image_features):
         # Each pair is in the row of one image: without a miner the other direction would add the same sum again.
         total = batch.sum_over("image", _sigmoid, scalars, miner=miner)
@@ -192,7 +194,7 @@ def triplet_loss(
 def hard_negative_loss(
     image_features: Tensor,
     text_features: Tensor,
-    logit_scale: Tensor,
+    logit_scale: Tensor | float,
     *,
     beta: float = 1.0,
     prior: float = 0.0,
@@ -204,7 +206,7 @@ def hard_negative_loss(
     Args:
         image_features: (B, D), as in `clip_loss`.
         text_features: (B, D).
-        logit_scale: scalar multiplier, already exponentiated.
+        logit_scale: scalar multiplier, already exponentiated; a tensor gets a gradient.
         beta: 0 weighs all negatives the same (without correction: `clip_loss`); weights go with exp(beta · logit).
         prior: probability that a negative is a false one, 0 to below 1 (τ⁺ in the paper).
         valid: bool (B,), as in `clip_loss`.
@@ -236,6 +238,7 @@ def hard_negative_loss(
         return torch.logaddexp(own, hard).sub(own).where(some, 0.0)
 
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
+    logit_scale = batch.scalar("logit_scale", logit_scale)
     with _full_precision(image_features):
         of_images = batch.sum_over("image", reweighted, [logit_scale])
         of_texts = batch.sum_over("text", reweighted, [logit_scale])

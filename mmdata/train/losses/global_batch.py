@@ -96,6 +96,21 @@ class GlobalBatch:
             own=slice(first, first + len(images)),
         )
 
+    def scalar(self, name: str, value: Tensor | float) -> Tensor:
+        """A scalar argument of a loss as a tensor beside the features.
+
+        Raises:
+            ValueError: a tensor with more than one element.
+            TypeError: neither a tensor nor a number.
+        """
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise ValueError(f"{name} must be one number: got a tensor of shape {tuple(value.shape)}")
+            return value.reshape(())
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name} must be a scalar tensor or a number: got {type(value).__name__}")
+        return self.images.new_full((), value)
+
     @cached_property
     def all_images(self) -> Tensor:
         """(N, D), with gradient. The first access is a collective."""

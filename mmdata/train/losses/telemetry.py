@@ -22,7 +22,7 @@ NEAR = 0.05
 def mining_telemetry(
     image_features: Tensor,
     text_features: Tensor,
-    logit_scale: Tensor,
+    logit_scale: Tensor | float,
     *,
     miner: AnyMiner | None = None,
     valid: Tensor | None = None,
@@ -63,7 +63,7 @@ def mining_telemetry(
     device = image_features.device
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
-        sums = _Sums(batch, logit_scale)
+        sums = _Sums(batch, batch.scalar("logit_scale", logit_scale))
         for side in ("image", "text"):
             batch.sum_over(side, sums.add, miner=_Watched(miner, sums))
     return sums.read()

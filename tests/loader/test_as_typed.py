@@ -1,0 +1,182 @@
+"""Python as people type it: a callable as transform, captions as text, and what a wrong first try says."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+
+import mmdata
+from mmdata import Batch, Loader
+from mmdata.config import DataConfig
+from mmdata.errors import ConfigError
+from mmdata.loader import BatchMaker
+from mmdata.loader.workers import choose
+
+from .conftest import Corpus
+
+Same = Callable[[Batch, Batch], bool]
+UNNAMED = r"tests\.loader\.test_as_typed:unnamed\.<locals>\.inner"
+
+
+def jittered(size: tuple[int, int]) -> v2.Compose:
+    """Another process can import it as tests.loader.test_as_typed:jittered."""
+    return v2.Compose([v2.RandomResizedCrop(size, scale=(0.3, 1.0)), v2.RandomHorizontalFlip(), v2.ColorJitter(0.4)])
+
+
+def unnamed(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A function that no other process can import."""
+
+    def inner(image: Tensor, size: tuple[int, int], generator: torch.Generator) -> Tensor:
+        return change(image)
+
+    return inner
+
+
+def two(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Takes other arguments than a transform."""
+    return image
+
+
+def pixels(loader: Loader) -> list[Tensor]:
+    return [batch["pixel_values"].clone() for batch in loader]
+
+
+def captions(batch: Batch) -> list[str]:
+    return cast("dict[str, Any]", batch)["captions"]
+
+
+def is_equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def test_function_as_transform_and_captions_are_the_same_in_threads_and_processes(corpus: Corpus, same: Same):
+    changes: dict[str, Any] = {"transform": jittered, "add_captions": True}
+    assert DataConfig.model_validate({**corpus.settings, **changes}).transform == f"{__name__}:jittered"
+    threads = list(corpus.loader(**changes, num_workers=2))
+    processes = list(corpus.loader(**changes, worker_type="process"))
+    assert all(same(one, other) for one, other in zip(threads, processes, strict=True))
+    by_name = pixels(corpus.loader(transform=f"{__name__}:jittered", num_workers=0))
+    assert is_equal([batch["pixel_values"] for batch in threads], by_name)
+
+
+@pytest.mark.parametrize(
+    ("of", "name"),
+    [
+        (unnamed, "tests.loader.test_as_typed:unnamed.<locals>.inner"),
+        (None, "torchvision.transforms.v2._container:Compose"),
+    ],
+    ids=["function", "object"],
+)
+def test_transform_without_a_name_works_in_threads(corpus: Corpus, of: Any, name: str):
+    crop = v2.Compose([v2.RandomCrop(24, pad_if_needed=True), v2.RandomVerticalFlip()])
+    square: dict[str, Any] = {"image_buckets": None, "image_size": 24, "transform": of(crop) if of else crop}
+    expected = pixels(corpus.loader(**square, num_workers=0))
+    assert is_equal(pixels(corpus.loader(**square, num_workers=3)), expected)
+    state = corpus.loader(**square).state_dict()
+    assert json.loads(json.dumps(state))["plan"]["transform"] == name
+    assert json.loads(DataConfig.model_validate({**corpus.settings, **square}).model_dump_json())["transform"] == name
+
+
+def test_transform_without_a_name_is_refused_in_a_worker_process(corpus: Corpus):
+    message = (
+        rf"^transform '{UNNAMED}': data\.loading\.worker_type is process, and another process cannot import it by its "
+        r"name: .* Define it at the top of a file of its own, or set data\.loading\.worker_type to thread$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(transform=unnamed(torch.clone), worker_type="process")
+
+
+def test_transform_without_a_name_takes_threads_where_there_is_a_gpu(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(choose, "has_gpu", lambda: True)
+    caplog.set_level(logging.WARNING, "mmdata")
+    chosen = choose.resolve_workers(DataConfig.model_validate({**corpus.settings, "transform": v2.RandomCrop(8)}))
+    assert chosen.loading.worker_type == "thread"
+    assert "another process cannot import transform 'torchvision.transforms.v2._geometry:RandomCrop', so" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (5, r"'transform': expected train, eval, \"module:callable\" or a callable; got 5"),
+        (
+            two,
+            r"transform 'tests\.loader\.test_as_typed:two': takes \(image.*\) .*; expected \(image, size, generator\)",
+        ),
+    ],
+)
+def test_transform_of_another_kind_is_refused(corpus: Corpus, transform: Any, message: str):
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(transform=transform)
+
+
+def test_captions_are_text_in_the_batch_on_request(corpus: Corpus):
+    loader = corpus.loader(add_captions=True, num_workers=2)
+    for batch in loader:
+        texts, valid = captions(batch), batch["valid"].numpy()
+        ids, mask = loader.maker.tokenizer.encode(texts, batch["input_ids"].shape[1])
+        assert np.array_equal(batch["input_ids"].numpy()[valid], ids[valid])
+        assert np.array_equal(batch["attention_mask"].numpy()[valid], mask[valid])
+        rows = zip(batch["rows"].tolist(), texts, strict=True)
+        assert all(text in corpus.samples[row].captions if row >= 0 else text == "" for row, text in rows)
+    assert "captions" not in next(iter(corpus.loader(num_workers=0)))
+
+
+def test_captions_are_text_in_the_batches_of_a_stream(corpus: Corpus):
+    settings = {key: value for key, value in corpus.settings.items() if key != "shards"}
+    stream = mmdata.stream(str(corpus.folder / "shards"), {**settings, "add_captions": True})
+    of_key = {sample.key: sample.captions for sample in corpus.samples}
+    pairs = [pair for batch in stream for pair in zip(batch["keys"], captions(batch), strict=True)]
+    assert {key for key, _ in pairs if key} == of_key.keys()
+    assert all(text in of_key[key] if key else text == "" for key, text in pairs)
+
+
+@pytest.mark.parametrize("given", ["cc", Path("cc"), {"shards": "cc"}], ids=["str", "path", "dict"])
+def test_loader_of_a_path_or_settings_says_what_to_write(given: Any):
+    message = (
+        r"^Loader takes a plan and a BatchMaker; got .*\. To make a loader of settings: Loader\.from_config\('CONF"
+    )
+    with pytest.raises(TypeError, match=message):
+        Loader(given)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=message):
+        Loader(plan=given)  # type: ignore[call-arg]
+
+
+def test_loader_keeps_its_signature():
+    names = list(inspect.signature(Loader).parameters)
+    assert names[:4] == ["plan", "maker", "rank", "world_size"]
+    assert "prefetch_batches" in names
+
+
+def test_loader_in_a_torch_dataloader_says_what_to_do(corpus: Corpus):
+    message = (
+        r"^a Loader gives whole batches when it is iterated \(`for batch in …`\), and has no rows to ask for: use it "
+        r"in place of torch's DataLoader, not inside one\. `loader\.index\[3\]` is one row to look at\. In the Hug"
+    )
+    wrapped: Any = DataLoader(cast(Any, corpus.loader(num_workers=0)))
+    with pytest.raises(TypeError, match=message):
+        next(iter(wrapped))
+
+
+def test_constructors_take_one_name_and_the_old_one_for_a_release(corpus: Corpus):
+    whole = corpus.loader(num_workers=0)
+    old: dict[str, Any] = {"prefetch": 3}
+    with pytest.warns(DeprecationWarning, match=r"^Loader's argument prefetch is now called prefetch_batches; the old"):
+        Loader(whole.plan, whole.maker, num_workers=1, **old)
+    old = {"hashes": True}
+    with pytest.warns(DeprecationWarning, match=r"^BatchMaker's argument hashes is now called add_hashes; the old"):
+        maker = BatchMaker(whole.index, whole.maker.tokenizer, whole.maker.transform, **old)
+    loader = Loader(whole.plan, maker, num_workers=0, prefetch_batches=1)
+    assert "image_hash" in next(iter(loader))
