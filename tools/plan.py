@@ -43,7 +43,7 @@ def main() -> int:
         table.add_column(name, justify="right")
     for (bucket, count), batch_size in zip(summary.buckets.items(), plan.batch_sizes, strict=True):
         if count.steps:
-            padding = f"{1 - count.tokens / (count.rows * bucket.length):.1%}"
+            padding = f"{1 - count.tokens / (count.rows * bucket.length):.1%}" if bucket.length else "no texts"
             counts = (f"{batch_size:,}", f"{count.steps:,}", f"{count.rows:,}")
             table.add_row(f"{bucket.length}", bucket.image, *counts, padding)
     Console().print(table)

@@ -14,7 +14,7 @@ from mmdata.loader.corpus import open_index
 from mmdata.plan import Plan
 from mmdata.plan.from_config import build_plan
 from mmdata.shards import Index
-from mmdata.transform.text import Tokenizer
+from mmdata.transform.text import load_tokenizer
 
 BATCH_ROWS = 256
 """`data.global_batch_size` of a folder's plan; all rows where the folder has fewer."""
@@ -47,8 +47,7 @@ def plan_of(place: str, overrides: list[str]) -> Planned:
     if not (Path(place).is_dir() or "://" in place):
         data = load_config(place, overrides).data
         index = open_index(data)
-        tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
-        return Planned(data, index, build_plan(data, index, tokenizer, count_lengths=True))
+        return Planned(data, index, build_plan(data, index, load_tokenizer(data), count_lengths=True))
     return _plan_of_shards(place, overrides)
 
 
@@ -56,7 +55,7 @@ def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
     given = with_overrides({"data": {"shards": place}}, overrides, kind=Config)["data"]
     index = Index.open(place)
     assumed: dict[str, Any] = {"global_batch_size": max(min(BATCH_ROWS, len(index)), 1)}
-    if "tokenizer" not in given:
+    if "tokenizer" not in given and index.has_captions:
         if index.tokenizer is None:
             raise ConfigError(
                 f"shards '{place}': no tokenizer has counted their captions, and a plan needs the lengths: give one "
@@ -64,10 +63,8 @@ def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
             )
         assumed["tokenizer"] = f"the one that counted the index ({index.tokenizer})"
     data = parse(DataConfig, assumed | given, origin=f"settings for shards '{place}'")
-    if "tokenizer" in given:
-        tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
-    else:  # the index holds the lengths, and the plan needs no more of a tokenizer
-        tokenizer = CountedLengths(str(index.tokenizer))
+    # Where the index holds the lengths, the plan needs no more of a tokenizer.
+    tokenizer = CountedLengths(str(index.tokenizer)) if "tokenizer" in assumed else load_tokenizer(data)
     index = open_index(data)
     shown = assumed | {name: getattr(data, name) for name in ("image_size", "max_length")}
     listed = [f"data.{name}={value}" for name, value in shown.items() if name not in given]

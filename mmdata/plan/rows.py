@@ -79,7 +79,8 @@ class IndexRows:
     Args:
         index: of the shards.
         lengths: "index" for the caption lengths that the index holds; a pair for those of another tokenizer, counted by
-            the caller; None if the policy does not ask for lengths, which then are all 1.
+            the caller; "no_texts" if batches have no texts, with lengths of 0; None if the policy does not ask for
+            lengths, which then are all 1.
         limit: use only the first `limit` rows.
         selection: of the index's first `limit` rows; None plans all of them.
     """
@@ -88,13 +89,13 @@ class IndexRows:
         self,
         index: Index,
         *,
-        lengths: Literal["index"] | CaptionTokens | None,
+        lengths: Literal["index", "no_texts"] | CaptionTokens | None,
         limit: int | None = None,
         selection: Selection | None = None,
     ) -> None:
         self._index = index
         self.selection = selection
-        self._lengths: Literal["index"] | CaptionTokens | None = lengths
+        self._lengths: Literal["index", "no_texts"] | CaptionTokens | None = lengths
         self._limited = limit is not None and limit < len(index)
         self.starts = starts_of(index, limit)
         self._counted: dict[tuple[int, int], tuple[BucketPolicy, NDArray[np.int64]]] = {}
@@ -106,6 +107,8 @@ class IndexRows:
         height, width = self.sizes(rows)
         if self._lengths is None:
             return Shapes(np.ones(len(rows), np.int64), height, width)
+        if self._lengths == "no_texts":
+            return Shapes(np.zeros(len(rows), np.int64), height, width)
         if self._lengths == "index":
             offsets, counts = self._index.take_lists(rows, "caption_tokens")
             begins, num_captions = offsets[:-1], np.diff(offsets)
@@ -123,10 +126,15 @@ class IndexRows:
         return height, np.where(turned, columns["height"], columns["width"]).astype(np.int64)
 
     def tokens(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Tokens of all captions of n rows: offsets (n + 1,) and counts, which are 0 where no lengths are known."""
+        """Tokens of all captions of n rows: offsets (n + 1,) and counts, which are 0 where no lengths are known.
+
+        In a corpus of labels only, a row counts as one caption of 0 tokens.
+        """
+        if not self._index.captions:
+            return np.arange(len(rows) + 1), np.zeros(len(rows), np.int32)
         if self._lengths == "index":
             return self._index.take_lists(rows, "caption_tokens")
-        if self._lengths is None:
+        if not isinstance(self._lengths, tuple):
             offsets, hashes = self._index.take_lists(rows, "caption_hash")
             return offsets, np.zeros(len(hashes), np.int32)
         offsets, tokens = self._lengths
@@ -134,19 +142,26 @@ class IndexRows:
         return offsets_of(counts), tokens[spans(offsets[rows], counts)]
 
     def hashes(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> Hashes:
-        """Hashes of the images of n rows, and of the captions that the rows have in their passes."""
+        """Hashes of the images of n rows, and of the captions that the rows have in their passes.
+
+        Where batches have no texts, the captions' hashes are those of the images.
+        """
+        images = self._index.take(rows, ["image_hash"])["image_hash"]
+        if self._lengths == "no_texts":
+            return Hashes(images, images)
         offsets, hashes = self._index.take_lists(rows, "caption_hash")
         chosen = choose_captions(rows, np.diff(offsets), passes)
-        return Hashes(self._index.take(rows, ["image_hash"])["image_hash"], hashes[offsets[:-1] + chosen])
+        return Hashes(images, hashes[offsets[:-1] + chosen])
 
     def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
         """Rows of each of n consecutive shards by bucket, int64 (n, K)."""
         # The manifest's histograms tell, if every row has one caption and the policy looks at nothing finer than their
         # cells. Otherwise the shape of every row has to be read from the index.
-        one_each = self._index.captions == len(self._index)
+        # A corpus of labels only has one count a row in its histograms, too.
+        one_each = self._index.captions in (len(self._index), 0)
         known = one_each and not isinstance(self._lengths, tuple) and not self._limited
         if known and self.selection is None and getattr(policy, "uses_cells", False):
-            return count_cells(self._index.cells(), policy, lengths=self._lengths is not None)[shards]
+            return count_cells(self._index.cells(), policy, lengths=self._lengths == "index")[shards]
         if not one_each:
             return count_buckets(self, policy, epoch, shards)
         # With one caption a row the counts are the same in every epoch.

@@ -19,6 +19,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 
 logger = logging.getLogger("mmdata")
@@ -112,6 +113,29 @@ class Tokenizer:
             input_ids[row, : len(ids)] = ids
             attention_mask[row, : len(ids)] = 1
         return input_ids, attention_mask
+
+
+def load_tokenizer(data: DataConfig) -> Tokenizer | None:
+    """The tokenizer of a section `data`; None if it names none, and batches have no texts.
+
+    Raises:
+        ConfigError: see `Tokenizer.load`.
+    """
+    return None if data.tokenizer is None else Tokenizer.load(data.tokenizer, max_length=data.max_length)
+
+
+def need_tokenizer(data: DataConfig, *, to: str) -> Tokenizer:
+    """The tokenizer of a section `data`; `to` says what needs it, as in "train a dual encoder".
+
+    Raises:
+        ConfigError: the section names no tokenizer; or see `Tokenizer.load`.
+    """
+    if (tokenizer := load_tokenizer(data)) is None:
+        raise ConfigError(
+            f"data.tokenizer is not set, and to {to} captions must be tokenized: give a folder that "
+            "AutoTokenizer.from_pretrained loads, or `clip` for the tokenizer of CLIP"
+        )
+    return tokenizer
 
 
 PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
