@@ -120,8 +120,9 @@ class DataConfig(Settings):
     split: Literal["train", "val"] = "train"
     """With `val.share`, which of the two parts is loaded: train (all other rows) or val."""
     tokenizer: Location | None = None
-    """Folder that `AutoTokenizer.from_pretrained` loads, or a Hugging Face name. Without it batches have no texts
-    (no input_ids and attention_mask), for corpora of images and labels."""
+    """Folder that `AutoTokenizer.from_pretrained` loads; clip, for CLIP's tokenizer, which ships with mmdata; or a
+    Hugging Face name. Without it batches have no texts (no input_ids and attention_mask), for corpora of images and
+    labels."""
     global_batch_size: Positive
     """Rows of one step over all ranks; with `token_budget`, at most."""
     token_budget: Positive | None = None
