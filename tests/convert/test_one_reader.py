@@ -56,11 +56,13 @@ def by_index(folder: Path) -> Reading:
     return published(folder / "index", report.accounts)
 
 
-def by_convert(folder: Path) -> Reading:
-    # A second sample, because a conversion must write one; its own tar comes after the first.
+def by_convert(folder: Path, alone: Reading) -> Reading:
+    # A second sample, because a conversion must write one; its own tar comes after the first. It has a caption, unless
+    # the first one has only a label: then captions of another sample would make that one unusable.
+    text = {"z.cls": str(alone.label)} if alone.captions == [] else {"z.txt": "z"}
     pack(folder / "both/a.tar", {})
     (folder / "both/a.tar").write_bytes((folder / "in/a.tar").read_bytes())
-    pack(folder / "both/b.tar", {"z.jpg": make_photo(9, 9, seed=3), "z.txt": "z"})
+    pack(folder / "both/b.tar", {"z.jpg": make_photo(9, 9, seed=3), **text})
     config = ConvertConfig(max_bad_share=1.0, shard_rows=1)
     report = convert(folder / "both", folder / "out", config, engine=threads(1))
     accounts = report.accounts
@@ -69,8 +71,8 @@ def by_convert(folder: Path) -> Reading:
     return published(folder / "out", accounts)
 
 
-def by_stream(folder: Path) -> Reading:
-    (sample,) = read_shard(str(folder / "in/a.tar"))
+def by_stream(folder: Path, alone: Reading) -> Reading:
+    (sample,) = read_shard(str(folder / "in/a.tar"), needs_caption=alone.captions != [])
     if not isinstance(sample, StreamSample):
         return Reading(None, None, str(sample.error.reason), {})
     lost = {str(loss): 1 for loss in sample.losses}
@@ -81,7 +83,8 @@ def readings(members: dict[str, bytes]) -> tuple[Reading, Reading, Reading]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pack(folder / "in/a.tar", members)
-        return by_index(folder), by_convert(folder), by_stream(folder)
+        index = by_index(folder)
+        return index, by_convert(folder, index), by_stream(folder, index)
 
 
 def check_folder(members: dict[str, bytes], expected: Reading) -> None:
