@@ -58,6 +58,7 @@ SETTINGS = {
     "train-tokenizer": "entries of a tokenizer to train on the captions, into OUT/tokenizer",
 }
 """Flags that replace a recipe's setting of the same name."""
+CLASSES_SHOWN = 10
 REPEATED = {"caption-column": "caption_columns", "caption-template": "caption_templates", "keep": "keep"}
 WHOLE = ("resize", "quality", "min-side", "max-pixels", "train-tokenizer", "shard-rows")
 NUMBERS: dict[str, Callable[[str], int | float]] = {
@@ -167,9 +168,19 @@ def show(report: Report, out: Path) -> None:
         table.add_row(f"written without: {loss}", f"[dim]{count:,}[/dim]")
     Console().print(table)
     named = {name: report.source.get(name) for name in ("image", "captions", "label")}
+    if "images" in report.source:
+        print(printable(f"images: found in the folder '{report.source['images']}'; --images names another one"))
     columns = [f"{k} = {' + '.join(v) if isinstance(v, list) else v}" for k, v in named.items() if v]
     if columns:
         print(printable(f"columns: {', '.join(columns)}"))
+    if classes := accounts.get("classes"):
+        more = ", …" if len(classes) > CLASSES_SHOWN else ""
+        print(printable(f"classes: {len(classes):,}: {', '.join(classes[:CLASSES_SHOWN])}{more}"))
+    if not report.manifest.has_captions:
+        print(
+            "captions: none, a corpus of labels; leave data.tokenizer out, or convert with "
+            '--caption-template "a photo of a {}."'
+        )
     parts = {out: report.manifest}
     if report.val is not None:
         parts = {out / "train": report.manifest, out / "val": report.val}

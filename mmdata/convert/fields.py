@@ -80,6 +80,8 @@ class FieldReader:
 
     def _captions(self, row: Row, label: int | str | None) -> list[str]:
         """All captions of a table's row, cleaned; empty ones are left out if another has text."""
+        if not row.captions and self.has_captions and not self.templates:
+            raise BadSample(Reason.MISSING_CAPTION, "no .txt, .caption or .json of the same name")
         present: list[Any] = []
         for value in row.captions:
             listed = as_list(value) if isinstance(value, str) else value
