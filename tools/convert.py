@@ -1,8 +1,9 @@
 """mmdata convert: a raw corpus, or shards, to shards with an index and a ledger of every row that was left out.
 
-SOURCE is a folder of images and caption files of the same stem (.txt, .caption or .json), a table of paths and captions
-(.csv .tsv .jsonl .parquet), a corpus's folder whose recipe names the table, or shards: a folder of WebDataset tars,
-whose keys, captions, labels and metadata are kept. Shrinking makes web photos load twice as fast, larger ones more:
+SOURCE is a table (.csv .tsv .txt .jsonl .json .parquet) of images and captions, COCO's captions, a folder with caption
+files beside the images (.txt, .caption or .json), class folders, an imagefolder or Parquet files of the Hugging Face
+hub, or shards: a folder of WebDataset tars, whose keys, captions, labels and metadata are kept.
+Shrinking makes web photos load twice as fast, larger ones more:
 
     mmdata convert shards/photos shards/photos-256 --resize 256 --tokenizer shards/photos/tokenizer
 """
@@ -31,9 +32,16 @@ from mmdata.shards.folder import find_ledger
 SETTINGS = {
     "table": "table in SOURCE, or a pattern for several",
     "images": "folder that the table's paths are relative to, itself relative to SOURCE (or to the folder of a table)",
+    "split": "part of SOURCE to convert, such as train, where it has several",
+    "format": "format of the table, where its name does not tell: csv, tsv, jsonl, json or parquet",
+    "delimiter": 'character between the fields of a CSV, or "tab" (default: the one that fits the first lines)',
+    "encoding": "encoding of text tables, such as latin-1 (default utf-8)",
+    "columns": "names of the columns of a CSV without a header line, as image,caption",
     "image-column": "column with the images' paths",
     "caption-column": "column with captions; may be given more than once",
     "label-column": 'column with class numbers or names; "" takes none',
+    "caption-template": 'caption made of the class name of an image without one, as "a photo of a {}."; '
+    "may be given more than once",
     "keep": "column to store in each sample's JSON (\"path\" is the image's); may be given more than once",
     "group-by": "rows that become one sample with all their captions: image (the same path; the default for tables), "
     "content (images equal byte for byte), or none",
@@ -50,7 +58,8 @@ SETTINGS = {
     "train-tokenizer": "entries of a tokenizer to train on the captions, into OUT/tokenizer",
 }
 """Flags that replace a recipe's setting of the same name."""
-REPEATED = {"caption-column": "caption_columns", "keep": "keep"}
+CLASSES_SHOWN = 10
+REPEATED = {"caption-column": "caption_columns", "caption-template": "caption_templates", "keep": "keep"}
 WHOLE = ("resize", "quality", "min-side", "max-pixels", "train-tokenizer", "shard-rows")
 NUMBERS: dict[str, Callable[[str], int | float]] = {
     **dict.fromkeys(WHOLE, int),
@@ -116,6 +125,8 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
     """Settings given as flags."""
     given = {name: getattr(options, name.replace("-", "_")) for name in SETTINGS}
     settings = {REPEATED.get(k, k.replace("-", "_")): v for k, v in given.items() if v is not None}
+    if options.columns is not None:
+        settings["columns"] = options.columns.split(",")
     if options.no_quotes:
         settings["quotes"] = False
     if options.keep_duplicates:
@@ -155,9 +166,19 @@ def show(report: Report, out: Path) -> None:
         table.add_row(f"written without: {loss}", f"[dim]{count:,}[/dim]")
     Console().print(table)
     named = {name: report.source.get(name) for name in ("image", "captions", "label")}
+    if "images" in report.source:
+        print(printable(f"images: found in the folder '{report.source['images']}'; --images names another one"))
     columns = [f"{k} = {' + '.join(v) if isinstance(v, list) else v}" for k, v in named.items() if v]
     if columns:
         print(printable(f"columns: {', '.join(columns)}"))
+    if classes := accounts.get("classes"):
+        more = ", …" if len(classes) > CLASSES_SHOWN else ""
+        print(printable(f"classes: {len(classes):,}: {', '.join(classes[:CLASSES_SHOWN])}{more}"))
+    if not report.manifest.has_captions:
+        print(
+            "captions: none, a corpus of labels; leave data.tokenizer out, or convert with "
+            '--caption-template "a photo of a {}."'
+        )
     parts = {out: report.manifest}
     if report.val is not None:
         parts = {out / "train": report.manifest, out / "val": report.val}

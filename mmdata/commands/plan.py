@@ -63,10 +63,8 @@ def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
             )
         assumed["tokenizer"] = f"the one that counted the index ({index.tokenizer})"
     data = parse(DataConfig, assumed | given, origin=f"settings for shards '{place}'")
-    if "tokenizer" in given or not index.has_captions:
-        tokenizer = load_tokenizer(data)
-    else:  # the index holds the lengths, and the plan needs no more of a tokenizer
-        tokenizer = CountedLengths(str(index.tokenizer))
+    # Where the index holds the lengths, the plan needs no more of a tokenizer.
+    tokenizer = CountedLengths(str(index.tokenizer)) if "tokenizer" in assumed else load_tokenizer(data)
     index = open_index(data)
     shown = assumed | {name: getattr(data, name) for name in ("image_size", "max_length")}
     listed = [f"data.{name}={value}" for name, value in shown.items() if name not in given]

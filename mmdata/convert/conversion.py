@@ -224,7 +224,7 @@ class Conversion:
         try:
             label = self._labels.number(examined.label)
         except BadSample as bad:
-            if examined.is_table:
+            if examined.is_table or not examined.sample.captions:
                 raise
             losses = {**losses, Loss.LABEL_NAME: bad.detail}
         if not self._config.keep_duplicates:

@@ -105,7 +105,8 @@ class GroupedSource:
         file: IO[bytes],
     ) -> None:
         self._source = source
-        self.root, self.rows_at_most, self.classes = source.root, source.rows_at_most, source.classes
+        self.root, self.rows_at_most = source.root, source.rows_at_most
+        self.classes, self.has_captions = source.classes, source.has_captions
         self._repeated = repeated
         self._ends = np.zeros(len(repeated) + 1, np.int64)  # row m's captions lie at ends[m]:ends[m + 1]; none: a fault
         self._first = np.full(int(repeated.groups.max()) + 1, -1, np.int64)  # of each group, as a place in `repeated`

@@ -143,20 +143,37 @@ def open_outputs(folder: Path, parts: Sequence[str] = ()) -> Generator[list[Outp
     Raises:
         DataError: a folder holds foreign files, cannot be written, or another process writes it.
     """
-    if parts and folder.is_dir() and (foreign := sorted(set(os.listdir(folder)) - set(parts))):
-        raise _foreign(folder, foreign)
     outputs = [Output(folder / part) for part in parts] or [Output(folder)]
     with ExitStack() as held:
+        if parts:
+            _hold_parent(folder, parts, held)
         for output in outputs:
             _hold(output, held)
         _recover(outputs)
         yield outputs
 
 
+def _hold_parent(folder: Path, parts: Sequence[str], held: ExitStack) -> None:
+    """Hold the folder of the parts, which may hold nothing else but what a conversion that failed has left."""
+    if folder.is_dir() and (foreign := sorted(set(os.listdir(folder)) - {*parts, LOCK_NAME, PRIVATE_NAME})):
+        raise _foreign(folder, foreign)
+    _lock(folder, held)
+    failed = Output(folder)
+    if manifest_prefix(failed.private) is not None:
+        raise _foreign(folder, [PRIVATE_NAME])
+    if failed.private.exists():
+        shutil.rmtree(failed.private)
+
+
 def _hold(output: Output, held: ExitStack) -> None:
     folder = output.folder
     if folder.is_dir() and not (folder / LOCK_NAME).exists():
         output.refuse_foreign()  # before even a lock file is put into a foreign folder
+    _lock(folder, held)
+    output.refuse_foreign()
+
+
+def _lock(folder: Path, held: ExitStack) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOCK_NAME).touch()
@@ -165,7 +182,6 @@ def _hold(output: Output, held: ExitStack) -> None:
             f"output '{folder}': cannot be written ({error.strerror}); choose a folder that can be"
         ) from error
     held.enter_context(lock(folder))
-    output.refuse_foreign()
 
 
 def _recover(outputs: Sequence[Output]) -> None:

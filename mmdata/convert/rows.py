@@ -46,9 +46,9 @@ class PackedFiles:
             )
         return data
 
-    def texts(self) -> Texts:
+    def texts(self, *, needs_caption: bool = True) -> Texts:
         """Captions, label and metadata; see `texts_of`."""
-        return texts_of(self.group, self._read)
+        return texts_of(self.group, self._read, needs_caption=needs_caption)
 
     def _read(self, member: Member) -> bytes:
         with open(self.tar, "rb") as file:
@@ -99,12 +99,14 @@ class Source(Protocol):
         root: real path of the folder that must contain all images.
         rows_at_most: upper bound of the number of rows, exact for folders, tars and Parquet.
         classes: names of the class numbers, if the corpus declares them; else empty.
+        has_captions: whether any row may have a caption; if not, the corpus is one of labels only.
         may_repeat: whether several rows may name one image; False for folders and tars.
     """
 
     root: str
     rows_at_most: int
     classes: tuple[str, ...]
+    has_captions: bool
     may_repeat: bool
 
     def rows(self) -> Iterator[Row]:

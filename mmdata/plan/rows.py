@@ -126,14 +126,17 @@ class IndexRows:
         return height, np.where(turned, columns["height"], columns["width"]).astype(np.int64)
 
     def tokens(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Tokens of all captions of n rows: offsets (n + 1,) and counts, which are 0 where no lengths are known."""
+        """Tokens of all captions of n rows: offsets (n + 1,) and counts, which are 0 where no lengths are known.
+
+        In a corpus of labels only, a row counts as one caption of 0 tokens.
+        """
+        if not self._index.captions:
+            return np.arange(len(rows) + 1), np.zeros(len(rows), np.int32)
         if self._lengths == "index":
             return self._index.take_lists(rows, "caption_tokens")
-        if self._lengths is None:
+        if not isinstance(self._lengths, tuple):
             offsets, hashes = self._index.take_lists(rows, "caption_hash")
             return offsets, np.zeros(len(hashes), np.int32)
-        if self._lengths == "no_texts":  # counted once a row, as in the manifest's histograms
-            return np.arange(len(rows) + 1), np.zeros(len(rows), np.int32)
         offsets, tokens = self._lengths
         counts = offsets[rows + 1] - offsets[rows]
         return offsets_of(counts), tokens[spans(offsets[rows], counts)]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mmdata import Loader
+from mmdata.commands.plan import plan_of
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
@@ -120,6 +121,19 @@ def test_shapes_are_chosen_for_the_selected_rows(corpus: Corpus):
     captions = caption_histogram(index, None, max_length=32, selection=selection)
     assert captions.sum(axis=0).tolist() == histogram.sum(axis=0).tolist()
     assert bucket_policy(data, index, "index", selection=selection).buckets
+
+
+def test_labels_alone_are_split_and_planned_too(corpus: Corpus, tmp_path: Path):
+    samples = [replace(sample, captions=[], label=row % 3) for row, sample in enumerate(corpus.samples)]
+    corpus.write_beside(tmp_path / "labels", samples)
+    settings = {**corpus.settings, "shards": str(tmp_path / "labels"), "tokenizer": None, "image_buckets": "auto"}
+    data = DataConfig.model_validate({**settings, "image_size": 32, "patch_size": 8, "val": {"share": SHARE}})
+    with Loader.from_config(data) as training, Loader.from_config(evaluation_data(data)) as validation:
+        assert sorted(rows_of(validation)) == expected(corpus)
+        assert sorted(rows_of(training) + expected(corpus)) == list(range(50))
+    planned = plan_of(str(tmp_path / "labels"), ["data.val.share=0.3", "data.global_batch_size=10"])
+    assert planned.plan.num_rows == 50 - len(expected(corpus))
+    assert planned.assumed == ["data.image_size=224", "data.max_length=77"]
 
 
 def test_max_rows_comes_before_the_share(corpus: Corpus):

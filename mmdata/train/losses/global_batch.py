@@ -107,7 +107,8 @@ class GlobalBatch:
             if value.numel() != 1:
                 raise ValueError(f"{name} must be one number: got a tensor of shape {tuple(value.shape)}")
             return value.reshape(())
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        given: object = value  # callers are not type-checked
+        if isinstance(given, bool) or not isinstance(given, (int, float)):
             raise TypeError(f"{name} must be a scalar tensor or a number: got {type(value).__name__}")
         return self.images.new_full((), value)
 
