@@ -25,6 +25,7 @@ from mmdata.convert import Report, convert, load_recipe
 from mmdata.convert.engines import Engine, threads
 from mmdata.convert.rows import Row
 from mmdata.errors import printable
+from mmdata.shards import Manifest
 from mmdata.shards.folder import find_ledger
 
 SETTINGS = {
@@ -34,6 +35,9 @@ SETTINGS = {
     "caption-column": "column with captions; may be given more than once",
     "label-column": 'column with class numbers or names; "" takes none',
     "keep": "column to store in each sample's JSON (\"path\" is the image's); may be given more than once",
+    "group-by": "rows that become one sample with all their captions: image (the same path; the default for tables), "
+    "content (images equal byte for byte), or none",
+    "val-share": "share of the images (0 to 1) that goes into OUT/val, the others into OUT/train",
     "resize": "shorter side, in pixels, to which larger images are shrunk, as JPEG; the others stay byte for byte",
     "quality": "JPEG quality of the images that are shrunk, 1 to 100 (default 95)",
     "min-side": "smallest height or width, in pixels",
@@ -50,7 +54,7 @@ REPEATED = {"caption-column": "caption_columns", "keep": "keep"}
 WHOLE = ("resize", "quality", "min-side", "max-pixels", "train-tokenizer", "shard-rows")
 NUMBERS: dict[str, Callable[[str], int | float]] = {
     **dict.fromkeys(WHOLE, int),
-    **dict.fromkeys(("max-aspect", "max-bad-share"), float),
+    **dict.fromkeys(("max-aspect", "max-bad-share", "val-share"), float),
     "shard-bytes": lambda text: int(float(text)),
 }
 
@@ -144,22 +148,38 @@ def show(report: Report, out: Path) -> None:
     table = Table("rows", "count", box=None, pad_edge=False)
     table.columns[1].justify = "right"
     table.add_row("in", f"{report.accounts['rows']:,}")
-    for name in ("written", "duplicate", "filtered", "quarantined"):
-        table.add_row(name, f"{report.accounts[name]:,}")
-    for reason, count in report.accounts["reasons"].items():
+    accounts = report.accounts
+    for name in ("written", "merged", "duplicate", "filtered", "quarantined"):
+        table.add_row(name, f"{accounts.get(name, 0):,}")  # an earlier version merged none
+    for reason, count in accounts["reasons"].items():
         table.add_row(f"  {reason}", f"[dim]{count:,}[/dim]")
-    for loss, count in report.accounts.get("lost", {}).items():
+    for loss, count in accounts.get("lost", {}).items():
         table.add_row(f"written without: {loss}", f"[dim]{count:,}[/dim]")
     Console().print(table)
     named = {name: report.source.get(name) for name in ("image", "captions", "label")}
     columns = [f"{k} = {' + '.join(v) if isinstance(v, list) else v}" for k, v in named.items() if v]
     if columns:
         print(printable(f"columns: {', '.join(columns)}"))
-    left_out = report.accounts["rows"] - report.accounts["written"]
-    listed = f"; {left_out:,} left out, each with its reason in {find_ledger(out)}" if left_out else ""
-    print(printable(f"{report.manifest.num_shards} shards in {out}{listed}"))
-    if report.accounts["duplicate"]:
+    parts = {out: report.manifest}
+    if report.val is not None:
+        parts = {out / "train": report.manifest, out / "val": report.val}
+    for folder, manifest in parts.items():
+        print(printable(one_folder(folder, manifest)))
+    if accounts.get("differing"):
+        print(
+            f"{accounts['differing']:,} of the duplicates have other captions, or another label, than the row of the "
+            "same image that was written: --group-by content gives that row their captions"
+        )
+    elif accounts["duplicate"]:
         print("duplicates: the first row of each image was written; --keep-duplicates writes all")
+
+
+def one_folder(folder: Path, manifest: Manifest) -> str:
+    """A sentence about a folder of shards."""
+    accounts = manifest.accounts or {}
+    left_out = sum(accounts["reasons"].values())
+    listed = f"; {left_out:,} left out, each with its reason in {find_ledger(folder)}" if left_out else ""
+    return f"{manifest.num_shards} shards in {folder}, {manifest.rows:,} samples{listed}"
 
 
 if __name__ == "__main__":

@@ -95,8 +95,10 @@ class DataConfig(Settings):
     """Folder or URL with shards and a manifest (`mmdata convert` or `mmdata index` makes it), or a mixture."""
     val_shards: MayChange[Location | None] = None
     """Shards to evaluate on, with the same tokenizer and image size."""
-    tokenizer: Location
-    """Folder that `AutoTokenizer.from_pretrained` loads, or a Hugging Face name."""
+    tokenizer: Location | None = None
+    """Folder that `AutoTokenizer.from_pretrained` loads; clip, for CLIP's tokenizer, which ships with mmdata; or a
+    Hugging Face name. Without it batches have no texts (no input_ids and attention_mask), for corpora of images and
+    labels."""
     global_batch_size: Positive
     """Rows of one step over all ranks; with `token_budget`, at most."""
     token_budget: Positive | None = None
@@ -177,6 +179,16 @@ class DataConfig(Settings):
                 raise ValueError("image_patches and image_buckets exclude each other: give one")
         if self.crop_scale[0] > self.crop_scale[1] or self.crop_scale[0] == 0:
             raise ValueError(f"crop_scale must be (min, max) with 0 < min <= max: got {self.crop_scale}")
+        if self.tokenizer is None:
+            of_texts = {
+                "text_buckets": isinstance(self.text_buckets, list),
+                "negative_captions": self.negative_captions is not None,
+            }
+            if given := [name for name, is_given in of_texts.items() if is_given]:
+                raise ValueError(
+                    f"tokenizer is missing, and without it batches have no texts, which {' and '.join(given)} are "
+                    "about: give data.tokenizer, or leave them out"
+                )
         if self.augment is not None and self.transform != "train":
             raise ValueError(
                 f"augment changes the crops of transform train, and transform is '{self.transform}': leave augment out "

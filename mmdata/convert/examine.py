@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from mmdata.convert.recipe import RESERVED, ConvertConfig
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import Row, Source
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.safe_read import read_inside
 from mmdata.shards import ImageInfo, Limits, Sample, probe
@@ -49,6 +49,7 @@ class Examined:
         digest: of the image file in the corpus, to find duplicates.
         fault: reason and detail if the row cannot be used.
         losses: parts of the sample's files that could not be used.
+        merged_into: number of the row whose sample has this row's captions, if that one was written.
         is_table: whether the row is of a table. A label that cannot be numbered makes a table's row unusable; a sample
             of files is written without it.
     """
@@ -61,6 +62,7 @@ class Examined:
     digest: bytes = b""
     fault: tuple[Reason, str] | None = None
     losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
+    merged_into: int | None = None
     is_table: bool = True
 
 
@@ -86,37 +88,43 @@ class Examiner:
     quality: int
 
     @classmethod
-    def from_config(cls, root: str, config: ConvertConfig) -> Examiner:
-        """The examiner that a recipe asks for."""
+    def from_config(cls, source: Source, config: ConvertConfig) -> Examiner:
+        """The examiner of a source's rows that a recipe asks for."""
         limits = Limits(min_side=config.min_side, max_aspect=config.max_aspect, max_pixels=config.max_pixels)
-        return cls(root, limits, config.max_image_bytes, config.resize, config.quality)
+        return cls(source.root, limits, config.max_image_bytes, config.resize, config.quality)
 
     def __call__(self, row: Row) -> Examined:
         """Examine one row. A fault of the row is in the result; a fault of the system is raised."""
-        path = row.image if isinstance(row.image, str) else "" if row.image is None else excerpt(row.image)
-        path = path[:MAX_PATH_BYTES]
+        path = _path_of(row)
         try:
             if row.fault:
                 raise BadSample(*row.fault)
-            fields = read_fields(row, self.root)
-            original = self._read_image(row)
+            if row.merged_into is not None:
+                return Examined(row.number, row.place, path, merged_into=row.merged_into)
+            fields = self.fields(row)
+            original = self.read_image(row)
             with name_warnings(lambda: row.place):
                 image, info, shrunk_from = self._prepare(original)
         except BadSample as bad:
-            return Examined(row.number, row.place, path, fault=(bad.reason, bad.detail))
+            fault = (bad.reason, bad.detail)
+            return Examined(row.number, row.place, path, merged_into=row.merged_into, fault=fault)
         key = row.packed.key if row.packed else f"{row.number:09d}"
         extra = _with_sizes(fields.extra, shrunk_from, info) if shrunk_from else fields.extra
-        sample = Sample(key, image, info, fields.captions, extra=extra or None)
+        sample = Sample(key, image, info, [*fields.captions, *row.more_captions], extra=extra or None)
         return Examined(
             row.number,
             row.place,
             path,
             sample,
             fields.label,
-            hashlib.sha256(original).digest()[:16],
-            losses=fields.losses,
+            image_digest(original),
+            losses={**fields.losses, **row.losses},
             is_table=not (row.packed or row.sidecars),
         )
+
+    def fields(self, row: Row) -> Fields:
+        """Captions, label and kept columns of a row; see `read_fields`."""
+        return read_fields(row, self.root)
 
     def _prepare(self, original: bytes) -> tuple[bytes, ImageInfo, tuple[int, int] | None]:
         """The image to store, its header and, if it was shrunk, (height, width) of the original as displayed."""
@@ -136,7 +144,12 @@ class Examiner:
         upright = orient(pixels, info.orientation)
         return *resize(upright, original, info.format), (int(upright.shape[1]), int(upright.shape[2]))
 
-    def _read_image(self, row: Row) -> bytes:
+    def read_image(self, row: Row) -> bytes:
+        """The bytes of a row's image.
+
+        Raises:
+            BadSample: there is none, it is too large, or it cannot be read.
+        """
         if row.packed:
             return row.packed.image(max_bytes=self.max_image_bytes)
         path = row.image
@@ -154,6 +167,33 @@ class Examiner:
         if len(path) > MAX_PATH_BYTES:  # not a column of paths; the message quotes only its beginning
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path has {len(path)} characters: {excerpt(path)}")
         return read_inside(self.root, path, max_bytes=self.max_image_bytes)
+
+
+@dataclass(frozen=True)
+class Digester:
+    """Reads the images of rows and hashes them; an `Examine` whose results have only a digest, empty after a fault."""
+
+    examiner: Examiner
+
+    def __call__(self, row: Row) -> Examined:
+        """Hash the image of one row."""
+        try:
+            digest = b"" if row.fault else image_digest(self.examiner.read_image(row))
+        except BadSample:
+            digest = b""  # the examination of the row names the fault
+        return Examined(row.number, row.place, _path_of(row), digest=digest)
+
+
+def image_digest(data: bytes) -> bytes:
+    """The 16 bytes that stand for an image file in comparisons of content; the first 8 are its `hash64`."""
+    return hashlib.sha256(data).digest()[:16]
+
+
+def _path_of(row: Row) -> str:
+    """A row's image for the ledger, as given and not too long."""
+    image = row.image
+    path = image if isinstance(image, str) else "" if image is None else excerpt(image)
+    return path[:MAX_PATH_BYTES]
 
 
 def _path_in(data: bytes) -> str:

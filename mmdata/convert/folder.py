@@ -29,6 +29,7 @@ class FolderSource:
     """
 
     classes: tuple[str, ...] = ()
+    may_repeat = False
 
     def __init__(self, folder: Path, config: ConvertConfig) -> None:
         self.root = os.path.realpath(folder)

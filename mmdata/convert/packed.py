@@ -48,6 +48,8 @@ class PackedSource:
         DataError: no tar, a damaged one, a sample split over two.
     """
 
+    may_repeat = False
+
     def __init__(self, path: Path, config: ConvertConfig) -> None:
         self._tars = find_shards(path)
         folder = self._tars[0].parent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -33,8 +33,15 @@ class ConvertConfig(Settings):
     """Whether fields of a CSV or TSV may be quoted; False reads every quotation mark as text."""
     keep: tuple[str, ...] = ()
     """Further columns to store in each sample's JSON; "path" is the image's path."""
+    group_by: Literal["image", "content", "none"] | None = None
+    """Which rows become one sample with all their captions: those with the same path ("image"), those whose images are
+    equal byte for byte ("content", which reads every image twice), or none. None groups a table by image, unless
+    `keep_duplicates` is set."""
     keep_duplicates: bool = False
     """Whether an image with the bytes of an earlier one is written again."""
+    val_share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Share of the images, 0 to 1, that go into OUT/val; the others go into OUT/train. A hash of the image's bytes
+    decides, so equal images are in one folder. None writes one folder, OUT."""
     resize: Positive | None = None
     """Shorter side, in pixels, to which larger images are shrunk and encoded as JPEG; None stores all unchanged."""
     quality: Annotated[int, Field(strict=True, ge=1, le=100)] = 95

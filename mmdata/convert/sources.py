@@ -51,6 +51,7 @@ class TableSource:
     """One or more tables of images and captions, read one after the other."""
 
     classes: tuple[str, ...] = ()
+    may_repeat = True
 
     def __init__(self, folder: Path, paths: Sequence[Path], config: ConvertConfig) -> None:
         self.root = os.path.realpath(folder / config.images)

@@ -81,6 +81,8 @@ def check_comparable(data: DataConfig, index: Index, names: list[str]) -> None:
             f"--against compares loaders on one dataset, and data.shards is a mixture of {len(index.sources)}: "
             "give one of them as data.shards"
         )
+    if data.tokenizer is None:
+        raise ConfigError("--against compares batches of images and texts: give data.tokenizer")
     if data.image_patches is not None:
         raise ConfigError(
             "--against: no other loader here makes batches of native resolution; give data.image_patches=null"

@@ -257,7 +257,7 @@ def ledger(title: str, paths: Sequence[Path], note: str) -> Section:
 
 def _account_order(name: str) -> tuple[int, str]:
     """Sort key: rows in, rows kept, rows left out, then the other accounts by name."""
-    head = ("rows", "samples", "written", "indexed", "duplicate", "filtered", "quarantined")
+    head = ("rows", "samples", "written", "indexed", "merged", "duplicate", "filtered", "quarantined")
     return (head.index(name) if name in head else len(head), name)
 
 

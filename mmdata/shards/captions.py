@@ -9,8 +9,9 @@ from typing import Any, cast
 
 from mmdata.errors import BadSample, Reason, excerpt
 
-TXT, JSON = 0, 1
-"""Values of the index column caption_format: which member of the sample holds the captions."""
+TXT, JSON, NO_CAPTION = 0, 1, 2
+"""Values of the index column caption_format: which member of the sample holds the captions. All rows of a corpus of
+labels only are NO_CAPTION; no row of another corpus is."""
 
 MAX_CAPTION = 65_536
 """Longest caption in characters; a longer text is some other file, not a caption."""
@@ -91,11 +92,13 @@ def captions_of(data: bytes | memoryview, caption_format: int) -> list[str]:
 
     Args:
         data: bytes of a .txt member (one caption) or a .json member ("captions" where usable, else "caption").
-        caption_format: `TXT` or `JSON`, as in the index.
+        caption_format: `TXT`, `JSON` or `NO_CAPTION`, as in the index; the last gives no caption.
 
     Raises:
         BadSample: not UTF-8 (with the offset), not JSON, no caption in it, or a caption that cannot be cleaned.
     """
+    if caption_format == NO_CAPTION:
+        return []
     text = decode_text(data)
     if caption_format == TXT:
         return [clean_caption(text)]

@@ -67,6 +67,7 @@ class Index:
         manifests: as given.
         num_shards, bytes, captions: summed over the folders.
         has_labels: whether any row has a label.
+        has_captions: whether the rows have captions; False if any of the folders holds labels only.
         tokenizer: fingerprint of the tokenizer that counted the captions of all folders with rows; None if there is no
             such tokenizer.
         fingerprint: equal for equal rows in equal order, tokenizer included, wherever the folders lie. For one folder
@@ -90,6 +91,7 @@ class Index:
         self.bytes = sum(manifest.bytes for manifest in manifests)
         self.captions = sum(manifest.captions for manifest in manifests)
         self.has_labels = any(manifest.has_labels for manifest in manifests)
+        self.has_captions = all(manifest.has_captions for manifest in manifests)
         tokenizers = {manifest.tokenizer for manifest in [part for part in manifests if part.rows] or manifests}
         self.tokenizer = tokenizers.pop() if len(tokenizers) == 1 else None
         roots = "\n".join(manifest.root for manifest in manifests)

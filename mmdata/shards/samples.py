@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from mmdata.errors import BadSample, DataError, Reason
+from mmdata.errors import BadSample, DamagedShard, DataError, Reason
 from mmdata.hashing import fast_hash, hash64
-from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT
+from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, NO_CAPTION, TXT
 from mmdata.shards.columns.encode import Place, Row
 from mmdata.shards.images.probe import Limits, probe, sniff
 from mmdata.shards.images.unread import unread_format
@@ -44,15 +44,17 @@ class SampleReader:
 
     Attributes:
         ignored: members so far that belong to no sample (no extension, `__meta__`).
+        unfinished: the sample whose members are being read; after an error, the one that may be incomplete.
 
     Raises (while iterating):
-        DataError: what `read_members` refuses, a key that returns after another key, an extension twice in a sample.
+        DamagedShard: what `read_members` refuses, a key that returns after another key, an extension twice in a sample.
     """
 
     def __init__(self, file: BinaryIO, *, name: str) -> None:
         self._file = file
         self._name = name
         self.ignored = 0
+        self.unfinished: Group | None = None
 
     def __iter__(self) -> Iterator[Group]:
         starts: dict[str, int] = {}
@@ -67,16 +69,18 @@ class SampleReader:
                 if group is not None:
                     yield group
                 if key in starts:
-                    raise DataError(
+                    raise DamagedShard(
                         f"shard '{self._name}': sample '{key}' starts at byte {starts[key]} and comes back at byte "
-                        f"{member.start}; other readers make two samples of it: pack the tar again, sorted by name"
+                        f"{member.start}",
+                        "other readers make two samples of it: pack the tar again, sorted by name",
                     )
                 starts[key] = member.start
-                group = Group(key, member.start, {})
+                group = self.unfinished = Group(key, member.start, {})
             if extension in group.members:
-                raise DataError(
+                raise DamagedShard(
                     f"shard '{self._name}': sample '{key}' has .{extension} at byte "
-                    f"{group.members[extension].start} and again at byte {member.start}; remove one"
+                    f"{group.members[extension].start} and again at byte {member.start}",
+                    "remove one",
                 )
             group.members[extension] = member
         if group is not None:
@@ -105,24 +109,28 @@ class Described(NamedTuple):
     losses: dict[Loss, str]
 
 
-def describe(group: Group, read: ReadMember, *, limits: Limits) -> Described:
+def describe(group: Group, read: ReadMember, *, limits: Limits, needs_caption: bool = True) -> Described:
     """The row of a sample: captions and label as `read_texts` reads them, the image as `image_member` chooses it.
+
+    Args:
+        group: the members.
+        read: gives the bytes of one.
+        limits: images outside them are not used.
+        needs_caption: see `read_texts`.
 
     Raises:
         BadSample: the sample cannot be used; the reason says why.
     """
     if group.key.startswith("/") or ".." in group.key.split("/"):
         raise BadSample(Reason.OUTSIDE_ROOT, "the key is absolute or climbs out of its folder")
-    texts = texts_of(group, read)
-    caption = group.members[texts.source]
+    texts = texts_of(group, read, needs_caption=needs_caption)
     image = image_member(group, read)
     data = read(image)
     info = probe(data, limits=limits)
     row = Row(
         key=group.key,
         image=Place(image.offset, image.size),
-        caption=Place(caption.offset, caption.size),
-        caption_format=JSON if texts.source == "json" else TXT,
+        **_caption_place(group, texts),
         info=info,
         label=texts.label if isinstance(texts.label, int) else -1,
         image_hash=hash64(data),
@@ -132,7 +140,15 @@ def describe(group: Group, read: ReadMember, *, limits: Limits) -> Described:
     return Described(row, texts.label, texts.losses)
 
 
-def texts_of(group: Group, read: ReadMember) -> Texts:
+def _caption_place(group: Group, texts: Texts) -> dict[str, Any]:
+    """The columns that say where the captions of a row are."""
+    if texts.source is None:
+        return {"caption": Place(0, 0), "caption_format": NO_CAPTION}
+    member = group.members[texts.source]
+    return {"caption": Place(member.offset, member.size), "caption_format": JSON if texts.source == "json" else TXT}
+
+
+def texts_of(group: Group, read: ReadMember, *, needs_caption: bool = True) -> Texts:
     """Captions, label and metadata of the .json, .txt and .cls members.
 
     Raises:
@@ -146,7 +162,9 @@ def texts_of(group: Group, read: ReadMember) -> Texts:
             raise BadSample(Reason.CAPTION_TOO_LONG, detail)
         return read(member)
 
-    return read_texts([kind for kind in TEXT_MEMBERS if kind in group.members], read_member)
+    return read_texts(
+        [kind for kind in TEXT_MEMBERS if kind in group.members], read_member, needs_caption=needs_caption
+    )
 
 
 def image_member(group: Group, read: ReadMember) -> Member:

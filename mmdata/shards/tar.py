@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, NoReturn
 
-from mmdata.errors import DataError
+from mmdata.errors import DamagedShard
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -92,7 +92,7 @@ def read_members(file: BinaryIO, *, name: str) -> Iterator[Member]:
         name: the shard, for messages.
 
     Raises:
-        DataError: anything but a whole, plain tar: cut short, a damaged header, no end blocks, data behind them, a
+        DamagedShard: anything but a whole, plain tar: cut short, a damaged header, no end blocks, data behind them, a
             link, device or sparse file, a size that is negative, overridden or larger than the file, a duplicate
             member. The message names the offset, and the end of the last good sample.
     """
@@ -110,7 +110,9 @@ class _Reader:
 
     def members(self) -> Iterator[Member]:
         if self._read(0, 2) == b"\x1f\x8b":
-            raise DataError(f"shard '{self._shard}': gzip-compressed, which has no random access; `gunzip` it first")
+            raise DamagedShard(
+                f"shard '{self._shard}': gzip-compressed, which has no random access", "`gunzip` it first"
+            )
         seen: dict[str, int] = {}
         position = 0
         while True:
@@ -262,7 +264,8 @@ class _Reader:
         return self._file.read(size)
 
     def _fail(self, position: int, what: str) -> NoReturn:
-        raise DataError(
-            f"shard '{self._shard}', byte {position}: {what}; the last sample that is surely good ends at byte "
-            f"{self._sample[1]}: fetch or convert the shard again, or cut the file there and append 1,024 zero bytes"
+        raise DamagedShard(
+            f"shard '{self._shard}', byte {position}: {what}",
+            f"the last sample that is surely good ends at byte {self._sample[1]}: fetch or convert the shard again, or "
+            "cut the file there and append 1,024 zero bytes",
         )

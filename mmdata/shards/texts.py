@@ -37,6 +37,7 @@ class Loss(str, Enum):
     LABEL_UNUSABLE = "label_unusable"  # neither a class number nor a name
     LABEL_NAME = "label_name"  # a name in a stream, or after labels that are numbers
     METADATA_UNUSABLE = "metadata_unusable"  # a value that strict JSON cannot hold
+    OTHER_LABEL = "other_label"  # rows of one image have several labels; the first one was taken
 
     def __str__(self) -> str:
         return self.value
@@ -47,21 +48,21 @@ class Texts:
     """The content of a sample's text files.
 
     Attributes:
-        captions: at least one, each as `clean_caption` returns it.
-        source: the file that they come from.
+        captions: each as `clean_caption` returns it; none of a sample of which only the label is known.
+        source: the file that they come from; None without a caption.
         label: class number, class name, or None.
         metadata: the whole JSON object; empty without a readable one.
         losses: what could not be used, each with one line of detail.
     """
 
     captions: list[str]
-    source: TextKind
+    source: TextKind | None
     label: int | str | None
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
 
 
-def read_texts(kinds: Collection[TextKind], read: ReadText) -> Texts:
+def read_texts(kinds: Collection[TextKind], read: ReadText, *, needs_caption: bool = True) -> Texts:
     """Captions and label of a sample.
 
     Captions come from the first usable source: the JSON's "captions", the .txt, the .caption, the JSON's "caption".
@@ -70,6 +71,7 @@ def read_texts(kinds: Collection[TextKind], read: ReadText) -> Texts:
     Args:
         kinds: the text files that the sample has.
         read: gives the bytes of one.
+        needs_caption: False accepts a sample with a label that says nothing of a caption.
 
     Raises:
         BadSample: no usable caption; the reason is that of the first source that is not empty.
@@ -87,8 +89,20 @@ def read_texts(kinds: Collection[TextKind], read: ReadText) -> Texts:
         except BadSample as bad:
             faults.append(bad)
             losses[Loss.JSON_TOO_LARGE if _is_too_large(bad) else Loss.JSON_UNREADABLE] = bad.detail
-    captions, source = _first_usable(kinds, read, metadata, losses, faults)
-    return Texts(captions, source, _label(kinds, read, metadata, losses), metadata, losses)
+    found = _first_usable(kinds, read, metadata, losses, faults)
+    label = _label(kinds, read, metadata, losses)
+    if found is not None:
+        return Texts(*found, label, metadata, losses)
+    if faults:
+        raise faults[0]
+    if label is None or needs_caption:
+        raise missing_caption()
+    return Texts([], None, label, metadata, losses)
+
+
+def missing_caption() -> BadSample:
+    """The error for a sample without any caption."""
+    return BadSample(Reason.MISSING_CAPTION, 'no .txt and no JSON "captions" or "caption" with text in it')
 
 
 def _first_usable(
@@ -97,7 +111,8 @@ def _first_usable(
     metadata: dict[str, Any],
     losses: dict[Loss, str],
     faults: list[BadSample],
-) -> tuple[list[str], TextKind]:
+) -> tuple[list[str], TextKind] | None:
+    """Captions and their source; None if no source is usable."""
     sources: tuple[tuple[TextKind, str | None], ...] = (
         ("json", "captions"),
         ("txt", None),
@@ -120,9 +135,7 @@ def _first_usable(
             empty = bad.reason is Reason.EMPTY_CAPTION
             where = f'the JSON\'s "{name}"' if name else f".{kind}"
             losses.setdefault(Loss.EMPTY_CAPTION if empty else Loss.CAPTION_UNUSABLE, f"{where}: {bad.detail}")
-    if faults:
-        raise faults[0]
-    raise BadSample(Reason.MISSING_CAPTION, 'no .txt and no JSON "captions" or "caption" with text in it')
+    return None
 
 
 def _label(

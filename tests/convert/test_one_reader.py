@@ -91,7 +91,7 @@ def check_folder(members: dict[str, bytes], expected: Reading) -> None:
             (Path(name) / file).write_bytes(data)
         source = FolderSource(Path(name), ConvertConfig())
         (row,) = source.rows()
-        found = Examiner.from_config(source.root, ConvertConfig())(row)
+        found = Examiner.from_config(source, ConvertConfig())(row)
     if found.fault or expected.refused:
         assert found.fault is not None
         assert str(found.fault[0]) == expected.refused

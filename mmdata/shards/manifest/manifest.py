@@ -45,7 +45,7 @@ class Manifest(Top):
     Attributes:
         rows, bytes, num_shards, captions: totals.
         lengths: (tokens, captions) for each length that occurs, ascending; all captions have 0 tokens if no tokenizer
-            counted them.
+            counted them. Of a corpus of labels only: (0, rows).
         has_labels: whether any row has a label.
         pages: files with the entries of the shards, in row order; each is read once, when first asked for.
         tokenizer: fingerprint of the tokenizer that counted the captions, or None.
@@ -87,6 +87,11 @@ class Manifest(Top):
             raise DataError(f"'{path}': expected an object, got {type(content).__name__}; {REMAKE}")
         top = checked(content, path)
         return cls(**{item.name: getattr(top, item.name) for item in fields(Top)}, folder=folder, prefix=prefix)
+
+    @property
+    def has_captions(self) -> bool:
+        """Whether the rows have captions; False for a corpus of labels only. True for a corpus without rows."""
+        return self.captions > 0 or self.rows == 0
 
     def shard_path(self, shard: int) -> Path:
         """Path of the tar. A tar behind a URL is fetched into the cache first, which may remove it at any time."""
