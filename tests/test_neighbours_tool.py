@@ -23,7 +23,8 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import embed
-from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint
+from mmdata.train.run.checkpoint import load_checkpoint
+from mmdata.train.run.find import find_checkpoint
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
@@ -226,7 +227,11 @@ def test_file_made_for_other_shards_is_refused(folder: Path, made: Path):
     [
         (("--run", "run", "--size", 1), "--size 1: must be 2 to 42, the rows of data.shards"),
         (("--run", "run", "--size", 43), "--size 43: must be 2 to 42, the rows of data.shards"),
-        (("--run", "raw", "--size", 4), "'raw': neither a checkpoint nor the folder of a run; mmdata train makes one"),
+        (
+            ("--run", "raw", "--size", 4),
+            "'raw': neither a checkpoint nor the folder of a run (it holds captions.jsonl, images); "
+            "`mmdata train CONFIG` makes a run",
+        ),
         (("--features", "none.npy", "--size", 4), "'none.npy': no such file or directory; check the path"),
         (
             ("--features", "short.npy", "--size", 4),

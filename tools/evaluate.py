@@ -25,18 +25,18 @@ from rich.table import Table
 from mmdata.atomic import write_whole
 from mmdata.cli import run
 from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards
-from mmdata.commands.trained import TrainedModel
 from mmdata.errors import ConfigError, printable
 from mmdata.train.evaluation.prompts import read_classes
 from mmdata.train.ranks import collectives
 from mmdata.train.run.trainer import EVALUATION
+from mmdata.trained import TrainedRun
 
 
 def main() -> int:
     """Evaluate, write the JSON file, print the table."""
     options = parse_arguments()
     device = collectives.init(options.device)
-    trained = TrainedModel.load(options.run, device)
+    trained = TrainedRun.load(options.run, device)
     classes = read_classes(options.classes) if options.classes else None
     shards = options.shards or trained.config.data.val_shards
     if shards is None and options.pairs is None:

@@ -1,6 +1,6 @@
 """What commands do once their arguments are parsed: the data half and the GPU half put together.
 
-- `train`: loader, model and trainer of a configuration; `trained`: the model of a run, for all that follows training.
+- `train`: loader, model and trainer of a configuration. What follows training uses `mmdata.trained`.
 - `evaluate`: retrieval and zero-shot accuracy on shards, and compositional tests.
 - `neighbours`: features of a corpus, for groups of near neighbours.
 - `report`: what the model of a run finds, for the page of `mmdata report`.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmdata.commands.trained import TrainedModel
 from mmdata.errors import ConfigError, DataError
 from mmdata.inspect.page import Section
 from mmdata.inspect.queries import TITLE, queries
+from mmdata.trained import TrainedRun
 
 QUERY_ROWS = 1000
 """Images that the queries of a report are asked among."""
@@ -25,7 +25,7 @@ def found_by(run: Path, *, max_rows: int = QUERY_ROWS) -> list[Section]:
     if not max_rows:
         return []
     try:
-        trained = TrainedModel.load(run)
+        trained = TrainedRun.load(run)
         return queries(
             trained.model,
             trained.config.data,

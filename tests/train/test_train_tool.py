@@ -257,10 +257,10 @@ def test_evaluate_says_in_one_line_what_is_wrong(
     classes.write_text('{"classes": ["a"], "templates": ["a photo"]}')
     good.write_text('{"classes": ["a"]}')
     for words, expected in (
-        ([tmp_path / "none"], f"'{tmp_path / 'none'}': neither a checkpoint nor the folder of a run"),
+        ([tmp_path / "none"], f"'{tmp_path / 'none'}': no such run; `mmdata train CONFIG` makes one"),
         ([tmp_path / "run", "--classes", tmp_path / "no.json"], f"classes '{tmp_path / 'no.json'}': no such file"),
         ([tmp_path / "run", "--classes", classes], "template 'a photo' has no {} where the class name goes"),
-        ([config], f"checkpoint '{config}': cannot be read"),
+        ([config], f"'{config}': a config, and a run is expected; its run is '{tmp_path / 'run'}': give"),
         ([bare], "nothing to evaluate on: the run has no data.val_shards; give --shards or --pairs"),
         (
             [bare, "--pairs", good, "--classes", good],
