@@ -1,9 +1,7 @@
-"""Sections of the report on a corpus: samples, shapes, padding of the plan, accounts, and rows left out."""
+"""Sections of the report on a corpus: labels, shapes, padding of the plan, accounts, and rows left out."""
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,83 +10,20 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from mmdata.config import DataConfig
-from mmdata.errors import BadSample, DataError, Reason
-from mmdata.hashing import hash64
+from mmdata.errors import DataError
 from mmdata.inspect.charts import Mark, histogram, share_bars
-from mmdata.inspect.page import Card, Chart, Section, Table
+from mmdata.inspect.gallery import class_name
+from mmdata.inspect.page import Chart, Section, Table
 from mmdata.plan import Plan, PlanSummary
-from mmdata.shards import FORMATS, Index, ShardStore, captions_of
+from mmdata.shards import Index
 from mmdata.shards.folder import QUARANTINE_NAME, find_ledger
-from mmdata.transform.image import decode
 
-GALLERY = 24
-THUMBNAIL = (200, 150)  # largest width and height of a thumbnail, in pixels
 LEDGER_ROWS = 20
+CLASSES = 20
+"""Classes that are listed by name."""
 RATIOS = (("1:4", 1 / 4), ("1:2", 1 / 2), ("2:3", 2 / 3), ("1:1", 1.0), ("3:2", 3 / 2), ("2:1", 2.0), ("4:1", 4.0))
-
-
-def samples(index: Index) -> Section:
-    """Samples at even distances in the index, as a model sees them except for the crop."""
-    rows = np.unique(np.linspace(0, len(index) - 1, GALLERY).round().astype(np.int64)) if len(index) else []
-    store = ShardStore(index)
-    note = f"{len(rows)} of {len(index):,}, evenly over the index."
-    return Section("Samples", note, cards=[_card(index, store, int(row)) for row in rows])
-
-
-def _card(index: Index, store: ShardStore, row: int) -> Card:
-    rows = np.array([row])
-    shard = int(index.locate(rows)[0][0])
-    names = ["image_format", "height", "width", "caption_offset", "caption_bytes", "caption_format", "label"]
-    cells = {name: int(values[0]) for name, values in index.take(rows, names).items()}
-    tokens = index.take_lists(rows, "caption_tokens")[1]
-    notes = [f"{cells['height']} × {cells['width']} {FORMATS[cells['image_format']]}"]
-    notes += [f"{tokens[0]} tokens" if len(tokens) else "", f"label {cells['label']}" if cells["label"] >= 0 else ""]
-    key, note = index.keys(rows)[0], " · ".join(filter(None, notes))
-    try:
-        found = store.read(shard, cells["caption_offset"], cells["caption_bytes"])
-        captions = captions_of(found, cells["caption_format"], index.caption_keys(shard))
-    except BadSample as error:
-        return Card(key, [], note, problem=str(error))
-    return Card(key, captions, note, *row_thumbnail(index, store, row))
-
-
-def row_thumbnail(index: Index, store: ShardStore, row: int, *, size: tuple[int, int] = THUMBNAIL) -> tuple[str, str]:
-    """A row's image as a `thumbnail` and "", or "" and why it cannot be shown.
-
-    Args:
-        index: of the row.
-        store: reads the shards.
-        row: its number.
-        size: largest width and height, in pixels.
-    """
-    rows = np.array([row])
-    names = ["image_offset", "image_bytes", "image_format", "orientation", "image_hash"]
-    cells = {name: int(values[0]) for name, values in index.take(rows, names).items()}
-    try:
-        image = store.read(int(index.locate(rows)[0][0]), cells["image_offset"], cells["image_bytes"])
-        if hash64(image) != cells["image_hash"]:
-            raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")
-        kind = FORMATS[cells["image_format"]]
-        return thumbnail(image, format=kind, orientation=cells["orientation"], size=size), ""
-    except BadSample as error:
-        return "", str(error)
-
-
-def thumbnail(data: bytes | memoryview, *, format: str, orientation: int, size: tuple[int, int] = THUMBNAIL) -> str:
-    """A small WebP of an image, as a data URI.
-
-    Raises:
-        BadSample: the image does not decode.
-    """
-    pixels = decode(data, format=format, orientation=orientation).permute(1, 2, 0).contiguous().numpy()
-    picture = Image.fromarray(pixels)
-    picture.thumbnail(size, Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    picture.save(buffer, "WEBP", quality=72)
-    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def shapes(index: Index, plan: Plan | None) -> Section:
@@ -105,10 +40,10 @@ def shapes(index: Index, plan: Plan | None) -> Section:
         counts, source = np.bincount(lengths), f"the captions of epoch 0, {len(lengths):,} rows"
     else:
         counts, source = caption_lengths(index), "all captions"
-    if counts.size:
+    if counts[1:].any():
         charts.append(_lengths(counts, sorted({bucket.length for bucket in buckets}), source))
     charts.append(_aspects(index, sorted({(bucket.height, bucket.width) for bucket in buckets if not bucket.patches})))
-    missing = "" if counts.size else (
+    missing = "" if counts.size or not index.captions else (
         "No caption lengths: the index was made without a tokenizer. `--tokenizer DIR` of `mmdata convert` and "
         "`mmdata index` counts them, or give this report a --config."
     )  # fmt: skip
@@ -162,33 +97,53 @@ def waste(summary: PlanSummary, data: DataConfig, *, num_rows: int) -> Section:
         data: settings that the plan was made from.
         num_rows: of the index.
     """
-    bars = {
-        "this plan": summary.padding_share,
-        f"padded to {data.max_length} tokens": summary.padding_share_at(data.max_length),
-    }
+    has_texts = data.tokenizer is not None
+    charts: list[Chart] = []
+    if has_texts:
+        baseline = f"padded to {data.max_length} tokens"
+        bars = {"this plan": summary.padding_share, baseline: summary.padding_share_at(data.max_length)}
+        charts.append(Chart(share_bars(bars), "Share of text positions that hold padding: less is better."))
     rows = [
         (
             f"{bucket.length}",
             bucket.image,
             f"{count.steps:,}",
             f"{count.rows:,}",
-            f"{1 - count.tokens / (count.rows * bucket.length):.1%}",
+            f"{1 - count.tokens / (count.rows * bucket.length):.1%}" if has_texts else "no texts",
         )
         for bucket, count in summary.buckets.items()
         if count.rows
     ]
     note = f"Epoch 0: {summary.steps:,} steps; {summary.masked:,} places of the last batch are masked."
+    if not has_texts:
+        note += " Without data.tokenizer batches have no texts, and so no padding."
     if summary.cut:
         note += f" {summary.cut:,} captions are longer than max_length ({data.max_length} tokens) and are cut to it."
     if data.max_rows is not None and data.max_rows < num_rows:
         left_out = num_rows - data.max_rows
         note += f" data.max_rows takes the first {data.max_rows:,} of {num_rows:,} rows: {left_out:,} are in no batch."
-    return Section(
-        "Padding",
-        note,
-        charts=[Chart(share_bars(bars), "Share of text positions that hold padding: less is better.")],
-        tables=[Table(("text length", "image", "steps", "rows", "padding"), rows, "Buckets")],
-    )
+    buckets = Table(("text length", "image", "steps", "rows", "padding"), rows, "Buckets")
+    return Section("Padding", note, charts=charts, tables=[buckets])
+
+
+def labels(index: Index) -> Section:
+    """The largest classes, and how many rows have no label."""
+    tables: list[Table] = []
+    every, start = index.column("label"), 0
+    for manifest in index.manifests:  # each has class numbers of its own
+        count = manifest.rows
+        values, counts = np.unique(every[start : start + count], return_counts=True)
+        start += count
+        without, rows = int(counts[values < 0].sum()), counts[values >= 0]
+        values = values[values >= 0]
+        largest = np.argsort(-rows, kind="stable")[:CLASSES]
+        lines = [(class_name(manifest, int(values[i])), f"{rows[i]:,}") for i in largest]
+        lines += [(f"{len(rows) - CLASSES:,} more classes", f"{np.sort(rows)[:-CLASSES].sum():,}")] * (
+            len(rows) > CLASSES
+        )
+        lines += [("no label", f"{without:,}")] * (without > 0)
+        tables.append(Table(("label", "rows"), lines, str(manifest.folder) if len(index.manifests) > 1 else ""))
+    return Section("Labels", tables=tables)
 
 
 def accounts(index: Index) -> Section:
@@ -198,6 +153,8 @@ def accounts(index: Index) -> Section:
     for part in parts:
         known = part.accounts or {}
         counted = {name: value for name, value in known.items() if name != "run"}  # "run" says of what, not how many
+        if "classes" in counted:  # their names
+            counted["classes"] = len(counted["classes"])
         flat = _flat({name: counted[name] for name in sorted(counted, key=_account_order)})
         rows = [(name, _cell(value)) for name, value in flat.items()]
         if rows:

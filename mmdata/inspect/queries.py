@@ -15,7 +15,7 @@ from mmdata.batch import Batch
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data, val_in_words
 from mmdata.errors import BadSample, DataError
-from mmdata.inspect.corpus import row_thumbnail
+from mmdata.inspect.gallery import row_thumbnail
 from mmdata.inspect.page import Found, Query, Section
 from mmdata.loader import Loader
 from mmdata.loader.samples import IndexSamples
@@ -88,8 +88,8 @@ def queries(
     with loader:
         # A generator offers nothing but batches, so each row has one caption: that of its batch.
         features = embed(model, some(), autocast_dtype=autocast_dtype)
-    assert features.ids is not None
-    assert features.text is not None  # a run that was trained has captions
+    if features.text is None or features.ids is None:
+        raise DataError(f"'{val_in_words(data)}': the batches have no texts to search with")
     count = min(max_rows, len(features.rows))
     if not count:
         raise DataError(f"'{val_in_words(data)}': no row could be loaded")

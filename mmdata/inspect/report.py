@@ -16,6 +16,7 @@ from mmdata.config import DataConfig
 from mmdata.config.data import SourceConfig, sources
 from mmdata.inspect import corpus, run_sections
 from mmdata.inspect.curves import curves
+from mmdata.inspect.gallery import samples
 from mmdata.inspect.page import Fact, Page, Section, render
 from mmdata.inspect.runs import Run, read_runs
 from mmdata.plan import Plan, PlanSummary, summarize
@@ -64,7 +65,8 @@ def write_report(
     ledgers = [path for one in runs for path in sorted(one.folder.glob("ledger-rank*.jsonl"))]
     masked = [corpus.ledger("Masked in training", ledgers, "{} rows could not be loaded.")] if ledgers else []
     sections = [
-        corpus.samples(index),
+        samples(index),
+        *([corpus.labels(index)] if index.has_labels else []),
         corpus.shapes(index, plan),
         corpus.waste(summary, data, num_rows=len(index)) if data and summary else Section("Padding", missing=NO_CONFIG),
         *([run_sections.overview(runs)] if runs else []),
@@ -100,7 +102,7 @@ def _facts(index: Index, data: DataConfig | None, summary: PlanSummary | None, r
     if counts.sum():
         half = int(np.searchsorted(np.cumsum(counts), counts.sum() / 2))
         facts.append(Fact(f"{half}", "tokens, median", f"longest {len(counts) - 1}"))
-    if data and summary:
+    if data and data.tokenizer is not None and summary:
         baseline = f"{summary.padding_share_at(data.max_length):.1%} padded to {data.max_length} tokens"
         facts.append(Fact(f"{summary.padding_share:.1%}", "padding", baseline))
     best = max(runs, key=lambda run: run.evaluation.get("text_to_image_r1") or 0.0, default=None)

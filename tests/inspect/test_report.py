@@ -15,7 +15,7 @@ import yaml
 
 from mmdata.config import DataConfig
 from mmdata.errors import DataError
-from mmdata.inspect.corpus import samples
+from mmdata.inspect.gallery import samples
 from mmdata.inspect.report import write_report
 from mmdata.inspect.runs import read_evaluation, read_metrics
 from mmdata.shards import Index, Sample, ShardWriter, probe
@@ -56,7 +56,18 @@ def cells(text: str, first: str) -> list[str]:
 
 def test_report_has_every_section_filled(page: Path):
     text = page.read_text()
-    titles = ["Samples", "Shapes", "Padding", "Run", "Training", "Evaluation", "Accounts", "Left out", "Settings"]
+    titles = [
+        "Samples",
+        "Labels",
+        "Shapes",
+        "Padding",
+        "Run",
+        "Training",
+        "Evaluation",
+        "Accounts",
+        "Left out",
+        "Settings",
+    ]
     assert re.findall(r"<h2>(.*?)</h2>", text) == titles
     assert 'class="missing"' not in text
     assert text.count('<article class="card">') == 22
@@ -119,6 +130,29 @@ def test_report_names_one_baseline_of_padding_as_plan_does(data: dict[str, Any],
     assert re.search(rf">padded to 32 tokens</text><text[^>]*>{re.escape(share)}</text>", text)
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": data}))
     assert f"padded to 32 tokens: {share}\n" in command("plan", str(tmp_path / "c.yaml"))[1]
+
+
+def test_report_of_a_corpus_of_labels_only_names_the_classes(photo: Any, tmp_path: Path, command: Any):
+    with ShardWriter(tmp_path / "shards") as writer:
+        for i in range(30):
+            image = photo(40, 40, seed=i)
+            writer.write(Sample(f"{i:04d}", image, probe(image), [], label=max(i - 5, 0)))
+        writer.close({"rows": 30, "written": 30, "classes": ["<b>", *(f"class {i}" for i in range(1, 25))]})
+    (tmp_path / "c.yaml").write_text(
+        yaml.safe_dump({"data": {"shards": str(tmp_path / "shards"), "global_batch_size": 8, "image_size": 32}})
+    )
+    out = tmp_path / "r.html"
+    for arguments in (["--config", str(tmp_path / "c.yaml")], [str(tmp_path / "shards")]):
+        status, _, errors = command("report", *arguments, "--out", str(out))
+        assert (status, errors) == (0, "")
+        text = out.read_text()
+        assert cells(text, "&lt;b&gt;") == ["6"]
+        assert cells(text, "class 19") == ["1"]
+        assert cells(text, "5 more classes") == ["5"]
+        assert cells(text, "classes") == ["25"]
+        assert "40 × 40 JPEG · label &lt;b&gt;" in text
+        assert "No caption lengths" not in text
+        assert (">no texts</td>" in text) == ("--config" in arguments)
 
 
 def test_report_counts_the_rows_and_captions_that_settings_cut(data: dict[str, Any], tmp_path: Path):
@@ -233,5 +267,5 @@ def test_report_opens_in_a_browser_without_running_anything_from_data(page: Path
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title
     assert title[1] == "shards"  # a script in a caption would have set it to "owned"
-    assert done.stdout.count("<h2>") == 9
+    assert done.stdout.count("<h2>") == 10
     assert "Content Security Policy" not in done.stderr  # the page's own policy had nothing to forbid

@@ -122,7 +122,7 @@ def test_report_of_a_trained_run_escapes_captions_and_has_alternative_texts(
     assert all(re.search(r' alt="[^"]+"', image) for image in images)
     assert text.count("✓ right") >= 1
     assert len(text) < 900_000
-    assert re.findall(r"<h2>(.*?)</h2>", text)[3:8] == [
+    assert re.findall(r"<h2>(.*?)</h2>", text)[4:9] == [
         "Run",
         "Training",
         "Evaluation",

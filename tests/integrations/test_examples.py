@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import re
@@ -15,10 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
+from mmdata.shards import Sample, ShardWriter, probe
 from tests.programs import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -75,14 +79,14 @@ def interrupted(
     program = f"""
 import os, runpy, sys
 import torch
-from transformers import CLIPModel
 
 torch.set_num_threads(1)
+torch.manual_seed(0)
 batches = 0
 
 def interrupt(module, _):
     global batches
-    if isinstance(module, CLIPModel):
+    if type(module).__name__ in ("CLIPModel", "SqueezeNet"):
         batches += 1
         if batches == {batch}:
             os.kill(os.getpid(), {int(number)})
@@ -128,6 +132,41 @@ def test_plain_torch_that_a_signal_ended_goes_on_to_the_same_weights(
     state = torch.load(checkpoint, weights_only=True)
     assert state["loader"] == undisturbed["loader"]
     assert all(torch.equal(state["model"][name], value) for name, value in undisturbed["model"].items())
+
+
+@pytest.fixture
+def flowers(tmp_path: Path) -> list[str]:
+    """Folders of shards with labels and no captions, one to train on and one to evaluate on: red and blue images."""
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 20), ("val", 10)):
+        with ShardWriter(tmp_path / "flowers" / name) as writer:
+            for i in range(count):
+                pixels = rng.normal([220, 40, 40] if i % 2 else [40, 40, 220], 20, (40, 40, 3))
+                buffer = io.BytesIO()
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(buffer, "PNG")
+                writer.write(Sample(f"{i:04d}", buffer.getvalue(), probe(buffer.getvalue()), [], label=i % 2))
+            writer.close({"classes": ["blue", "red"]})
+    return [str(tmp_path / "flowers" / name) for name in ("train", "val")]
+
+
+def test_classify_learns_from_labels_only_and_goes_on_when_killed(
+    flowers: list[str], example: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    arguments = [*flowers, "--epochs", "6", "--batch-size", "8", "--image-size", "32", "--model", "squeezenet1_1"]
+    # An epoch has 3 batches to train on and 2 to evaluate: the eighth is in the middle of the second epoch.
+    done = interrupted("classify", arguments, number=signal.SIGKILL, batch=8, folder=tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout.startswith("epoch 1 · loss ")
+    assert torch.load(tmp_path / "runs" / "classify.pt", weights_only=True)["epochs"] == 1
+    torch.manual_seed(0)
+    example("classify", *arguments)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" · ")[0] for line in lines] == [f"epoch {number}" for number in range(2, 7)]
+    last = re.fullmatch(r"epoch 6 · loss \d\.\d{3} · accuracy (\d+\.\d)% of 10 images", lines[-1])
+    assert last
+    assert float(last[1]) >= 80
+    example("classify", *arguments)
+    assert capsys.readouterr().out == ""  # all epochs are made
 
 
 def test_time_a_step_says_what_a_loop_waits_for(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -107,8 +108,7 @@ class GlobalBatch:
             if value.numel() != 1:
                 raise ValueError(f"{name} must be one number: got a tensor of shape {tuple(value.shape)}")
             return value.reshape(())
-        given: object = value  # callers are not type-checked
-        if isinstance(given, bool) or not isinstance(given, (int, float)):
+        if isinstance(value, bool) or not isinstance(cast(object, value), (int, float)):  # callers may not be checked
             raise TypeError(f"{name} must be a scalar tensor or a number: got {type(value).__name__}")
         return self.images.new_full((), value)
 
