@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mmdata.config.settings import BelowOne, MayChange, Positive, Settings
+from mmdata.config.settings import BelowOne, Location, MayChange, Positive, Settings
 
 
 class ModelConfig(Settings):
@@ -24,6 +24,9 @@ class ModelConfig(Settings):
     AutoModel loads, or a config with a model_type for random weights."""
     text: str | dict[str, Any] | None = None
     """The text tower, with `name: pretrained`, if not `clip`: a folder, a name or a config, as for `vision`."""
+    init_from: Location | None = None
+    """Weights to begin with: a run, one of its checkpoints, an exported folder, or a folder with a CLIP, SigLIP or
+    SigLIP 2 that transformers has saved, of the architecture that these settings name. The run begins at step 0."""
     embed_dim: Positive | None = None
     """Length of the image and text features that are compared. null: that of the built-in size, or 512 with `vision`
     and `text`; `clip` has its own."""
