@@ -26,6 +26,7 @@ from mmdata.atomic import write_whole
 from mmdata.cli import Parser, run
 from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards
 from mmdata.commands.trained import TrainedModel
+from mmdata.compositional import read_pairs
 from mmdata.errors import ConfigError, printable
 from mmdata.train.evaluation.prompts import read_classes
 from mmdata.train.ranks import collectives
@@ -35,14 +36,16 @@ from mmdata.train.run.trainer import EVALUATION
 def main() -> int:
     """Evaluate, write the JSON file, print the table."""
     options = parse_arguments()
+    classes = read_classes(options.classes) if options.classes else None
     device = collectives.init(options.device)
     trained = TrainedModel.load(options.run, device)
-    classes = read_classes(options.classes) if options.classes else None
     shards = options.shards or trained.config.data.val_shards
     if shards is None and options.pairs is None:
         raise ConfigError("nothing to evaluate on: the run has no data.val_shards; give --shards or --pairs")
     if shards is None and classes is not None:
         raise ConfigError("--classes needs images with labels: the run has no data.val_shards; give --shards")
+    if options.pairs is not None:
+        read_pairs(options.pairs)  # a mistake in the file is told before the shards are embedded
     scores: dict[str, Any] = {"step": trained.step, "epoch": trained.epoch}
     if shards is not None:
         scores["shards"] = str(shards)

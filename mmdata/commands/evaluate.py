@@ -16,6 +16,7 @@ from mmdata.compositional import load_pairs
 from mmdata.config.data import evaluation_data
 from mmdata.errors import DataError
 from mmdata.loader import Loader
+from mmdata.shards import Index
 from mmdata.train.evaluation.evaluate import compositional, embed, score_retrieval, zero_shot
 from mmdata.train.evaluation.prompts import Classes, embed_prompts
 from mmdata.train.ranks import collectives
@@ -35,6 +36,8 @@ def evaluate_shards(trained: TrainedModel, shards: str, classes: Classes | None 
     # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
     data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
     loader = Loader.from_config(data, rank=rank, world_size=ranks)
+    if classes is not None:
+        _check_labels(loader.index, classes, shards)
     batches = _progress(loader, "embedding", len(loader))
     features = embed(trained.model, batches, source=loader, autocast_dtype=trained.autocast_dtype)
     masked: dict[str, int] = loader.merge_states(_states_of_ranks(loader))["rows_masked"]
@@ -45,11 +48,26 @@ def evaluate_shards(trained: TrainedModel, shards: str, classes: Classes | None 
         raise DataError(f"shards '{shards}': none of the {len(loader.index):,} rows could be loaded")
     scores = score_retrieval(features, share=True)
     if classes is not None:
-        if features.labels is None:
-            raise DataError(f"--classes needs labels, and shards '{shards}' have none")
+        assert features.labels is not None, "checked before"
         prompts = embed_prompts(trained.model, classes, trained.tokenizer)
         scores |= zero_shot(features.image, features.labels, prompts)
     return {**scores, "rows_masked": masked}
+
+
+def _check_labels(index: Index, classes: Classes, shards: str) -> None:
+    """Check before anything is embedded that each label has a class.
+
+    Raises:
+        DataError: there are no labels, or more than there are classes.
+    """
+    if not index.has_labels:
+        raise DataError(f"--classes needs labels, and shards '{shards}' have none")
+    highest, known = int(index.column("label").max()), len(classes.classes)
+    if highest >= known:
+        raise DataError(
+            f"--classes has {known} classes, for the labels 0 to {known - 1}, and shards '{shards}' have labels up to "
+            f"{highest}: list a class for each label"
+        )
 
 
 def evaluate_pairs(trained: TrainedModel, path: Path) -> dict[str, dict[str, float]]:

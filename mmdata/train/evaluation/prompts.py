@@ -38,7 +38,10 @@ def read_classes(path: Path) -> Classes:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
-        raise DataError(f"classes '{path}': {where}: {first['msg']}") from error
+        raise DataError(
+            f"classes '{path}': {where}: {first['msg']}; expected JSON such as "
+            '{"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}'
+        ) from error
     for template in classes.templates:
         if "{}" not in template:
             raise DataError(f"classes '{path}': template '{template}' has no {{}} where the class name goes")
