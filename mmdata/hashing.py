@@ -16,3 +16,13 @@ def fast_hash(data: bytes | memoryview) -> int:
     """XXH3 of 64 bits as a signed integer that is never 0: 20 times as fast as SHA-256, for accidental changes only."""
     digest = xxhash.xxh3_64_intdigest(data)
     return (digest - 2**64 if digest >= 2**63 else digest) or 1
+
+
+def in_share(hash: int, share: float) -> bool:
+    """Whether a `hash64` is among the lowest `share` (0 to 1) of all hashes; a larger share holds all of a smaller."""
+    return hash < share_bound(share)
+
+
+def share_bound(share: float) -> int:
+    """The hashes (`hash64`) below this number are the lowest `share` (0 to 1) of all hashes."""
+    return int(share * 2**64) - 2**63

@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., 
     ]
     (raw / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     shards = str(folder / "shards")
-    data: dict[str, Any] = {"shards": shards, "val_shards": shards, "tokenizer": f"{shards}/tokenizer"}
+    data: dict[str, Any] = {"shards": shards, "val": {"shards": shards}, "tokenizer": f"{shards}/tokenizer"}
     data |= {"global_batch_size": 8, "image_size": 16, "max_length": 16, "loading": {"num_workers": 0}}
     arms: dict[str, Any] = {
         "extra": {"settings": [f"data.negative_captions={folder / 'extra.parquet'}"]},
@@ -140,7 +140,7 @@ def test_table_says_what_there_is(folder: Path, lines: list[dict[str, Any]], cap
         (["compare.primary=color"], "error: compare.primary color: expected one of order, place, mean, r1"),
         (["compare.pairs=null"], "primary 'order' is a type of swap: give pairs, or let r1 (retrieval) decide"),
         (["compare.tuning_seed=null"], "tuning has 2 settings to try: give tuning_seed, none of [1, 2]"),
-        (["data.val_shards=null"], "data.val_shards is not set: retrieval on it is measured, and what tuning goes by"),
+        (["data.val=null"], "data.val is not set: retrieval on it is measured, and what tuning goes by"),
         (["compare.seeds=[0,1]"], "seeds must differ, also from tuning_seed (0): got [0, 1]"),
     ],
 )

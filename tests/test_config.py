@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mmdata.config import Config, DataConfig, load_config
-from mmdata.config.data import SourceConfig, evaluation_data, sources
+from mmdata.config.data import SourceConfig, ValConfig, evaluation_data, sources
 from mmdata.config.strict_yaml import parse, read_yaml
 from mmdata.errors import ConfigError
 
@@ -59,9 +59,9 @@ def test_config_that_a_run_has_written_is_read_again(file):
 
 
 def test_config_takes_paths_as_their_text():
-    paths = {"shards": Path("a/b"), "val_shards": Path("c"), "tokenizer": Path("d")}
+    paths = {"shards": Path("a/b"), "val": {"shards": Path("c")}, "tokenizer": Path("d")}
     config = parse(Config, {"data": {**DATA, **paths}, "train": {"output": Path("e")}}, origin="c")
-    assert (config.data.shards, config.data.val_shards, config.data.tokenizer) == ("a/b", "c", "d")
+    assert (config.data.shards, config.data.val.shards, config.data.tokenizer) == ("a/b", "c", "d")
     assert config.train.output == "e"
     with pytest.raises(ConfigError, match=r"'shards': Input should be a valid string; got 3"):
         parse(DataConfig, {**DATA, "shards": 3}, origin="c")
@@ -211,7 +211,7 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
         ({}, "c.yaml: 'data' is required and missing"),
         (
             {"data": {"shards": "x"}},
-            "c.yaml: 'data.tokenizer' is required and missing; 'data.global_batch_size' is required and missing",
+            "c.yaml: 'data.global_batch_size' is required and missing",
         ),
         ({"dat": {}}, "c.yaml: 'data' is required and missing; unknown key 'dat'; did you mean 'data'?"),
         (
@@ -455,6 +455,35 @@ def data_of(shards: object, **changes: object) -> DataConfig:
     return parse(DataConfig, {**DATA, "shards": shards, **changes}, origin="c")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"val": {"shards": "v", "share": 0.01}},
+            r"'data\.val': shards \('v'\) and share \(0\.01\) exclude each other: give one",
+        ),
+        ({"val": {"share": 0}}, r"'data\.val\.share': Input should be greater than 0"),
+        ({"val": {"share": 1}}, r"'data\.val\.share': Input should be less than 1"),
+        ({"split": "val"}, r"split val is a share of the rows, and val\.share is not set$"),
+        (
+            {"split": "val", "val": {"shards": "v"}},
+            r"split val is a share of the rows, and val\.share is not set; to load 'v', set shards to it$",
+        ),
+    ],
+)
+def test_config_val_that_says_nothing_clear_is_refused(changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        parse(Config, {"data": {**DATA, **changes}}, origin="c")
+
+
+def test_config_val_is_off_by_default_by_null_and_by_its_old_name():
+    for changes in ({}, {"val": None}, {"val_shards": None}):
+        assert not data_of("a", **changes).val
+    assert data_of("a", val_shards="v").val == ValConfig(shards="v")
+    data = evaluation_data(data_of("a", val={"share": 0.25}, seed=3))
+    assert (data.shards, data.split, data.transform, data.shuffle) == ("a", "val", "eval", False)
+
+
 def test_config_mixture_is_given_as_an_override(file):
     path = file("data: {shards: x, tokenizer: t, global_batch_size: 8}")
     override = "data.shards=[{shards: a, weight: 3}, {shards: b, weight: 1}]"
@@ -559,8 +588,10 @@ def test_config_error_in_a_mixture_names_its_place(shards: object, message: str)
 def test_config_evaluation_is_plain_whatever_training_mixes():
     mixture = [{"shards": "a", "repeat": 1}, {"shards": "b", "repeat": 2}]
     training = {"groups": {"size": 2}, "token_budget": 4096}
-    plain = evaluation_data(data_of(mixture, val_shards="v", **training))
-    assert plain == data_of("v", val_shards="v", transform="eval", shuffle=False, loading={"worker_type": "thread"})
+    plain = evaluation_data(data_of(mixture, val={"shards": "v"}, **training))
+    assert plain == data_of(
+        "v", val={"shards": "v"}, transform="eval", shuffle=False, loading={"worker_type": "thread"}
+    )
 
 
 def test_config_removed_setting_is_an_error_only_where_it_is_on():
@@ -597,4 +628,4 @@ def test_config_augment_is_for_training_crops_alone():
 
 
 def test_config_evaluation_is_not_augmented():
-    assert evaluation_data(data_of("a", val_shards="v", augment=AUGMENT)).augment is None
+    assert evaluation_data(data_of("a", val={"shards": "v"}, augment=AUGMENT)).augment is None

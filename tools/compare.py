@@ -32,8 +32,8 @@ def main() -> int:
     if unknown := set(options.arms or []) - set(config.compare.arms):
         raise ConfigError(f"--arms {', '.join(sorted(unknown))}: expected some of {', '.join(config.compare.arms)}")
     torch.set_num_threads(1)
-    if config.data.val_shards is None:
-        raise ConfigError("data.val_shards is not set: retrieval on it is measured, and what tuning goes by")
+    if not config.data.val:
+        raise ConfigError("data.val is not set: retrieval on it is measured, and what tuning goes by")
     metric = options.metric or config.compare.primary
     if metric not in (known := metrics_of(config.compare)):
         named = "--metric" if options.metric else "compare.primary"

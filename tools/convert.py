@@ -1,8 +1,9 @@
 """mmdata convert: a raw corpus, or shards, to shards with an index and a ledger of every row that was left out.
 
-SOURCE is a folder of images and caption files of the same stem (.txt, .caption or .json), a table of paths and captions
-(.csv .tsv .jsonl .parquet), a corpus's folder whose recipe names the table, or shards: a folder of WebDataset tars,
-whose keys, captions, labels and metadata are kept. Shrinking makes web photos load twice as fast, larger ones more:
+SOURCE is a table (.csv .tsv .txt .jsonl .json .parquet) of images and captions, COCO's captions, a folder with caption
+files beside the images (.txt, .caption or .json), class folders, an imagefolder or Parquet files of the Hugging Face
+hub, or shards: a folder of WebDataset tars, whose keys, captions, labels and metadata are kept.
+Shrinking makes web photos load twice as fast, larger ones more:
 
     mmdata convert shards/photos shards/photos-256 --resize 256 --tokenizer shards/photos/tokenizer
 """
@@ -25,15 +26,26 @@ from mmdata.convert import Report, convert, load_recipe
 from mmdata.convert.engines import Engine, threads
 from mmdata.convert.rows import Row
 from mmdata.errors import printable
+from mmdata.shards import Manifest
 from mmdata.shards.folder import find_ledger
 
 SETTINGS = {
     "table": "table in SOURCE, or a pattern for several",
     "images": "folder that the table's paths are relative to, itself relative to SOURCE (or to the folder of a table)",
+    "split": "part of SOURCE to convert, such as train, where it has several",
+    "format": "format of the table, where its name does not tell: csv, tsv, jsonl, json or parquet",
+    "delimiter": 'character between the fields of a CSV, or "tab" (default: the one that fits the first lines)',
+    "encoding": "encoding of text tables, such as latin-1 (default utf-8)",
+    "columns": "names of the columns of a CSV without a header line, as image,caption",
     "image-column": "column with the images' paths",
     "caption-column": "column with captions; may be given more than once",
     "label-column": 'column with class numbers or names; "" takes none',
+    "caption-template": 'caption made of the class name of an image without one, as "a photo of a {}."; '
+    "may be given more than once",
     "keep": "column to store in each sample's JSON (\"path\" is the image's); may be given more than once",
+    "group-by": "rows that become one sample with all their captions: image (the same path; the default for tables), "
+    "content (images equal byte for byte), or none",
+    "val-share": "share of the images (0 to 1) that goes into OUT/val, the others into OUT/train",
     "resize": "shorter side, in pixels, to which larger images are shrunk, as JPEG; the others stay byte for byte",
     "quality": "JPEG quality of the images that are shrunk, 1 to 100 (default 95)",
     "min-side": "smallest height or width, in pixels",
@@ -46,11 +58,12 @@ SETTINGS = {
     "train-tokenizer": "entries of a tokenizer to train on the captions, into OUT/tokenizer",
 }
 """Flags that replace a recipe's setting of the same name."""
-REPEATED = {"caption-column": "caption_columns", "keep": "keep"}
+CLASSES_SHOWN = 10
+REPEATED = {"caption-column": "caption_columns", "caption-template": "caption_templates", "keep": "keep"}
 WHOLE = ("resize", "quality", "min-side", "max-pixels", "train-tokenizer", "shard-rows")
 NUMBERS: dict[str, Callable[[str], int | float]] = {
     **dict.fromkeys(WHOLE, int),
-    **dict.fromkeys(("max-aspect", "max-bad-share"), float),
+    **dict.fromkeys(("max-aspect", "max-bad-share", "val-share"), float),
     "shard-bytes": lambda text: int(float(text)),
 }
 
@@ -112,6 +125,8 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
     """Settings given as flags."""
     given = {name: getattr(options, name.replace("-", "_")) for name in SETTINGS}
     settings = {REPEATED.get(k, k.replace("-", "_")): v for k, v in given.items() if v is not None}
+    if options.columns is not None:
+        settings["columns"] = options.columns.split(",")
     if options.no_quotes:
         settings["quotes"] = False
     if options.keep_duplicates:
@@ -142,22 +157,48 @@ def show(report: Report, out: Path) -> None:
     table = Table("rows", "count", box=None, pad_edge=False)
     table.columns[1].justify = "right"
     table.add_row("in", f"{report.accounts['rows']:,}")
-    for name in ("written", "duplicate", "filtered", "quarantined"):
-        table.add_row(name, f"{report.accounts[name]:,}")
-    for reason, count in report.accounts["reasons"].items():
+    accounts = report.accounts
+    for name in ("written", "merged", "duplicate", "filtered", "quarantined"):
+        table.add_row(name, f"{accounts.get(name, 0):,}")  # an earlier version merged none
+    for reason, count in accounts["reasons"].items():
         table.add_row(f"  {reason}", f"[dim]{count:,}[/dim]")
-    for loss, count in report.accounts.get("lost", {}).items():
+    for loss, count in accounts.get("lost", {}).items():
         table.add_row(f"written without: {loss}", f"[dim]{count:,}[/dim]")
     Console().print(table)
     named = {name: report.source.get(name) for name in ("image", "captions", "label")}
+    if "images" in report.source:
+        print(printable(f"images: found in the folder '{report.source['images']}'; --images names another one"))
     columns = [f"{k} = {' + '.join(v) if isinstance(v, list) else v}" for k, v in named.items() if v]
     if columns:
         print(printable(f"columns: {', '.join(columns)}"))
-    left_out = report.accounts["rows"] - report.accounts["written"]
-    listed = f"; {left_out:,} left out, each with its reason in {find_ledger(out)}" if left_out else ""
-    print(printable(f"{report.manifest.num_shards} shards in {out}{listed}"))
-    if report.accounts["duplicate"]:
+    if classes := accounts.get("classes"):
+        more = ", …" if len(classes) > CLASSES_SHOWN else ""
+        print(printable(f"classes: {len(classes):,}: {', '.join(classes[:CLASSES_SHOWN])}{more}"))
+    if not report.manifest.has_captions:
+        print(
+            "captions: none, a corpus of labels; leave data.tokenizer out, or convert with "
+            '--caption-template "a photo of a {}."'
+        )
+    parts = {out: report.manifest}
+    if report.val is not None:
+        parts = {out / "train": report.manifest, out / "val": report.val}
+    for folder, manifest in parts.items():
+        print(printable(one_folder(folder, manifest)))
+    if accounts.get("differing"):
+        print(
+            f"{accounts['differing']:,} of the duplicates have other captions, or another label, than the row of the "
+            "same image that was written: --group-by content gives that row their captions"
+        )
+    elif accounts["duplicate"]:
         print("duplicates: the first row of each image was written; --keep-duplicates writes all")
+
+
+def one_folder(folder: Path, manifest: Manifest) -> str:
+    """A sentence about a folder of shards."""
+    accounts = manifest.accounts or {}
+    left_out = sum(accounts["reasons"].values())
+    listed = f"; {left_out:,} left out, each with its reason in {find_ledger(folder)}" if left_out else ""
+    return f"{manifest.num_shards} shards in {folder}, {manifest.rows:,} samples{listed}"
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def stages(out: Path, overrides: list[str]) -> list[tuple[str, list[str]]]:
     config = str(shipped("configs", "demo.yaml"))
     paths = [
         f"data.shards={shards / 'train'}",
-        f"data.val_shards={shards / 'val'}",
+        f"data.val.shards={shards / 'val'}",
         f"data.tokenizer={shards / 'train' / 'tokenizer'}",
         f"train.output={model}",
     ]

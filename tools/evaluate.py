@@ -27,6 +27,7 @@ from mmdata.cli import Parser, run
 from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards
 from mmdata.commands.trained import TrainedModel
 from mmdata.compositional import read_pairs
+from mmdata.config.data import ValConfig, sources
 from mmdata.errors import ConfigError, printable
 from mmdata.train.evaluation.prompts import read_classes
 from mmdata.train.ranks import collectives
@@ -39,17 +40,18 @@ def main() -> int:
     classes = read_classes(options.classes) if options.classes else None
     device = collectives.init(options.device)
     trained = TrainedModel.load(options.run, device)
-    shards = options.shards or trained.config.data.val_shards
-    if shards is None and options.pairs is None:
-        raise ConfigError("nothing to evaluate on: the run has no data.val_shards; give --shards or --pairs")
-    if shards is None and classes is not None:
-        raise ConfigError("--classes needs images with labels: the run has no data.val_shards; give --shards")
+    val = ValConfig(shards=options.shards) if options.shards else trained.config.data.val
+    if not val and options.pairs is None:
+        raise ConfigError("nothing to evaluate on: the run has no data.val; give --shards or --pairs")
+    if not val and classes is not None:
+        raise ConfigError("--classes needs images with labels: the run has no data.val; give --shards")
     if options.pairs is not None:
         read_pairs(options.pairs)  # a mistake in the file is told before the shards are embedded
     scores: dict[str, Any] = {"step": trained.step, "epoch": trained.epoch}
-    if shards is not None:
-        scores["shards"] = str(shards)
-        scores |= evaluate_shards(trained, str(shards), classes)
+    if val:
+        folders = ", ".join(source.shards for source in sources(trained.config.data))
+        scores["shards"] = val.shards or f"{folders} (data.val.share {val.share:g})"
+        scores |= evaluate_shards(trained, options.shards, classes)
     if options.pairs is not None:
         scores["pairs"] = str(options.pairs)
         scores["compositional"] = evaluate_pairs(trained, options.pairs)
@@ -66,7 +68,7 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = Parser("evaluate", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint file")
-    parser.add_argument("--shards", help="retrieval over these; default: data.val_shards of the run")
+    parser.add_argument("--shards", help="retrieval over these; default: data.val of the run")
     parser.add_argument("--pairs", type=Path, help="JSONL of a compositional test (see mmdata.compositional)")
     parser.add_argument("--classes", type=Path, help="JSON with class names and templates, for zero-shot accuracy")
     parser.add_argument("--out", type=Path, help="JSON file to write")

@@ -1,5 +1,7 @@
 """Dry run of a plan: steps, shapes and padding of an epoch. No image is read.
 
+mmdata plan shards/photos                      # a folder of shards: says which settings it assumes
+mmdata plan shards/photos data.global_batch_size=1024 data.image_buckets=auto
 mmdata plan configs/scenes.yaml
 mmdata plan configs/scenes.yaml data.global_batch_size=1024 --world-size 8
 """
@@ -10,28 +12,25 @@ from rich.console import Console
 from rich.table import Table
 
 from mmdata import cli
-from mmdata.config import load_config
+from mmdata.commands.plan import plan_of
+from mmdata.errors import printable
 from mmdata.inspect.epoch import epoch_in_words
-from mmdata.loader.corpus import open_index
 from mmdata.plan import IndexRows, summarize
-from mmdata.plan.from_config import build_plan
-from mmdata.transform.text import Tokenizer
 
 
 def main() -> int:
     """Print the table of buckets and the padding."""
     parser = cli.Parser("plan", __doc__)
-    parser.add_argument("config", help="YAML file")
+    parser.add_argument("config", metavar="CONFIG_OR_SHARDS", help="YAML file, or a folder (URL) of shards")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--epoch", type=int, default=0, help="captions, and so lengths, may differ by epoch")
     parser.add_argument("--world-size", type=int, default=1, metavar="W", help="ranks, to say what each reads")
     arguments = parser.parse_intermixed_args()
 
-    data = load_config(arguments.config, arguments.overrides).data
-    tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
-    index = open_index(data)
-    plan = build_plan(data, index, tokenizer, count_lengths=True)
-    rows = plan.rows
+    planned = plan_of(arguments.config, arguments.overrides)
+    plan, rows = planned.plan, planned.plan.rows
+    if planned.assumed:
+        print(printable(f"no config is given; assumed: {', '.join(planned.assumed)}"))
     assert isinstance(rows, IndexRows)
     summary = summarize(plan, arguments.epoch, world_size=arguments.world_size, hashes=rows.hashes)
 
@@ -40,11 +39,11 @@ def main() -> int:
         table.add_column(name, justify="right")
     for (bucket, count), batch_size in zip(summary.buckets.items(), plan.batch_sizes, strict=True):
         if count.steps:
-            padding = f"{1 - count.tokens / (count.rows * bucket.length):.1%}"
+            padding = f"{1 - count.tokens / (count.rows * bucket.length):.1%}" if bucket.length else "no texts"
             counts = (f"{batch_size:,}", f"{count.steps:,}", f"{count.rows:,}")
             table.add_row(f"{bucket.length}", bucket.image, *counts, padding)
     Console().print(table)
-    for line in epoch_in_words(summary, plan, index, data):
+    for line in epoch_in_words(summary, plan, planned.index, planned.data):
         print(line)
     return 0
 

@@ -19,7 +19,7 @@ from mmdata.shards import Index, ShardCache
 from mmdata.shards.remote.cache import GB
 from mmdata.train.models.limits import length_problem, limits_of, shape_problems
 from mmdata.train.objective import check_objective
-from mmdata.transform.text import Tokenizer
+from mmdata.transform.text import Tokenizer, need_tokenizer
 
 logger = logging.getLogger("mmdata")
 
@@ -48,9 +48,9 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
     if data.token_budget is None:  # else the plan sizes the batches
         _note(problems, lambda: rank_slice(data.global_batch_size, 0, world_size), "data.")
     _note(problems, lambda: _open(data), "data.shards: ")
-    if data.val_shards is not None:
-        _note(problems, lambda: _open(evaluation_data(data)), "data.val_shards: ")
-    tokenizer = _note(problems, lambda: Tokenizer.load(data.tokenizer, max_length=data.max_length))
+    if data.val.shards is not None:
+        _note(problems, lambda: _open(evaluation_data(data)), "data.val.shards: ")
+    tokenizer = _note(problems, lambda: need_tokenizer(data, to="train a dual encoder"))
     limits = limits_of(config.model)
     problems += shape_problems(limits, data)
     if tokenizer and limits.vocab_size is not None and limits.vocab_size < tokenizer.vocab_size:

@@ -13,9 +13,10 @@ from rich.progress import track
 from mmdata.batch import Batch
 from mmdata.commands.trained import TrainedModel
 from mmdata.compositional import load_pairs
-from mmdata.config.data import evaluation_data
-from mmdata.errors import DataError
+from mmdata.config.data import DataConfig, ValConfig, evaluation_data
+from mmdata.errors import ConfigError, DataError
 from mmdata.loader import Loader
+from mmdata.loader.corpus import open_index
 from mmdata.shards import Index
 from mmdata.train.evaluation.evaluate import compositional, embed, score_retrieval, zero_shot
 from mmdata.train.evaluation.prompts import Classes, embed_prompts
@@ -25,19 +26,37 @@ from mmdata.train.ranks.lockstep import gather
 T = TypeVar("T")
 
 
-def evaluate_shards(trained: TrainedModel, shards: str, classes: Classes | None = None) -> dict[str, Any]:
+def evaluate_shards(trained: TrainedModel, shards: str | None, classes: Classes | None = None) -> dict[str, Any]:
     """Retrieval in both directions, and zero-shot accuracy if classes are given. A collective.
 
+    Shards of labels only have no captions to retrieve: zero-shot accuracy alone.
+
+    Args:
+        trained: the model.
+        shards: to evaluate on; None: what `data.val` of the run names.
+        classes: for zero-shot accuracy.
+
     Raises:
+        ConfigError: shards of labels only, and no classes.
         DataError: no row could be loaded, or the shards have no labels for the classes.
     """
     rank, ranks = collectives.rank(), collectives.world_size()
-    data = evaluation_data(trained.config.data.model_copy(update={"val_shards": shards}), hashes=True)
+    data = trained.config.data
+    if shards is not None:
+        data = data.model_copy(update={"val": ValConfig(shards=shards)})
+    data = evaluation_data(data, hashes=True)
+    if not open_index(data).has_captions:
+        if classes is None:
+            raise ConfigError(
+                f"shards '{data.shards}' have labels and no captions, so there is nothing to retrieve: give --classes, "
+                "a JSON file with the names of the classes, for zero-shot accuracy"
+            )
+        data = data.model_copy(update={"tokenizer": None, "text_buckets": "auto"})
     # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
     data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
     loader = Loader.from_config(data, rank=rank, world_size=ranks)
     if classes is not None:
-        _check_labels(loader.index, classes, shards)
+        _check_labels(loader.index, classes, data)
     batches = _progress(loader, "embedding", len(loader))
     features = embed(trained.model, batches, source=loader, autocast_dtype=trained.autocast_dtype)
     masked: dict[str, int] = loader.merge_states(_states_of_ranks(loader))["rows_masked"]
@@ -45,8 +64,10 @@ def evaluate_shards(trained: TrainedModel, shards: str, classes: Classes | None 
         line = f"left out: {count:,} rows that could not be loaded ({reason})"
         Console(stderr=True, quiet=rank > 0).print(line, soft_wrap=True)
     if not len(features.rows):
-        raise DataError(f"shards '{shards}': none of the {len(loader.index):,} rows could be loaded")
-    scores = score_retrieval(features, share=True)
+        raise DataError(f"shards '{data.shards}': none of the {loader.plan.num_rows:,} rows could be loaded")
+    scores: dict[str, Any] = {"rows": len(features.rows)}
+    if features.text is not None:
+        scores = score_retrieval(features, share=True)
     if classes is not None:
         assert features.labels is not None, "checked before"
         prompts = embed_prompts(trained.model, classes, trained.tokenizer)
@@ -54,19 +75,19 @@ def evaluate_shards(trained: TrainedModel, shards: str, classes: Classes | None 
     return {**scores, "rows_masked": masked}
 
 
-def _check_labels(index: Index, classes: Classes, shards: str) -> None:
+def _check_labels(index: Index, classes: Classes, data: DataConfig) -> None:
     """Check before anything is embedded that each label has a class.
 
     Raises:
         DataError: there are no labels, or more than there are classes.
     """
     if not index.has_labels:
-        raise DataError(f"--classes needs labels, and shards '{shards}' have none")
-    highest, known = int(index.column("label").max()), len(classes.classes)
+        raise DataError(f"--classes needs labels, and shards '{data.shards}' have none")
+    highest, known = int(index.column("label")[: data.max_rows].max()), len(classes.classes)
     if highest >= known:
         raise DataError(
-            f"--classes has {known} classes, for the labels 0 to {known - 1}, and shards '{shards}' have labels up to "
-            f"{highest}: list a class for each label"
+            f"--classes has {known} classes, for the labels 0 to {known - 1}, and shards '{data.shards}' have labels "
+            f"up to {highest}: list a class for each label"
         )
 
 
@@ -81,6 +102,7 @@ def evaluate_pairs(trained: TrainedModel, path: Path) -> dict[str, dict[str, flo
             yield batch
 
     features = embed(trained.model, batches(), autocast_dtype=trained.autocast_dtype)
+    assert features.text is not None, "pairs have captions"
     return compositional(features.image, features.text, types)
 
 

@@ -21,7 +21,7 @@ from mmdata.errors import DataError
 from mmdata.loader import Loader
 from mmdata.train.memory.neighbours import FeatureSide, embed_rows
 
-WHICH_ROWS = ("shards", "max_rows", "global_batch_size", "loading")
+WHICH_ROWS = ("shards", "val", "split", "max_rows", "global_batch_size", "loading")
 """Settings of `data` taken from the config, not from the run: which rows, and who loads them."""
 
 

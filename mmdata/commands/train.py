@@ -42,7 +42,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
         warn_of_no_effect(config, world_size=world_size)
     data = config.data.model_copy(update={"add_hashes": config.data.add_hashes or config.train.needs_hashes})
     loader = Loader.from_config(data, rank=rank, world_size=world_size)
-    val_loader = _evaluation_loader(data) if data.val_shards else None
+    val_loader = _evaluation_loader(data) if data.val else None
     torch.manual_seed(config.train.seed)  # the same weights on all ranks
     model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size).to(device)
     check_objective(config.train, model, has_negative_captions=data.negative_captions is not None)
@@ -67,7 +67,7 @@ def _cut_ledgers_of_former_ranks(output: Path, state: dict[str, Any], world_size
 
 
 def _evaluation_loader(data: DataConfig) -> Loader:
-    """This rank's part of `data.val_shards`."""
+    """This rank's part of what `data.val` names."""
     data = evaluation_data(data, hashes=True)
     return Loader.from_config(data, rank=collectives.rank(), world_size=collectives.world_size())
 

@@ -29,13 +29,13 @@ class CompareConfig(Settings):
     seeds: Annotated[list[Integer], Field(min_length=2)]
     """Of the weights and of the order of the data; the same for all arms."""
     pairs: Location | None = None
-    """JSONL of a compositional test (see mmdata.compositional); None: only retrieval on `data.val_shards`."""
+    """JSONL of a compositional test (see mmdata.compositional); None: only retrieval on `data.val`."""
     primary: str = "r1"
     """What decides: a type of swap in `pairs`, their "mean", or "r1", retrieval."""
     tuning: Annotated[tuple[tuple[str, ...], ...], Field(min_length=1)] = ((),)
     """Settings that each arm is tried with."""
     tuning_seed: Integer | None = None
-    """From this seed; what retrieves best on `data.val_shards` an arm keeps. Needed where there is something to try."""
+    """From this seed; what retrieves best on `data.val` an arm keeps. Needed where there is something to try."""
 
     @model_validator(mode="after")
     def _check(self) -> CompareConfig:

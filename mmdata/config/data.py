@@ -71,6 +71,27 @@ class AugmentConfig(Settings):
     """Probability that the colours become grey, after the jitter."""
 
 
+class ValConfig(Settings):
+    """What a run is evaluated on: other shards, or a share of the rows of `data.shards`. Neither: nothing."""
+
+    shards: MayChange[Location | None] = None
+    """Folder or URL with shards to evaluate on, with the same tokenizer and image size."""
+    share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Share of the rows of `data.shards`, 0.01 for 1 %, that is kept from training and evaluated on. The hash of the
+    row's image decides, so equal images are on one side, and a row stays on its side when the shards are written or
+    indexed anew."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> ValConfig:
+        if self.shards is not None and self.share is not None:
+            raise ValueError(f"shards ('{self.shards}') and share ({self.share:g}) exclude each other: give one")
+        return self
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return self.shards is not None or self.share is not None
+
+
 class DataConfig(Settings):
     """What is loaded, and in which batches."""
 
@@ -85,6 +106,7 @@ class DataConfig(Settings):
         "data.limit": "data.max_rows",
         "data.window_rows": "data.shuffle_window_rows",
         "data.extra_captions": "data.negative_captions",
+        "data.val_shards": "data.val.shards",
     }
     REMOVED: ClassVar[Mapping[str, str]] = {
         "data.unique": "set data.add_hashes and train.mask_false_negatives, by which rows with the same image or "
@@ -93,10 +115,14 @@ class DataConfig(Settings):
 
     shards: MayChange[Location | Annotated[list[SourceConfig], Field(min_length=1)]]
     """Folder or URL with shards and a manifest (`mmdata convert` or `mmdata index` makes it), or a mixture."""
-    val_shards: MayChange[Location | None] = None
-    """Shards to evaluate on, with the same tokenizer and image size."""
-    tokenizer: Location
-    """Folder that `AutoTokenizer.from_pretrained` loads, or a Hugging Face name."""
+    val: ValConfig = ValConfig()
+    """What the run is evaluated on: {shards: FOLDER} or {share: 0.01}."""
+    split: Literal["train", "val"] = "train"
+    """With `val.share`, which of the two parts is loaded: train (all other rows) or val."""
+    tokenizer: Location | None = None
+    """Folder that `AutoTokenizer.from_pretrained` loads; clip, for CLIP's tokenizer, which ships with mmdata; or a
+    Hugging Face name. Without it batches have no texts (no input_ids and attention_mask), for corpora of images and
+    labels."""
     global_batch_size: Positive
     """Rows of one step over all ranks; with `token_budget`, at most."""
     token_budget: Positive | None = None
@@ -149,6 +175,11 @@ class DataConfig(Settings):
     """Only the first rows of the index, for debugging; same code path."""
     loading: LoadingConfig = LoadingConfig()
 
+    @field_validator("val", mode="before")
+    @classmethod
+    def _nothing(cls, val: object) -> object:
+        return {} if val is None else val  # data.val=null on the command line turns evaluations off
+
     def with_loading(self, **changes: Any) -> DataConfig:
         """The same batches, loaded with other settings of `loading`."""
         return self.model_copy(update={"loading": self.loading.model_copy(update=changes)})
@@ -177,6 +208,16 @@ class DataConfig(Settings):
                 raise ValueError("image_patches and image_buckets exclude each other: give one")
         if self.crop_scale[0] > self.crop_scale[1] or self.crop_scale[0] == 0:
             raise ValueError(f"crop_scale must be (min, max) with 0 < min <= max: got {self.crop_scale}")
+        if self.tokenizer is None:
+            of_texts = {
+                "text_buckets": isinstance(self.text_buckets, list),
+                "negative_captions": self.negative_captions is not None,
+            }
+            if given := [name for name, is_given in of_texts.items() if is_given]:
+                raise ValueError(
+                    f"tokenizer is missing, and without it batches have no texts, which {' and '.join(given)} are "
+                    "about: give data.tokenizer, or leave them out"
+                )
         if self.augment is not None and self.transform != "train":
             raise ValueError(
                 f"augment changes the crops of transform train, and transform is '{self.transform}': leave augment out "
@@ -217,6 +258,13 @@ class DataConfig(Settings):
             raise ValueError(
                 f"with token_budget, num_lanes ({self.num_lanes}) must divide batch_multiple ({self.batch_multiple})"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_split(self) -> DataConfig:
+        if self.split == "val" and self.val.share is None:
+            where = f"; to load '{self.val.shards}', set shards to it" if self.val.shards else ""
+            raise ValueError(f"split val is a share of the rows, and val.share is not set{where}")
         return self
 
     @model_validator(mode="after")
@@ -284,17 +332,20 @@ def once_in_order(data: DataConfig) -> DataConfig:
 
 
 def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
-    """The settings that load `data.val_shards`, as `once_in_order`.
+    """The settings that load what `data.val` names, as `once_in_order`.
 
     `hashes` adds hashes if training has none. `worker_type: auto` becomes thread: an evaluation is short, and a second
     worker process would hold its memory during the whole run.
 
     Raises:
-        ConfigError: `data.val_shards` is not set.
+        ConfigError: `data.val` is not set.
     """
-    if data.val_shards is None:
-        raise ConfigError("data.val_shards is not set: there is nothing to evaluate on")
+    if not data.val:
+        raise ConfigError(
+            "data.val is not set: there is nothing to evaluate on; set data.val.shards=FOLDER, or data.val.share=0.01 "
+            "to keep 1 % of the rows from training"
+        )
     if data.loading.worker_type == "auto":
         data = data.with_loading(worker_type="thread")
-    changes = {"shards": data.val_shards, "add_hashes": hashes or data.add_hashes}
-    return once_in_order(data.model_copy(update=changes))
+    which = {"split": "val"} if data.val.shards is None else {"shards": data.val.shards}
+    return once_in_order(data.model_copy(update={**which, "add_hashes": hashes or data.add_hashes}))

@@ -5,6 +5,7 @@ Nothing is ignored: an unknown key is an error that names the nearest known one.
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,9 +48,19 @@ def read_yaml(
         sections = current_names(kind, sections)
     except ValueError as error:
         raise ConfigError(f"config '{file}': {error}") from None
-    for override in overrides or []:
-        _override(sections, override, kind)
-    return sections
+    return with_overrides(sections, overrides or [], kind=kind)
+
+
+def with_overrides(content: dict[str, Any], overrides: list[str], *, kind: type[Settings]) -> dict[str, Any]:
+    """Nested settings, not validated yet, with "a.b=value" overrides applied.
+
+    Raises:
+        ConfigError: an override that is not section.key=value, or whose value is not YAML.
+    """
+    changed = copy.deepcopy(content)
+    for override in overrides:
+        _override(changed, override, kind)
+    return changed
 
 
 def _read_sections(file: Path) -> dict[Any, Any]:

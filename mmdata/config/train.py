@@ -210,7 +210,7 @@ class TrainConfig(Settings):
     """If a rank makes no progress for this long, all ranks exit with an error that names it and its step; null waits
     for ever."""
     evaluate_every_epochs: MayChange[Count] = 1
-    """On `data.val_shards`; 0: only at the end."""
+    """On `data.val`; 0: only at the end."""
     seed: Integer = 0
     """Of the weights and of dropout; rank r draws from its own stream."""
     device: MayChange[Literal["auto", "cpu", "cuda"]] = "auto"

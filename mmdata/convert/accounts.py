@@ -1,14 +1,14 @@
 """Counts what becomes of each row. Accounts balance, or nothing is published.
 
-Every input row is written, a duplicate, filtered or quarantined; each row that is not written has a line in
-quarantine.jsonl.
+Every input row is written, merged into the sample of another row, a duplicate, filtered or quarantined. Each row that
+is neither written nor merged has a line in quarantine.jsonl.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from mmdata.convert.rows import Row
@@ -22,25 +22,32 @@ EARLY = 1000
 
 
 class Accounts:
-    """Counts rows and keeps their ledger.
+    """Counts the rows that belong to one folder of shards, and keeps their ledger.
 
     Args:
         ledger: open file that gets a JSON object a line: row, place, path, reason, detail.
 
     Attributes:
-        rows: input rows.
         written: rows in a shard.
+        merged: rows whose captions are in the sample of another row of the same image.
+        differing: duplicates with captions or a label that the written row of their image has not.
         reasons: number of rows left out for each reason.
         losses: of written rows with an unusable text file.
     """
 
     def __init__(self, ledger: BinaryIO) -> None:
-        self.rows = 0
         self.written = 0
+        self.merged = 0
+        self.differing = 0
         self.reasons: Counter[Reason] = Counter()
+        self.first: dict[Reason, str] = {}
         self.losses = Losses()
         self._ledger = ledger
-        self._first: dict[Reason, str] = {}
+
+    @property
+    def rows(self) -> int:
+        """All rows."""
+        return self.written + self.merged + self.reasons.total()
 
     @property
     def duplicate(self) -> int:
@@ -57,20 +64,53 @@ class Accounts:
         """Rows that cannot be used."""
         return self.reasons.total() - self.duplicate - self.filtered
 
+    @property
+    def ledger(self) -> str:
+        """Path of the ledger."""
+        return self._ledger.name
+
+    def leave_out(self, *, row: int, place: str, path: str, reason: Reason, detail: str) -> None:
+        """Count a row that is neither written nor merged, and record it."""
+        self.reasons[reason] += 1
+        self.first.setdefault(reason, f"{place}: {detail}")
+        line = {"row": row, "place": place, "path": path, "reason": str(reason), "detail": detail}
+        # A name that is not UTF-8 holds surrogates; backslashreplace writes them as escapes, which are valid in JSON.
+        text = json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        self._ledger.write(text + b"\n")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts for the manifest; "lost" and "differing" only if there are such rows."""
+        lost = {"lost": self.losses.as_dict()} if self.losses.counts else {}
+        differing = {"differing": self.differing} if self.differing else {}
+        return {
+            "rows": self.rows,
+            "written": self.written,
+            "merged": self.merged,
+            "duplicate": self.duplicate,
+            "filtered": self.filtered,
+            "quarantined": self.quarantined,
+            "reasons": {str(reason): self.reasons[reason] for reason in sorted(self.reasons)},
+            **lost,
+            **differing,
+        }
+
+
+class Balance:
+    """Compares the rows that came in with the accounts of all folders of a conversion.
+
+    Attributes:
+        rows: input rows.
+    """
+
+    def __init__(self, accounts: Sequence[Accounts]) -> None:
+        self.rows = 0
+        self._accounts = accounts
+
     def count(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Pass rows through, counting them."""
         for row in rows:
             self.rows += 1
             yield row
-
-    def leave_out(self, *, row: int, place: str, path: str, reason: Reason, detail: str) -> None:
-        """Count a row that is not written, and record it."""
-        self.reasons[reason] += 1
-        self._first.setdefault(reason, f"{place}: {detail}")
-        line = {"row": row, "place": place, "path": path, "reason": str(reason), "detail": detail}
-        # A name that is not UTF-8 holds surrogates; backslashreplace writes them as escapes, which are valid in JSON.
-        text = json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace")
-        self._ledger.write(text + b"\n")
 
     def check(self, max_bad_share: float, *, rows_at_most: int | None = None) -> None:
         """Raise DataError if too many rows are quarantined.
@@ -80,37 +120,43 @@ class Accounts:
             rows_at_most: during a conversion, an upper bound of the input rows. A conversion fails early only with at
                 least EARLY quarantined rows and when the remaining rows cannot save it.
         """
-        if rows_at_most is not None and self.quarantined < EARLY:
+        quarantined = sum(one.quarantined for one in self._accounts)
+        if rows_at_most is not None and quarantined < EARLY:
             return
         total = self.rows if rows_at_most is None else max(self.rows, rows_at_most)
-        if self.quarantined > max_bad_share * total:
+        if quarantined > max_bad_share * total:
+            ledgers = " or ".join(f"'{one.ledger}'" for one in self._accounts if one.quarantined)
             raise DataError(
-                f"{self.quarantined} of {'' if rows_at_most is None else 'at most '}{total} rows are unusable, over "
+                f"{quarantined} of {'' if rows_at_most is None else 'at most '}{total} rows are unusable, over "
                 f"max_bad_share={max_bad_share}; nothing is published. {self._explain()}. "
-                f"Each has a line in '{self._ledger.name}'. Repair the corpus, or allow more with --max-bad-share"
+                f"Each has a line in {ledgers}. Repair the corpus, or allow more with --max-bad-share"
             )
 
     def settle(self) -> None:
         """Raise DataError unless every row is accounted for and at least one was written."""
-        accounted = self.written + self.duplicate + self.filtered + self.quarantined
+        accounted = sum(one.rows for one in self._accounts)
         if accounted != self.rows:
             raise DataError(f"accounts do not balance: {self.rows} rows came in, {accounted} are accounted for")
-        if not self.written:
+        if not any(one.written for one in self._accounts):
             raise DataError(f"none of {self.rows} rows could be written; nothing is published. {self._explain()}")
 
     def _explain(self) -> str:
-        top = [reason for reason, _ in self.reasons.most_common(EXAMPLES)]
-        return "; ".join(f"{self.reasons[reason]} {reason} (first: {self._first[reason]})" for reason in top)
+        reasons: Counter[Reason] = Counter()
+        first: dict[Reason, str] = {}
+        for one in self._accounts:
+            reasons.update(one.reasons)
+            first = {**one.first, **first}
+        top = [reason for reason, _ in reasons.most_common(EXAMPLES)]
+        return "; ".join(f"{reasons[reason]} {reason} (first: {first[reason]})" for reason in top)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The counts for the manifest; "lost" only if there are losses."""
-        lost = {"lost": self.losses.as_dict()} if self.losses.counts else {}
-        return {
-            "rows": self.rows,
-            "written": self.written,
-            "duplicate": self.duplicate,
-            "filtered": self.filtered,
-            "quarantined": self.quarantined,
-            "reasons": {str(reason): self.reasons[reason] for reason in sorted(self.reasons)},
-            **lost,
-        }
+
+def add_up(accounts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Accounts of several folders, as one: counts are added, other values are those of the first."""
+    total = dict(accounts[0])
+    for one in accounts[1:]:
+        for name, value in one.items():
+            if isinstance(value, int):
+                total[name] = total.get(name, 0) + value
+            elif name in ("reasons", "lost"):
+                total[name] = dict(sorted((Counter(total.get(name, {})) + Counter(value)).items()))
+    return total

@@ -6,34 +6,22 @@ Image files are stored unchanged; decoding proves that they can be used. With `r
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-import os
-import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-from mmdata.convert.recipe import RESERVED, ConvertConfig
-from mmdata.convert.rows import Row
+from mmdata.convert.fields import FieldReader
+from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.rows import Row, Source
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.safe_read import read_inside
 from mmdata.shards import ImageInfo, Limits, Sample, probe
-from mmdata.shards.captions import MAX_CAPTION_BYTES, clean_captions
 from mmdata.shards.images.decoder_warnings import name_warnings
 from mmdata.shards.images.probe import sniff
-from mmdata.shards.texts import Loss, TextKind, Texts, parse_label, read_texts
-
-JSON_BYTES_ASIDE = 256
-"""Bytes of a sample's JSON member reserved for its label, the sizes of a shrunk image, names and brackets."""
+from mmdata.shards.texts import Loss
 
 MAX_PATH_BYTES = 4096
 """Longest path that Linux opens."""
-
-SIDECAR_KINDS: tuple[TextKind, ...] = ("json", "txt", "caption")
-"""Extensions of the text files of an image with the same stem."""
-
-_ABOUT_CAPTIONS = {Reason.MISSING_IMAGE: Reason.MISSING_CAPTION, Reason.IMAGE_TOO_LARGE: Reason.CAPTION_TOO_LONG}
 
 
 @dataclass(frozen=True)
@@ -49,6 +37,7 @@ class Examined:
         digest: of the image file in the corpus, to find duplicates.
         fault: reason and detail if the row cannot be used.
         losses: parts of the sample's files that could not be used.
+        merged_into: number of the row whose sample has this row's captions, if that one was written.
         is_table: whether the row is of a table. A label that cannot be numbered makes a table's row unusable; a sample
             of files is written without it.
     """
@@ -61,6 +50,7 @@ class Examined:
     digest: bytes = b""
     fault: tuple[Reason, str] | None = None
     losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
+    merged_into: int | None = None
     is_table: bool = True
 
 
@@ -72,49 +62,52 @@ class Examiner:
     """Examines rows. It holds only settings, so that it can be sent to any process.
 
     Args:
-        root: real path of the folder that must contain all files.
+        fields: reads captions, label and kept columns.
         limits: images outside them are quarantined.
         max_image_bytes: largest image file.
         resize: shorter side, in pixels, to which larger images are shrunk; None shrinks none.
         quality: JPEG quality of shrunk images.
     """
 
-    root: str
+    fields: FieldReader
     limits: Limits
     max_image_bytes: int
     resize: int | None
     quality: int
 
     @classmethod
-    def from_config(cls, root: str, config: ConvertConfig) -> Examiner:
-        """The examiner that a recipe asks for."""
+    def from_config(cls, source: Source, config: ConvertConfig) -> Examiner:
+        """The examiner of a source's rows that a recipe asks for."""
         limits = Limits(min_side=config.min_side, max_aspect=config.max_aspect, max_pixels=config.max_pixels)
-        return cls(root, limits, config.max_image_bytes, config.resize, config.quality)
+        fields = FieldReader(source.root, source.has_captions, tuple(config.caption_templates or ()), source.classes)
+        return cls(fields, limits, config.max_image_bytes, config.resize, config.quality)
 
     def __call__(self, row: Row) -> Examined:
         """Examine one row. A fault of the row is in the result; a fault of the system is raised."""
-        path = row.image if isinstance(row.image, str) else "" if row.image is None else excerpt(row.image)
-        path = path[:MAX_PATH_BYTES]
+        path = _path_of(row)
         try:
             if row.fault:
                 raise BadSample(*row.fault)
-            fields = read_fields(row, self.root)
-            original = self._read_image(row)
+            if row.merged_into is not None:
+                return Examined(row.number, row.place, path, merged_into=row.merged_into)
+            fields = self.fields(row)
+            original = self.read_image(row)
             with name_warnings(lambda: row.place):
                 image, info, shrunk_from = self._prepare(original)
         except BadSample as bad:
-            return Examined(row.number, row.place, path, fault=(bad.reason, bad.detail))
+            fault = (bad.reason, bad.detail)
+            return Examined(row.number, row.place, path, merged_into=row.merged_into, fault=fault)
         key = row.packed.key if row.packed else f"{row.number:09d}"
         extra = _with_sizes(fields.extra, shrunk_from, info) if shrunk_from else fields.extra
-        sample = Sample(key, image, info, fields.captions, extra=extra or None)
+        sample = Sample(key, image, info, [*fields.captions, *row.more_captions], extra=extra or None)
         return Examined(
             row.number,
             row.place,
             path,
             sample,
             fields.label,
-            hashlib.sha256(original).digest()[:16],
-            losses=fields.losses,
+            image_digest(original),
+            losses={**fields.losses, **row.losses},
             is_table=not (row.packed or row.sidecars),
         )
 
@@ -136,7 +129,12 @@ class Examiner:
         upright = orient(pixels, info.orientation)
         return *resize(upright, original, info.format), (int(upright.shape[1]), int(upright.shape[2]))
 
-    def _read_image(self, row: Row) -> bytes:
+    def read_image(self, row: Row) -> bytes:
+        """The bytes of a row's image.
+
+        Raises:
+            BadSample: there is none, it is too large, or it cannot be read.
+        """
         if row.packed:
             return row.packed.image(max_bytes=self.max_image_bytes)
         path = row.image
@@ -153,7 +151,34 @@ class Examiner:
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path is {type(path).__name__}, not a string")
         if len(path) > MAX_PATH_BYTES:  # not a column of paths; the message quotes only its beginning
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path has {len(path)} characters: {excerpt(path)}")
-        return read_inside(self.root, path, max_bytes=self.max_image_bytes)
+        return read_inside(self.fields.root, path, max_bytes=self.max_image_bytes)
+
+
+@dataclass(frozen=True)
+class Digester:
+    """Reads the images of rows and hashes them; an `Examine` whose results have only a digest, empty after a fault."""
+
+    examiner: Examiner
+
+    def __call__(self, row: Row) -> Examined:
+        """Hash the image of one row."""
+        try:
+            digest = b"" if row.fault else image_digest(self.examiner.read_image(row))
+        except BadSample:
+            digest = b""  # the examination of the row names the fault
+        return Examined(row.number, row.place, _path_of(row), digest=digest)
+
+
+def image_digest(data: bytes) -> bytes:
+    """The 16 bytes that stand for an image file in comparisons of content; the first 8 are its `hash64`."""
+    return hashlib.sha256(data).digest()[:16]
+
+
+def _path_of(row: Row) -> str:
+    """A row's image for the ledger, as given and not too long."""
+    image = row.image
+    path = image if isinstance(image, str) else "" if image is None else excerpt(image)
+    return path[:MAX_PATH_BYTES]
 
 
 def _path_in(data: bytes) -> str:
@@ -167,79 +192,6 @@ def _path_in(data: bytes) -> str:
     return text if text.isprintable() else ""
 
 
-@dataclass(frozen=True)
-class Fields:
-    """The text of a row, ready to be stored; its label is not numbered yet."""
-
-    captions: list[str]
-    label: int | str | None
-    extra: dict[str, Any]
-    losses: dict[Loss, str]
-
-
-def read_fields(row: Row, root: str) -> Fields:
-    """Captions, label and kept columns of a row, from the row itself or from the files of its sample.
-
-    A sample of a tar keeps all its metadata, unless the settings choose.
-
-    Raises:
-        BadSample: no caption, or one that cannot be cleaned; in a table, a label or a kept column that cannot be
-            stored. A sample of files loses those parts, and files that cannot be read (see `read_texts`).
-    """
-    if not (row.packed or row.sidecars):
-        return Fields(_captions(row.captions), _table_label(row.label), _extra(row.extra), {})
-    texts = row.packed.texts() if row.packed else _sidecar_texts(row.sidecars, root)
-    losses = dict(texts.losses)
-    extra = {name: value if value is not None else texts.metadata.get(name) for name, value in row.extra.items()}
-    if row.packed and not extra:
-        extra = {name: value for name, value in texts.metadata.items() if name not in RESERVED}
-    room = MAX_CAPTION_BYTES - JSON_BYTES_ASIDE - len(json.dumps(texts.captions, ensure_ascii=False).encode())
-    return Fields(texts.captions, texts.label, _storable(extra, losses, room=room), losses)
-
-
-def _sidecar_texts(sidecars: Iterable[str], root: str) -> Texts:
-    """Captions, label and metadata in the text files of an image."""
-    paths = {os.path.splitext(path)[1].lower(): path for path in sidecars}
-
-    def read(kind: TextKind) -> bytes:
-        try:
-            return read_inside(root, paths[f".{kind}"], max_bytes=MAX_CAPTION_BYTES)
-        except BadSample as bad:
-            raise BadSample(_ABOUT_CAPTIONS.get(bad.reason, bad.reason), bad.detail) from bad
-
-    return read_texts([kind for kind in SIDECAR_KINDS if f".{kind}" in paths], read)
-
-
-def _captions(values: Iterable[Any]) -> list[str]:
-    """All captions of a table's row, cleaned; empty ones are left out if another has text."""
-    present: list[Any] = []
-    for value in values:
-        present.extend(cast("list[Any]", value) if isinstance(value, list) else [value])
-    if all(value is None for value in present):
-        raise BadSample(Reason.MISSING_CAPTION, "the row has no caption")
-    for value in present:
-        _check_unicode(value)
-    return clean_captions(present)[0]
-
-
-def _check_unicode(value: Any) -> None:
-    """Raise BadSample with the offset in bytes for text that is not Unicode."""
-    if not isinstance(value, str):
-        return
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        code = ord(value[error.start])
-        what = f"invalid UTF-8 (0x{code - 0xDC00:02x})" if 0xDC80 <= code <= 0xDCFF else "a lone surrogate"
-        offset = len(value[: error.start].encode())
-        raise BadSample(Reason.BAD_CAPTION, f"{what} at byte {offset} of the caption") from error
-
-
-def _table_label(value: Any) -> int | str | None:
-    """A table's label; True and False, of a column of booleans, are the classes 1 and 0."""
-    return parse_label(int(value) if isinstance(value, bool) else value)
-
-
 def _with_sizes(extra: dict[str, Any], original: tuple[int, int], smaller: ImageInfo) -> dict[str, Any]:
     """Metadata of a shrunk image: "original_height" and "original_width" are added, "height" and "width" updated.
 
@@ -249,45 +201,3 @@ def _with_sizes(extra: dict[str, Any], original: tuple[int, int], smaller: Image
     if (extra.get("height"), extra.get("width")) in (original, original[::-1]):  # before or after orientation
         extra = {**extra, "height": smaller.height, "width": smaller.width}
     return {**sizes, **extra}
-
-
-def _extra(values: dict[str, Any]) -> dict[str, Any]:
-    """Kept columns as JSON: NaN becomes null, paths are normalised to NFC.
-
-    Raises:
-        BadSample: a value cannot be stored.
-    """
-    losses: dict[Loss, str] = {}
-    extra = _storable(values, losses)
-    if losses:
-        raise BadSample(Reason.BROKEN_ROW, losses[Loss.METADATA_UNUSABLE])
-    return extra
-
-
-def _storable(values: dict[str, Any], losses: dict[Loss, str], *, room: int | None = None) -> dict[str, Any]:
-    """The values that JSON can hold, as `_extra` returns them; the others become a loss.
-
-    Args:
-        values: by name.
-        losses: gets at most one more entry.
-        room: bytes of JSON for all values; None: the writer refuses a sample with too many.
-    """
-    extra: dict[str, Any] = {}
-    size = 0
-    for name, value in values.items():
-        if isinstance(value, float) and math.isnan(value):
-            value = None
-        if name == "path" and isinstance(value, str):
-            value = unicodedata.normalize("NFC", value)
-        try:
-            size += len(json.dumps({name: value}, allow_nan=False, ensure_ascii=False).encode())
-        except (TypeError, ValueError, RecursionError) as error:
-            why = f"column {excerpt(name)} cannot be kept as JSON: {excerpt(str(error))}"
-            losses.setdefault(Loss.METADATA_UNUSABLE, why)
-            continue
-        if room is not None and size > room:
-            why = f"column {excerpt(name)} and those after it cannot be kept: more than {room} bytes of JSON in all"
-            losses.setdefault(Loss.METADATA_UNUSABLE, why)
-            break
-        extra[name] = value
-    return extra

@@ -4,45 +4,93 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmdata.convert.fields import FieldReader
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Row
 from mmdata.convert.tables import SUFFIXES as TABLE_SUFFIXES
-from mmdata.errors import DataError, Reason
+from mmdata.convert.tables import choose_part
+from mmdata.errors import BadSample, DataError, Reason
 
 SIDECARS = (".json", ".txt", ".caption")
 COMMON = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".avif"}
 UNREAD = {".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg", ".pdf", ".eps", ".fits", ".ico", ".tga", ".ppm", ".exr"}
 IMAGE_SUFFIXES = COMMON | UNREAD
 """Files with these suffixes are rows even without a caption; their magic bytes decide the format later."""
+PARTS = frozenset(("train", "training", "val", "valid", "validation", "dev", "test", "testing"))
+"""Names of folders that are parts of a corpus, not classes."""
 
 
 class FolderSource:
-    """Images whose captions are in a file of the same stem ending in .json, .txt or .caption.
+    """Images whose captions are in a file of the same stem ending in .json, .txt or .caption, or in class folders.
 
     The files of a folder come in order of their names, then its sub-folders in order of theirs. Hidden files, and files
     that are neither image nor caption, are no rows; `describe` counts them.
+
+    Where no image has such a file, the folders are classes, as torchvision's ImageFolder reads them: the label of
+    cats/a/1.jpg is "cats". Folders such as train/ and val/ are parts of the corpus, of which `split` chooses one.
     """
 
-    classes: tuple[str, ...] = ()
+    may_repeat = False
 
     def __init__(self, folder: Path, config: ConvertConfig) -> None:
         self.root = os.path.realpath(folder)
         self._keep = config.keep
+        if config.split is not None:
+            self.root = _part(self.root, config.split)
+        self._read()
+        if not self.rows_at_most:
+            raise DataError(f"source '{folder}': no images in it; the corpus is empty{_hint(self.root)}")
+        self.classes: tuple[str, ...] = ()
+        if not self._kinds:
+            self.has_captions = self._find_classes(folder, config)
+        else:
+            self.has_captions = self._kinds != {".json"} or self._finds_caption()
+
+    def _read(self) -> None:
         digest, self.rows_at_most, self._ignored = hashlib.sha256(), 0, 0
+        self._kinds = set[str]()
         for found in self._walk(""):
             digest.update(found.listing)
             self.rows_at_most += len(found.rows)
             self._ignored += found.ignored
+            self._kinds |= found.kinds
         self._listing = digest.hexdigest()
-        if not self.rows_at_most:
-            tables = sorted(name for name in os.listdir(self.root) if name.lower().endswith(TABLE_SUFFIXES))
-            hint = f"; it has tables ({', '.join(tables[:3])}): name one with --table" if tables else ""
-            raise DataError(f"source '{folder}': no images in it; the corpus is empty{hint}")
+
+    def _finds_caption(self) -> bool:
+        """Whether any image has a caption: JSON files are read up to the first one that has."""
+        fields = FieldReader(self.root, has_captions=False)
+        for row in self.rows():
+            with suppress(BadSample):
+                if row.sidecars and fields(row).captions:
+                    return True
+        return False
+
+    def _find_classes(self, folder: Path, config: ConvertConfig) -> bool:
+        """Take the folders for classes; True if they are none, and images lack captions.
+
+        Raises:
+            DataError: a table goes with the images, or the folders are several parts.
+        """
+        if hint := _hint(self.root):
+            raise DataError(f"source '{folder}': its images have no captions beside them{hint}")
+        names = _folders(self.root)
+        if config.split is None and names and all(name.lower() in PARTS for name in names):
+            self.root = _part(self.root, names[0] if len(names) == 1 else None)
+            self._read()
+        while len(names := _folders(self.root)) == 1 and _folders(os.path.join(self.root, names[0])):
+            self.root = os.path.join(self.root, names[0])  # flowers/ holds daisy/ and rose/
+            self._read()
+        if len(names) < 2:
+            return True  # each image is left out for its missing caption, and the error says so
+        self.classes = tuple(names)
+        return False
 
     def rows(self) -> Iterator[Row]:
         """All images, and captions that have none. See `Source.rows`."""
@@ -52,7 +100,8 @@ class FolderSource:
                 extra = dict.fromkeys(self._keep)
                 if "path" in extra:
                     extra["path"] = place
-                yield Row(number, place, place, extra=extra, sidecars=sidecars, fault=fault)
+                label = place.split(os.sep)[0] if self.classes and os.sep in place else None
+                yield Row(number, place, place, label=label, extra=extra, sidecars=sidecars, fault=fault)
                 number += 1
 
     def describe(self) -> dict[str, Any]:
@@ -82,6 +131,11 @@ class _Found:
     listing: bytes
     ignored: int
 
+    @property
+    def kinds(self) -> set[str]:
+        """Extensions of the text files that go with an image."""
+        return {os.path.splitext(name)[1].lower() for _, sidecars, _ in self.rows for name in sidecars}
+
 
 def _pair(below: str, entries: list[os.DirEntry[str]]) -> _Found:
     """Rows of one folder: images with the caption files of their stem, and captions without an image, as faults."""
@@ -110,3 +164,30 @@ def _pair(below: str, entries: list[os.DirEntry[str]]) -> _Found:
             rows.append((os.path.join(below, sidecars[0]), (), (Reason.MISSING_IMAGE, "a caption without an image")))
     sizes = (f"{os.path.join(below, e.name)}\0{e.stat(follow_symlinks=False).st_size}\n" for e in visible)
     return _Found(rows, "".join(sizes).encode("utf-8", "surrogateescape"), ignored)
+
+
+def _folders(folder: str) -> list[str]:
+    """Names of the sub-folders that are walked, sorted."""
+    with os.scandir(folder) as entries:
+        return sorted(one.name for one in entries if one.is_dir(follow_symlinks=False) and one.name[0] != ".")
+
+
+def _part(folder: str, split: str | None) -> str:
+    """The folder of one part of a corpus; raises for None, and for a part that is not there."""
+    names = _folders(folder)
+    return os.path.join(folder, choose_part(Path(folder), {name: name for name in names}, split))
+
+
+def _hint(folder: str) -> str:
+    """For a message: the tables in a folder that may name its images; "" if there are none."""
+    tables: list[str] = []
+    for below in ("", "annotations"):
+        path = os.path.join(folder, below)
+        for name in sorted(os.listdir(path)) if os.path.isdir(path) else ():
+            lower = name.lower()
+            if lower.endswith(TABLE_SUFFIXES) or (lower.endswith(".txt") and "caption" in lower):
+                tables.append(os.path.join(below, name))
+    if not tables:
+        return ""
+    first = shlex.quote(os.path.join(folder, tables[0]))
+    return f"; it has tables ({', '.join(tables[:3])}): give one as the source, mmdata convert {first} OUT"

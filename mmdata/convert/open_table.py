@@ -7,13 +7,29 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmdata.convert.delimited import DelimitedTable
+from mmdata.convert.json_tables import JsonLinesTable, JsonTable, parse_json
 from mmdata.convert.parquet import ParquetTable
-from mmdata.convert.tables import DelimitedTable, JsonLinesTable, Table
+from mmdata.convert.tables import Table, TableFormat, TableOptions
 from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.safe_read import check_regular
 
 COMPRESSED_TARS = (".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVES = (".gz", ".zst", ".bz2", ".xz", ".zip", ".rar", ".7z")
+FORMATS: dict[str, TableFormat] = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+PARQUET_MAGIC = b"PAR1"
+HEAD_BYTES = 2**16
+"""First bytes of a file that tell its format."""
+LINES_SEEN = 10
+"""Lines among which one must be an object in JSON Lines."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +74,61 @@ def find_tables(folder: Path, pattern: str) -> list[Path]:
     raise DataError(f"source '{folder}': no table '{pattern}' in it{advice}")
 
 
-def open_table(path: Path, *, quotes: bool = True) -> Table:
-    """Open a table by its extension.
+def open_table(path: Path, options: TableOptions | None = None) -> Table:
+    """Open a table by its format: the one in the options, else that of its first bytes and its name.
 
     Raises:
-        DataError: unknown extension, not a regular file, not UTF-8, no header, a duplicate column name, a Parquet file
-            that is cut short, JSON that is not JSON Lines.
+        DataError: unknown format, not a regular file, another encoding, no header, a duplicate column name, a Parquet
+            file that is cut short, JSON without a table in it.
     """
-    kind = path.suffix.lower()
+    options = options or TableOptions()
     check_regular(path, "table")
-    if kind in (".csv", ".tsv"):
-        return DelimitedTable(path, delimiter="," if kind == ".csv" else "\t", quotes=quotes)
-    if kind in (".jsonl", ".ndjson"):
-        return JsonLinesTable(path)
-    if kind in (".parquet", ".pq"):
+    kind = options.format or find_format(path)
+    if kind in ("csv", "tsv"):
+        return DelimitedTable(path, options, usual="," if kind == "csv" else "\t")
+    if kind == "jsonl":
+        return JsonLinesTable(path, options.encoding)
+    if kind == "json":
+        return JsonTable(path, options.encoding)
+    if kind == "parquet":
         return ParquetTable(path)
-    raise DataError(f"table '{path}': {_what_it_is(path)}; known: .csv .tsv .jsonl .parquet")
+    raise DataError(f"table '{path}': {_what_it_is(path)}; known: .csv .tsv .txt .jsonl .json .parquet")
+
+
+def find_format(path: Path) -> TableFormat | None:
+    """The format of a table, from its first bytes where they tell, else from its name; None if it is no table.
+
+    A .json that holds a JSON object a line is JSON Lines, a .jsonl that begins with "[" is a JSON document, and a .txt
+    with one delimiter in all its first lines is a CSV.
+    """
+    suffix = path.suffix.lower()
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES).removeprefix(b"\xef\xbb\xbf")
+    if head.startswith(PARQUET_MAGIC):
+        return "parquet"
+    if suffix in (".json", ".jsonl", ".ndjson", ".txt") and head.lstrip()[:1] in (b"[", b"{"):
+        return _json_format(head, usual="json" if suffix == ".json" else "jsonl")
+    if suffix == ".txt":
+        return "csv" if len(DelimitedTable(path, TableOptions()).columns) > 1 else None
+    return FORMATS.get(suffix)
+
+
+def _json_format(head: bytes, *, usual: TableFormat) -> TableFormat:
+    """Whether the first bytes of a JSON file are those of JSON Lines or of one document."""
+    if head.lstrip()[:1] == b"[":
+        return "json"
+    lines = [line for line in head.split(b"\n")[:LINES_SEEN] if line.strip()]
+    objects = sum(_is_object(line) for line in lines)
+    if objects > 1 or (objects and usual == "jsonl"):
+        return "jsonl"
+    return "json" if lines[0].strip() == b"{" else usual  # a line that does not end in HEAD_BYTES is of either
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(parse_json(line.decode("utf-8", "replace")), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _what_it_is(path: Path) -> str:
@@ -85,11 +140,8 @@ def _what_it_is(path: Path) -> str:
         )
     if name.endswith(ARCHIVES):
         return "a packed file, which is not read; unpack it, and give the table or folder that comes out"
-    if name.endswith(".json"):
-        return (
-            "one JSON document, which is not read; write its rows as JSON Lines, one object a line "
-            "(docs/convert.md has a program for COCO)"
-        )
+    if name.endswith(".txt"):
+        return "a text file whose lines have no fields; name what separates them with --delimiter and --format csv"
     if name.endswith(".tar"):
         return "shards, which need no table; leave --table out, or `mmdata index` makes an index for tars"
     return f"unknown kind {excerpt(path.suffix)}"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +35,7 @@ Run = dict[str, Any]
 
 
 class Output:
-    """A folder that only this process writes, within `open_output`.
+    """A folder that only this process writes, within `open_outputs`.
 
     Attributes:
         folder: where the conversion is published.
@@ -46,14 +46,14 @@ class Output:
         self.folder = folder
         self.private = folder / PRIVATE_NAME
 
-    def is_complete(self, run: Run, *, overwrite: bool) -> bool:
-        """Whether the folder already holds this conversion, so that nothing is left to do.
+    def is_complete(self, run: Run) -> bool:
+        """Whether the folder already holds this conversion.
 
         Raises:
-            DataError: it holds another conversion, or a damaged one, and `overwrite` is False.
+            DataError: it holds another conversion, or a damaged one.
         """
         published = _manifest(self.folder)
-        if published is None or overwrite:
+        if published is None:
             return False
         if changes := _differences(cast(Run, (published.accounts or {})["run"]), run):
             raise DataError(
@@ -79,17 +79,7 @@ class Output:
             ours |= _names(old)
         foreign = sorted(_listing(self.folder) - ours)
         if foreign:
-            raise DataError(
-                f"output '{self.folder}': holds {len(foreign)} file(s) that are not a conversion's "
-                f"({', '.join(foreign[:3])}); nothing is deleted: choose an empty folder"
-            )
-
-    def recover(self) -> None:
-        """Publish the complete conversion of a killed run, or remove its incomplete one."""
-        if manifest_prefix(self.private) is not None:
-            self.publish()
-        elif self.private.exists():
-            shutil.rmtree(self.private)
+            raise _foreign(self.folder, foreign)
 
     def publish(self) -> None:
         """Move a complete conversion into place, the manifest last. It may be killed at any point and repeated."""
@@ -132,16 +122,58 @@ class Output:
             sync_folder(old / manifest.prefix)
 
 
-@contextmanager
-def open_output(folder: Path) -> Generator[Output]:
-    """Hold a folder as its only writer. It is made if missing, and what a killed run left is published or removed.
+def are_complete(outputs: Sequence[Output], run: Run, *, overwrite: bool) -> bool:
+    """Whether all folders already hold this conversion, so that nothing is left to do.
 
     Raises:
-        DataError: the folder holds foreign files, cannot be written, or another process writes it.
+        DataError: one holds another conversion, or a damaged one, and `overwrite` is False.
     """
-    output = Output(folder)
+    if overwrite:
+        return False
+    complete = [output.is_complete(run) for output in outputs]  # all are asked: the second may hold another conversion
+    return all(complete)
+
+
+@contextmanager
+def open_outputs(folder: Path, parts: Sequence[str] = ()) -> Generator[list[Output]]:
+    """Hold a folder, or its sub-folders `parts`, as their only writer.
+
+    The folders are made if missing, and what a killed run left is published or removed.
+
+    Raises:
+        DataError: a folder holds foreign files, cannot be written, or another process writes it.
+    """
+    outputs = [Output(folder / part) for part in parts] or [Output(folder)]
+    with ExitStack() as held:
+        if parts:
+            _hold_parent(folder, parts, held)
+        for output in outputs:
+            _hold(output, held)
+        _recover(outputs)
+        yield outputs
+
+
+def _hold_parent(folder: Path, parts: Sequence[str], held: ExitStack) -> None:
+    """Hold the folder of the parts, which may hold nothing else but what a conversion that failed has left."""
+    if folder.is_dir() and (foreign := sorted(set(os.listdir(folder)) - {*parts, LOCK_NAME, PRIVATE_NAME})):
+        raise _foreign(folder, foreign)
+    _lock(folder, held)
+    failed = Output(folder)
+    if manifest_prefix(failed.private) is not None:
+        raise _foreign(folder, [PRIVATE_NAME])
+    if failed.private.exists():
+        shutil.rmtree(failed.private)
+
+
+def _hold(output: Output, held: ExitStack) -> None:
+    folder = output.folder
     if folder.is_dir() and not (folder / LOCK_NAME).exists():
         output.refuse_foreign()  # before even a lock file is put into a foreign folder
+    _lock(folder, held)
+    output.refuse_foreign()
+
+
+def _lock(folder: Path, held: ExitStack) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOCK_NAME).touch()
@@ -149,10 +181,25 @@ def open_output(folder: Path) -> Generator[Output]:
         raise DataError(
             f"output '{folder}': cannot be written ({error.strerror}); choose a folder that can be"
         ) from error
-    with lock(folder):
-        output.refuse_foreign()
-        output.recover()
-        yield output
+    held.enter_context(lock(folder))
+
+
+def _recover(outputs: Sequence[Output]) -> None:
+    """Publish the complete conversion of a killed run, or remove its incomplete one."""
+    # The parts are completed in order, and published in order after that: the last one decides.
+    complete = manifest_prefix(outputs[-1].private) is not None
+    for output in outputs:
+        if complete and manifest_prefix(output.private) is not None:
+            output.publish()
+        elif output.private.exists():
+            shutil.rmtree(output.private)
+
+
+def _foreign(folder: Path, names: Sequence[str]) -> DataError:
+    return DataError(
+        f"output '{folder}': holds {len(names)} file(s) that are not a conversion's "
+        f"({', '.join(names[:3])}); nothing is deleted: choose an empty folder"
+    )
 
 
 def _manifest(folder: Path) -> Manifest | None:

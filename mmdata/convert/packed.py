@@ -9,6 +9,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 from mmdata.convert.folder import IMAGE_SUFFIXES
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import PackedFiles, Row
-from mmdata.errors import DataError, Reason
+from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.shards import Manifest
 from mmdata.shards.build import find_shards
@@ -48,6 +49,8 @@ class PackedSource:
         DataError: no tar, a damaged one, a sample split over two.
     """
 
+    may_repeat = False
+
     def __init__(self, path: Path, config: ConvertConfig) -> None:
         self._tars = find_shards(path)
         folder = self._tars[0].parent
@@ -58,16 +61,18 @@ class PackedSource:
         self._manifest = None if manifest_prefix(folder) is None else Manifest.read(folder)
         if self._manifest is not None:
             self.classes = tuple((self._manifest.accounts or {}).get("classes", ()))
-        keys, self._ignored, listing = array("q"), 0, hashlib.sha256()
+        keys, self._ignored, listing, kinds = array("q"), 0, hashlib.sha256(), set[str]()
         for scan in _scan(self._tars):
             keys.extend(scan.keys)
             self._ignored += scan.ignored
             listing.update(scan.listing)
+            kinds |= scan.kinds
         self.rows_at_most = len(keys)
         self._listing = listing.hexdigest()
         self._with_tar = bool(keys) and len(np.unique(np.frombuffer(keys, np.int64))) < len(keys)
         if not keys:
             raise DataError(f"source '{path}': no samples in its tars; the corpus is empty")
+        self.has_captions = "txt" in kinds or ("json" in kinds and self._finds_caption())
 
     def rows(self) -> Iterator[Row]:
         """All samples. See `Source.rows`."""
@@ -87,6 +92,15 @@ class PackedSource:
             "ignored_members": self._ignored,
             "listing_sha256": self._listing,
         }
+
+    def _finds_caption(self) -> bool:
+        """Whether a sample without a .txt has a caption: JSON members are read up to the first one that has."""
+        for row in self.rows():
+            assert row.packed
+            with suppress(BadSample):
+                if row.packed.texts(needs_caption=False).captions:
+                    return True
+        return False
 
     def _indexed(self, tar: Path) -> dict[int, int]:
         """Hashes of a tar's images by offset, from the index in the same folder; empty without one."""
@@ -120,17 +134,25 @@ class PackedSource:
 
 @dataclass(frozen=True)
 class _Scan:
-    """Headers of one tar: hashes of its keys, number of members that are not carried over, its name and size."""
+    """Headers of one tar.
+
+    Attributes:
+        keys: hashes of its samples' keys.
+        ignored: number of members that are not carried over.
+        listing: its name and size.
+        kinds: extensions of its text members.
+    """
 
     keys: array[int]
     ignored: int
     listing: bytes
+    kinds: set[str]
 
 
 def _scan(tars: Iterable[Path]) -> Iterator[_Scan]:
     before: tuple[str, Group] | None = None  # the last tar with samples, and its last sample
     for tar in tars:
-        keys, unread = array("q"), 0
+        keys, unread, kinds = array("q"), 0, set[str]()
         with tar.open("rb") as file:
             reader = SampleReader(file, name=tar.name)
             last: Group | None = None
@@ -138,11 +160,14 @@ def _scan(tars: Iterable[Path]) -> Iterator[_Scan]:
                 if last is None and before:
                     _refuse_split(*before, tar.name, group)
                 keys.append(hash64((_plain(group.key) or group.key).encode()))
-                unread += max(0, len(group.members) - 1 - len(group.members.keys() & set(TEXT_MEMBERS)))
+                texts = group.members.keys() & set(TEXT_MEMBERS)
+                unread += max(0, len(group.members) - 1 - len(texts))
+                kinds |= texts
                 last = group
             before = (tar.name, last) if last else before
             size = file.seek(0, os.SEEK_END)
-        yield _Scan(keys, reader.ignored + unread, f"{tar.name}\0{size}\n".encode("utf-8", "surrogateescape"))
+        listing = f"{tar.name}\0{size}\n".encode("utf-8", "surrogateescape")
+        yield _Scan(keys, reader.ignored + unread, listing, kinds)
 
 
 def _refuse_split(tar: str, last: Group, following: str, first: Group) -> None:

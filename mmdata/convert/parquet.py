@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -9,22 +10,24 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mmdata.convert.tables import TableRow, refuse_twice
+from mmdata.convert.tables import Table, TableRow, refuse_twice
 from mmdata.errors import ConfigError, DataError, excerpt
 
 
-class ParquetTable:
+class ParquetTable(Table):
     """A Parquet file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._open() as file:
             schema: pa.Schema = file.schema_arrow
-            self.num_rows: int = file.metadata.num_rows
+            self.num_rows = cast(int, file.metadata.num_rows)
+        self._features = _hugging_face_features(schema.metadata or {})
         self.columns = list(schema.names)
         refuse_twice(path, self.columns)
         self._types: dict[str, Any] = {field.name: field.type for field in schema}
         self.types = {name: str(kind) for name, kind in self._types.items()}
+        self.images = tuple(name for name in self.columns if self.holds_images(name))
 
     def refuse_as_image(self, name: str) -> None:
         """Raise ConfigError for a column that holds neither paths nor images."""
@@ -39,6 +42,14 @@ class ParquetTable:
         """Whether the cells of a column may be whole images instead of paths."""
         kind = _plain_type(self._types[name])
         return _is_binary(kind) or _is_image_struct(kind)
+
+    def class_names(self, column: str) -> tuple[str, ...]:
+        """Names of the class numbers in a column that `datasets` wrote as a ClassLabel; else empty."""
+        feature = self._features.get(column)
+        names = cast("dict[str, Any]", feature).get("names") if isinstance(feature, dict) else None
+        if not isinstance(names, list):
+            return ()
+        return tuple(str(name) for name in cast("list[Any]", names))
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
         """All rows; only `columns` are read. See `Table.rows`."""
@@ -59,6 +70,15 @@ class ParquetTable:
             return pq.ParquetFile(self.path)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"table '{self.path}': not a whole Parquet file: {error}") from error
+
+
+def _hugging_face_features(metadata: dict[bytes, bytes]) -> dict[str, Any]:
+    """The features that `datasets` writes into a Parquet file's schema; empty without readable ones."""
+    try:
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", features) if isinstance(features, dict) else {}
 
 
 def _plain_type(kind: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mmdata.config.settings import Location, Positive, Settings, Share
 from mmdata.config.strict_yaml import parse, read_yaml
+from mmdata.convert.tables import TableFormat, TableOptions
 from mmdata.errors import ConfigError
 from mmdata.shipped import shipped
 
@@ -16,25 +17,70 @@ RESERVED = frozenset({"captions", "caption", "label"})
 """Names in a sample's JSON with a meaning of their own."""
 
 
+def _delimiter(value: object) -> object:
+    value = "\t" if value in ("tab", "\\t") else value
+    if isinstance(value, str) and (len(value) != 1 or value in '"\r\n'):
+        raise ValueError(f'must be one character, or "tab": got {value!r}')
+    return value
+
+
+def _encoding(name: str) -> str:
+    try:
+        "".encode(name)
+    except LookupError as error:
+        raise ValueError(f"no encoding {name!r} is known; usual ones are utf-8, latin-1, cp1252, utf-16") from error
+    return name
+
+
+def _template(text: str) -> str:
+    if text.count("{}") != 1:
+        raise ValueError(f"must hold {{}} once, which the name of a class replaces: got {text!r}")
+    return text
+
+
 class ConvertConfig(Settings):
     """Which rows become samples, and how samples are packed. No setting depends on the machine."""
 
     table: str | None = None
     """Table(s) of a corpus given as a folder, relative to it; a pattern such as "part-*.parquet" takes several."""
+    split: str | None = None
+    """Part of the corpus to convert: "train" takes train-*.parquet, the folder train/, or the rows whose column "split"
+    says train. Needed only where a folder has several parts."""
+    format: TableFormat | None = None
+    """Format of the tables; None takes it from their names and first bytes. A CSV may have any delimiter."""
+    delimiter: Annotated[str, BeforeValidator(_delimiter)] | None = None
+    """Character between the fields of a CSV, or "tab"; None takes the one of , ; | and tab that splits the first lines
+    into equal numbers of fields."""
+    encoding: Annotated[str, AfterValidator(_encoding)] | None = None
+    """Encoding of text tables, such as "latin-1" or "utf-16"; None takes UTF-8."""
+    columns: list[str] | None = None
+    """Names of the columns of a CSV without a header line; None takes its first line for the header."""
     images: str = "."
-    """Folder that the table's paths are relative to, itself relative to the corpus; nothing above it is read."""
+    """Folder that the table's paths are relative to, itself relative to the corpus; nothing above it is read. If the
+    paths do not exist there, a folder beside the table in which they do is taken."""
     image_column: str | None = None
-    """Column with paths; None takes the first of the usual names."""
+    """Column with paths or images; None takes the first of the usual names."""
     caption_columns: list[str] | None = None
-    """Columns with captions, each cell a string or a list; None takes the first of the usual names."""
+    """Columns with captions, each cell a string or a list, also a list as text; None takes the first of the usual
+    names."""
     label_column: str | None = None
     """Column with class numbers or names; None takes the first of the usual names, if any; "" takes none."""
+    caption_templates: list[Annotated[str, AfterValidator(_template)]] | None = None
+    """Captions of samples that have a label and no caption, such as "a photo of a {}."; the name of the class replaces
+    {}, with spaces for underscores."""
     quotes: bool = True
     """Whether fields of a CSV or TSV may be quoted; False reads every quotation mark as text."""
     keep: tuple[str, ...] = ()
     """Further columns to store in each sample's JSON; "path" is the image's path."""
+    group_by: Literal["image", "content", "none"] | None = None
+    """Which rows become one sample with all their captions: those with the same path ("image"), those whose images are
+    equal byte for byte ("content", which reads every image twice), or none. None groups a table by image, unless
+    `keep_duplicates` is set."""
     keep_duplicates: bool = False
     """Whether an image with the bytes of an earlier one is written again."""
+    val_share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Share of the images, 0 to 1, that go into OUT/val; the others go into OUT/train. A hash of the image's bytes
+    decides, so equal images are in one folder. None writes one folder, OUT."""
     resize: Positive | None = None
     """Shorter side, in pixels, to which larger images are shrunk and encoded as JPEG; None stores all unchanged."""
     quality: Annotated[int, Field(strict=True, ge=1, le=100)] = 95
@@ -60,6 +106,17 @@ class ConvertConfig(Settings):
     max_length: Positive = 77
     """Text length, in tokens, that is recorded in a trained tokenizer."""
 
+    @property
+    def tables(self) -> TableOptions:
+        """How tables are read."""
+        return TableOptions(
+            format=self.format,
+            delimiter=self.delimiter,
+            encoding=self.encoding or "utf-8",
+            quotes=self.quotes,
+            columns=tuple(self.columns or ()),
+        )
+
     @model_validator(mode="after")
     def _check(self) -> ConvertConfig:
         if self.tokenizer and self.train_tokenizer:
@@ -68,6 +125,8 @@ class ConvertConfig(Settings):
             raise ValueError("quality is that of images that are shrunk: give resize as well")
         if self.caption_columns == []:
             raise ValueError("caption_columns must name a column")
+        if self.columns is not None and len(set(self.columns)) < max(2, len(self.columns)):
+            raise ValueError("columns must name two or more different columns")
         taken = sorted(RESERVED.intersection(self.keep))
         if taken:
             raise ValueError(f"keep cannot hold {taken}: a sample's JSON uses these names itself")

@@ -10,7 +10,7 @@ from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.shards.samples import Group, image_member, texts_of
 from mmdata.shards.tar import Member
-from mmdata.shards.texts import Texts
+from mmdata.shards.texts import Loss, Texts
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class PackedFiles:
             )
         return data
 
-    def texts(self) -> Texts:
+    def texts(self, *, needs_caption: bool = True) -> Texts:
         """Captions, label and metadata; see `texts_of`."""
-        return texts_of(self.group, self._read)
+        return texts_of(self.group, self._read, needs_caption=needs_caption)
 
     def _read(self, member: Member) -> bytes:
         with open(self.tar, "rb") as file:
@@ -72,6 +72,9 @@ class Row:
         extra: further columns to keep, by the name under which they are stored.
         sidecars: paths of text files with captions, label and extra; the fields above are empty then.
         packed: the files of a sample in a tar; image, captions and label are empty then.
+        more_captions: clean captions of later rows of the same image, which are added to the row's own.
+        losses: what those rows have and the sample does not get.
+        merged_into: number of the row that takes this row's captions; None for a row of its own.
         fault: reason and detail if the row could not be read.
     """
 
@@ -83,6 +86,9 @@ class Row:
     extra: dict[str, Any] = field(default_factory=dict)
     sidecars: tuple[str, ...] = ()
     packed: PackedFiles | None = None
+    more_captions: tuple[str, ...] = ()
+    losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
+    merged_into: int | None = None
     fault: tuple[Reason, str] | None = None
 
 
@@ -93,11 +99,15 @@ class Source(Protocol):
         root: real path of the folder that must contain all images.
         rows_at_most: upper bound of the number of rows, exact for folders, tars and Parquet.
         classes: names of the class numbers, if the corpus declares them; else empty.
+        has_captions: whether any row may have a caption; if not, the corpus is one of labels only.
+        may_repeat: whether several rows may name one image; False for folders and tars.
     """
 
     root: str
     rows_at_most: int
     classes: tuple[str, ...]
+    has_captions: bool
+    may_repeat: bool
 
     def rows(self) -> Iterator[Row]:
         """All rows, in the same order every time."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mmdata.convert.folder import FolderSource
+from mmdata.convert.layouts import METADATA, find_tables_of_folder
 from mmdata.convert.open_table import find_tables, fingerprint, open_table
 from mmdata.convert.packed import PackedSource, is_packed
 from mmdata.convert.parquet import ParquetTable, as_text
@@ -18,20 +20,26 @@ from mmdata.convert.tables import Table, differences, shown
 from mmdata.errors import ConfigError, DataError, Reason, excerpt
 from mmdata.safe_read import check_regular
 
-IMAGE_COLUMNS = ("filepath", "file_path", "image", "image_path", "path", "file_name", "filename")
-CAPTION_COLUMNS = ("caption", "captions", "text", "title")
-LABEL_COLUMNS = ("label", "class", "cls")
+IMAGE_COLUMNS = (
+    *("filepath", "file_path", "image", "image_path", "path", "file_name", "filename"),
+    *("image_name", "image_file", "img", "img_path", "jpg", "image_bytes"),
+)
+CAPTION_COLUMNS = ("caption", "captions", "text", "title", "sentence", "sentences", "comment", "raw")
+LABEL_COLUMNS = ("label", "class", "cls", "labels", "class_name", "category")
+MAX_PATH = 4096
+PATHS_SEEN = 20
+"""Rows whose images are looked for to find the folder of the images."""
 
 
 def open_source(path: Path, config: ConvertConfig) -> Source:
-    """Open a folder of images, a folder of tars, a tar, or a table.
+    """Open a corpus: a table, a folder of images, a folder of Parquet files, a tar, or a folder of tars.
 
     Args:
         path: the folder, or the file.
-        config: table, images and column settings are used.
+        config: the settings about tables, columns and parts are used.
 
     Raises:
-        DataError: no such path, an unreadable table, a damaged tar, an empty corpus.
+        DataError: no such path, an unreadable table, a damaged tar, an empty corpus, several parts and no `split`.
         ConfigError: no such column.
     """
     if not path.exists():
@@ -41,6 +49,9 @@ def open_source(path: Path, config: ConvertConfig) -> Source:
     if config.table is None and is_packed(path):
         return PackedSource(path, config)
     if path.is_dir() and config.table is None:
+        if tables := find_tables_of_folder(path, config.split):
+            folder = tables[0].parent if tables[0].name in METADATA else path
+            return TableSource(folder, tables, config.model_copy(update={"split": None}))
         return FolderSource(path, config)
     if path.is_dir():
         return TableSource(path, find_tables(path, config.table or ""), config)
@@ -50,13 +61,10 @@ def open_source(path: Path, config: ConvertConfig) -> Source:
 class TableSource:
     """One or more tables of images and captions, read one after the other."""
 
-    classes: tuple[str, ...] = ()
+    may_repeat = True
 
     def __init__(self, folder: Path, paths: Sequence[Path], config: ConvertConfig) -> None:
-        self.root = os.path.realpath(folder / config.images)
-        if not os.path.isdir(self.root):
-            raise ConfigError(f"images '{config.images}': no such folder in '{folder}'")
-        self._tables = [open_table(path, quotes=config.quotes) for path in paths]
+        self._tables = [open_table(path, config.tables) for path in paths]
         for table in self._tables[1:]:
             if difference := differences(self._tables[0], table):
                 raise DataError(
@@ -65,26 +73,33 @@ class TableSource:
                 )
         self._files = [fingerprint(path) for path in paths]
         self.rows_at_most = sum(
-            table.num_rows if isinstance(table, ParquetTable) else file.lines
+            file.lines if (num_rows := table.num_rows) is None else num_rows
             for table, file in zip(self._tables, self._files, strict=True)
         )
         if next((row for table in self._tables for row in table.rows(table.columns[:1])), None) is None:
             raise DataError(f"table '{paths[0]}': no rows; the corpus is empty")
         self.columns = choose_columns(self._tables[0], config)
+        self._split = config.split
         for table in self._tables:
             if isinstance(table, ParquetTable):
                 table.refuse_as_image(self.columns.image)
                 self._refuse_to_keep(table)
+        self.has_captions = bool(self.columns.captions)
+        self.classes = next((self._tables[0].class_names(name) for name in self.columns.label), ())
+        self.root, self._found_in = _find_images(folder, config.images, self._first_paths())
 
     def rows(self) -> Iterator[Row]:
         """Rows of all tables. See `Source.rows`."""
         columns = self.columns
-        wanted = list(dict.fromkeys((columns.image, *columns.captions, *columns.label, *columns.keep.values())))
+        others = (*columns.captions, *columns.label, *columns.split, *columns.keep.values())
+        wanted = list(dict.fromkeys((columns.image, *others)))
         number = 0
         for table in self._tables:
             for place, cells, fault in table.rows(wanted):
                 if cells is None:
                     yield Row(number, place, fault=(Reason.BROKEN_ROW, fault))
+                elif columns.split and (part := cells.get(columns.split[0])) != self._split:
+                    yield Row(number, place, fault=(Reason.FILTERED, f"its split is {excerpt(part)}"))
                 else:
                     yield Row(
                         number,
@@ -95,6 +110,12 @@ class TableSource:
                         extra={stored: as_text(cells.get(name)) for stored, name in columns.keep.items()},
                     )
                 number += 1
+
+    def _first_paths(self) -> list[str]:
+        """The first paths of images; none if the images are in the table."""
+        rows = islice((row for table in self._tables for row in table.rows([self.columns.image])), PATHS_SEEN)
+        paths = (row.cells.get(self.columns.image) for row in rows if row.cells is not None)
+        return [path for path in paths if isinstance(path, str) and path]
 
     def _refuse_to_keep(self, table: ParquetTable) -> None:
         """Raise ConfigError if a column of images, not of paths, is to be kept in each sample's JSON."""
@@ -113,39 +134,92 @@ class TableSource:
             "image": self.columns.image,
             "captions": list(self.columns.captions),
             "label": next(iter(self.columns.label), None),
+            **({"images": self._found_in} if self._found_in else {}),
         }
+
+
+def _find_images(folder: Path, images: str, paths: Sequence[str]) -> tuple[str, str]:
+    """The folder that a table's paths are relative to, and its name if it was found and not named.
+
+    Args:
+        folder: of the table.
+        images: as the settings give it: relative to `folder`, to the folder above it, or to the current one.
+        paths: the first of the table. If none exists in `folder`, a sub-folder that has one is taken; COCO's
+            annotations/ have their images in folders beside annotations/.
+
+    Raises:
+        ConfigError: there is no such folder, or several sub-folders have the paths.
+    """
+    if images != ".":
+        for start in (folder, folder.parent, Path()):
+            if (start / images).is_dir():
+                return os.path.realpath(start / images), ""
+        raise ConfigError(f"images '{images}': no such folder in '{folder}', nor above it, nor in the current folder")
+    if not paths or any((folder / path).is_file() for path in paths if _is_below(path)):
+        return os.path.realpath(folder), ""
+    near = [*_folders(folder), *(_folders(folder.parent) if folder.name == "annotations" else ())]
+    found = [one for one in near if any((one / path).is_file() for path in paths if _is_below(path))]
+    if len(found) > 1:
+        raise ConfigError(
+            f"table in '{folder}': its images are in several folders: {shown([one.name for one in found])}; "
+            "name the one that the paths are relative to with --images"
+        )
+    return os.path.realpath(found[0] if found else folder), found[0].name if found else ""
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
+
+
+def _is_below(path: str) -> bool:
+    return len(path) < MAX_PATH and "\0" not in path and ".." not in path.split("/")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns by meaning; `label` holds one name or none, `keep` maps the stored name to the column."""
+    """Columns by meaning; `label` and `split` hold one name or none, `keep` maps the stored name to the column."""
 
     image: str
     captions: tuple[str, ...]
     label: tuple[str, ...]
+    split: tuple[str, ...]
     keep: dict[str, str]
 
 
 def choose_columns(table: Table, config: ConvertConfig) -> Columns:
     """The columns that the settings name, or the first of the usual names that the table has.
 
+    A table with labels may have no captions.
+
     Raises:
         ConfigError: the table has no such column; the message lists its columns.
     """
-    image = _column(table, config.image_column, IMAGE_COLUMNS, "image")
-    if config.caption_columns:
-        captions = tuple(_column(table, name, (), "caption") for name in config.caption_columns)
-    else:
-        captions = (_column(table, None, CAPTION_COLUMNS, "caption"),)
+    image = config.image_column or _image_column(table)
+    image = _column(table, image, IMAGE_COLUMNS, "image")
     label: tuple[str, ...] = ()
     if config.label_column:
         label = (_column(table, config.label_column, (), "label"),)
     elif config.label_column is None:
         label = tuple(_usual(table, LABEL_COLUMNS)[:1])
+    if config.caption_columns:
+        captions = tuple(_column(table, name, (), "caption") for name in config.caption_columns)
+    else:
+        captions = tuple(_usual(table, CAPTION_COLUMNS)[:1])
+    if not captions and not label:
+        captions = (_column(table, None, CAPTION_COLUMNS, "caption"),)
+    split = (_column(table, "split", (), "split"),) if config.split else ()
     keep = {name: image if name == "path" else _column(table, name, (), "keep") for name in config.keep}
     if image in keep:  # stored as "path", whatever the table calls it
         keep = {"path" if name == image else name: column for name, column in keep.items()}
-    return Columns(image, captions, label, keep)
+    return Columns(image, captions, label, split, keep)
+
+
+def _image_column(table: Table) -> str | None:
+    """The column of images: of a usual name, one with images before one with paths; else the only one with images."""
+    usual = _usual(table, IMAGE_COLUMNS)
+    holding = [name for name in usual if name in table.images]
+    only = list(table.images) if len(table.images) == 1 else []
+    return next(iter((*holding, *usual, *only)), None)
 
 
 def _column(table: Table, name: str | None, usual: Sequence[str], purpose: str) -> str:
@@ -158,7 +232,7 @@ def _column(table: Table, name: str | None, usual: Sequence[str], purpose: str) 
     if not found:
         raise ConfigError(
             f"table '{table.path}': no {purpose} column of a usual name ({', '.join(usual)}); there are: {known}; "
-            f"name it with --{purpose}-column (the first line must be a header)"
+            f"name it with --{purpose}-column, or, if the table has no header line, all with --columns image,caption"
         )
     return found[0]
 

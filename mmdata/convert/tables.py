@@ -1,31 +1,53 @@
-"""CSV, TSV and JSON Lines tables. Each row that can be delimited is yielded once, with its cells or with a fault.
+"""What a table is. Each row that can be delimited is yielded once, with its cells or with a fault.
 
-Text is read as UTF-8; other bytes stay in the cell as surrogates, so that one bad cell costs one row.
+Text is read as UTF-8 unless the settings name another encoding; bytes that do not fit stay in the cell as surrogates,
+so that one bad cell costs one row.
 """
 
 from __future__ import annotations
 
-import csv
-import json
+import codecs
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 
-from mmdata.errors import DataError, excerpt
-from mmdata.shards.captions import unique_keys
+from mmdata.errors import ConfigError, DataError, excerpt
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
+T = TypeVar("T")
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq")
 MAX_LINE = 64 * 2**20
 """Longest line of a text table; a file with a longer one is something else."""
-MAX_BROKEN_LINES = 100
-"""A faulty quoted field over more lines than this has swallowed rows, which is an error and not one bad row."""
-JSONL_ROWS_SEEN = 100
-"""Rows of a JSONL file whose keys are its columns."""
 MAX_NAMES = 20
 """Columns that a message names."""
 MAX_DIFFERENCES = 5
 """Differences between two tables that a message names."""
+
+
+TableFormat = Literal["csv", "tsv", "jsonl", "json", "parquet"]
+"""Formats of tables; a CSV may have any delimiter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """How to read tables.
+
+    Attributes:
+        format: of all tables; None takes it from the name and the first bytes.
+        delimiter: of the fields of a CSV; None counts fields of the first lines.
+        encoding: of text.
+        quotes: whether fields of a CSV may be quoted.
+        columns: names of the columns of a CSV without a header line.
+    """
+
+    format: TableFormat | None = None
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+    quotes: bool = True
+    columns: tuple[str, ...] = ()
 
 
 class TableRow(NamedTuple):
@@ -42,17 +64,30 @@ class TableRow(NamedTuple):
     fault: str = ""
 
 
-class Table(Protocol):
-    """A table that can be read from its start any number of times."""
+class Table(ABC):
+    """A table that can be read from its start any number of times.
+
+    Attributes:
+        path: of the file.
+        columns: their names.
+        types: type of each column; several tables must agree. Empty if the format has no types.
+        num_rows: None if that is not known without reading the rows.
+        images: columns whose cells may be whole images instead of paths.
+    """
 
     path: Path
     columns: list[str]
     types: dict[str, str]
-    """Type of each column; several tables must agree. Empty if the format has no types."""
+    num_rows: int | None = None
+    images: tuple[str, ...] = ()
 
+    @abstractmethod
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
         """All rows, in order, with at least these columns; a cell of a binary column holds bytes."""
-        ...
+
+    def class_names(self, column: str) -> tuple[str, ...]:
+        """Names of the class numbers in a column, if the file has them; else empty."""
+        return ()
 
 
 def refuse_twice(path: Path, columns: Sequence[str]) -> None:
@@ -71,6 +106,24 @@ def shown(names: Sequence[str]) -> str:
     return ", ".join(shortened) + more
 
 
+def choose_part(folder: Path, parts: Mapping[str, T], split: str | None) -> T:
+    """One part of a corpus: `split`, or the only part.
+
+    Raises:
+        DataError: there are several parts, and `split` is None or none of them.
+    """
+    if split is None and len(parts) == 1:
+        return next(iter(parts.values()))
+    if split is None:
+        raise DataError(
+            f"source '{folder}': has {len(parts)} parts, which are converted one by one: {shown(list(parts))}; "
+            f"choose one with --split {'train' if 'train' in parts else next(iter(parts))}"
+        )
+    if split not in parts:
+        raise ConfigError(f"split '{split}': no such part in '{folder}'; there are: {shown(list(parts))}")
+    return parts[split]
+
+
 def differences(first: Table, other: Table) -> str:
     """How the columns of two tables differ: "'caption' is string in the first and int64 in the second"; or ""."""
     found: list[str] = []
@@ -84,156 +137,49 @@ def differences(first: Table, other: Table) -> str:
     return "; ".join(found[:MAX_DIFFERENCES]) + more
 
 
-class DelimitedTable:
-    """A CSV or TSV file with a header line."""
-
-    def __init__(self, path: Path, *, delimiter: str, quotes: bool) -> None:
-        self.path = path
-        self._dialect: dict[str, Any] = {
-            "delimiter": delimiter,
-            "quoting": csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE,
-            "strict": True,
-        }
-        _refuse_utf16(path)
-        self.columns = self._header()
-        refuse_twice(path, self.columns)
-        self.types = dict.fromkeys(self.columns, "text")
-
-    def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
-        """All rows after the header; blank lines are skipped. See `Table.rows`."""
-        records = self._records()
-        next(records, None)
-        yield from records
-
-    def _header(self) -> list[str]:
-        try:
-            names = next((values for values in self._reader(_Lines(self.path)) if values), None)
-        except csv.Error as error:
-            raise DataError(f"table '{self.path}': its header line does not parse: {error}") from error
-        if names is None:
-            raise DataError(f"table '{self.path}': no header line with the names of its columns")
-        return [name.strip() for name in names]
-
-    def _reader(self, lines: _Lines) -> Any:
-        csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE))
-        return csv.reader(lines, **self._dialect)
-
-    def _records(self) -> Iterator[TableRow]:
-        lines = _Lines(self.path)
-        reader = self._reader(lines)
-        while True:
-            first = reader.line_num + 1
-            place = f"{self.path.name}, line {first}"
-            try:
-                values = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield TableRow(place, None, self._fault(error, lines, first, reader.line_num))
-                continue
-            if not values:
-                continue
-            if len(values) != len(self.columns):
-                yield TableRow(place, None, f"{len(values)} fields where the header has {len(self.columns)}")
-                continue
-            yield TableRow(place, dict(zip(self.columns, values, strict=True)))
-
-    def _fault(self, error: csv.Error, lines: _Lines, first: int, last: int) -> str:
-        if last - first >= MAX_BROKEN_LINES or (lines.ended and last > first):
-            raise DataError(
-                f"table '{self.path}', line {first}: a quotation mark opened there is not closed as it should be "
-                f"(seen up to line {last}: {error}); repair it, or read quotation marks as text with --no-quotes"
-            )
-        return str(error) if first == last else f"lines {first} to {last}: {error}"
-
-
-class JsonLinesTable:
-    """A file with a JSON object in each line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        _refuse_utf16(path)
-        _refuse_json_array(path)
-        self.types: dict[str, str] = {}
-        columns: dict[str, None] = {}
-        seen, first_fault = 0, ""
-        for row in self.rows(()):
-            if row.cells is not None:
-                columns.update(dict.fromkeys(row.cells))
-                seen += 1
-            else:
-                first_fault = first_fault or f"{row.place}: {row.fault}"
-            if seen == JSONL_ROWS_SEEN:
-                break
-        if not seen and first_fault:
-            raise DataError(
-                f"table '{path}': no line of it is a JSON object ({first_fault}); JSON Lines have one object a line, "
-                "and a document over several lines must be written anew"
-            )
-        self.columns = list(columns)
-
-    def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
-        """All lines that are not blank. See `Table.rows`."""
-        for number, line in enumerate(_Lines(self.path), 1):
-            if not line.strip():
-                continue
-            place = f"{self.path.name}, line {number}"
-            try:
-                value = parse_json(line)
-            except (ValueError, RecursionError) as error:
-                yield TableRow(place, None, f"not JSON: {error}")
-                continue
-            if isinstance(value, dict):
-                yield TableRow(place, cast("dict[str, Any]", value))
-            else:
-                yield TableRow(place, None, f"a JSON object is expected, got {type(value).__name__}")
-
-
-class _Lines:
+class TextLines:
     """Lines of a text file with their line ends; `ended` is True once the last line was read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, encoding: str = "utf-8") -> None:
         self._path = path
+        self._encoding = encoding
         self.ended = False
+        if is_utf8(encoding):
+            _refuse_utf16(path)
 
     def __iter__(self) -> Iterator[str]:
-        with self._path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            number = 0
-            while line := file.readline(MAX_LINE):
-                number += 1
-                if len(line) == MAX_LINE:
-                    raise DataError(f"table '{self._path}', line {number}: longer than 64 MiB; is it a text table?")
-                # Python 3.10's csv module raises for NUL; cleaning removes control characters from captions anyway.
-                yield line.replace("\0", "\x01")
+        number = 0
+        try:
+            with open_text(self._path, self._encoding) as file:
+                while line := file.readline(MAX_LINE):
+                    number += 1
+                    if len(line) == MAX_LINE:
+                        raise DataError(f"table '{self._path}', line {number}: longer than 64 MiB; is it a text table?")
+                    # Python 3.10's csv module raises for NUL; cleaning removes control characters anyway.
+                    yield line.replace("\0", "\x01")
+        except UnicodeError as error:
+            raise DataError(
+                f"table '{self._path}', after line {number}: not {self._encoding}: {error}; name its --encoding"
+            ) from error
         self.ended = True
 
 
-def parse_json(text: str) -> Any:
-    """Strict JSON: no NaN, no Infinity, no duplicate key.
-
-    Raises:
-        ValueError, RecursionError: it is not that.
-    """
-    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=unique_keys)
+def open_text(path: Path, encoding: str) -> TextIO:
+    """A text file for reading; bytes that do not fit the encoding become surrogates where it allows that."""
+    name = "utf-8-sig" if is_utf8(encoding) else encoding
+    return path.open(encoding=name, errors="surrogateescape", newline="")
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _refuse_json_array(path: Path) -> None:
-    """Raise DataError if a file begins like one JSON array of objects."""
-    with path.open("rb") as file:
-        head = file.read(4096).removeprefix(b"\xef\xbb\xbf").split()
-    if head and (head[0] == b"[" or head[0].startswith(b"[{")):
-        raise DataError(
-            f"table '{path}': one JSON array, and JSON Lines have one object a line, without brackets and commas "
-            f"between them: jq -c '.[]' '{path.name}' > lines.jsonl"
-        )
+def is_utf8(encoding: str) -> bool:
+    """Whether a name is one of UTF-8."""
+    return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
 
 
 def _refuse_utf16(path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(4)
     if head[:2] in (b"\xff\xfe", b"\xfe\xff") or (len(head) == 4 and 0 in (head[0], head[1]) and head[2:] != b"\0\0"):
-        raise DataError(f"table '{path}': looks like UTF-16; tables are UTF-8: iconv -f UTF-16 -t UTF-8 '{path.name}'")
+        raise DataError(
+            f"table '{path}': looks like UTF-16; say so with --encoding utf-16, or make it UTF-8: "
+            f"iconv -f UTF-16 -t UTF-8 '{path.name}'"
+        )

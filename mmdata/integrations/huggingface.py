@@ -24,7 +24,7 @@ from mmdata.integrations.adapt import check_launched, judged_together
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
 
-SET = "is not used; set data.val_shards, and leave eval_dataset out"
+SET = "is not used; set data.val, and leave eval_dataset out"
 
 
 class _Batches(IterableDataset[dict[str, Any]]):
@@ -51,14 +51,14 @@ class _Batches(IterableDataset[dict[str, Any]]):
 
 
 class _ValShards(IterableDataset[Any]):
-    """Stands for `data.val_shards`: before training, the Trainer checks that it has an evaluation set."""
+    """Stands for `data.val`: before training, the Trainer checks that it has an evaluation set."""
 
     def __iter__(self) -> Iterator[Any]:
         raise AssertionError("get_eval_dataloader makes the batches")
 
 
 class LoaderTrainer(Trainer):
-    """A Trainer that trains on `data.shards` and, with `eval_strategy`, evaluates on `data.val_shards`.
+    """A Trainer that trains on `data.shards` and, with `eval_strategy`, evaluates on `data.val`.
 
     The model gets only valid rows; pixels are normalised on the device. `args.per_device_train_batch_size` is set from
     `data.global_batch_size`, so that the Trainer's figures are right. With `gradient_accumulation_steps` an update's
@@ -71,9 +71,9 @@ class LoaderTrainer(Trainer):
         others: arguments of `transformers.Trainer`, except its datasets and collator.
 
     Raises:
-        ConfigError: an evaluation is asked for without `data.val_shards`; the best model is asked for without
+        ConfigError: an evaluation is asked for without `data.val`; the best model is asked for without
             evaluations; or a launcher has started several processes and the Trainer does not know of them.
-        DataError: an evaluation is asked for, and `data.val_shards` cannot be read.
+        DataError: an evaluation is asked for, and `data.val` cannot be read.
         ValueError: a dataset or collator is given.
 
     Example:
@@ -94,7 +94,7 @@ class LoaderTrainer(Trainer):
         if others.get("args") is not None:  # before the Trainer looks at it
             args = others["args"]
             args.per_device_train_batch_size = self.data.global_batch_size // args.world_size
-        evaluated: dict[str, Any] = {} if self.data.val_shards is None else {"eval_dataset": _ValShards()}
+        evaluated: dict[str, Any] = {"eval_dataset": _ValShards()} if self.data.val else {}
         super().__init__(**others, **evaluated)
         check_launched(
             self.args.world_size,
@@ -121,9 +121,9 @@ class LoaderTrainer(Trainer):
         return self._batches(self.data, repeat=False)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """This rank's batches of `data.val_shards`, the same each time."""
+        """This rank's batches of `data.val`, the same each time."""
         if eval_dataset is not None and not isinstance(eval_dataset, _ValShards):
-            raise ValueError(f"a LoaderTrainer evaluates on data.val_shards: eval_dataset {SET}")
+            raise ValueError(f"a LoaderTrainer evaluates on data.val: eval_dataset {SET}")
         if self._evaluation is None:
             self._evaluation = self._batches(evaluation_data(self.data), repeat=True)
             # The Trainer computes a loss only if the batches have all of `label_names`.
@@ -132,13 +132,13 @@ class LoaderTrainer(Trainer):
         return self._evaluation
 
     def evaluate(self, eval_dataset: Any = None, *positional: Any, **named: Any) -> dict[str, float]:
-        """Evaluate on `data.val_shards`; see `transformers.Trainer.evaluate`.
+        """Evaluate on `data.val`; see `transformers.Trainer.evaluate`.
 
         Raises:
             ValueError: another data set is given.
         """
         if eval_dataset is not None:
-            raise ValueError(f"a LoaderTrainer evaluates on data.val_shards: eval_dataset {SET}")
+            raise ValueError(f"a LoaderTrainer evaluates on data.val: eval_dataset {SET}")
         return super().evaluate(None, *positional, **named)
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *positional: Any, **named: Any) -> EvalLoopOutput:
@@ -167,20 +167,20 @@ def _check_arguments(data: DataConfig, others: dict[str, Any]) -> None:
     if given := [name for name in ("train_dataset", "data_collator") if others.get(name) is not None]:
         raise ValueError(f"a LoaderTrainer makes its batches from data.shards: leave {' and '.join(given)} out")
     if others.pop("eval_dataset", None) is not None:
-        raise ValueError(f"a LoaderTrainer evaluates on data.val_shards: eval_dataset {SET}")
+        raise ValueError(f"a LoaderTrainer evaluates on data.val: eval_dataset {SET}")
     args = others.get("args")
     if args is None:
         return
-    if _asks_for_evaluation(args) and data.val_shards is None:
+    if _asks_for_evaluation(args) and not data.val:
         raise ConfigError(
-            "eval_strategy or eval_on_start asks for evaluations, and data.val_shards is not set: there is nothing to "
-            "evaluate on; set data.val_shards, or ask for none"
+            "eval_strategy or eval_on_start asks for evaluations, and data.val is not set: there is nothing to "
+            "evaluate on; set data.val, or ask for none"
         )
     wants_best = args.load_best_model_at_end or args.save_strategy == "best"
     if wants_best and args.eval_strategy == "no":
         raise ConfigError(
             "load_best_model_at_end and save_strategy='best' need evaluations, and eval_strategy is 'no': the best "
-            "model would never be known; set eval_strategy to 'epoch' or 'steps', and data.val_shards"
+            "model would never be known; set eval_strategy to 'epoch' or 'steps', and data.val"
         )
 
 

@@ -81,7 +81,7 @@ class EpochLoader:
 
 
 class LoaderDataModule(LightningDataModule):
-    """Loaders of `data.shards` and, if set, of `data.val_shards`.
+    """Loaders of `data.shards` and, if set, of `data.val`.
 
     Args:
         config: a YAML file or a dictionary with the section `data`, or that section.
@@ -108,8 +108,8 @@ class LoaderDataModule(LightningDataModule):
         return self._training
 
     def val_dataloader(self) -> SameEpoch | list[Any]:
-        """This rank's batches of `data.val_shards`, the same each time; [] if they are not set."""
-        if self.data.val_shards is None:
+        """This rank's batches of `data.val`, the same each time; [] if they are not set."""
+        if not self.data.val:
             return []
         trainer = self._checked_trainer()
         data = evaluation_data(self.data)
@@ -155,7 +155,7 @@ class LoaderDataModule(LightningDataModule):
 
 
 class StreamDataModule(LoaderDataModule):
-    """A stream of shards without an index, and loaders of `data.val_shards`, which have one.
+    """A stream of shards without an index, and loaders of `data.val`, which have one.
 
     Args:
         shards: as for `mmdata.stream`; None: those of the settings.

@@ -25,7 +25,7 @@ class BatchMaker:
 
     Args:
         index: of the shards.
-        tokenizer: for the captions.
+        tokenizer: for the captions; None: batches have no texts.
         transform: for the pixels.
         hashes: add image_hash and caption_hash to the batches.
         negatives: negative captions of the rows, for the batches.
@@ -36,7 +36,7 @@ class BatchMaker:
     def __init__(
         self,
         index: Index,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         transform: PixelTransform,
         *,
         hashes: bool = False,

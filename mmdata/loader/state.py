@@ -41,7 +41,7 @@ def identity_of(plan: Plan, maker: BatchMaker) -> Identity:
         "negative_captions": maker.negatives and maker.negatives.fingerprint,
         **transform.identity(),
         "transform_seed": transform.seed if own_seed else None,
-        "tokenizer": maker.tokenizer.identity,
+        "tokenizer": maker.tokenizer and maker.tokenizer.identity,
     }
 
 
@@ -83,7 +83,11 @@ def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tup
             missing or impossible.
     """
     plan_of_state = check_state(state, of="loader").get("plan")
-    saved = {"negative_captions": None, **(plan_of_state if isinstance(plan_of_state, Mapping) else {})}
+    saved = {
+        "negative_captions": None,
+        "selection": None,
+        **(plan_of_state if isinstance(plan_of_state, Mapping) else {}),
+    }
     if "extra_captions" in saved:  # their name in earlier versions
         saved["negative_captions"] = saved.pop("extra_captions")
     if missing := [key for key in identity if key not in saved and key not in SINCE]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -31,17 +32,19 @@ from mmdata.plan import (
 )
 from mmdata.plan.buckets import nearest_shapes
 from mmdata.plan.groups import read_groups
+from mmdata.plan.rows import COUNT_ROWS, starts_of
+from mmdata.plan.selection import Selection, by_image_hash
 from mmdata.shards import Index
-from mmdata.shards.caption_lengths import CHUNK_ROWS, CountsTokens, caption_lengths
+from mmdata.shards.caption_lengths import CountsTokens, caption_lengths
 from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
 
 logger = logging.getLogger("mmdata")
 
-Lengths = Literal["index"] | CaptionTokens | None
-"""Caption lengths: those of the index, or counted anew; None if no policy asks for them."""
+Lengths = Literal["index", "no_texts"] | CaptionTokens | None
+"""Caption lengths: those of the index, or counted anew; "no_texts" if batches have none; None if no policy asks."""
 
 
-def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count_lengths: bool = False) -> Plan:
+def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens | None, *, count_lengths: bool = False) -> Plan:
     """The plan that a section `data` describes.
 
     Caption lengths come from the index if it was made with this tokenizer. Otherwise every caption is read and counted.
@@ -49,10 +52,11 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count
     Args:
         data: settings.
         index: of the shards.
-        tokenizer: for the captions.
+        tokenizer: for the captions; None: batches have no texts.
         count_lengths: know the lengths even if there is only one text length, which does not ask for them.
 
     Raises:
+        ConfigError: a tokenizer, and shards of labels only.
         DataError: the index has no rows, or a dataset of a mixture has none.
     """
     for part in index.manifests:
@@ -61,18 +65,23 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count
                 f"shards '{part.folder}': no rows in the index; see __mmdata__/quarantine.jsonl there for those left "
                 "out, or leave the dataset out of data.shards"
             )
+    selection = select_rows(data, index)
     needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
-    lengths = caption_lengths(index, tokenizer) if needed else None
-    rows = IndexRows(index, lengths=lengths, limit=data.max_rows)
-    if data.global_batch_size > rows.starts[-1] and data.token_budget is None:
+    lengths: Lengths = "no_texts"
+    if tokenizer is not None:
+        _check_captions(index)
+        lengths = caption_lengths(index, tokenizer) if needed else None
+    rows = IndexRows(index, lengths=lengths, limit=data.max_rows, selection=selection)
+    num_rows = int(rows.starts[-1]) if selection is None else len(selection)
+    if data.global_batch_size > num_rows and data.token_budget is None:
         logger.warning(
             "data.global_batch_size is %d, and there are %d rows: each batch is filled up with rows that are masked",
             data.global_batch_size,
-            rows.starts[-1],
+            num_rows,
         )
     return Plan(
         rows,
-        bucket_policy(data, index, lengths),
+        bucket_policy(data, index, lengths, selection=selection),
         global_batch_size=data.global_batch_size,
         seed=data.seed,
         shuffle=data.shuffle,
@@ -82,24 +91,72 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count
     )
 
 
-def bucket_policy(data: DataConfig, index: Index, lengths: Lengths) -> BucketPolicy:
+def _check_captions(index: Index) -> None:
+    """Raise a ConfigError if a folder of the index holds labels only."""
+    for part in index.manifests:
+        if not part.has_captions:
+            raise ConfigError(
+                f"shards '{part.folder}': {part.rows:,} rows with labels and no captions, and data.tokenizer is given: "
+                "leave data.tokenizer out for batches of images and labels; or make captions of the class names with "
+                '`mmdata convert SOURCE OUT --caption-template "a photo of a {}."`'
+            )
+
+
+def select_rows(data: DataConfig, index: Index) -> Selection | None:
+    """The rows of an index that a section `data` loads; None: all of them.
+
+    With `data.val.share` these are the rows to train on or those to evaluate on, as `data.split` says. The image's hash
+    decides, which every shard's index file holds: all index files are read.
+
+    Raises:
+        ConfigError: the share leaves no row to train on or none to evaluate on, or fewer than a batch to train on.
+    """
+    share = data.val.share
+    if share is None:
+        return None
+    starts = starts_of(index, data.max_rows)
+    selection = by_image_hash(
+        index, starts, share, below=data.split == "val", name=f"data.split {data.split} of data.val.share {share:g}"
+    )
+    rows, selected = int(starts[-1]), len(selection)
+    train, val = (rows - selected, selected) if data.split == "val" else (selected, rows - selected)
+    if not (train and val):
+        raise ConfigError(
+            f"data.val.share {share:g} of {rows:,} rows leaves {train:,} to train on and {val:,} to evaluate on; equal "
+            f"images stay together, so set it to about {min(0.5, max(0.01, 8 / rows)):.2g}, or name other shards "
+            "(data.val.shards)"
+        )
+    if train < data.global_batch_size <= rows and data.split == "train" and data.token_budget is None:
+        raise ConfigError(
+            f"data.val.share {share:g} leaves {train:,} of {rows:,} rows to train on, fewer than a batch "
+            f"(data.global_batch_size {data.global_batch_size:,}); set one of them lower"
+        )
+    return selection
+
+
+def bucket_policy(
+    data: DataConfig, index: Index, lengths: Lengths, *, selection: Selection | None = None
+) -> BucketPolicy:
     """The buckets that a section `data` describes; bounds and shapes that are not set are chosen from the index.
 
     Args:
         data: settings.
         index: of the shards.
         lengths: of the captions; not None if text bounds are to be chosen.
+        selection: the rows that the choice looks at; None: all of the index.
 
     Raises:
         ValueError: a bucket's batch does not fit into the token budget.
     """
     if data.image_patches is not None:
-        policy = NativePolicy(text_lengths(data, index, lengths), data.image_patches, patch_size=data.patch_size)
+        bounds = text_lengths(data, index, lengths, selection=selection)
+        policy = NativePolicy(bounds, data.image_patches, patch_size=data.patch_size)
     elif data.max_shapes is not None:
-        histogram = caption_histogram(index, lengths, max_length=data.max_length)
-        policy = _share_bounds(image_shapes(data, index), histogram, data.max_shapes)
+        histogram = caption_histogram(index, lengths, max_length=data.max_length, selection=selection)
+        policy = _share_bounds(image_shapes(data, index, selection=selection), histogram, data.max_shapes)
     else:
-        policy = LengthAspectPolicy(text_lengths(data, index, lengths), image_shapes(data, index))
+        bounds = text_lengths(data, index, lengths, selection=selection)
+        policy = LengthAspectPolicy(bounds, image_shapes(data, index, selection=selection))
     if data.token_budget is None:
         return policy
     return TokenBudgetPolicy(
@@ -120,51 +177,67 @@ def _share_bounds(shapes: list[tuple[int, int]], histogram: NDArray[np.int64], m
     return LengthAspectPolicy([bounds[shape] for shape in used], [shapes[shape] for shape in used])
 
 
-def image_shapes(data: DataConfig, index: Index) -> list[tuple[int, int]]:
+def image_shapes(data: DataConfig, index: Index, *, selection: Selection | None = None) -> list[tuple[int, int]]:
     """The (height, width) pairs that the settings name, or those that crop least."""
     if data.image_buckets != "auto":
         return data.image_buckets or [(data.image_size, data.image_size)]
-    aspects = caption_histogram(index, None, max_length=data.max_length).sum(axis=0)
+    aspects = caption_histogram(index, None, max_length=data.max_length, selection=selection).sum(axis=0)
     return choose_image_shapes(aspects, data.num_image_buckets, image_size=data.image_size, patch_size=data.patch_size)
 
 
-def text_lengths(data: DataConfig, index: Index, lengths: Lengths) -> list[int]:
+def text_lengths(data: DataConfig, index: Index, lengths: Lengths, *, selection: Selection | None = None) -> list[int]:
     """The text length bounds that the settings name, or those that leave the least padding; at most max_length."""
+    if lengths == "no_texts":
+        return [0]
     if isinstance(data.text_buckets, list):
         return data.text_buckets
+    if selection is not None:
+        histogram = caption_histogram(index, lengths, max_length=data.max_length, selection=selection).sum(axis=1)
+        return choose_lengths(histogram, data.num_text_buckets)
     histogram = np.bincount(lengths[1]) if isinstance(lengths, tuple) else index.token_histogram()
     cut = np.minimum(np.arange(len(histogram)), data.max_length)  # longer captions are cut
     return choose_lengths(np.bincount(cut, histogram).astype(np.int64), data.num_text_buckets)
 
 
-def caption_histogram(index: Index, lengths: Lengths, *, max_length: int) -> NDArray[np.int64]:
+def caption_histogram(
+    index: Index, lengths: Lengths, *, max_length: int, selection: Selection | None = None
+) -> NDArray[np.int64]:
     """Captions by length and aspect ratio: entry [i, j] counts those of i tokens with an image in aspect bin j.
 
-    Reads the manifest's histograms; with lengths that are not in the index, the size of every image.
+    Reads the manifest's histograms; with a selection or with lengths that are not in the index, the size of every
+    image. Where batches have no texts, all captions count as 0 tokens.
 
     Args:
         index: of the shards.
         lengths: of the captions.
         max_length: longer captions count as this long.
+        selection: the rows whose captions are counted; None: all rows.
 
     Returns:
         int64 (max_length + 1, ASPECT_BINS).
     """
     counts = np.zeros((max_length + 1) * ASPECT_BINS)
-    if isinstance(lengths, tuple):
-        offsets, tokens = lengths
-        rows = IndexRows(index, lengths=None)
-        for start in range(0, len(index), CHUNK_ROWS):
-            stop = min(start + CHUNK_ROWS, len(index))
-            _, height, width = rows.shapes(np.arange(start, stop), 0)
-            bins = np.repeat(aspect_bin(height, width), np.diff(offsets[start : stop + 1]))
-            cut = np.minimum(tokens[offsets[start] : offsets[stop]], max_length)
-            counts += np.bincount(pack_cells(cut, bins), minlength=len(counts))
+    if isinstance(lengths, tuple) or selection is not None:
+        rows = IndexRows(index, lengths=lengths)
+        chunks = _all_rows(index) if selection is None else selection.chunks(COUNT_ROWS)
+        for numbers in chunks:
+            height, width = rows.sizes(numbers)
+            offsets, tokens = rows.tokens(numbers)
+            bins = np.repeat(aspect_bin(height, width), np.diff(offsets))
+            counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), minlength=len(counts))
     else:
         for _, cells, captions in index.cells():
             tokens, bins = unpack_cells(cells)
+            if lengths == "no_texts":
+                tokens = np.zeros_like(tokens)
             counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), captions, minlength=len(counts))
     return counts.reshape(-1, ASPECT_BINS).astype(np.int64)  # exact: float64 counts to 2^53
+
+
+def _all_rows(index: Index) -> Iterator[NDArray[np.int64]]:
+    """All rows of an index, some at a time."""
+    for start in range(0, len(index), COUNT_ROWS):
+        yield np.arange(start, min(start + COUNT_ROWS, len(index)))
 
 
 def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:

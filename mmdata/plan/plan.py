@@ -19,7 +19,7 @@ from mmdata.plan.bucket_queues import LaneQueues
 from mmdata.plan.buckets import Bucket, BucketPolicy
 from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
 from mmdata.plan.row_ranges import Window, passes_of, rows_of
-from mmdata.plan.rows import Rows, fingerprint_policy
+from mmdata.plan.rows import Rows, fingerprint_policy, selection_of
 from mmdata.plan.schedule import Schedule
 from mmdata.plan.window_rows import WindowRows
 from mmdata.plan.windows import EpochWindows, KeyedPermutation
@@ -59,7 +59,7 @@ class Plan:
     into buckets of longer text, and the last batches are padded with masked rows.
 
     Args:
-        rows: of the corpus.
+        rows: of the corpus. Rows that have a `selection` are planned as if the corpus had no others.
         policy: gives each row its bucket; may give each bucket a batch size of its own.
         global_batch_size: rows of a step, over all ranks, unless the policy says otherwise.
         seed: of the order.
@@ -88,7 +88,8 @@ class Plan:
         num_lanes: int = 1,
         mixture: Mixture | None = None,
     ) -> None:
-        num_shards = len(rows.starts) - 1
+        selection = selection_of(rows)
+        starts = rows.starts if selection is None else selection.starts
         self.rows = rows
         self.policy = policy
         self.global_batch_size = global_batch_size
@@ -96,22 +97,23 @@ class Plan:
         self.shuffle = shuffle
         self.window_rows = window_rows
         self.num_lanes = num_lanes
-        self.mixture = mixture or Mixture((BatchShare((ShardSpan(0, num_shards),)),))
-        self.num_rows = int(rows.starts[-1])
+        self.mixture = mixture or Mixture((BatchShare((ShardSpan(0, len(starts) - 1),)),))
+        self.num_rows = int(starts[-1])
         if self.num_rows == 0:
-            raise ValueError("the corpus has no rows: nothing to plan")
+            of = "the corpus" if selection is None else f"the selection ({selection.name})"
+            raise ValueError(f"{of} has no rows: nothing to plan")
         if window_rows < 1:
             raise ValueError(f"window_rows must be 1 or more: got {window_rows}")
         groups = self.mixture.groups
-        if groups and len(groups.of_rows) < self.num_rows:
+        if groups and len(groups.of_rows) < rows.starts[-1]:
             raise ValueError(
-                f"groups: of_rows has {len(groups.of_rows)} entries for {self.num_rows} rows; give one a row"
+                f"groups: of_rows has {len(groups.of_rows)} entries for {rows.starts[-1]} rows; give one a row"
             )
         self.batch_sizes = _batch_sizes(policy, global_batch_size)
         self._permutation = KeyedPermutation(seed, shuffle)
         self._window_reader = WindowRows(rows, policy, self.mixture, self._permutation)
         self._epoch_windows = EpochWindows(
-            rows.starts,
+            starts,
             self.mixture,
             batch_sizes=self.batch_sizes,
             num_lanes=num_lanes,
@@ -132,10 +134,12 @@ class Plan:
             return self._schedule(epoch)[1].num_steps
         return self._epoch_windows.num_steps(epoch)
 
-    def identity(self) -> dict[str, str | int | bool]:
+    def identity(self) -> dict[str, str | int | bool | None]:
         """What the plan depends on, as JSON; two plans with the same identity have the same steps."""
+        selection = selection_of(self.rows)
         return {
             "rows": self.rows.fingerprint,
+            "selection": None if selection is None else selection.name,
             "policy": fingerprint_policy(self.policy, self.rows),
             "global_batch_size": self.global_batch_size,
             "seed": self.seed,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.plan.selection import Selection
 from mmdata.seeding import Purpose, permutation
 
 Ints = NDArray[np.int64]
@@ -41,12 +42,17 @@ class RowRanges(NamedTuple):
         """Some of the ranges."""
         return RowRanges(*(column[which] for column in self))
 
-    def occurrences(self) -> Ints:
-        """The occurrences of all rows, range by range."""
+    def occurrences(self, selection: Selection | None = None) -> Ints:
+        """The occurrences of all rows, range by range; with a selection the ranges are of its places."""
         # The pass is added to the bounds of a range, not to each of its rows.
         shifted = (self.passes << PASS_SHIFT).tolist()
         bounds = zip(shifted, self.begins.tolist(), self.ends.tolist(), strict=True)
-        return np.concatenate([np.empty(0, np.int64), *(np.arange(p + begin, p + end) for p, begin, end in bounds)])
+        if selection is None:
+            found = [np.arange(p + begin, p + end) for p, begin, end in bounds]
+        else:
+            pairs = zip(self.shards.tolist(), bounds, strict=True)
+            found = [selection.rows(shard, begin, end) + p for shard, (p, begin, end) in pairs]
+        return np.concatenate([np.empty(0, np.int64), *found])
 
 
 class Window(NamedTuple):

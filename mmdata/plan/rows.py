@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import BucketPolicy, Shapes
+from mmdata.plan.selection import Selection, shard_runs
 from mmdata.seeding import mix
 from mmdata.shards.caption_lengths import CaptionTokens
+from mmdata.shards.columns.ragged import offsets_of, spans
 from mmdata.shards.index import Index
 from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_ratio, unpack_cells
 from mmdata.shards.manifest.pages import Histograms
@@ -27,7 +29,11 @@ PROBED_TOKENS = 1024
 
 
 class Rows(Protocol):
-    """The rows of a corpus, as a plan sees them."""
+    """The rows of a corpus, as a plan sees them.
+
+    Rows can have a `selection` (`mmdata.plan.selection.Selection`): only the selected rows are planned, and
+    `bucket_counts` counts only these. Row numbers stay those of the corpus.
+    """
 
     @property
     def starts(self) -> NDArray[np.int64]:
@@ -62,34 +68,47 @@ HashesOf = Callable[[NDArray[np.int64], NDArray[np.int64]], Hashes]
 """(rows, passes) -> their hashes; rows and passes are int64 (n,). The pass decides the caption."""
 
 
+def selection_of(rows: Rows) -> Selection | None:
+    """The rows' selection; None: all rows are planned."""
+    return getattr(rows, "selection", None)
+
+
 class IndexRows:
     """The rows of an index.
 
     Args:
         index: of the shards.
         lengths: "index" for the caption lengths that the index holds; a pair for those of another tokenizer, counted by
-            the caller; None if the policy does not ask for lengths, which then are all 1.
+            the caller; "no_texts" if batches have no texts, with lengths of 0; None if the policy does not ask for
+            lengths, which then are all 1.
         limit: use only the first `limit` rows.
+        selection: of the index's first `limit` rows; None plans all of them.
     """
 
     def __init__(
-        self, index: Index, *, lengths: Literal["index"] | CaptionTokens | None, limit: int | None = None
+        self,
+        index: Index,
+        *,
+        lengths: Literal["index", "no_texts"] | CaptionTokens | None,
+        limit: int | None = None,
+        selection: Selection | None = None,
     ) -> None:
         self._index = index
-        self._lengths: Literal["index"] | CaptionTokens | None = lengths
+        self.selection = selection
+        self._lengths: Literal["index", "no_texts"] | CaptionTokens | None = lengths
         self._limited = limit is not None and limit < len(index)
-        self.starts = index.starts if limit is None else np.minimum(index.starts, limit)
+        self.starts = starts_of(index, limit)
+        self._counted: dict[tuple[int, int], tuple[BucketPolicy, NDArray[np.int64]]] = {}
         counted = hashlib.sha256(lengths[1].tobytes()).hexdigest()[:16] if isinstance(lengths, tuple) else str(lengths)
         self.fingerprint = f"{index.fingerprint[:16]}-{counted}-{self.starts[-1]}"
 
     def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
         """Shapes of n rows in an epoch; sizes as displayed, with the EXIF orientation applied."""
-        columns = self._index.take(rows, ["height", "width", "orientation"])
-        turned = columns["orientation"] >= 5
-        height = np.where(turned, columns["width"], columns["height"]).astype(np.int64)
-        width = np.where(turned, columns["height"], columns["width"]).astype(np.int64)
+        height, width = self.sizes(rows)
         if self._lengths is None:
             return Shapes(np.ones(len(rows), np.int64), height, width)
+        if self._lengths == "no_texts":
+            return Shapes(np.zeros(len(rows), np.int64), height, width)
         if self._lengths == "index":
             offsets, counts = self._index.take_lists(rows, "caption_tokens")
             begins, num_captions = offsets[:-1], np.diff(offsets)
@@ -99,21 +118,63 @@ class IndexRows:
         chosen = choose_captions(rows, num_captions, epoch)
         return Shapes(counts[begins + chosen].astype(np.int64), height, width)
 
+    def sizes(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Heights and widths of n images as displayed, in pixels: int64 (n,) each."""
+        columns = self._index.take(rows, ["height", "width", "orientation"])
+        turned = columns["orientation"] >= 5
+        height = np.where(turned, columns["width"], columns["height"]).astype(np.int64)
+        return height, np.where(turned, columns["height"], columns["width"]).astype(np.int64)
+
+    def tokens(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Tokens of all captions of n rows: offsets (n + 1,) and counts, which are 0 where no lengths are known.
+
+        In a corpus of labels only, a row counts as one caption of 0 tokens.
+        """
+        if not self._index.captions:
+            return np.arange(len(rows) + 1), np.zeros(len(rows), np.int32)
+        if self._lengths == "index":
+            return self._index.take_lists(rows, "caption_tokens")
+        if not isinstance(self._lengths, tuple):
+            offsets, hashes = self._index.take_lists(rows, "caption_hash")
+            return offsets, np.zeros(len(hashes), np.int32)
+        offsets, tokens = self._lengths
+        counts = offsets[rows + 1] - offsets[rows]
+        return offsets_of(counts), tokens[spans(offsets[rows], counts)]
+
     def hashes(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> Hashes:
-        """Hashes of the images of n rows, and of the captions that the rows have in their passes."""
+        """Hashes of the images of n rows, and of the captions that the rows have in their passes.
+
+        Where batches have no texts, the captions' hashes are those of the images.
+        """
+        images = self._index.take(rows, ["image_hash"])["image_hash"]
+        if self._lengths == "no_texts":
+            return Hashes(images, images)
         offsets, hashes = self._index.take_lists(rows, "caption_hash")
         chosen = choose_captions(rows, np.diff(offsets), passes)
-        return Hashes(self._index.take(rows, ["image_hash"])["image_hash"], hashes[offsets[:-1] + chosen])
+        return Hashes(images, hashes[offsets[:-1] + chosen])
 
     def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
         """Rows of each of n consecutive shards by bucket, int64 (n, K)."""
         # The manifest's histograms tell, if every row has one caption and the policy looks at nothing finer than their
         # cells. Otherwise the shape of every row has to be read from the index.
-        one_each = self._index.captions == len(self._index)
+        # A corpus of labels only has one count a row in its histograms, too.
+        one_each = self._index.captions in (len(self._index), 0)
         known = one_each and not isinstance(self._lengths, tuple) and not self._limited
-        if known and getattr(policy, "uses_cells", False):
-            return count_cells(self._index.cells(), policy, lengths=self._lengths is not None)[shards]
-        return count_buckets(self, policy, epoch, shards)
+        if known and self.selection is None and getattr(policy, "uses_cells", False):
+            return count_cells(self._index.cells(), policy, lengths=self._lengths == "index")[shards]
+        if not one_each:
+            return count_buckets(self, policy, epoch, shards)
+        # With one caption a row the counts are the same in every epoch.
+        counted_for, counts = self._counted.get((shards.start, shards.stop), (None, None))
+        if counts is None or counted_for is not policy:
+            counts = count_buckets(self, policy, epoch, shards)
+            self._counted[shards.start, shards.stop] = policy, counts
+        return counts
+
+
+def starts_of(index: Index, limit: int | None) -> NDArray[np.int64]:
+    """First row of each shard, then the number of rows, of the first `limit` rows of an index."""
+    return index.starts if limit is None else np.minimum(index.starts, limit)
 
 
 def count_cells(histograms: Iterable[Histograms], policy: BucketPolicy, *, lengths: bool) -> NDArray[np.int64]:
@@ -190,26 +251,22 @@ def fingerprint_policy(policy: BucketPolicy, rows: Rows) -> str:
 
 
 def count_buckets(rows: Rows, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
-    """`Rows.bucket_counts` from the shape of every row."""
-    starts, num_buckets = rows.starts[shards.start : shards.stop + 1], len(policy.buckets)
+    """`Rows.bucket_counts` from the shape of every row, or of every selected row."""
+    selection = selection_of(rows)
+    starts = (rows.starts if selection is None else selection.starts)[shards.start : shards.stop + 1]
+    num_buckets = len(policy.buckets)
     counts = np.zeros((len(starts) - 1, num_buckets), np.int64)
-    for first, last in _spans(starts):
-        numbers = np.arange(starts[first], starts[last])
+    for first, last in shard_runs(starts, COUNT_ROWS):
+        if selection is None:
+            numbers = np.arange(starts[first], starts[last])
+        else:
+            of_shards = map(selection.of_shard, range(shards.start + first, shards.start + last))
+            numbers = np.concatenate([np.empty(0, np.int64), *of_shards])
         bucket_of = assign_buckets(policy, rows.shapes(numbers, epoch), numbers)
         shard = np.repeat(np.arange(last - first), np.diff(starts[first : last + 1]))
         pairs = np.bincount(shard * num_buckets + bucket_of, minlength=(last - first) * num_buckets)
         counts[first:last] = pairs.reshape(-1, num_buckets)
     return counts
-
-
-def _spans(starts: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Runs of shards, (first, last + 1), of about COUNT_ROWS rows each."""
-    first = 0
-    while first < len(starts) - 1:
-        last = int(np.searchsorted(starts, starts[first] + COUNT_ROWS, side="right"))
-        last = min(max(last - 1, first + 1), len(starts) - 1)
-        yield first, last
-        first = last
 
 
 def choose_captions(

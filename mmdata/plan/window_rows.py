@@ -11,7 +11,7 @@ from mmdata.plan.buckets import BucketPolicy, Shapes
 from mmdata.plan.groups import cover_table, form_units
 from mmdata.plan.mixture import Mixture
 from mmdata.plan.row_ranges import RowRanges, Window, concatenate, passes_of, rows_of
-from mmdata.plan.rows import Rows, assign_buckets
+from mmdata.plan.rows import Rows, assign_buckets, selection_of
 from mmdata.plan.windows import KeyedPermutation
 from mmdata.seeding import Purpose
 
@@ -22,7 +22,7 @@ class WindowRows:
     """The units of windows. A unit is one row, or the rows of a group that stand together in a batch.
 
     Args:
-        rows: of the corpus.
+        rows: of the corpus; where they have a selection, windows are ranges of its places.
         policy: gives each row its bucket.
         mixture: says which datasets there are, and which rows stand together.
         permutation: orders the units of a window.
@@ -34,6 +34,7 @@ class WindowRows:
 
     def __init__(self, rows: Rows, policy: BucketPolicy, mixture: Mixture, permutation: KeyedPermutation) -> None:
         self._rows = rows
+        self._selection = selection_of(rows)
         self._policy = policy
         self._mixture = mixture
         self._permutation = permutation
@@ -47,7 +48,7 @@ class WindowRows:
         Returns:
             occurrences, int64 (n, unit_rows); and the bucket of each unit, int (n,).
         """
-        occurrences = window.ranges.occurrences()
+        occurrences = window.ranges.occurrences(self._selection)
         bucket_of = self._assign(occurrences)
         order = self._permutation(len(occurrences), epoch, Purpose.ROW_ORDER, window.position)
         occurrences, bucket_of = occurrences[order], bucket_of[order]
@@ -76,7 +77,7 @@ class WindowRows:
 
     def _count(self, ranges: RowRanges, tables: dict[tuple[int, int], Ints]) -> Ints:
         """Rows of each range by bucket, int64 (n, K)."""
-        starts = self._rows.starts
+        starts = self._rows.starts if self._selection is None else self._selection.starts
         counts = np.zeros((len(ranges.shards), self.num_buckets), np.int64)
         # Most ranges are whole shards, whose counts the manifest may know. Only the first and the last range of a
         # dataset in an epoch can be parts of shards: their rows are looked at one by one.
@@ -84,7 +85,11 @@ class WindowRows:
         if not is_whole.all():
             partial = np.flatnonzero(~is_whole)
             parts = ranges.take(partial)
-            np.add.at(counts, (np.repeat(partial, parts.ends - parts.begins), self._assign(parts.occurrences())), 1)
+            np.add.at(
+                counts,
+                (np.repeat(partial, parts.ends - parts.begins), self._assign(parts.occurrences(self._selection))),
+                1,
+            )
         for first, last, _ in self._mixture.spans:
             in_span = is_whole & (first <= ranges.shards) & (ranges.shards < last)
             for number in np.unique(ranges.passes[in_span]).tolist():

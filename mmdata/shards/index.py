@@ -67,6 +67,7 @@ class Index:
         manifests: as given.
         num_shards, bytes, captions: summed over the folders.
         has_labels: whether any row has a label.
+        has_captions: whether the rows have captions; False if any of the folders holds labels only.
         tokenizer: fingerprint of the tokenizer that counted the captions of all folders with rows; None if there is no
             such tokenizer.
         fingerprint: equal for equal rows in equal order, tokenizer included, wherever the folders lie. For one folder
@@ -90,6 +91,7 @@ class Index:
         self.bytes = sum(manifest.bytes for manifest in manifests)
         self.captions = sum(manifest.captions for manifest in manifests)
         self.has_labels = any(manifest.has_labels for manifest in manifests)
+        self.has_captions = all(manifest.has_captions for manifest in manifests)
         tokenizers = {manifest.tokenizer for manifest in [part for part in manifests if part.rows] or manifests}
         self.tokenizer = tokenizers.pop() if len(tokenizers) == 1 else None
         roots = "\n".join(manifest.root for manifest in manifests)
@@ -198,6 +200,10 @@ class Index:
         name = part.listed(local).name
         return name if len(self.manifests) == 1 else f"{part.folder}/{name}"
 
+    def caption_keys(self, shard: int) -> tuple[str, ...]:
+        """The keys that hold captions in the JSON of a shard, for `captions_of`."""
+        return self.part(shard)[0].members.caption_keys
+
     def shard(self, shard: int) -> Columns:
         """One shard's columns. Their hash is compared with the manifest's when they are read.
 
@@ -276,14 +282,14 @@ class Index:
     def column(self, name: str) -> Array:
         """A whole column (len,), copied: 1 to 8 bytes a row."""
         _check_names([name], FIXED)
-        self._fetch_columns(np.arange(self.num_shards))
+        self.fetch_columns(np.arange(self.num_shards))
         parts = [self.shard(shard).fixed(name) for shard in range(self.num_shards)]
         return np.concatenate([np.empty(0, FIXED[name]), *parts])
 
     def lists(self, name: str) -> tuple[Rows, Array]:
         """A whole list column, copied: offsets (len + 1,) and values."""
         _check_names([name], LISTS)
-        self._fetch_columns(np.arange(self.num_shards))
+        self.fetch_columns(np.arange(self.num_shards))
         parts = [self.shard(shard).lists(name) for shard in range(self.num_shards)]
         lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(offsets) for offsets, _ in parts)])
         values = np.concatenate([np.empty(0, LISTS[name]), *(values for _, values in parts)])
@@ -292,11 +298,14 @@ class Index:
     def _by_shard(self, rows: Rows) -> RowsByShard:
         """Rows grouped by shard; the columns of shards behind URLs have been fetched."""
         shards, local = self.locate(rows)
-        self._fetch_columns(shards)
+        self.fetch_columns(shards)
         return group_by_shard(shards, local)
 
-    def _fetch_columns(self, shards: Rows) -> None:
-        """Open columns behind URLs concurrently: one after the other, nearly all the time would be waiting."""
+    def fetch_columns(self, shards: Rows) -> None:
+        """Open columns behind URLs concurrently: one after the other, nearly all the time would be waiting.
+
+        Does nothing for folders on this machine.
+        """
         if not self.caches:
             return
         if len(missing := [shard for shard in np.unique(shards).tolist() if shard not in self._checksums]) > 1:

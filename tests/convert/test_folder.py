@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.examine import read_fields
+from mmdata.convert.fields import FieldReader
 from mmdata.convert.folder import FolderSource
 from mmdata.errors import BadSample, ConfigError, DataError
 
@@ -29,7 +29,7 @@ def captions(root: Path) -> list[tuple[str, list[str] | str]]:
         try:
             if row.fault:
                 raise BadSample(*row.fault)
-            found.append((row.image, read_fields(row, source.root).captions))
+            found.append((row.image, FieldReader(source.root)(row).captions))
         except BadSample as bad:
             found.append((row.image, str(bad.reason)))
     assert len(found) == source.rows_at_most
@@ -130,7 +130,8 @@ def test_name_that_is_not_utf8_is_accepted_and_reported(corpus: Path, tmp_path: 
 def test_folder_without_images_is_an_error(tmp_path: Path, make: Any) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/captions.csv").write_text("image,caption\n")
-    with pytest.raises(DataError, match=r"no images in it; the corpus is empty; it has tables \(captions.csv\): name"):
+    message = r"no images in it; the corpus is empty; it has tables \(captions.csv\): give one as the source"
+    with pytest.raises(DataError, match=message):
         make(tmp_path / "raw")
 
 

@@ -146,10 +146,11 @@ def test_limits_are_settings(
     assert outcome({"image": "it.jpg", "caption": "x"}, **settings)[0] == reason
 
 
-def test_first_of_equal_images_wins(outcome: Any, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("caption", "more"), [("photo b", ""), ("b again", ", with other captions or another label")])
+def test_first_of_equal_images_wins(outcome: Any, corpus: Path, caption: str, more: str) -> None:
     (corpus / "copy.jpg").write_bytes((corpus / "b.jpg").read_bytes())
-    got = outcome({"image": "copy.jpg", "caption": "b again"})
-    assert got == ("duplicate_image", "the image of row 1 again, byte for byte")
+    got = outcome({"image": "copy.jpg", "caption": caption})
+    assert got == ("duplicate_image", f"the image of row 1 again, byte for byte{more}")
 
 
 def test_equal_images_are_kept_when_asked(outcome: Any, corpus: Path) -> None:

@@ -216,10 +216,11 @@ def test_accounts_are_in_the_manifest(table: Path, tmp_path: Path) -> None:
     assert accounts == {
         "rows": 5,
         "written": 3,
-        "duplicate": 1,
+        "merged": 1,
+        "duplicate": 0,
         "filtered": 0,
         "quarantined": 1,
-        "reasons": {"duplicate_image": 1, "empty_caption": 1},
+        "reasons": {"empty_caption": 1},
     }
     assert run["source"]["image"] == "image"
     assert run["settings"]["shard_rows"] == 10_000

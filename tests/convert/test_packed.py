@@ -186,14 +186,14 @@ def test_tar_that_becomes_shorter_while_it_is_read_is_an_error(tmp_path: Path, p
     (row,) = source.rows()
     (tmp_path / "a.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:600])
     with pytest.raises(DataError, match=r"a.tar': became shorter while it was read; convert again when it is whole"):
-        Examiner.from_config(source.root, ConvertConfig())(row)
+        Examiner.from_config(source, ConvertConfig())(row)
 
 
 def test_row_can_be_sent_to_another_process(tmp_path: Path, photo: Any) -> None:
     pack(tmp_path / "a.tar", {"a.jpg": photo(20, 30), "a.txt": "x"})
     source = PackedSource(tmp_path / "a.tar", ConvertConfig())
     (row,) = source.rows()
-    examiner = Examiner.from_config(source.root, ConvertConfig(resize=10))
+    examiner = Examiner.from_config(source, ConvertConfig(resize=10))
     assert pickle.loads(pickle.dumps(examiner))(pickle.loads(pickle.dumps(row))) == examiner(row)
 
 

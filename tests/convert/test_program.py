@@ -86,25 +86,28 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
     process = start(raw_corpus, tmp_path / "out", "--recipe", recipe, "--shard-rows", 9, "--keep", "path")
     stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stderr) == (0, "")  # no progress bar where there is no terminal
-    assert [line.split() for line in stdout.splitlines()[:7]] == [
+    assert [line.split() for line in stdout.splitlines()[:8]] == [
         ["rows", "count"],
         ["in", "41"],
         ["written", "40"],
+        ["merged", "0"],
         ["duplicate", "0"],
         ["filtered", "0"],
         ["quarantined", "1"],
         ["missing_image", "1"],
     ]
-    assert stdout.splitlines()[7:] == [
+    assert stdout.splitlines()[8:] == [
         "columns: image = image, captions = captions",
-        f"5 shards in {tmp_path}/out; 1 left out, each with its reason in {tmp_path}/out/__mmdata__/quarantine.jsonl",
+        f"5 shards in {tmp_path}/out, 40 samples; 1 left out, each with its reason in "
+        f"{tmp_path}/out/__mmdata__/quarantine.jsonl",
     ]
     config = ConvertConfig(shard_rows=9, train_tokenizer=400, keep=("path",))
     convert(table, tmp_path / "out2", config)
     assert content(tmp_path / "out") == content(tmp_path / "out2")
     small = raw_corpus / "small.jsonl"
     small.write_text(table.read_text().splitlines()[0])
-    assert start(small, tmp_path / "small").communicate(timeout=300)[0].endswith(f"\n1 shards in {tmp_path}/small\n")
+    stdout = start(small, tmp_path / "small").communicate(timeout=300)[0]
+    assert stdout.endswith(f"\n1 shards in {tmp_path}/small, 1 samples\n")
     index = Index.open(tmp_path / "out")
     assert len(index) == 40
     assert index.lists("caption_tokens")[1].min() > 3
@@ -132,6 +135,6 @@ def test_program_shrinks_shards(raw_corpus: Path, tmp_path: Path) -> None:
     process = start(tmp_path / "shards", tmp_path / "small", "--resize", 44, "--quality", 80)
     stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stderr) == (0, "")
-    assert stdout.endswith(f"\n1 shards in {tmp_path}/small\n")
+    assert stdout.endswith(f"\n1 shards in {tmp_path}/small, 40 samples\n")
     convert(tmp_path / "shards", tmp_path / "small2", ConvertConfig(resize=44, quality=80))
     assert content(tmp_path / "small") == content(tmp_path / "small2")

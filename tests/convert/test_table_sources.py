@@ -75,19 +75,22 @@ def test_parquet_schemas_that_differ_say_which_column_and_types(corpus: Path, ma
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.jsonl", '[{"image": "a.jpg"}]', r"one JSON array, and JSON Lines have one object a line, .*jq -c '\.\[\]'"),
-        ("t.jsonl", '[\n  {"image": "a.jpg"},\n  {"image": "b.jpg"}\n]', "one JSON array"),
-        ("t.jsonl", '{\n"image":\n"a.jpg"}', r"no line of it is a JSON object \(t.jsonl, line 1: not JSON: "),
+        ("t.jsonl", '{\n"image":\n"a.jpg"}', "an object with the keys image, in which no table of images is known"),
+        ("t.json", "{}", "dict, in which no table of images is known; write its rows as JSON Lines"),
+        ("t.json", "7", "int, in which no table of images is known"),
+        ("t.json", '{"images": [', "t.json': not JSON: Expecting value"),
+        ("t.jsonl", '{"a": 1\n{"b": 2\n', r"no line of it is a JSON object \(t.jsonl, line 1: .*--format json"),
         (
             "t.json",
-            "{}",
-            r"one JSON document, which is not read; write its rows as JSON Lines, .*convert.md has a program",
+            '{"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"image_id": 1, "bbox": [1, 2]}]}',
+            r"COCO annotations without captions \(their keys: image_id, bbox\); give the file of captions, such as",
         ),
+        ("t.txt", "a photo\nof a dog\n", "a text file whose lines have no fields; .* --delimiter and --format csv"),
         ("t.tgz", "x", r"a compressed tar, which is not read; unpack it to a plain .tar first \(gunzip 't.tgz'"),
         ("t.tar.zst", "x", "a compressed tar, which is not read"),
         ("t.csv.gz", "x", "a packed file, which is not read; unpack it, and give the table or folder that comes out"),
         ("t.zip", "x", "a packed file"),
-        ("t.xlsx", "x", "unknown kind '.xlsx'; known: .csv .tsv .jsonl .parquet"),
+        ("t.xlsx", "x", "unknown kind '.xlsx'; known: .csv .tsv .txt .jsonl .json .parquet"),
     ],
 )
 def test_what_is_no_table_is_told_for_what_it_is(

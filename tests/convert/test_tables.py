@@ -98,7 +98,12 @@ def test_csv_rows_that_break_cost_one_row_each(corpus: Path, tmp_path: Path, mak
         ("t.csv, line 3", "broken_row", "1 fields where the header has 2"),
         ("t.csv, line 4", "broken_row", "3 fields where the header has 2"),
         ("t.csv, line 5", "broken_row", "',' expected after '\"'"),
-        ("t.csv, line 6", "bad_caption", "invalid UTF-8 (0xff) at byte 2 of the caption"),
+        (
+            "t.csv, line 6",
+            "bad_caption",
+            "invalid UTF-8 (0xff) at byte 2 of the caption; "
+            "a table in another encoding needs --encoding, such as latin-1",
+        ),
     ]
     assert captions(tmp_path / "out") == [["x"], ["nul"], ["last"]]
 
@@ -261,5 +266,5 @@ def test_kept_columns_go_into_the_json(corpus: Path, tmp_path: Path, make: Any) 
 
 def test_unknown_kind_of_table_is_an_error(corpus: Path, make: Any) -> None:
     (corpus / "t.xlsx").write_bytes(b"PK")
-    with pytest.raises(DataError, match=r"unknown kind '.xlsx'; known: .csv .tsv .jsonl .parquet"):
+    with pytest.raises(DataError, match=r"unknown kind '.xlsx'; known: .csv .tsv .txt .jsonl .json .parquet"):
         make(corpus / "t.xlsx")

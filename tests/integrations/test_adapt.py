@@ -81,11 +81,11 @@ def test_same_epoch_repeats_itself(data: dict[str, Any]):
 
 
 def test_evaluation_data_changes_what_an_evaluation_needs(data: dict[str, Any]):
-    given = DataConfig(**data, val_shards="val")
+    given = DataConfig(**data, val={"shards": "val"})
     found = evaluation_data(given)
     assert (found.shards, found.transform, found.shuffle, found.loading.worker_type) == ("val", "eval", False, "thread")
     changes = {"shards": given.shards, "transform": "train", "shuffle": True}
     assert found.with_loading(worker_type="auto").model_copy(update=changes) == given
     assert evaluation_data(given, hashes=True) == found.model_copy(update={"add_hashes": True})
-    with pytest.raises(ConfigError, match=r"data\.val_shards is not set: there is nothing to evaluate on"):
+    with pytest.raises(ConfigError, match=r"data\.val is not set: there is nothing to evaluate on"):
         evaluation_data(DataConfig(**data))

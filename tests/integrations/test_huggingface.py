@@ -100,7 +100,7 @@ def test_train_accumulates_over_the_loaders_batches(data: dict[str, Any], clip: 
 
 
 def test_evaluate_sees_val_shards_in_the_same_batches_each_time(data: dict[str, Any], clip: Any, tmp_path: Path):
-    trainer = Watched(data | {"val_shards": data["shards"]}, model=clip, args=arguments(tmp_path))
+    trainer = Watched(data | {"val": {"shards": data["shards"]}}, model=clip, args=arguments(tmp_path))
     losses = [trainer.evaluate()["eval_loss"] for _ in range(2)]
     assert losses[0] == losses[1] > 0
     assert [len(seen) for seen in trainer.seen] == 2 * [8, 8, 6]
@@ -109,7 +109,7 @@ def test_evaluate_sees_val_shards_in_the_same_batches_each_time(data: dict[str, 
 
 
 def test_evaluate_without_val_shards_names_the_setting(data: dict[str, Any], clip: Any, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"data\.val_shards is not set: there is nothing to evaluate on"):
+    with pytest.raises(ConfigError, match=r"data\.val is not set: there is nothing to evaluate on"):
         LoaderTrainer(data, model=clip, args=arguments(tmp_path)).evaluate()
-    with pytest.raises(ValueError, match=r"evaluates on data\.val_shards: eval_dataset is not used"):
+    with pytest.raises(ValueError, match=r"evaluates on data\.val: eval_dataset is not used"):
         LoaderTrainer(data, model=clip, args=arguments(tmp_path)).evaluate(eval_dataset=[1])

@@ -73,7 +73,7 @@ def test_accumulated_gradient_is_the_mean_of_the_batches(
 def test_evaluation_during_training_finds_the_best_model_and_loads_it(
     labelled: dict[str, Any], clip: Any, tmp_path: Path
 ):
-    data = labelled | {"val_shards": labelled["shards"]}
+    data = labelled | {"val": {"shards": labelled["shards"]}}
     during = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
     wanted = {"metric_for_best_model": "eval_loss", "greater_is_better": True, "learning_rate": 1e-3}
     args = arguments(tmp_path, num_train_epochs=3, **during, **wanted)
@@ -109,7 +109,7 @@ def test_evaluation_has_a_loss_whatever_the_model_takes(
 ):
     data = request.getfixturevalue(corpus)
     args = arguments(tmp_path, prediction_loss_only=True)
-    trainer = LoaderTrainer(data | {"val_shards": data["shards"]}, model=PlainLoss(clip), args=args)
+    trainer = LoaderTrainer(data | {"val": {"shards": data["shards"]}}, model=PlainLoss(clip), args=args)
     found = trainer.evaluate()
     assert found["eval_loss"] > 0
     # Both figures are rounded: the seconds to 1e-4, the samples a second to 1e-3.
@@ -122,14 +122,14 @@ def test_evaluation_has_a_loss_whatever_the_model_takes(
 def test_evaluation_without_val_shards_is_refused_before_training(
     data: dict[str, Any], clip: Any, tmp_path: Path, asked: dict[str, Any]
 ):
-    with pytest.raises(ConfigError, match=r"data\.val_shards is not set: there is nothing to evaluate on"):
+    with pytest.raises(ConfigError, match=r"data\.val is not set: there is nothing to evaluate on"):
         LoaderTrainer(data, model=clip, args=arguments(tmp_path, **asked))
 
 
 def test_evaluation_that_cannot_be_is_refused_before_training(data: dict[str, Any], clip: Any, tmp_path: Path):
     with pytest.raises(ConfigError, match="need evaluations, and eval_strategy is 'no'"):
         LoaderTrainer(data, model=clip, args=arguments(tmp_path, load_best_model_at_end=True))
-    gone = {"val_shards": str(tmp_path / "gone")}
+    gone = {"val": {"shards": str(tmp_path / "gone")}}
     with pytest.raises(DataError, match="gone"):
         LoaderTrainer(data | gone, model=clip, args=arguments(tmp_path, eval_strategy="epoch"))
 
@@ -137,9 +137,9 @@ def test_evaluation_that_cannot_be_is_refused_before_training(data: dict[str, An
 @pytest.mark.parametrize("given", [{}, [1], {"a": [1]}])
 def test_other_data_sets_are_refused_not_ignored(data: dict[str, Any], clip: Any, tmp_path: Path, given: Any):
     settings = {"model": clip, "args": arguments(tmp_path)}
-    with pytest.raises(ValueError, match=r"evaluates on data\.val_shards: eval_dataset is not used; set data\.val_sha"):
+    with pytest.raises(ValueError, match=r"evaluates on data\.val: eval_dataset is not used; set data\.val,"):
         LoaderTrainer(data, **settings, eval_dataset=given)
-    with pytest.raises(ValueError, match=r"evaluates on data\.val_shards: eval_dataset is not used; set data\.val_sha"):
+    with pytest.raises(ValueError, match=r"evaluates on data\.val: eval_dataset is not used; set data\.val,"):
         LoaderTrainer(data, **settings).evaluate(given)
     with pytest.raises(ValueError, match=r"makes its batches from data\.shards: leave train_dataset and data_collator"):
         LoaderTrainer(data, **settings, train_dataset=given, data_collator=len)

@@ -113,7 +113,7 @@ def test_fit_resumes_where_the_checkpoint_was_written(
 
 def test_datamodule_validates_on_the_same_batches_each_time(data: dict[str, Any], clip: Any, tmp_path: Path):
     model = Contrast(clip)
-    trainer(tmp_path).fit(model, datamodule=LoaderDataModule(data | {"val_shards": data["shards"]}))
+    trainer(tmp_path).fit(model, datamodule=LoaderDataModule(data | {"val": {"shards": data["shards"]}}))
     assert len(model.validated) == 2 * STEPS
     assert model.validated[:STEPS] == model.validated[STEPS:]
     assert sorted(key for keys in model.validated[:STEPS] for key in keys if key) == [f"{i:04d}" for i in range(ROWS)]

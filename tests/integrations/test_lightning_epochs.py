@@ -157,7 +157,7 @@ def test_fit_validates_on_a_bare_loader(data: dict[str, Any], tmp_path: Path):
 
 def test_fit_counts_no_validation_of_a_checkpoint_as_a_resume(data: dict[str, Any], tmp_path: Path):
     save = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    settings = data | {"val_shards": data["shards"]}
+    settings = data | {"val": {"shards": data["shards"]}}
     fit(tmp_path, {"datamodule": LoaderDataModule(settings)}, callbacks=[save], max_steps=1)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "max_epochs": 1}
     module = LoaderDataModule(settings)

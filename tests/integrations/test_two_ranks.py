@@ -103,7 +103,7 @@ def test_two_ranks_with_labels_accumulate_the_mean_of_all_batches(
     for found in seen:
         assert found["norm"] == [pytest.approx(norm, rel=1e-3)]
         with torch.no_grad():
-            data = evaluation_data(DataConfig(**labelled, val_shards=labelled["shards"]))
+            data = evaluation_data(DataConfig(**labelled, val={"shards": labelled["shards"]}))
             wanted = torch.stack(losses(clip, data)).mean().item()
         assert found["eval_loss"] == [pytest.approx(wanted, rel=1e-3)]
 

@@ -109,7 +109,7 @@ def main(spec: dict[str, Any], out: Path) -> None:
     data, model = spec["data"], spec["model"]
     seen = {"lightning": in_lightning(data, model), "huggingface": in_huggingface(data, model, out).seen}
     seen["stream"] = streamed(data, model, out)
-    labelled = spec["labelled"] | {"val_shards": spec["labelled"]["shards"]}
+    labelled = spec["labelled"] | {"val": {"shards": spec["labelled"]["shards"]}}
     steady = {"gradient_accumulation_steps": 3, "learning_rate": 0.0, "num_train_epochs": 1, "eval_strategy": "epoch"}
     trainer = in_huggingface(labelled, model, out, **steady)
     seen["norm"] = trainer.norms

@@ -75,7 +75,7 @@ def test_auto_is_a_worker_process_where_there_is_a_gpu(
 
 def test_auto_of_an_evaluation_is_threads(corpus: Corpus):
     for workers, expected in (("auto", "thread"), ("thread", "thread"), ("process", "process")):
-        settings = grouped(**corpus.settings, val_shards=corpus.settings["shards"], worker_type=workers)
+        settings = grouped(**corpus.settings, val={"shards": corpus.settings["shards"]}, worker_type=workers)
         assert evaluation_data(section(settings)).loading.worker_type == expected
 
 

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 import yaml
 
+from mmdata.commands.plan import plan_of
+from mmdata.errors import ConfigError
+from mmdata.shards import ShardWriter
 from tests.programs import run_program
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -87,3 +90,38 @@ def test_plan_program_leaves_out_shapes_without_a_batch(corpus, tmp_path: Path):
     said = plan(tmp_path, {**corpus.settings, "text_buckets": [1, 32], "image_buckets": None, "image_size": 32})
     assert "shapes: 1 as above; 1 more of the settings have no batch in this epoch\n" in said
     assert not re.search(r"│ +0 │", said)
+
+
+def test_plan_program_takes_a_folder_of_shards_and_says_what_it_assumes(corpus):
+    shards = corpus.settings["shards"]
+    done = run_program(
+        [sys.executable, str(TOOLS / "plan.py"), shards, "data.image_size=32"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "50 rows in 1 steps" in done.stdout
+    counted_by = corpus.index.tokenizer
+    assert (
+        "no config is given; assumed: data.global_batch_size=50, "
+        f"data.tokenizer=the one that counted the index ({counted_by}), data.max_length=77\n"
+    ) in done.stdout
+    planned = plan_of(shards, ["data.global_batch_size=8", "data.max_length=32"])
+    with corpus.loader(text_buckets="auto", num_text_buckets=8, image_buckets=None, seed=0) as loader:
+        expected = [step.rows.tolist() for step in loader.plan.steps(0)]
+    assert [step.rows.tolist() for step in planned.plan.steps(0)] == expected
+    named = plan_of(shards, [f"data.tokenizer={corpus.settings['tokenizer']}"])
+    assert [line.partition("=")[0] for line in named.assumed] == [
+        "data.global_batch_size",
+        "data.image_size",
+        "data.max_length",
+    ]
+
+
+def test_plan_of_shards_without_caption_lengths_asks_for_a_tokenizer(corpus, tmp_path: Path):
+    with ShardWriter(tmp_path / "uncounted") as writer:
+        writer.write(corpus.samples[0])
+    with pytest.raises(ConfigError, match=r"no tokenizer has counted their captions.*data\.tokenizer=NAME_OR_FOLDER"):
+        plan_of(str(tmp_path / "uncounted"), [])
+    with pytest.raises(ConfigError, match=r"override 'data\.global_batch_size': expected section\.key=value"):
+        plan_of(corpus.settings["shards"], ["data.global_batch_size"])
+    with pytest.raises(ConfigError, match=r"settings for shards '.*': unknown key 'batch'"):
+        plan_of(corpus.settings["shards"], ["data.batch=3"])

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mmdata.plan import BucketPolicy, Shapes
 from mmdata.plan.rows import Hashes, count_buckets
+from mmdata.plan.selection import Selection
 
 
 class FakeRows:
@@ -29,6 +30,7 @@ class FakeRows:
         self.width = np.full(self.count, 64) if width is None else np.asarray(width)
         self.fingerprint = f"{sizes}"
         self.image_hash = self.caption_hash = np.arange(self.count)
+        self.selection: Selection | None = None
         self.asked: list[NDArray[np.int64]] = []
 
     def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:

@@ -62,7 +62,7 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
         sections,
         data={
             "shards": str(tmp_path / "none"),
-            "val_shards": str(tmp_path / "folder"),
+            "val": {"shards": str(tmp_path / "folder")},
             "tokenizer": str(tmp_path / "folder"),
             "image_size": 30,
             "global_batch_size": 9,
@@ -82,7 +82,7 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
             f"- train.output '{tmp_path / 'run'}': a file, and a run needs a folder; give another train.output",
             "- data.global_batch_size 9 is not a multiple of world_size 2; 8 is",
             f"- data.shards: folder '{tmp_path / 'none'}': no such folder",
-            f"- data.val_shards: folder '{tmp_path / 'folder'}': no manifest.json; `mmdata index ",
+            f"- data.val.shards: folder '{tmp_path / 'folder'}': no manifest.json; `mmdata index ",
             f"- tokenizer '{tmp_path / 'folder'}': cannot be loaded",
             "- data.image_size 30: not a multiple of the model's patch size 8; set data.image_size=32",
             "- data.negative_captions 'none.parquet': no such file",

@@ -71,7 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.seek(int(place["image_offset"][0]))
         file.write(bytes(int(place["image_bytes"][0])))
     shards = str(folder / "shards")
-    data = {"shards": shards, "val_shards": shards, "tokenizer": f"{shards}/tokenizer", "global_batch_size": 5}
+    data = {"shards": shards, "val": {"shards": shards}, "tokenizer": f"{shards}/tokenizer", "global_batch_size": 5}
     data |= {"image_size": 16, "num_text_buckets": 2, "loading": {"num_workers": 1}}
     train = {"output": str(folder / "run"), "steps": 2, "warmup_steps": 1, "device": "cpu"}
     (folder / "small.yaml").write_text(yaml.safe_dump({"data": data, "train": train}))

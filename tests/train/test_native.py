@@ -160,7 +160,7 @@ def make_shards(folder: Path, photo: Callable[..., bytes]) -> DataConfig:
             writer.write(Sample(f"{row:05d}", cut, probe(image), [caption]))
     return DataConfig(
         shards=str(folder / "shards"),
-        val_shards=str(folder / "shards"),
+        val={"shards": str(folder / "shards")},
         tokenizer=str(folder / "tokenizer"),
         global_batch_size=6,
         image_patches=[16, 36],

@@ -21,6 +21,7 @@ from mmdata import Index, Loader, cli
 from mmdata.config import load_config
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
+from mmdata.hashing import in_share
 from mmdata.train.run.overfit import FirstBatches
 from tests.programs import Program
 
@@ -83,7 +84,7 @@ COLUMNS = (("image", "path"), ("caption", "caption"))
 def config(corpus: Path, tmp_path: Path) -> Path:
     """Three epochs of four steps over the corpus, evaluated on itself."""
     shards = str(corpus / "shards")
-    data: dict[str, Any] = {"shards": shards, "val_shards": shards, "tokenizer": f"{shards}/tokenizer"}
+    data: dict[str, Any] = {"shards": shards, "val": {"shards": shards}, "tokenizer": f"{shards}/tokenizer"}
     data |= {"global_batch_size": 6, "image_size": 16, "num_text_buckets": 2, "loading": {"num_workers": 1}}
     train = {"output": str(tmp_path / "run"), "epochs": 3, "warmup_steps": 2, "log_every_steps": 1, "device": "cpu"}
     path = tmp_path / "small.yaml"
@@ -156,6 +157,24 @@ def test_train_writes_config_and_evaluation_that_evaluate_extends(
         assert word in shown
 
 
+def test_train_and_evaluate_keep_a_share_of_the_rows_apart(
+    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    held_out = sum(in_share(int(one), 0.4) for one in Index.open(corpus / "shards").column("image_hash"))
+    words = [config, "data.val={share: 0.4}", "train.epochs=1"]
+    assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
+    scores = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert (scores["rows"], scores["step"]) == (held_out, -(-(24 - held_out) // 6))
+    assert run_tool("evaluate", tmp_path / "run", "--device", "cpu", monkeypatch=monkeypatch) == 0
+    extended = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert {name: extended[name] for name in scores} == scores
+    assert extended["shards"] == f"{corpus / 'shards'} (data.val.share 0.4)"
+    capsys.readouterr()
+    changed = [config, "data.val={share: 0.5}", "train.epochs=2"]
+    assert run_tool("train", *changed, monkeypatch=monkeypatch) == 2
+    assert "val.share" in capsys.readouterr().err
+
+
 def test_train_resumed_from_further_back_lists_each_masked_row_once(
     config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -165,7 +184,7 @@ def test_train_resumed_from_further_back_lists_each_masked_row_once(
         file.seek(int(index.take(np.array([5]), ["image_offset"])["image_offset"][0]) + 33)  # behind the header
         file.write(bytes(30))
     words = [config, f"data.shards={tmp_path / 'shards'}", "train.checkpoint_every_steps=2", "train.keep_checkpoints=9"]
-    words += ["data.val_shards=null", "data.loading.max_bad_share=0.5"]
+    words += ["data.val=null", "data.loading.max_bad_share=0.5"]
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
     ledger = tmp_path / "run" / "ledger-rank0.jsonl"
     assert f"masked, as later rows like it will be: '{ledger}' lists them" in caplog.text
@@ -263,7 +282,7 @@ def test_evaluate_says_in_one_line_what_is_wrong(
             config,
             "train.steps=1",
             "train.epochs=null",
-            "data.val_shards=null",
+            "data.val=null",
             f"train.output={bare}",
             monkeypatch=monkeypatch,
         )
@@ -289,10 +308,10 @@ def test_evaluate_says_in_one_line_what_is_wrong(
         ([tmp_path / "run", "--pairs", good], f"pairs '{good}', line 1: "),
         ([tmp_path / "run", "--classes", classes], "template 'a photo' has no {} where the class name goes"),
         ([config], f"checkpoint '{config}': cannot be read"),
-        ([bare], "nothing to evaluate on: the run has no data.val_shards; give --shards or --pairs"),
+        ([bare], "nothing to evaluate on: the run has no data.val; give --shards or --pairs"),
         (
             [bare, "--pairs", good, "--classes", good],
-            "--classes needs images with labels: the run has no data.val_shards",
+            "--classes needs images with labels: the run has no data.val",
         ),
     ):
         capsys.readouterr()

@@ -1,0 +1,227 @@
+"""From a source of images and captions to a config that trains: look, convert or index, choose settings, write."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from mmdata.atomic import write_whole
+from mmdata.commands.look import Facts, Look, facts_of_index, look, refuse_labels_only
+from mmdata.commands.starter import Machine, Starter, choose_share, config_text, default_path
+from mmdata.config import Config
+from mmdata.config.strict_yaml import parse
+from mmdata.convert import ConvertConfig, convert
+from mmdata.convert.conversion import Track
+from mmdata.errors import ConfigError
+from mmdata.plan.from_config import build_plan
+from mmdata.plan.selection import by_image_hash
+from mmdata.shards import Index, build_index
+from mmdata.shards.columns.encode import CountTokens
+from mmdata.shards.folder import find_ledger
+from mmdata.transform.text import Tokenizer, load_tokenizer, train_tokenizer
+
+TEMPLATE = "a photo of a {}."
+"""Makes the captions of a corpus of class names."""
+ENGLISH_CAPTIONS = 100_000
+"""From so many captions on, nearly all of them in ASCII, CLIP's own tokenizer is taken and none is trained."""
+FEW_ROWS = 1_000
+"""Below this, a model learns its images by heart."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `mmdata init` was asked for.
+
+    Attributes:
+        source: a table, a folder, a tar or shards.
+        config: the YAML file to write; None: configs/NAME.yaml or NAME.yaml.
+        shards: folder for the shards or the index; None: shards/NAME.
+        tokenizer: folder or name of a tokenizer to use; None: one is chosen.
+        overwrite: replace an existing config, and another conversion in `shards`.
+        dry_run: write nothing.
+    """
+
+    source: str
+    config: str | None = None
+    shards: str | None = None
+    tokenizer: str | None = None
+    overwrite: bool = False
+    dry_run: bool = False
+
+
+class ChosenTokenizer(NamedTuple):
+    """A tokenizer to use, or the entries of one to train."""
+
+    name: str | None
+    entries: int | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Init:
+    """One run of `mmdata init`.
+
+    Args:
+        request: what was asked for.
+        machine: that will train.
+        say: prints a line.
+        rows_bar: shows progress of a conversion.
+        bytes_bar: shows progress of an index.
+    """
+
+    request: Request
+    machine: Machine
+    say: Callable[[str], None]
+    rows_bar: Callable[[], AbstractContextManager[Track]] = lambda: nullcontext(lambda rows, what, total: rows)
+    bytes_bar: Callable[[], AbstractContextManager[Progress | None]] = nullcontext
+
+    def run(self) -> str:
+        """Do all of it; returns the command that trains.
+
+        Raises:
+            ConfigError: the config exists, the source has labels only and no names for them, or a setting is wrong.
+            DataError: the source cannot be read, or too much of it is damaged.
+        """
+        found = look(self.request.source, tokenizer=self.request.tokenizer)
+        path = Path(self.request.config or default_path(found.name))
+        if path.exists() and not self.request.overwrite:
+            raise ConfigError(f"config '{path}' exists: give another name with --out, or replace it with --overwrite")
+        self.say(f"{found.path}: {_kind(found)}, {found.facts.rows:,} rows")
+        for line in found.facts.lines():
+            self.say(f"  {line}")
+        if found.kind == "tars":
+            refuse_labels_only(found)
+        out = str(found.path) if found.kind == "shards" else self.request.shards or f"shards/{found.name}"
+        chosen = self._choose_tokenizer(found)
+        if self.request.dry_run:
+            return self._rehearse(found, path, out, chosen)
+        if found.kind == "raw":
+            self._convert(found, out, chosen)
+        elif found.kind == "tars":
+            self._index(found, out, chosen)
+        index = Index.open(out)
+        facts = facts_of_index(index)
+        if found.kind != "shards":
+            self.say(f"{out}: {facts.rows:,} rows in {index.num_shards:,} shard{'s' if index.num_shards > 1 else ''}")
+            for line in facts.lines():
+                self.say(f"  {line}")
+        starter = self._starter(facts, index)
+        name = chosen.name or f"{out}/tokenizer"
+        why = f"{Tokenizer.load(name).vocab_size:,} entries, {chosen.why}"
+        text = self._text(starter, path, shards=out, tokenizer=name, about_tokenizer=why)
+        self._check(text, path, index)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text.encode())
+        if facts.rows < FEW_ROWS:
+            self.say(
+                f"{facts.rows:,} rows are few: they show that all works, and teach a model little about other images"
+            )
+        self.say(f"wrote {path}: {starter.epochs} epochs of {starter.steps:,} steps; each value says why it was chosen")
+        return f"{starter.launch} {shlex.quote(str(path))}"
+
+    def _choose_tokenizer(self, found: Look) -> ChosenTokenizer:
+        facts = found.facts
+        if found.kind == "shards":
+            return ChosenTokenizer(found.tokenizer, None, "of the tokenizer that counted these captions")
+        if self.request.tokenizer:
+            return ChosenTokenizer(self.request.tokenizer, None, "as given")
+        if facts.is_english and facts.captions_in_all >= ENGLISH_CAPTIONS:
+            return ChosenTokenizer("clip", None, "CLIP's, which fits plenty of English captions and ships with mmdata")
+        words = facts.words * facts.captions_in_all
+        entries = 2 ** int(math.log2(max(words / 8, 1)))
+        return ChosenTokenizer(None, min(max(entries, 512), 16_384), "trained on these captions")
+
+    def _convert(self, found: Look, out: str, chosen: ChosenTokenizer) -> None:
+        self.say(f"converting: {self._convert_command(found, out, chosen)}")
+        settings: dict[str, object] = {"tokenizer": chosen.name, "train_tokenizer": chosen.entries}
+        if not found.facts.captions:
+            settings["caption_templates"] = [TEMPLATE]
+        config = parse(ConvertConfig, settings, origin="settings of the conversion")
+        with self.rows_bar() as track:
+            report = convert(found.path, out, config, overwrite=self.request.overwrite, track=track)
+        if reasons := report.accounts["reasons"]:
+            listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+            self.say(f"left out: {listed}; each row with its reason in {find_ledger(Path(out))}")
+
+    def _convert_command(self, found: Look, out: str, chosen: ChosenTokenizer) -> str:
+        words = ["mmdata", "convert", str(found.path), out]
+        words += ["--tokenizer", chosen.name] if chosen.name else ["--train-tokenizer", str(chosen.entries)]
+        if not found.facts.captions:
+            words += ["--caption-template", TEMPLATE]
+        return shlex.join(words)
+
+    def _index(self, found: Look, out: str, chosen: ChosenTokenizer) -> None:
+        self.say(f"indexing into {out}; the tars stay where they are, unchanged")
+        given = Tokenizer.load(chosen.name) if chosen.name else None
+
+        def train(captions: Iterable[str], folder: Path) -> tuple[CountTokens, str]:
+            train_tokenizer(captions, folder, vocab_size=chosen.entries or 0)
+            trained = Tokenizer.load(folder)
+            return trained.count, trained.fingerprint
+
+        with self.bytes_bar() as progress:
+            report = build_index(
+                found.path,
+                out=out,
+                count_tokens=given.count if given else None,
+                tokenizer=given.fingerprint if given else None,
+                make_tokenizer=None if given else train,
+                overwrite=self.request.overwrite,
+                progress=progress,
+            )
+        if report.quarantined:
+            listed = ", ".join(sorted({line["reason"] for line in report.quarantined}))
+            self.say(f"left out: {len(report.quarantined):,} samples ({listed}), listed in {find_ledger(Path(out))}")
+
+    def _starter(self, facts: Facts, index: Index | None) -> Starter:
+        """The settings; with an index, the rows that are evaluated on are counted, and there is at least one."""
+        share = choose_share(facts.rows)
+        if index is None:
+            return Starter(facts, self.machine, share, round(share * facts.rows))
+        while not (val := len(by_image_hash(index, index.starts, share, below=True, name="val"))) and share < 0.5:
+            share *= 2
+        return Starter(facts, self.machine, share, val)
+
+    def _rehearse(self, found: Look, path: Path, out: str, chosen: ChosenTokenizer) -> str:
+        """Say what would be done, and print the config as far as it is known."""
+        if found.kind == "raw":
+            self.say(f"would convert: {self._convert_command(found, out, chosen)}")
+        elif found.kind == "tars":
+            self.say(f"would index into {out}; the tars stay where they are, unchanged")
+        starter = self._starter(found.facts, None)
+        name = chosen.name or f"{out}/tokenizer"
+        why = f"at most {chosen.entries:,} entries, {chosen.why}" if chosen.entries else chosen.why
+        self.say(f"would write {path}, about so:\n")
+        self.say(self._text(starter, path, shards=out, tokenizer=name, about_tokenizer=why))
+        return f"{starter.launch} {shlex.quote(str(path))}"
+
+    def _text(self, starter: Starter, path: Path, *, shards: str, tokenizer: str, about_tokenizer: str) -> str:
+        return config_text(
+            starter,
+            path=str(path),
+            made_by=shlex.join(["mmdata", "init", self.request.source]),
+            shards=shards,
+            tokenizer=tokenizer,
+            about_tokenizer=about_tokenizer,
+        )
+
+    def _check(self, text: str, path: Path, index: Index) -> None:
+        """Make the plan of the config before it is written: what cannot train is an error here."""
+        data = parse(Config, yaml.safe_load(text), origin=f"config '{path}'").data
+        build_plan(data, index, load_tokenizer(data))
+
+
+def _kind(found: Look) -> str:
+    if found.kind == "shards":
+        return "shards with an index"
+    if found.kind == "tars" or found.source is None:
+        return "WebDataset tars"
+    return str(found.source.describe().get("kind", "corpus"))

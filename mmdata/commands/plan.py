@@ -1,0 +1,82 @@
+"""What `mmdata plan` plans: the section `data` of a config, or a folder of shards with settings that it assumes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmdata.config import Config, DataConfig, load_config
+from mmdata.config.strict_yaml import parse, with_overrides
+from mmdata.errors import ConfigError
+from mmdata.loader.corpus import open_index
+from mmdata.plan import Plan
+from mmdata.plan.from_config import build_plan
+from mmdata.shards import Index
+from mmdata.transform.text import load_tokenizer
+
+BATCH_ROWS = 256
+"""`data.global_batch_size` of a folder's plan; all rows where the folder has fewer."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and what it was made from.
+
+    Attributes:
+        data: settings.
+        index: of the shards.
+        plan: with known caption lengths.
+        assumed: settings that nobody gave, as on the command line; empty for a config.
+    """
+
+    data: DataConfig
+    index: Index
+    plan: Plan
+    assumed: Sequence[str] = ()
+
+
+def plan_of(place: str, overrides: list[str]) -> Planned:
+    """The plan of a config, or of a folder of shards: a folder or a URL.
+
+    Raises:
+        ConfigError: a setting is wrong, or no tokenizer has counted the captions of the folder and none is given.
+        DataError: the folder has no index.
+    """
+    if not (Path(place).is_dir() or "://" in place):
+        data = load_config(place, overrides).data
+        index = open_index(data)
+        return Planned(data, index, build_plan(data, index, load_tokenizer(data), count_lengths=True))
+    return _plan_of_shards(place, overrides)
+
+
+def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
+    given = with_overrides({"data": {"shards": place}}, overrides, kind=Config)["data"]
+    index = Index.open(place)
+    assumed: dict[str, Any] = {"global_batch_size": max(min(BATCH_ROWS, len(index)), 1)}
+    if "tokenizer" not in given and index.has_captions:
+        if index.tokenizer is None:
+            raise ConfigError(
+                f"shards '{place}': no tokenizer has counted their captions, and a plan needs the lengths: give one "
+                f"(data.tokenizer=NAME_OR_FOLDER), or store the lengths with `mmdata index {place} --tokenizer …`"
+            )
+        assumed["tokenizer"] = f"the one that counted the index ({index.tokenizer})"
+    data = parse(DataConfig, assumed | given, origin=f"settings for shards '{place}'")
+    # Where the index holds the lengths, the plan needs no more of a tokenizer.
+    tokenizer = CountedLengths(str(index.tokenizer)) if "tokenizer" in assumed else load_tokenizer(data)
+    index = open_index(data)
+    shown = assumed | {name: getattr(data, name) for name in ("image_size", "max_length")}
+    listed = [f"data.{name}={value}" for name, value in shown.items() if name not in given]
+    return Planned(data, index, build_plan(data, index, tokenizer, count_lengths=True), listed)
+
+
+@dataclass(frozen=True)
+class CountedLengths:
+    """Stands for the tokenizer that counted an index: it has the fingerprint, and cannot count anything else."""
+
+    fingerprint: str
+
+    def count(self, captions: Sequence[str]) -> Sequence[int]:
+        """Never called: captions are counted only for a tokenizer of another fingerprint."""
+        raise NotImplementedError(f"{len(captions)} captions to count, and only the index's own lengths are known")

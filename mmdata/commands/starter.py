@@ -1,0 +1,219 @@
+"""The config that `mmdata init` writes: settings that fit a corpus and this machine, each with the reason beside it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import yaml
+
+from mmdata.commands.look import Facts
+from mmdata.cores import usable_cores
+
+VAL_ROWS = 5000
+"""Rows that are evaluated on, at most: retrieval among more takes longer and tells the same."""
+STEPS_ON_CPU, STEPS_ON_GPU = 1_000, 20_000
+"""Updates in which a small and a large model learn something."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run may use.
+
+    Attributes:
+        cores: of the processor.
+        gpus: number of GPUs.
+        gpu_gb: memory of the smallest of them, in 10⁹ bytes.
+        bf16: whether they multiply in bfloat16.
+    """
+
+    cores: int
+    gpus: int = 0
+    gpu_gb: float = 0.0
+    bf16: bool = False
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This machine."""
+        gpus = torch.cuda.device_count()
+        if not gpus:
+            return cls(usable_cores())
+        memory = min(torch.cuda.get_device_properties(i).total_memory for i in range(gpus))
+        return cls(usable_cores(), gpus, memory / 1e9, torch.cuda.is_bf16_supported())
+
+    def __str__(self) -> str:
+        if not self.gpus:
+            return f"a CPU with {self.cores} cores" if self.cores > 1 else "a CPU with one core"
+        return f"{self.gpus} GPU{'s' if self.gpus > 1 else ''} of {self.gpu_gb:.0f} GB"
+
+
+class Setting(NamedTuple):
+    """A line of the config: the key, its value as YAML, and why it has this value."""
+
+    key: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Starter:
+    """The settings of a first run.
+
+    Args:
+        facts: of the corpus.
+        machine: that trains.
+        share: of the rows that are evaluated on.
+        val_rows: how many these are.
+    """
+
+    facts: Facts
+    machine: Machine
+    share: float
+    val_rows: int
+
+    @property
+    def train_rows(self) -> int:
+        """Rows to train on."""
+        return self.facts.rows - self.val_rows
+
+    @property
+    def model(self) -> str:
+        """Name of the towers."""
+        if not self.machine.gpus or self.train_rows < 2_000:
+            return "tiny"
+        return "vit_b_16" if self.train_rows >= 500_000 and self.machine.gpu_gb >= 20 else "small"
+
+    @property
+    def image_size(self) -> int:
+        """Side of the crops in pixels, a multiple of the towers' patches, not more than most images have."""
+        largest, patch = (64, 8) if self.model == "tiny" else (224, 16)
+        if self.model == "vit_b_16":
+            return largest
+        return max(32, min(largest, self.facts.short_side // patch * patch))
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch over all GPUs: a power of two that fits the memory and leaves an epoch eight batches."""
+        if self.machine.gpus:
+            rows_a_gb = {"tiny": 64, "small": 16, "vit_b_16": 8}[self.model]
+            fitting = 2 ** int(math.log2(max(self.machine.gpu_gb * rows_a_gb, 8))) * self.machine.gpus
+        else:
+            fitting = 128
+        sensible = 2 ** int(math.log2(max(self.train_rows // 8, 1)))
+        size = min(max(min(fitting, sensible), 8), self.train_rows)
+        return max(size // max(self.machine.gpus, 1), 1) * max(self.machine.gpus, 1)
+
+    @property
+    def steps(self) -> int:
+        """Updates of an epoch."""
+        return -(-self.train_rows // self.batch_size)
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the data: as many as bring the updates that a model of this size needs, 3 to 100."""
+        wanted = STEPS_ON_GPU if self.machine.gpus and self.model != "tiny" else STEPS_ON_CPU
+        return min(max(-(-wanted // self.steps), 3), 100)
+
+    @property
+    def launch(self) -> str:
+        """The command that trains, without the config's name."""
+        if self.machine.gpus < 2:
+            return "mmdata train"
+        return f"torchrun --nproc-per-node {self.machine.gpus} -m mmdata train"
+
+    def data(self, shards: str, tokenizer: str, about_tokenizer: str) -> Iterator[Setting]:
+        """The section `data`."""
+        facts = self.facts
+        yield Setting("shards", _quoted(shards), f"{facts.rows:,} images with {facts.captions_in_all:,} captions")
+        yield Setting(
+            "val",
+            f"{{share: {np.format_float_positional(self.share)}}}",  # YAML takes 5e-06 for a text
+            f"{self.val_rows:,} rows are kept from training and evaluated on; the image's hash decides which",
+        )
+        yield Setting("tokenizer", _quoted(tokenizer), about_tokenizer)
+        if facts.longest > 77 and self.model != "vit_b_16":
+            length = min(-(-facts.longest // 8) * 8, 256)
+            yield Setting(
+                "max_length", f"{length}", f"tokens; the longest caption has {facts.longest:,}, the default is 77"
+            )
+        limited = "small, so that a CPU is quick" if not self.machine.gpus else "what the towers are made for"
+        if self.image_size < facts.short_side // 2 * 2 and self.image_size in (64, 224):
+            reason = f"{limited}; the images' shorter side is {facts.short_side:,} (median)"
+        else:
+            reason = f"the images' shorter side is {facts.short_side:,} (median)"
+        yield Setting("image_size", f"{self.image_size}", f"pixels; {reason}")
+        yield Setting(
+            "global_batch_size",
+            f"{self.batch_size}",
+            f"{self.steps:,} steps an epoch; contrast needs large batches, and training needs many",
+        )
+
+    def train(self) -> Iterator[Setting]:
+        """The section `train`."""
+        total = self.epochs * self.steps
+        yield Setting("epochs", f"{self.epochs}", f"{total:,} updates")
+        if self.model == "tiny":
+            yield Setting("lr", "1.0e-3", "small towers learn with twice the default")
+        warmup = max(1, min(total // 10, 2_000))
+        yield Setting("warmup_steps", f"{warmup}", "a tenth of the run, while the learning rate rises")
+        if self.machine.bf16:
+            yield Setting("precision", "bf16", "half the memory and twice the speed of fp32 on this GPU")
+        if self.facts.repeated:
+            share = self.facts.repeated / max(self.facts.captions, 1)
+            reason = f"{share:.1%} of the captions occur more than once: such pairs are no negatives of each other"
+            yield Setting("mask_false_negatives", "true", reason)
+        yield Setting("evaluate_every_epochs", f"{max(1, self.epochs // 5)}", "about five times in the run")
+        yield Setting("log_every_steps", f"{min(max(1, total // 50), 50)}", "about fifty lines, or one for 50 steps")
+
+
+def choose_share(rows: int) -> float:
+    """Share of the rows to evaluate on: a tenth, at most `VAL_ROWS` rows, and more than a tenth of fewer than 200.
+
+    Example:
+        choose_share(50) == 0.2, choose_share(3_544) == 0.1, choose_share(1_000_000) == 0.005
+    """
+    share = min(0.1, VAL_ROWS / max(rows, 1))
+    if rows < 200:
+        share = min(0.2, 20 / max(rows, 1))
+    return float(f"{share:.1g}")
+
+
+def config_text(starter: Starter, *, path: str, made_by: str, shards: str, tokenizer: str, about_tokenizer: str) -> str:
+    """The YAML file, with a comment behind each value."""
+    sections = {
+        "data": list(starter.data(shards, tokenizer, about_tokenizer)),
+        "model": [Setting("name", starter.model, _about_model(starter))],
+        "train": list(starter.train()),
+    }
+    lines = [
+        f"# {starter.launch} {path}",
+        f"# made by `{made_by}` for {starter.facts.rows:,} rows and {starter.machine}; change what you know better",
+    ]
+    for section, settings in sections.items():
+        lines.append(f"{section}:")
+        width = max(len(f"{one.key}: {one.value}") for one in settings)
+        lines += [f"  {f'{one.key}: {one.value}':{width}}  # {one.why}" for one in settings]
+    return "\n".join(lines) + "\n"
+
+
+def _about_model(starter: Starter) -> str:
+    if starter.model == "tiny":
+        return "towers that a CPU trains" if not starter.machine.gpus else "so few rows ask for small towers"
+    if starter.model == "small":
+        return "vit_b_16, CLIP's towers, are for half a million rows and more"
+    return "CLIP's towers of this name"
+
+
+def _quoted(text: str) -> str:
+    """A text as YAML: in quotes where it would mean something else without them."""
+    return yaml.safe_dump([text], default_flow_style=True, allow_unicode=True, width=math.inf).strip()[1:-1]
+
+
+def default_path(name: str) -> str:
+    """configs/NAME.yaml if there is a folder configs, else NAME.yaml."""
+    return os.path.join("configs", f"{name}.yaml") if os.path.isdir("configs") else f"{name}.yaml"

@@ -1,0 +1,138 @@
+"""Rows of one image become one sample with all their captions."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmdata.convert import convert
+from mmdata.convert.engines import threads
+from mmdata.convert.group import find_repeated, row_key
+from mmdata.shards import Index
+from tests.convert.conftest import jsonl, left_out
+from tests.convert.test_tables import captions
+
+
+def counts(accounts: dict[str, Any]) -> dict[str, int]:
+    names = ("rows", "written", "merged", "duplicate", "quarantined")
+    return {name: accounts[name] for name in names if accounts[name]}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@given(st.lists(st.integers(0, 12)))
+def test_find_repeated_gives_the_groups_that_pandas_gives(images: list[int]) -> None:
+    repeated = find_repeated(b"".join(row_key(image) for image in images))
+    rows = pd.DataFrame({"image": images, "row": range(len(images))})
+    expected = [list(rows) for _, rows in rows.groupby("image")["row"] if len(rows) > 1]
+    found = [list(repeated.rows[repeated.groups == group]) for group in np.unique(repeated.groups)]
+    assert sorted(found) == sorted(expected)
+    assert list(repeated.rows) == sorted(repeated.rows)
+
+
+def test_rows_of_an_image_become_one_sample_in_the_order_of_the_rows(corpus: Path, tmp_path: Path, make: Any) -> None:
+    rows = [("a", "one"), ("b", "two"), ("a", "three"), ("a", "one"), ("c", "four"), ("b", "five")]
+    table = jsonl(corpus / "t.jsonl", [{"image": f"{name}.jpg", "caption": said} for name, said in rows])
+    report = make(table)
+    assert captions(tmp_path / "out") == [["one", "three"], ["two", "five"], ["four"]]
+    assert Index.open(tmp_path / "out").keys([0, 1, 2]) == ["000000000", "000000001", "000000004"]
+    assert counts(report.accounts) == {"rows": 6, "written": 3, "merged": 2, "duplicate": 1}
+    (line,) = left_out(tmp_path / "out")
+    assert (line["row"], line["reason"]) == (3, "duplicate_image")
+    assert line["detail"] == "the image of row 0 again, with no caption that is new"
+
+
+def test_grouping_does_not_depend_on_workers_or_distance(corpus: Path, tmp_path: Path) -> None:
+    names = itertools.cycle("abc")
+    rows = [{"image": f"{next(names)}.jpg", "caption": f"caption {i}"} for i in range(200)]
+    table = jsonl(corpus / "t.jsonl", rows)
+    for workers in (1, 3):
+        convert(table, tmp_path / f"out{workers}", engine=threads(workers))
+    assert content(tmp_path / "out1") == content(tmp_path / "out3")
+    by_image = pd.DataFrame(rows).groupby("image", sort=False)["caption"].apply(list).tolist()
+    assert captions(tmp_path / "out1") == by_image
+
+
+def test_group_by_none_writes_the_first_row_only(corpus: Path, tmp_path: Path, make: Any) -> None:
+    (corpus / "t.csv").write_text("image,caption\na.jpg,one\na.jpg,two\n")
+    report = make(corpus / "t.csv", group_by="none")
+    assert captions(tmp_path / "out") == [["one"]]
+    assert counts(report.accounts) == {"rows": 2, "written": 1, "duplicate": 1}
+    assert report.accounts["differing"] == 1
+
+
+def test_keep_duplicates_writes_each_row(corpus: Path, tmp_path: Path, make: Any) -> None:
+    (corpus / "t.csv").write_text("image,caption\na.jpg,one\na.jpg,two\n")
+    make(corpus / "t.csv", keep_duplicates=True)
+    assert captions(tmp_path / "out") == [["one"], ["two"]]
+
+
+def test_first_row_that_can_be_used_takes_the_captions(corpus: Path, tmp_path: Path, make: Any) -> None:
+    rows: list[dict[str, Any]] = [{"image": "a.jpg", "caption": said} for said in ("", "one", 5, "two")]
+    report = make(jsonl(corpus / "t.jsonl", rows))
+    assert captions(tmp_path / "out") == [["one", "two"]]
+    assert Index.open(tmp_path / "out").keys([0]) == ["000000001"]
+    assert counts(report.accounts) == {"rows": 4, "written": 1, "merged": 1, "quarantined": 2}
+
+
+def test_rows_of_an_image_that_cannot_be_used_are_all_quarantined(corpus: Path, tmp_path: Path, make: Any) -> None:
+    rows = [("a", "good"), ("gone", "one"), ("gone", "two"), ("gone", "one")]
+    report = make(jsonl(corpus / "t.jsonl", [{"image": f"{name}.jpg", "caption": said} for name, said in rows]))
+    assert counts(report.accounts) == {"rows": 4, "written": 1, "quarantined": 3}
+    assert {(line["path"], line["reason"]) for line in left_out(tmp_path / "out")} == {("gone.jpg", "missing_image")}
+
+
+def test_another_label_of_the_same_image_is_counted(corpus: Path, make: Any) -> None:
+    (corpus / "t.csv").write_text("image,caption,label\na.jpg,one,cat\na.jpg,two,dog\nb.jpg,x,dog\n")
+    accounts = make(corpus / "t.csv").accounts
+    assert accounts["lost"] == {"other_label": 1}
+    assert accounts["classes"] == ["cat", "dog"]
+
+
+def test_captions_beyond_a_sample_are_quarantined(corpus: Path, tmp_path: Path, make: Any) -> None:
+    rows = [{"image": "a.jpg", "caption": f"{number}" + "x" * 60_000} for number in range(12)]
+    report = make(jsonl(corpus / "t.jsonl", rows))
+    assert counts(report.accounts) == {"rows": 12, "written": 1, "merged": 7, "quarantined": 4}
+    detail = left_out(tmp_path / "out")[0]["detail"]
+    assert detail == "the rows before it have given row 0 more than 524288 bytes of captions"
+
+
+def test_equal_images_under_other_paths_are_merged_by_content(corpus: Path, tmp_path: Path, make: Any) -> None:
+    (corpus / "copy.jpg").write_bytes((corpus / "a.jpg").read_bytes())
+    (corpus / "t.csv").write_text("image,caption\na.jpg,one\ncopy.jpg,two\nb.jpg,three\na.jpg,four\n")
+    report = make(corpus / "t.csv", group_by="content")
+    assert captions(tmp_path / "out") == [["one", "two", "four"], ["three"]]
+    assert counts(report.accounts) == {"rows": 4, "written": 2, "merged": 2}
+
+
+def test_folder_is_merged_by_content_when_asked(corpus: Path, tmp_path: Path, make: Any) -> None:
+    (corpus / "copy.jpg").write_bytes((corpus / "a.jpg").read_bytes())
+    for name in ("a", "b", "c", "copy"):
+        (corpus / f"{name}.txt").write_text(f"photo {name}")
+    make(corpus, group_by="content")
+    assert captions(tmp_path / "out") == [["photo a", "photo copy"], ["photo b"], ["photo c"]]
+
+
+@pytest.fixture
+def no_leftover(tmp_path: Path) -> Iterator[None]:
+    yield
+    assert not list(tmp_path.rglob("tmp*"))
+
+
+@pytest.mark.usefixtures("no_leftover")
+def test_tokenizer_is_trained_on_all_captions_of_a_group(corpus: Path, tmp_path: Path, make: Any) -> None:
+    rows = [{"image": f"{'abc'[i % 3]}.jpg", "caption": "zebra " * (i + 1)} for i in range(9)]
+    make(jsonl(corpus / "t.jsonl", rows), train_tokenizer=300)
+    vocabulary = json.loads((tmp_path / "out/tokenizer/tokenizer.json").read_text())["model"]["vocab"]
+    assert any("zebra" in token for token in vocabulary)

@@ -1,0 +1,179 @@
+"""What a source may need besides its name, and what is said where it is not one corpus."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torchvision.datasets import ImageFolder
+
+from mmdata.convert import ConvertConfig, convert, load_recipe
+from mmdata.convert.cells import as_list
+from mmdata.errors import ConfigError, DataError
+from tests.convert.test_sources import NAMES, Photos, folder_of, frame
+from tests.convert.test_tables import captions
+from tests.programs import run_program
+
+
+@pytest.fixture(scope="module")
+def photos(photo: Any) -> Photos:
+    return [photo(24, 32, seed=200 + i) for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "message"),
+    [
+        (
+            ["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"],
+            {},
+            "has 2 parts, which are converted one by one: test, train; choose one with --split train",
+        ),
+        (
+            ["default/train/0000.parquet", "default/val/0000.parquet"],
+            {},
+            "has 2 parts, .*: default/train, default/val; choose one with --split default/train",
+        ),
+        (["train-00000-of-00001.parquet"], {"split": "dev"}, "split 'dev': no such part in '.*'; there are: train"),
+        (["a/metadata.csv", "b/metadata.csv"], {}, "has 2 parts, .*: a, b; choose one with --split a"),
+        (["train/cat/1.jpg", "val/cat/1.jpg"], {}, "has 2 parts, .*: train, val; choose one with --split train"),
+        (
+            ["images/1.jpg", "images/2.jpg", "captions.txt"],
+            {},
+            "no captions beside them; it has tables .captions.txt.: give one as the source, mmdata convert .* OUT",
+        ),
+        (
+            ["val2017/1.jpg", "train2017/2.jpg", "annotations/captions_val2017.json"],
+            {},
+            "it has tables .annotations/captions_val2017.json.: give one as the source",
+        ),
+    ],
+)
+def test_folder_that_is_not_one_corpus_says_what_it_holds(
+    tmp_path: Path, files: list[str], settings: dict[str, Any], message: str
+) -> None:
+    for name in files:
+        path = tmp_path / "corpus" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    with pytest.raises((DataError, ConfigError), match=message):
+        convert(tmp_path / "corpus", tmp_path / "out", ConvertConfig(**settings))
+
+
+def test_class_numbers_are_those_of_torchvision(tmp_path: Path, photos: Photos) -> None:
+    for name, photo in zip(["b/2.jpg", "a/9.jpg", "c d/1.jpg"], photos, strict=True):
+        (tmp_path / "corpus" / name).parent.mkdir(parents=True)
+        (tmp_path / "corpus" / name).write_bytes(photo)
+    (tmp_path / "corpus/a/0.jpg").write_bytes(b"no image")
+    report = convert(tmp_path / "corpus", tmp_path / "out", ConvertConfig(max_bad_share=0.5))
+    assert report.accounts["classes"] == ImageFolder(tmp_path / "corpus").classes
+
+
+def test_table_without_a_header_takes_the_names_of_its_columns(tmp_path: Path, photos: Photos) -> None:
+    names = folder_of(tmp_path / "corpus", photos)
+    table = tmp_path / "corpus/t.csv"
+    table.write_text("".join(f"{name},said {name}\n" for name in names))
+    with pytest.raises(ConfigError, match="if the table has no header line, all with --columns image,caption"):
+        convert(table, tmp_path / "out")
+    convert(table, tmp_path / "out", ConvertConfig(columns=["image", "caption"]))
+    assert captions(tmp_path / "out") == [[f"said {name}"] for name in names]
+
+
+def test_table_in_another_encoding_says_so(tmp_path: Path, photos: Photos) -> None:
+    names = folder_of(tmp_path / "corpus", photos)
+    table = tmp_path / "corpus/t.csv"
+    table.write_bytes(b"image,caption\n" + b"".join(f"{name},caf\xe9\n".encode("latin-1") for name in names))
+    with pytest.raises(DataError, match=r"3 of 3 rows are unusable.* bad_caption .*needs --encoding, such as latin-1"):
+        convert(table, tmp_path / "out")
+    table.write_text("image,caption\n" + "".join(f"{name},café\n" for name in names), encoding="utf-16")
+    convert(table, tmp_path / "out", ConvertConfig(encoding="utf-16"))
+    assert captions(tmp_path / "out") == [["café"]] * 3
+
+
+def test_split_column_chooses_rows_and_the_others_are_filtered(tmp_path: Path, photos: Photos) -> None:
+    names = folder_of(tmp_path / "corpus", photos)
+    frame(names, caption=NAMES, split=["train", "val", "train"]).to_csv(tmp_path / "corpus/t.csv", index=False)
+    report = convert(tmp_path / "corpus/t.csv", tmp_path / "out", ConvertConfig(split="train"))
+    assert (report.accounts["written"], report.accounts["filtered"]) == (2, 1)
+    assert captions(tmp_path / "out") == [[NAMES[0]], [NAMES[2]]]
+
+
+def test_images_in_several_folders_are_an_error_that_names_them(tmp_path: Path, photos: Photos) -> None:
+    for below in ("large", "small"):
+        names = folder_of(tmp_path / "corpus", photos, below=below)
+    table = tmp_path / "corpus/t.csv"
+    frame(names, caption=NAMES).to_csv(table, index=False)
+    with pytest.raises(ConfigError, match=r"its images are in several folders: large, small; name .* with --images"):
+        convert(table, tmp_path / "out")
+    convert(table, tmp_path / "out", ConvertConfig(images="small"))
+    assert captions(tmp_path / "out") == [[name] for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"delimiter": ",,"}, r"delimiter.*must be one character"),
+        ({"encoding": "utf-9"}, "encoding.*no encoding 'utf-9' is known; usual ones are utf-8, latin-1"),
+        ({"columns": ["image", "image"]}, "columns must name two or more different columns"),
+        ({"caption_templates": ["a photo"]}, r"must hold {} once, which the name of a class replaces: got 'a photo'"),
+    ],
+)
+def test_setting_out_of_range_is_an_error(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(None, settings)
+
+
+@pytest.mark.parametrize(
+    ("rows", "caption_templates", "reason", "detail"),
+    [
+        ("2.jpg,", None, "missing_caption", "the row has neither a caption nor a label"),
+        ("2.jpg,3", ["a {}"], "missing_caption", "class 3 has no name to put into a caption template; give names as"),
+    ],
+)
+def test_row_without_caption_and_label_is_quarantined(
+    tmp_path: Path, photos: Photos, rows: str, caption_templates: list[str] | None, reason: str, detail: str
+) -> None:
+    folder_of(tmp_path / "corpus", photos)
+    table = tmp_path / "corpus/t.csv"
+    table.write_text(f"image,label\n1.jpg,cat\n{rows}\n")
+    convert(table, tmp_path / "out", ConvertConfig(max_bad_share=0.5, caption_templates=caption_templates))
+    line = json.loads((tmp_path / "out/__mmdata__/quarantine.jsonl").read_text())
+    assert line["reason"] == reason
+    assert line["detail"].startswith(detail)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (str(["it's", 'a "b"', "c\nd"]), ["it's", 'a "b"', "c\nd"]),
+        (str(np.array(["a", "b c"], object)), ["a", "b c"]),
+        (json.dumps(["é", "\u2028"]), ["é", "\u2028"]),
+        ("[]", []),
+        ("[a photo]", None),
+        ("[1, 2]", None),
+        ("['a', __import__('os')]", None),
+        ("['a' + 'b']", None),
+        ("['\\N{no such name}']", None),
+    ],
+)
+def test_list_written_as_text_is_read_and_nothing_is_executed(text: str, found: list[str] | None) -> None:
+    assert as_list(text) == found
+
+
+def test_command_takes_the_flags_of_tables(tmp_path: Path, photos: Photos) -> None:
+    names = folder_of(tmp_path / "corpus", photos, below="pictures")
+    lines = [f"{name}\t{kind}\n" for name, kind in zip(names, ["big_cat", "dog", "dog"], strict=True)]
+    (tmp_path / "corpus/list.data").write_text("".join(lines), encoding="latin-1")
+    flags = ["--format", "csv", "--delimiter", "tab", "--encoding", "latin-1", "--columns", "image,label"]
+    command = [sys.executable, "-m", "mmdata", "convert", "corpus/list.data", "out", *flags]
+    done = run_program(
+        [*command, "--caption-template", "a {}", "--images", "corpus/pictures"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert captions(tmp_path / "out") == [["a big cat"], ["a dog"], ["a dog"]]

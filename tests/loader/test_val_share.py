@@ -1,0 +1,174 @@
+"""`data.val.share`: a share of the rows, by the hash of their images, is kept from training and evaluated on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmdata import Loader
+from mmdata.commands.plan import plan_of
+from mmdata.config import DataConfig
+from mmdata.config.data import evaluation_data
+from mmdata.errors import ConfigError
+from mmdata.hashing import hash64, in_share
+from mmdata.plan.from_config import bucket_policy, caption_histogram, select_rows
+from mmdata.shards import build_index
+
+from .conftest import Corpus
+
+SHARE = 0.3
+
+
+def data_of(corpus: Corpus, share: float | None = SHARE, **changes: Any) -> DataConfig:
+    return DataConfig.model_validate({**corpus.settings, "val": {"share": share}, **changes})
+
+
+def rows_of(loader: Loader) -> list[int]:
+    """All rows of the current epoch, padding left out."""
+    return [row for batch in loader for row in batch["rows"].tolist() if row >= 0]
+
+
+def expected(corpus: Corpus, share: float = SHARE) -> list[int]:
+    """Rows to evaluate on, by the images' own bytes: without index and plan."""
+    return [row for row, sample in enumerate(corpus.samples) if in_share(hash64(sample.image), share)]
+
+
+def test_train_and_val_are_complementary_and_say_the_rows_of_the_index(corpus: Corpus):
+    data = data_of(corpus)
+    with Loader.from_config(data) as training, Loader.from_config(evaluation_data(data)) as validation:
+        val = rows_of(validation)
+        assert sorted(val) == expected(corpus)
+        assert 5 < len(val) < 25
+        assert validation.plan.num_rows == len(val)
+        for _ in range(2):
+            assert len(training) == -(-(50 - len(val)) // 8)
+            assert sorted(rows_of(training) + val) == list(range(50))
+        training.set_epoch(0)
+        batch = next(iter(training))
+        assert batch["keys"] == training.index.keys(batch["rows"].numpy())
+
+
+def test_a_row_stays_on_its_side_when_shards_are_indexed_anew_and_the_share_grows(corpus: Corpus, tmp_path: Path):
+    data = data_of(corpus)
+    build_index(corpus.folder / "shards", out=tmp_path / "anew")  # without a tokenizer
+    with Loader.from_config(data) as loader, Loader.from_config(data_of(corpus, shards=str(tmp_path / "anew"))) as anew:
+        assert anew.index.fingerprint != loader.index.fingerprint
+        assert sorted(rows_of(anew)) == sorted(rows_of(loader))  # captions are counted when the loader opens
+    assert set(expected(corpus, 0.1)) < set(expected(corpus, 0.3)) < set(expected(corpus, 0.5))
+
+
+def test_equal_images_are_on_one_side_in_all_datasets_of_a_mixture(corpus: Corpus, tmp_path: Path):
+    copies = [replace(sample, key=f"again{sample.key}", captions=["the same image"]) for sample in corpus.samples[::2]]
+    corpus.write_beside(tmp_path / "copies", copies)
+    mixture = [{"shards": corpus.settings["shards"]}, {"shards": str(tmp_path / "copies"), "repeat": 2}]
+    data = data_of(corpus, shards=mixture)
+    val = expected(corpus)
+    with Loader.from_config(evaluation_data(data)) as validation:
+        assert sorted(rows_of(validation)) == sorted(val + [50 + row // 2 for row in val if row % 2 == 0])
+    with Loader.from_config(data) as training:
+        rows = rows_of(training)
+        counts = np.bincount(rows, minlength=75)
+        assert counts[:50].tolist() == [int(row not in val) for row in range(50)]
+        assert counts[50:].tolist() == [2 * int(row not in val) for row in range(0, 50, 2)]
+
+
+def test_batches_of_a_split_do_not_depend_on_ranks_workers_or_where_a_run_is_resumed(corpus: Corpus, same, join):
+    whole = list(corpus.loader(val={"share": SHARE}, num_workers=0))
+    ranks = [corpus.loader(val={"share": SHARE}, rank=rank, world_size=2) for rank in range(2)]
+    assert all(same(join(list(parts)), one) for *parts, one in zip(*ranks, whole, strict=True))
+    resumed = corpus.loader(val={"share": SHARE}, worker_type="process")
+    resumed.load_state_dict({**ranks[0].state_dict(), "epoch": 0, "step": 2})
+    with resumed:
+        assert all(same(batch, one) for batch, one in zip(resumed, whole[2:], strict=True))
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.2, "share 0.2'"), (None, "None")])
+def test_state_of_another_share_is_refused_by_name(corpus: Corpus, share: float | None, told: str):
+    state = corpus.loader(val={"share": SHARE}, text_buckets=[32]).state_dict()
+    with pytest.raises(
+        ConfigError, match=rf"selection was 'data\.split train of data\.val\.share 0\.3' and is .*{told}"
+    ):
+        corpus.loader(val={"share": share}, text_buckets=[32]).load_state_dict(state)
+    del state["plan"]["selection"]  # as an earlier version wrote it, which had no shares
+    with pytest.raises(ConfigError, match=r"selection was None and is .data\.split train of data\.val\.share 0\.3"):
+        corpus.loader(val={"share": SHARE}, text_buckets=[32]).load_state_dict(state)
+
+
+def test_states_of_earlier_versions_fit_a_loader_without_a_share(corpus: Corpus):
+    loader = corpus.loader()
+    state = {**loader.state_dict(), "step": 3}
+    state["plan"] = {name: value for name, value in state["plan"].items() if name != "selection"}
+    loader.load_state_dict(state)
+    assert len(list(loader)) == len(loader) - 3
+
+
+def test_shapes_are_chosen_for_the_selected_rows(corpus: Corpus):
+    data = data_of(corpus, num_text_buckets=2, image_buckets="auto", image_size=64, patch_size=8)
+    index = corpus.index
+    selection = select_rows(data, index)
+    assert selection is not None
+    rows = np.concatenate(list(selection.chunks(10)))
+    offsets, tokens = index.lists("caption_tokens")
+    own = np.concatenate([tokens[offsets[row] : offsets[row + 1]] for row in rows.tolist()])
+    histogram = caption_histogram(index, "index", max_length=32, selection=selection)
+    assert histogram.sum(axis=1).tolist() == np.bincount(np.minimum(own, 32), minlength=33).tolist()
+    counted = caption_histogram(index, (offsets, tokens), max_length=32, selection=selection)
+    assert np.array_equal(counted, histogram)
+    captions = caption_histogram(index, None, max_length=32, selection=selection)
+    assert captions.sum(axis=0).tolist() == histogram.sum(axis=0).tolist()
+    assert bucket_policy(data, index, "index", selection=selection).buckets
+
+
+def test_labels_alone_are_split_and_planned_too(corpus: Corpus, tmp_path: Path):
+    samples = [replace(sample, captions=[], label=row % 3) for row, sample in enumerate(corpus.samples)]
+    corpus.write_beside(tmp_path / "labels", samples)
+    settings = {**corpus.settings, "shards": str(tmp_path / "labels"), "tokenizer": None, "image_buckets": "auto"}
+    data = DataConfig.model_validate({**settings, "image_size": 32, "patch_size": 8, "val": {"share": SHARE}})
+    with Loader.from_config(data) as training, Loader.from_config(evaluation_data(data)) as validation:
+        assert sorted(rows_of(validation)) == expected(corpus)
+        assert sorted(rows_of(training) + expected(corpus)) == list(range(50))
+    planned = plan_of(str(tmp_path / "labels"), ["data.val.share=0.3", "data.global_batch_size=10"])
+    assert planned.plan.num_rows == 50 - len(expected(corpus))
+    assert planned.assumed == ["data.image_size=224", "data.max_length=77"]
+
+
+def test_max_rows_comes_before_the_share(corpus: Corpus):
+    data = data_of(corpus, max_rows=20)
+    with Loader.from_config(data) as training, Loader.from_config(evaluation_data(data)) as validation:
+        val = [row for row in expected(corpus) if row < 20]
+        assert sorted(rows_of(validation)) == val
+        assert sorted(rows_of(training) + val) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"val": {"share": 1e-9}},
+            r"data\.val\.share 1e-09 of 50 rows leaves 50 to train on and 0 to evaluate on; equal images stay "
+            r"together, so set it to about 0\.16, or name other shards \(data\.val\.shards\)",
+        ),
+        (
+            {"val": {"share": 0.999999999}},
+            r"data\.val\.share 1 of 50 rows leaves 0 to train on and 50 to evaluate on",
+        ),
+        (
+            {"global_batch_size": 48},
+            r"data\.val\.share 0\.3 leaves \d\d of 50 rows to train on, fewer than a batch "
+            r"\(data\.global_batch_size 48\); set one of them lower",
+        ),
+    ],
+)
+def test_shares_that_leave_too_few_rows_are_refused(corpus: Corpus, changes: dict[str, Any], message: str):
+    settings = {**corpus.settings, "val": {"share": SHARE}, **changes}
+    with pytest.raises(ConfigError, match=message):
+        Loader.from_config(settings)
+
+
+def test_evaluation_on_a_share_of_no_row_is_refused(corpus: Corpus):
+    with pytest.raises(ConfigError, match="leaves 50 to train on and 0 to evaluate on"):
+        Loader.from_config(evaluation_data(data_of(corpus, 1e-9)))

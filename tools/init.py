@@ -1,0 +1,47 @@
+"""mmdata init: from images and captions to a config that trains.
+
+SOURCE is whatever `mmdata convert` takes (a table, a folder of images, class folders, …), a WebDataset tar or a folder
+of tars, or shards with an index. It is looked at and converted or indexed into shards/NAME; SOURCE itself stays as it
+is. Then a config is written whose values fit the corpus and this machine; each has a comment that says why:
+
+    mmdata init photos/captions.csv
+    mmdata train photos.yaml
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from mmdata.cli import Parser, progress_in_bytes, progress_in_rows, run
+from mmdata.commands.init import Init, Request
+from mmdata.commands.starter import Machine
+from mmdata.errors import printable
+
+
+def main() -> int:
+    """Look, prepare, write the config, and print the next command."""
+    parser = Parser("init", __doc__)
+    parser.add_argument("source", metavar="SOURCE")
+    parser.add_argument("--out", metavar="CONFIG", help="YAML file; default: configs/NAME.yaml or NAME.yaml")
+    parser.add_argument("--shards", metavar="OUT", help="folder for the shards or the index; default: shards/NAME")
+    parser.add_argument("--tokenizer", help="folder or Hugging Face name; default: one is trained, or CLIP's is taken")
+    parser.add_argument("--overwrite", action="store_true", help="replace the config, and another conversion in OUT")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done, and print the config")
+    options = parser.parse_args()
+    request = Request(
+        options.source, options.out, options.shards, options.tokenizer, options.overwrite, options.dry_run
+    )
+
+    def say(line: str) -> None:
+        print(printable(line, keep="\n"), flush=True)
+
+    command = Init(request, Machine.here(), say, progress_in_rows, partial(progress_in_bytes, "index")).run()
+    print("\nnext:", printable(command))
+    if options.dry_run:
+        print("nothing was written (--dry-run)", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)
