@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mmdata.samplers import BucketBatchSampler, TwoStreamBatchSampler
     from mmdata.shards import Index
     from mmdata.streaming import stream
+    from mmdata.trained import load_run
 
 _HOME = {
     "Batch": "mmdata.batch",
@@ -26,6 +27,7 @@ _HOME = {
     "Loader": "mmdata.loader",
     "TwoStreamBatchSampler": "mmdata.samplers",
     "load_config": "mmdata.config",
+    "load_run": "mmdata.trained",
     "model_inputs": "mmdata.batch",
     "stream": "mmdata.streaming",
 }
@@ -39,6 +41,7 @@ __all__ = [
     "Loader",
     "TwoStreamBatchSampler",
     "load_config",
+    "load_run",
     "model_inputs",
     "stream",
 ]

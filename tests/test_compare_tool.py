@@ -20,7 +20,8 @@ import yaml
 from mmdata import Index, cli
 from mmdata.commands import compare
 from mmdata.convert import ConvertConfig, convert
-from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint
+from mmdata.train.run.checkpoint import load_checkpoint
+from mmdata.train.run.find import find_checkpoint
 
 TOOL = Path(__file__).parents[1] / "tools" / "compare.py"
 COLOURS = ("red", "blue", "green")

@@ -294,7 +294,8 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
         ),
         (
             {"data": DATA, "model": {"name": "ViT-B-16"}, "train": {"miner": {"name": "topk"}}},
-            "c.yaml: 'model.name': Input should be 'micro', 'tiny', 'small', 'vit_b_16' or 'pretrained'; "
+            "c.yaml: 'model.name': Input should be 'micro', 'tiny', 'small', 'base', 'vit_b_32', 'vit_b_16', "
+            "'vit_l_14' or 'pretrained'; "
             "got 'ViT-B-16'; did you mean 'vit_b_16'?; 'train.miner.name': known are all, top_k, ratio, semi_hard, "
             "distance_weighted, gumbel_top_k, same_group, user; got 'topk'; did you mean 'top_k'?",
         ),

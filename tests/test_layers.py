@@ -36,10 +36,11 @@ MAY_IMPORT: dict[str, list[str]] = {
     "streaming": [*TOP, "shards", "plan", "transform", "loader"],
     "compositional": [*TOP, "shards", "plan", "transform", "loader"],
     "convert": [*TOP, "shards", "transform"],
-    "train": ["atomic", "batch", "config", "errors", "renamed"],
-    "inspect": [*DATA_HALF, "train"],
-    "commands": [*DATA_HALF, "train", "inspect"],
-    "integrations": [*DATA_HALF, "train", "inspect"],
+    "train": ["atomic", "batch", "config", "errors", "recognize", "renamed"],
+    "trained": [*DATA_HALF, "train"],
+    "inspect": [*DATA_HALF, "train", "trained"],
+    "commands": [*DATA_HALF, "train", "trained", "inspect"],
+    "integrations": [*DATA_HALF, "train", "trained", "inspect"],
     "__main__": ["cli"],
 }
 """Parts of mmdata and the other parts that each may import."""

@@ -23,7 +23,8 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import embed
-from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint
+from mmdata.train.run.checkpoint import load_checkpoint
+from mmdata.train.run.find import find_checkpoint
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
@@ -226,7 +227,11 @@ def test_file_made_for_other_shards_is_refused(folder: Path, made: Path):
     [
         (("--run", "run", "--size", 1), "--size 1: must be 2 to 42, the rows of data.shards"),
         (("--run", "run", "--size", 43), "--size 43: must be 2 to 42, the rows of data.shards"),
-        (("--run", "raw", "--size", 4), "'raw': neither a checkpoint nor the folder of a run; mmdata train makes one"),
+        (
+            ("--run", "raw", "--size", 4),
+            "'raw': neither a checkpoint nor the folder of a run (it holds captions.jsonl, images); "
+            "`mmdata train CONFIG` makes a run",
+        ),
         (("--features", "none.npy", "--size", 4), "'none.npy': no such file or directory; check the path"),
         (
             ("--features", "short.npy", "--size", 4),
@@ -237,6 +242,10 @@ def test_file_made_for_other_shards_is_refused(folder: Path, made: Path):
             ("--features", "whole.npy", "--size", 4),
             "features 'whole.npy': expected float (rows, dimensions), got int64 (42, 2); "
             "make them with --run, or convert them",
+        ),
+        (
+            ("--features", "raw/captions.jsonl", "--size", 4),
+            "features 'raw/captions.jsonl': a table; expected a .npy file, float",
         ),
         (
             ("--features", "empty.npy", "--size", 4),
@@ -273,6 +282,13 @@ def test_program_refuses_and_leaves_the_file_there_is(
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
     assert Path("there.arrow").read_bytes() == b"as it was"
     assert not list(folder.glob(".*.part"))
+
+
+def test_program_refuses_a_folder_as_the_file_to_write(folder: Path, capsys: pytest.CaptureFixture[str]):
+    words = ("--run", folder / "run", "--size", 4, "--out", folder / "raw")
+    assert run_tool("neighbours", folder / "config.yaml", *words) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"error: --out '{folder / 'raw'}': a folder; give the Arrow file to write, such as groups.arrow"
 
 
 def test_program_takes_settings_after_options(folder: Path, capsys: pytest.CaptureFixture[str]):

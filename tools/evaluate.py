@@ -25,13 +25,13 @@ from rich.table import Table
 from mmdata.atomic import write_whole
 from mmdata.cli import Parser, run
 from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards
-from mmdata.commands.trained import TrainedModel
 from mmdata.compositional import read_pairs
 from mmdata.config.data import ValConfig, sources
 from mmdata.errors import ConfigError, printable
 from mmdata.train.evaluation.prompts import read_classes
 from mmdata.train.ranks import collectives
 from mmdata.train.run.trainer import EVALUATION
+from mmdata.trained import TrainedRun
 
 
 def main() -> int:
@@ -39,7 +39,7 @@ def main() -> int:
     options = parse_arguments()
     classes = read_classes(options.classes) if options.classes else None
     device = collectives.init(options.device)
-    trained = TrainedModel.load(options.run, device)
+    trained = TrainedRun.load(options.run, device)
     val = ValConfig(shards=options.shards) if options.shards else trained.config.data.val
     if not val and options.pairs is None:
         raise ConfigError("nothing to evaluate on: the run has no data.val; give --shards or --pairs")

@@ -25,12 +25,12 @@ from torch import Tensor
 from mmdata import load_config
 from mmdata.cli import Parser, run
 from mmdata.commands.neighbours import embed_corpus, map_features, settings_for
-from mmdata.commands.trained import TrainedModel
 from mmdata.errors import ConfigError, printable
 from mmdata.loader.corpus import open_index
 from mmdata.plan.groups import write_groups
 from mmdata.train.memory.neighbours import group_neighbours, mean_similarity
 from mmdata.train.ranks import collectives
+from mmdata.trained import TrainedRun
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
     features = options.features
     if features is None:
         features = options.out.with_suffix(".features.npy")
-        found, masked = embed_corpus(TrainedModel.load(options.run, device), data, features, side=options.of)
+        found, masked = embed_corpus(TrainedRun.load(options.run, device), data, features, side=options.of)
         made_of |= found
         for reason, count in masked.items():
             print(f"rows that could not be loaded ({reason}) and have no group: {count:,}")
@@ -82,6 +82,8 @@ def check(options: argparse.Namespace, rows: int) -> None:
         raise ConfigError(f"--size {options.size}: must be 2 to {rows:,}, the rows of data.shards")
     if options.out.suffix == ".npy":
         raise ConfigError(f"--out '{options.out}': the file is an Arrow file; end its name with .arrow")
+    if options.out.is_dir():
+        raise ConfigError(f"--out '{options.out}': a folder; give the Arrow file to write, such as groups.arrow")
     options.out.parent.mkdir(parents=True, exist_ok=True)
 
 

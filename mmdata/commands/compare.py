@@ -16,13 +16,13 @@ import torch
 from mmdata.atomic import naming
 from mmdata.batch import Batch
 from mmdata.cli import main as mmdata
-from mmdata.commands.trained import TrainedModel
 from mmdata.compositional import load_pairs, read_pairs
 from mmdata.config import CompareConfig, Config, DataConfig, load_config
 from mmdata.errors import ConfigError
 from mmdata.inspect.paired import markdown
 from mmdata.train.evaluation.evaluate import compositional, embed
 from mmdata.train.run.trainer import EVALUATION
+from mmdata.trained import TrainedRun
 
 RESULTS = "results.jsonl"
 R1 = ("image_to_text_r1", "text_to_image_r1")
@@ -275,7 +275,7 @@ def _evaluate(folder: Path, path: str) -> Line:
 
     TYPE_blind: every picture is the mean of all, so the text alone scores. TYPE_shuffled: those of the pair before.
     """
-    trained = TrainedModel.load(folder)
+    trained = TrainedRun.load(folder)
     data = trained.config.data.model_copy(update={"seed": 0, "groups": None, "negative_captions": None})
     batches = _pairs_of(path, data.model_dump_json())
     types = [name for _, names in batches for name in names]

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import track
 
 from mmdata.batch import Batch
-from mmdata.commands.trained import TrainedModel
 from mmdata.compositional import load_pairs
 from mmdata.config.data import DataConfig, ValConfig, evaluation_data
 from mmdata.errors import ConfigError, DataError
@@ -22,11 +21,12 @@ from mmdata.train.evaluation.evaluate import compositional, embed, score_retriev
 from mmdata.train.evaluation.prompts import Classes, embed_prompts
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
+from mmdata.trained import TrainedRun
 
 T = TypeVar("T")
 
 
-def evaluate_shards(trained: TrainedModel, shards: str | None, classes: Classes | None = None) -> dict[str, Any]:
+def evaluate_shards(trained: TrainedRun, shards: str | None, classes: Classes | None = None) -> dict[str, Any]:
     """Retrieval in both directions, and zero-shot accuracy if classes are given. A collective.
 
     Shards of labels only have no captions to retrieve: zero-shot accuracy alone.
@@ -91,7 +91,7 @@ def _check_labels(index: Index, classes: Classes, data: DataConfig) -> None:
         )
 
 
-def evaluate_pairs(trained: TrainedModel, path: Path) -> dict[str, dict[str, float]]:
+def evaluate_pairs(trained: TrainedRun, path: Path) -> dict[str, dict[str, float]]:
     """Scores of a compositional test, for each type of swap. A collective."""
     types: list[str] = []
 

@@ -14,19 +14,20 @@ from torch import Tensor
 
 from mmdata.atomic import write_whole
 from mmdata.batch import Batch
-from mmdata.commands.trained import TrainedModel
 from mmdata.config import DataConfig
 from mmdata.config.data import once_in_order
 from mmdata.errors import DataError
 from mmdata.loader import Loader
+from mmdata.recognize import Kind, recognize
 from mmdata.train.memory.neighbours import FeatureSide, embed_rows
+from mmdata.trained import TrainedRun
 
 WHICH_ROWS = ("shards", "val", "split", "max_rows", "global_batch_size", "loading")
 """Settings of `data` taken from the config, not from the run: which rows, and who loads them."""
 
 
 def embed_corpus(
-    trained: TrainedModel, data: DataConfig, out: Path, *, side: FeatureSide = "pair"
+    trained: TrainedRun, data: DataConfig, out: Path, *, side: FeatureSide = "pair"
 ) -> tuple[dict[str, str | int], dict[str, int]]:
     """Write the features of all rows of a corpus into a .npy file, float16 (rows, D).
 
@@ -56,6 +57,9 @@ def map_features(path: Path, rows: int) -> NDArray[np.floating[Any]]:
     Raises:
         DataError: another format, type or number of rows.
     """
+    kind = recognize(path)
+    if path.suffix != ".npy" and kind not in (Kind.ABSENT, Kind.BINARY):
+        raise DataError(f"features '{path}': {kind.value}; expected a .npy file, float")
     try:
         features: Any = np.lib.format.open_memmap(path, mode="c")  # no zip archive, no pickle
     except (ValueError, EOFError) as error:

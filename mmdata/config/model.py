@@ -12,8 +12,10 @@ from mmdata.config.settings import BelowOne, MayChange, Positive, Settings
 class ModelConfig(Settings):
     """Which towers, and how they meet."""
 
-    name: Literal["micro", "tiny", "small", "vit_b_16", "pretrained"] = "tiny"
-    """Built-in towers of a size; or pretrained: those that `clip`, or `vision` and `text`, name (transformers)."""
+    name: Literal["micro", "tiny", "small", "base", "vit_b_32", "vit_b_16", "vit_l_14", "pretrained"] = "tiny"
+    """Which towers. micro, tiny, small and base: this library's own, for any image shape and text length. vit_b_32,
+    vit_b_16 and vit_l_14: CLIP's, of open_clip's sizes, for texts of at most 77 tokens. pretrained: those that `clip`,
+    or `vision` and `text`, name (transformers)."""
     clip: str | dict[str, Any] | None = None
     """CLIP, SigLIP or SigLIP 2: a folder, a Hugging Face name, or a config {model_type: clip, …} for random weights."""
     vision: str | dict[str, Any] | None = None
@@ -23,7 +25,7 @@ class ModelConfig(Settings):
     embed_dim: Positive | None = None
     """Features of the common space; default: the size's own, or 512 over `vision` and `text`. `clip` brings its own."""
     vocab_size: Positive | None = None
-    """Entries of the built-in text tower's vocabulary; default: the tokenizer's."""
+    """Entries of the text tower's vocabulary, unless the towers are pretrained; default: the tokenizer's."""
     freeze_image: bool = False
     """The image tower keeps its weights and runs in eval mode; a new projection above it is still trained (LiT)."""
     freeze_text: bool = False
@@ -31,7 +33,8 @@ class ModelConfig(Settings):
     gradient_checkpointing: MayChange[bool] = False
     """Recompute activations in backward: less memory, about a third more time."""
     dropout: BelowOne = 0.0
-    """Of the built-in towers; those of transformers have theirs in their config."""
+    """Share of activations that are dropped in training, in micro, tiny, small and base; the towers of transformers
+    have theirs in their config."""
     logit_scale_init: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     """Multiplier of cosine similarities at the start; default: the pretrained model's, else 1 / 0.07."""
     logit_bias_init: float | None = None

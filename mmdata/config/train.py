@@ -14,6 +14,7 @@ Cosine = Annotated[float, Field(ge=-2.0, le=2.0)]
 
 
 LossName = Literal["clip", "siglip", "multi_positive", "triplet", "hard_negative"]
+Schedule = Literal["cosine", "constant", "cooldown"]
 PositivesBy = Literal["labels", "image_hash", "caption_hash"]
 """The entry of a batch in which rows that are positives of each other are equal."""
 
@@ -166,7 +167,13 @@ class TrainConfig(Settings):
     overfit_batches: Positive | None = None
     """Train on the first so many batches of epoch 0 again and again: can the model learn them? null: on all."""
     lr: Annotated[float, Field(gt=0.0)] = 5e-4
-    """Learning rate at the end of the warm-up; falls to 0 along a half cosine."""
+    """Learning rate at the end of the warm-up; how it goes on from there: `schedule`."""
+    schedule: Schedule = "cosine"
+    """The learning rate after the warm-up. cosine: falls to 0 along a half cosine. constant: stays, so that a
+    finished run can go on with more epochs. cooldown: stays, and falls to 0 along a line over the last
+    `cooldown_steps`."""
+    cooldown_steps: Positive | None = None
+    """Updates at the end of a run with the schedule cooldown; 10 to 20 % of all are usual."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.2
     """AdamW's, on matrices only: not on biases, norms, logit_scale and logit_bias."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.98)
@@ -227,6 +234,17 @@ class TrainConfig(Settings):
     def _one_length(self) -> TrainConfig:
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"epochs ({self.epochs}) and steps ({self.steps}) exclude each other: give one")
+        return self
+
+    @model_validator(mode="after")
+    def _cooling_down(self) -> TrainConfig:
+        if self.schedule == "cooldown" and self.cooldown_steps is None:
+            raise ValueError("schedule 'cooldown' needs cooldown_steps: the updates over which the rate falls")
+        if self.schedule != "cooldown" and self.cooldown_steps is not None:
+            raise ValueError(
+                f"cooldown_steps belongs to schedule 'cooldown', and schedule is '{self.schedule}': set schedule to "
+                "cooldown, or leave cooldown_steps out"
+            )
         return self
 
     @model_validator(mode="after")

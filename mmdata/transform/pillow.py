@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, ImageFile, ImagePalette
+from PIL import Image, ImageCms, ImageFile, ImageOps, ImagePalette
 from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
@@ -51,6 +51,32 @@ def decode_pillow(data: bytes | memoryview, format: str) -> Tensor:
         rgb = _decode(data, format)
     except Image.DecompressionBombError as error:  # a frame that is larger than the whole
         raise BadSample(Reason.IMAGE_TOO_LARGE, str(error)) from error
+    return torch.from_numpy(rgb).permute(2, 0, 1)
+
+
+def pixels_of(image: Image.Image) -> Tensor:
+    """The pixels of an image that Pillow has opened or made, with the conversions of `decode_pillow`.
+
+    Args:
+        image: of any mode; its EXIF orientation is applied, and the current frame of an animation is taken.
+
+    Returns:
+        uint8 (3, H, W), RGB, channels last in memory.
+
+    Raises:
+        BadSample: 32-bit values, which have no single meaning in memory, or floats outside 0 to 1.
+        Exception: Pillow's own errors: the image does not decode.
+    """
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):
+        rgb = _grey(_levels_of_16_bits(image))
+    elif image.mode == "I":
+        detail = "Pillow's mode I does not say which value is white; convert the image to I;16, L or RGB"
+        raise BadSample(Reason.UNSUPPORTED_FORMAT, detail)
+    elif image.mode == "F":
+        rgb = _grey(_levels_of_floats(np.asarray(image)))
+    else:
+        rgb = _rgb(image)
     return torch.from_numpy(rgb).permute(2, 0, 1)
 
 
@@ -123,11 +149,7 @@ def _png(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pixels:
     image.load()
     key = image.info.get("transparency")
     if image.mode == "I;16":
-        values = np.asarray(image)
-        levels = _scaled(values, 16)  # Pillow's conversion to 8 bits would clip at 255
-        if key is not None:
-            levels[values == key] = BACKGROUND[0]
-        return _grey(levels)
+        return _grey(_levels_of_16_bits(image))
     # Pillow scales samples to 8 bits but leaves the transparent colour (key) as it is in the file, where only
     # its low bits count.
     if image.mode == "L" and key is not None and bits < 8:
@@ -174,6 +196,15 @@ def _tiff(image: TiffImageFile) -> Pixels:
     if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
         levels = 255 - levels
     return _grey(levels)
+
+
+def _levels_of_16_bits(image: Image.Image) -> Pixels:
+    """8-bit levels (H, W) of an image of mode I;16: Pillow's conversion to 8 bits would clip at 255."""
+    values = np.asarray(image)
+    levels = _scaled(values, 16)
+    if (key := image.info.get("transparency")) is not None:
+        levels[values == key] = BACKGROUND[0]
+    return levels
 
 
 def _levels_of_floats(values: NDArray[np.float32]) -> Pixels:

@@ -129,13 +129,19 @@ class PixelTransform:
         # needs are decoded. A user's transform gets the image at full size.
         if format != "JPEG" or self._exact or self._user is not None:
             image = decode(data, format=format, orientation=orientation, checked=checked)
-            return Decoded(image, *self._part(_size(image), shape, patches, number, epoch))
+            return self.choose_part(image, shape=shape, patches=patches, number=number, epoch=epoch)
         height, width = jpeg_size(data, orientation)
         box, target = self._part((height, width), shape, patches, number, epoch)
         at_least = _decoded_size((height, width), box, target)
         image = decode(data, format=format, orientation=orientation, at_least=at_least)
         scaled = _size(image)
         return Decoded(image, box.scaled(scaled[0] / height, scaled[1] / width), target)
+
+    def choose_part(
+        self, image: Tensor, *, shape: tuple[int, int] | None, patches: int, number: int = 0, epoch: int = 0
+    ) -> Decoded:
+        """As `decode`, of an image that is decoded already: uint8 (3, h, w), RGB."""
+        return Decoded(image, *self._part(_size(image), shape, patches, number, epoch))
 
     def write(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int) -> None:
         """Write the chosen part of an image.

@@ -94,6 +94,10 @@ class Tokenizer:
         """Equal for tokenizers that give equal ids and pad with the same id."""
         return f"{self.fingerprint}-{self.pad_id}"
 
+    def to_json(self) -> str:
+        """The content of tokenizer.json, without truncation and padding."""
+        return self._counter.to_str()
+
     def count(self, captions: Sequence[str]) -> list[int]:
         """Tokens of each caption, special ones included, untruncated."""
         return [len(encoding) for encoding in self._counter.encode_batch_fast(list(captions))]

@@ -20,7 +20,8 @@ import yaml
 
 from mmdata import Index, Loader
 from mmdata.convert import ConvertConfig, convert
-from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint
+from mmdata.train.run.checkpoint import load_checkpoint
+from mmdata.train.run.find import find_checkpoint
 from tests.programs import Program
 
 TRAIN = Path(__file__).parents[2] / "tools" / "train.py"

@@ -165,6 +165,7 @@ def test_limits_of_transformers_models_come_from_their_settings():
     assert clip == Limits(takes_patches=False, positions=12, vocab_size=500)
     siglip = limits_of(ModelConfig(name="pretrained", clip=SIGLIP2))
     assert siglip == Limits(patch_size=14, takes_patches=True, native_patch_size=14, positions=64, vocab_size=500)
+    assert limits_of(ModelConfig(name="vit_l_14")) == Limits(takes_patches=False, positions=77)
     assert limits_of(ModelConfig(name="pretrained", clip="google/unknown-on-this-disk")) == Limits()
 
 

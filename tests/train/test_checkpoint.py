@@ -16,8 +16,6 @@ from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DataError
 from mmdata.train.run import checkpoint
 from mmdata.train.run.checkpoint import (
-    MAY_CHANGE,
-    check_same_settings,
     latest_checkpoint,
     load_checkpoint,
     load_weights,
@@ -26,6 +24,7 @@ from mmdata.train.run.checkpoint import (
     seed_rank,
     set_rng_state,
 )
+from mmdata.train.run.same_run import MAY_CHANGE, check_same_settings
 from tests.programs import run_program
 
 
@@ -316,3 +315,12 @@ def test_ranks_draw_different_numbers():
         seed_rank(0, rank)
         drawn.add((random.random(), np.random.rand(), torch.rand(()).item()))
     assert len({x for triple in drawn for x in triple}) == 12
+
+
+def test_checkpoint_of_an_earlier_vit_b_16_names_its_towers_base(tmp_path: Path):
+    weights = {"image_tower.patches.0.weight": torch.zeros(2)}
+    old = {"step": 1, "model": weights, "settings": {"model": {"name": "vit_b_16", "embed_dim": None}}}
+    state = load_checkpoint(save_checkpoint(tmp_path, old, keep=1))
+    assert state["settings"]["model"] == {"name": "base", "embed_dim": None}
+    with pytest.raises(ConfigError, match=r"model.name was 'base', is 'vit_b_16'. Restore the values, or give another"):
+        check_same_settings(state["settings"], {"model": {"name": "vit_b_16", "embed_dim": None}}, origin="a.pt")

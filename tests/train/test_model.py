@@ -45,7 +45,7 @@ def test_model_takes_every_bucket_shape(height: int, width: int, length: int):
 
 def test_sizes_are_what_they_are_named_after():
     with torch.device("meta"):
-        model = DualEncoder.from_config(ModelConfig(name="vit_b_16"), vocab_size=49408)
+        model = DualEncoder.from_config(ModelConfig(name="base"), vocab_size=49408)
     vision = sum(p.numel() for p in model.image_tower.parameters())
     assert vision == 85_798_656 - 198 * 768  # the usual ViT-B/16 without head, class token and position table
     small = make_model(name="small")(make_batch(32, 64))
@@ -208,3 +208,30 @@ print([m for m in sys.modules if m.startswith(tuple(f"mmdata.{part}" for part in
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300)
     assert (run.returncode, run.stdout.strip(), run.stderr) == (0, "[]", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "text", "whole"),
+    [  # parameters of open_clip_torch 3.3.0: visual, the rest without logit_scale, all
+        ("vit_b_32", 87_849_216, 63_428_096, 151_277_313),
+        ("vit_b_16", 86_192_640, 63_428_096, 149_620_737),
+        ("vit_l_14", 303_966_208, 123_650_304, 427_616_513),
+    ],
+)
+def test_clip_sizes_have_the_parameters_of_open_clip(name: str, image: int, text: int, whole: int):
+    with torch.device("meta"):
+        model = DualEncoder.from_config(ModelConfig(name=name), vocab_size=49408)
+    found = [sum(p.numel() for p in part.parameters()) for part in (model.image_tower, model.text_tower, model)]
+    assert found == [image, text, whole]
+
+
+def test_clip_sizes_take_another_dimension_and_no_dropout():
+    with torch.device("meta"):
+        model = DualEncoder.from_config(ModelConfig(name="vit_b_32", embed_dim=48), vocab_size=300)
+    assert model.get_parameter("image_tower.projection.weight").shape == (48, 768)
+    assert model.get_parameter("text_tower.projection.weight").shape == (48, 512)
+    assert model.get_parameter("text_tower.model.embeddings.token_embedding.weight").shape == (300, 512)
+    with pytest.raises(ConfigError, match=r"model.dropout: CLIP's towers \('vit_b_32'\) have none; leave it out"):
+        DualEncoder.from_config(ModelConfig(name="vit_b_32", dropout=0.1), vocab_size=300)
+    with pytest.raises(ConfigError, match=r"model.vocab_size: missing; set it to the tokenizer's number of entries"):
+        DualEncoder.from_config(ModelConfig(name="vit_b_32"))

@@ -294,7 +294,7 @@ def test_evaluate_says_in_one_line_what_is_wrong(
     listed = tmp_path / "listed.json"
     listed.write_text('["a", "b"]')
     for words, expected in (
-        ([tmp_path / "none"], f"'{tmp_path / 'none'}': neither a checkpoint nor the folder of a run"),
+        ([tmp_path / "none"], f"'{tmp_path / 'none'}': no such run; `mmdata train CONFIG` makes one"),
         ([tmp_path / "run", "--classes", tmp_path / "no.json"], f"classes '{tmp_path / 'no.json'}': no such file"),
         (
             [tmp_path / "run", "--classes", listed],
@@ -307,7 +307,9 @@ def test_evaluate_says_in_one_line_what_is_wrong(
         ),
         ([tmp_path / "run", "--pairs", good], f"pairs '{good}', line 1: "),
         ([tmp_path / "run", "--classes", classes], "template 'a photo' has no {} where the class name goes"),
-        ([config], f"checkpoint '{config}': cannot be read"),
+        ([config], f"'{config}': a config, and a run is expected; its run is '{tmp_path / 'run'}': give"),
+        ([classes], f"'{classes}': a JSON file, and a run is expected; `mmdata train CONFIG` makes one"),
+        ([tmp_path / "run" / "config.yaml"], f"its run is '{tmp_path / 'run'}': give '{tmp_path / 'run'}'"),
         ([bare], "nothing to evaluate on: the run has no data.val; give --shards or --pairs"),
         (
             [bare, "--pairs", good, "--classes", good],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,18 @@ def read_classes(path: Path) -> Classes:
             f"classes '{path}': {where}: {first['msg']}; expected JSON such as "
             '{"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}'
         ) from error
-    for template in classes.templates:
-        if "{}" not in template:
-            raise DataError(f"classes '{path}': template '{template}' has no {{}} where the class name goes")
+    try:
+        check_templates(classes.templates)
+    except ValueError as error:
+        raise DataError(f"classes '{path}': {error}") from error
     return classes
+
+
+def check_templates(templates: Iterable[str]) -> None:
+    """Raise a ValueError if a template has no {}."""
+    for template in templates:
+        if "{}" not in template:
+            raise ValueError(f"template '{template}' has no {{}} where the class name goes")
 
 
 @torch.no_grad()

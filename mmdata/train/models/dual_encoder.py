@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from mmdata.batch import Batch, standardized
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
 from mmdata.renamed import renamed_attribute
+from mmdata.train.models.clip_sizes import CLIP_SIZES, clip_config
 from mmdata.train.models.towers import PRESETS, ImageTower, TextTower
 
 logger = logging.getLogger("mmdata")
@@ -127,19 +128,21 @@ class DualEncoder(nn.Module):
                 that do not go together, or weights that cannot be loaded.
         """
         _check(config)
-        model = (
-            cls._pretrained(config, vocab_size) if config.name == "pretrained" else cls._built_in(config, vocab_size)
-        )
+        if config.name in CLIP_SIZES:
+            entries = _entries(config, vocab_size)
+            clip = clip_config(config.name, vocab_size=entries, embed_dim=config.embed_dim)
+            model = cls._of_transformers(config, vocab_size, clip=clip)
+        elif config.name == "pretrained":
+            model = cls._of_transformers(config, vocab_size, clip=config.clip)
+        else:
+            model = cls._built_in(config, vocab_size)
         model.freeze(image=config.freeze_image, text=config.freeze_text)
         return model
 
     @classmethod
     def _built_in(cls, config: ModelConfig, vocab_size: int | None) -> Self:
         preset = PRESETS[config.name]
-        entries = config.vocab_size or vocab_size
-        if entries is None:
-            raise ConfigError("model.vocab_size: missing; set it to the tokenizer's number of entries")
-        _check_vocabulary(entries, vocab_size, "model.vocab_size")
+        entries = _entries(config, vocab_size)
         checkpointing = config.gradient_checkpointing
         image = ImageTower(preset, dropout=config.dropout, gradient_checkpointing=checkpointing)
         text = TextTower(preset, entries, dropout=config.dropout, gradient_checkpointing=checkpointing)
@@ -154,12 +157,14 @@ class DualEncoder(nn.Module):
         )
 
     @classmethod
-    def _pretrained(cls, config: ModelConfig, vocab_size: int | None) -> Self:
+    def _of_transformers(
+        cls, config: ModelConfig, vocab_size: int | None, *, clip: str | dict[str, Any] | None
+    ) -> Self:
         # Imported here: transformers takes seconds to import, and the built-in towers do not need it.
         from mmdata.train.models.pretrained import load_clip, load_pair
 
-        if config.clip is not None:
-            towers = load_clip(config.clip, gradient_checkpointing=config.gradient_checkpointing)
+        if clip is not None:
+            towers = load_clip(clip, gradient_checkpointing=config.gradient_checkpointing)
         else:
             assert config.vision is not None, "checked before"
             assert config.text is not None, "checked before"
@@ -277,6 +282,8 @@ def _check(config: ModelConfig) -> None:
     if config.name != "pretrained":
         if config.clip is not None or pair != (None, None):
             raise ConfigError(f"model.name '{config.name}' is built in: clip, vision and text need name 'pretrained'")
+        if config.name in CLIP_SIZES and config.dropout:
+            raise ConfigError(f"model.dropout: CLIP's towers ('{config.name}') have none; leave it out")
         return
     if (config.clip is None) == (pair == (None, None)) or (config.clip is None and None in pair):
         raise ConfigError("model.name 'pretrained': give either model.clip, or both model.vision and model.text")
@@ -284,6 +291,15 @@ def _check(config: ModelConfig) -> None:
         raise ConfigError("model.embed_dim: the model in model.clip brings its own; leave it out")
     if config.vocab_size is not None or config.dropout:
         raise ConfigError("model.vocab_size and model.dropout are for built-in towers; leave them out")
+
+
+def _entries(config: ModelConfig, tokenizer: int | None) -> int:
+    """Entries of the vocabulary of a text tower that is built for it."""
+    entries = config.vocab_size or tokenizer
+    if entries is None:
+        raise ConfigError("model.vocab_size: missing; set it to the tokenizer's number of entries")
+    _check_vocabulary(entries, tokenizer, "model.vocab_size")
+    return entries
 
 
 def _check_vocabulary(entries: int, tokenizer: int | None, name: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.config import DataConfig, ModelConfig
+from mmdata.train.models.clip_sizes import CLIP_SIZES, TEXT_POSITIONS
 from mmdata.train.models.towers import PRESETS
 
 
@@ -35,6 +36,8 @@ def limits_of(config: ModelConfig) -> Limits:
         return Limits(
             patch_size=PRESETS[config.name].patch_size, takes_patches=False, vocab_size=config.vocab_size or None
         )
+    if config.name in CLIP_SIZES:
+        return Limits(takes_patches=False, positions=TEXT_POSITIONS, vocab_size=config.vocab_size or None)
     image, text = _config_of(config.clip or config.vision), _config_of(config.clip or config.text)
     if image is None or text is None:
         return Limits()

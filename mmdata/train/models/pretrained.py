@@ -83,10 +83,11 @@ def load_clip(source: Source, *, gradient_checkpointing: bool = False) -> Transf
         )
     image, image_width = _image_tower(model, "model.clip")
     text, text_width = _text_tower(model, "model.clip")
-    scale, bias = math.exp(model.logit_scale.item()), None
-    if kind != "clip":
-        # The library leaves scale 1 and bias 0 in a model without weights; the paper starts at 10 and -10.
-        scale, bias = (scale, model.logit_bias.item()) if isinstance(source, str) else (10.0, -10.0)
+    if not isinstance(source, str):
+        # The library leaves scale 1 and bias 0 in a SigLIP without weights; the paper starts at 10 and -10.
+        scale, bias = (math.exp(model.config.logit_scale_init_value), None) if kind == "clip" else (10.0, -10.0)
+    else:
+        scale, bias = math.exp(model.logit_scale.item()), None if kind == "clip" else model.logit_bias.item()
     return TransformersTowers(
         image=image,
         text=text,

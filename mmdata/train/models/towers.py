@@ -69,7 +69,7 @@ PRESETS = {
         patch_size=16,
         stem=(24, 48, 96, 192),
     ),
-    "vit_b_16": Preset(
+    "base": Preset(
         image=TransformerSize(width=768, depth=12, heads=12),
         text=TransformerSize(width=512, depth=12, heads=8),
         embed_dim=512,

@@ -20,8 +20,6 @@ import torch
 from torch import nn
 
 from mmdata.atomic import write_whole
-from mmdata.config import Config
-from mmdata.config.settings import changeable_settings, current_names
 from mmdata.errors import ConfigError, DataError
 from mmdata.train.ranks.sharding import shares_of
 
@@ -31,15 +29,8 @@ LATEST = "latest"
 NONE_YET = "none yet"
 """Content of `latest` while the first checkpoint is written; so a missing `latest` beside checkpoints was lost."""
 
-# micro_batch_size, parallel and compile change results up to rounding; a compiled tower draws other dropout. A moved
-# corpus is still the same corpus: the loader compares its manifest. In a mixture the folder of each dataset may change
-# (data.shards.0.shards and so on, without the position), but not its weight or repeat.
-MAY_CHANGE = frozenset(changeable_settings(Config))
-"""Settings that may differ between the run that wrote a checkpoint and the run that resumes it."""
-
-_NAME = re.compile(r"step-\d{10,}\.pt")
-_POSITION = re.compile(r"\.\d+(?=\.)")
-"""Of a section in a list of them: ".0" in data.shards.0.weight."""
+NAME = re.compile(r"step-\d{10,}\.pt")
+"""File names of checkpoints."""
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any], *, keep: int, sound_step: int | None = None) -> Path:
@@ -89,25 +80,11 @@ def latest_checkpoint(folder: Path) -> Path | None:
     name = pointer.read_bytes().decode(errors="replace").strip()
     if name == NONE_YET:
         return None
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise DataError(f"{pointer}: holds {name[:40]!r}, not the name of a checkpoint; {remedy}")
     path = folder / name
     if not path.is_file():
         raise DataError(f"{pointer}: points at '{path.name}', which is missing; {remedy}")
-    return path
-
-
-def find_checkpoint(run: Path) -> Path:
-    """The file itself, or the newest checkpoint of a run's folder.
-
-    Raises:
-        DataError: `run` is neither.
-    """
-    if run.is_file():
-        return run
-    path = latest_checkpoint(run / CHECKPOINTS)
-    if path is None:
-        raise DataError(f"'{run}': neither a checkpoint nor the folder of a run; mmdata train makes one")
     return path
 
 
@@ -120,10 +97,17 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"checkpoint '{path}': no such file")
     if damage := find_damage(path):
-        raise DataError(f"checkpoint '{path}': cannot be read ({damage}); {_way_back(path)}")
+        foreign = "" if NAME.fullmatch(path.name) else "if mmdata train wrote it, "
+        raise DataError(f"checkpoint '{path}': cannot be read ({damage}); {foreign}{_way_back(path)}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
+    except UnpicklingError as error:
+        # torch's own message advises to load such a file unsafely.
+        raise DataError(
+            f"checkpoint '{path}': cannot be read (it holds Python objects, which could run code; mmdata reads tensors "
+            "and plain values only); it was not written by mmdata train"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(f"checkpoint '{path}': cannot be read ({reason}); {_way_back(path)}") from error
     content = cast("dict[str, Any]", state)
@@ -131,7 +115,15 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise DataError(f"checkpoint '{path}': not written by mmdata train")
     if content["format"] > FORMAT:
         raise DataError(f"checkpoint '{path}': format {content['format']} is newer than {FORMAT}; update mmdata")
+    _name_towers(content)
     return content
+
+
+def _name_towers(state: dict[str, Any]) -> None:
+    """Name the towers `base` that an earlier version called vit_b_16, a name that is now CLIP's."""
+    model = state.get("settings", {}).get("model", {})
+    if model.get("name") == "vit_b_16" and any(name.startswith("image_tower.patches.") for name in state["model"]):
+        model["name"] = "base"
 
 
 def find_damage(path: Path) -> str:
@@ -164,51 +156,6 @@ def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> Non
         ) from error
 
 
-def check_same_run(state: dict[str, Any], settings: dict[str, Any], total_steps: int, *, origin: str) -> None:
-    """Refuse to resume under settings that would change what is computed, or for another number of steps.
-
-    Args:
-        state: the checkpoint.
-        settings: of this run, nested by section.
-        total_steps: of this run.
-        origin: the checkpoint, for the message.
-
-    Raises:
-        ConfigError: names what differs, with both values.
-    """
-    check_same_settings(state["settings"], settings, origin=origin)
-    if state["total_steps"] != total_steps:
-        raise ConfigError(
-            f"cannot resume from {origin}: the run had {state['total_steps']} steps, now it has {total_steps}; "
-            "restore the data, or give another train.output to start anew"
-        )
-
-
-def check_same_settings(saved: dict[str, Any], current: dict[str, Any], *, origin: str) -> None:
-    """Refuse to resume under settings that would change what is computed.
-
-    Args:
-        saved: settings in the checkpoint, nested by section.
-        current: settings of this run.
-        origin: the checkpoint, for the message.
-
-    Raises:
-        ConfigError: names each key that differs, with both values.
-    """
-    # An earlier version may have saved settings under their old names.
-    try:
-        before, now = _flat(current_names(Config, saved)), _flat(current_names(Config, current))
-    except ValueError as error:  # a removed setting that was on
-        raise ConfigError(f"cannot resume from {origin}: {error}") from None
-    differ = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
-    changed = sorted(key for key in differ if _POSITION.sub("", key) not in MAY_CHANGE)
-    if changed:
-        listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed)
-        raise ConfigError(
-            f"cannot resume from {origin}: {listed}. Restore the values, or give another train.output to start anew"
-        )
-
-
 def _write(state: dict[str, Any], file: BinaryIO) -> None:
     with_checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)  # a program may have switched them off
@@ -234,19 +181,6 @@ def _way_back(path: Path) -> str:
 
 def _name(step: int) -> str:
     return f"step-{step:010d}.pt"
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"data": {"shards": [{"weight": 3}]}} -> {"data.shards.0.weight": 3}; a list of values is a value."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, list) and isinstance(next(iter(cast("list[Any]", value)), None), dict):
-            value = {str(position): item for position, item in enumerate(cast("list[Any]", value))}
-        if isinstance(value, dict):
-            flat |= _flat(cast("dict[str, Any]", value), f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
-    return flat
 
 
 def seed_rank(seed: int, rank: int) -> None:

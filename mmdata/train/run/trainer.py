@@ -33,15 +33,16 @@ from mmdata.train.run import checkpoint
 from mmdata.train.run.checkpoint import CHECKPOINTS, rng_state, seed_rank, set_rng_state
 from mmdata.train.run.log import METRICS, RunLog, evaluated_steps
 from mmdata.train.run.meter import DataWait, Meter
-from mmdata.train.run.optimizer import learning_rate, make_optimizer, set_learning_rate
+from mmdata.train.run.optimizer import check_schedule, make_optimizer, scheduled_rate, set_learning_rate
 from mmdata.train.run.overfit import FirstBatches
+from mmdata.train.run.same_run import check_same_run
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
 from mmdata.train.run.watchdog import Watchdog
 from mmdata.train.step import AUTOCAST, train_step
 
 EVALUATION = "evaluation.json"
-COUNTERS = ("step", "epoch", "epoch_step", "total_steps", "grad_norm")
+COUNTERS = ("step", "epoch", "epoch_step", "grad_norm")
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
@@ -102,6 +103,7 @@ class Trainer:
         self.meter = Meter(self.group)
         self.data_wait = DataWait(batches, output / "config.yaml")
         self.total_steps = count_steps(batches, config)
+        check_schedule(config, self.total_steps)
         self.updates = FiniteUpdates(self.scaler, output)
         self.epoch = self.epoch_step = self.step = 0
         self.grad_norm = math.nan
@@ -163,9 +165,7 @@ class Trainer:
     def _update(self, batch: Batch) -> None:
         """One optimizer update from one global batch."""
         self.watchdog.at("computing")
-        rate = learning_rate(
-            self.step, peak=self.config.lr, warmup_steps=self.config.warmup_steps, total_steps=self.total_steps
-        )
+        rate = scheduled_rate(self.step, self.config, self.total_steps)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
         teacher_mask = self.teacher and self.teacher.teacher_mask(batch, self.step)
@@ -258,6 +258,7 @@ class Trainer:
     def _save(self) -> None:
         state = {
             **{name: getattr(self, name) for name in COUNTERS},
+            "total_steps": self.total_steps,
             "skipped_updates": self.updates.skipped,
             "bad_in_a_row": self.updates.bad_in_a_row,
             "reduction_order": reduction_order(self.parallel),
@@ -286,7 +287,7 @@ class Trainer:
             self._evaluated_step = None
             return f"starting: {self.total_steps} steps"
         state = checkpoint.load_checkpoint(path)
-        checkpoint.check_same_run(state, self.settings, self.total_steps, origin=str(path))
+        check_same_run(state, self.settings, self.config, self.total_steps, origin=str(path))
         for name in COUNTERS:
             setattr(self, name, state[name])
         self.updates.skipped, self.updates.bad_in_a_row = state["skipped_updates"], state.get("bad_in_a_row", 0)

@@ -1,0 +1,116 @@
+"""Whether a checkpoint is of the run that is to be resumed: its settings, its length, its learning rates."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, cast
+
+from mmdata.config import Config, TrainConfig
+from mmdata.config.settings import changeable_settings, current_names
+from mmdata.errors import ConfigError
+from mmdata.train.run.optimizer import scheduled_rate
+
+# micro_batch_size, parallel and compile change results up to rounding; a compiled tower draws other dropout. A moved
+# corpus is still the same corpus: the loader compares its manifest. In a mixture the folder of each dataset may change
+# (data.shards.0.shards and so on, without the position), but not its weight or repeat.
+MAY_CHANGE = frozenset(changeable_settings(Config))
+"""Settings that may differ between the run that wrote a checkpoint and the run that resumes it."""
+
+LENGTH_NAMES = ("epochs", "steps", "schedule", "cooldown_steps")
+LENGTH = frozenset(f"train.{name}" for name in LENGTH_NAMES)
+"""Settings of a run's length and schedule; `check_same_run` says when they may differ."""
+
+_POSITION = re.compile(r"\.\d+(?=\.)")
+"""Of a section in a list of them: ".0" in data.shards.0.weight."""
+
+
+def check_same_run(
+    state: dict[str, Any], settings: dict[str, Any], config: TrainConfig, total_steps: int, *, origin: str
+) -> None:
+    """Refuse to resume under settings that would change what is computed.
+
+    Length and schedule may change if the updates that were made had the learning rates that they would have now: a
+    run of constant rate can be extended, and end in a cooldown.
+
+    Args:
+        state: the checkpoint.
+        settings: of this run, nested by section.
+        config: the section train of these settings.
+        total_steps: of this run.
+        origin: the checkpoint, for the message.
+
+    Raises:
+        ConfigError: names what differs, with both values.
+    """
+    check_same_settings(state["settings"], settings, origin=origin, except_for=LENGTH)
+    before: dict[str, Any] = state["settings"].get("train", {})
+    defaults = {name: TrainConfig.model_fields[name].default for name in LENGTH_NAMES}
+    was = {name: before.get(name, default) for name, default in defaults.items()}
+    changes = [
+        f"train.{name} was {value}, is {getattr(config, name)}"
+        for name, value in was.items()
+        if value != getattr(config, name)
+    ]
+    step, old_steps = int(state["step"]), int(state["total_steps"])
+    if not changes and old_steps != total_steps:
+        raise ConfigError(
+            f"cannot resume from {origin}: the run had {old_steps} steps, now it has {total_steps}; "
+            "restore the data, or give another train.output to start anew"
+        )
+    if total_steps < step:
+        raise ConfigError(
+            f"cannot resume from {origin}: {'; '.join(changes)}. That makes {total_steps} steps, and the run has made "
+            f"{step}: give it more"
+        )
+    # All updates are compared, about a microsecond each: the lines of two schedules may cross.
+    made = config.model_copy(update={"schedule": was["schedule"], "cooldown_steps": was["cooldown_steps"]})
+    if any(scheduled_rate(i, made, old_steps) != scheduled_rate(i, config, total_steps) for i in range(step)):
+        folder = Path(origin).parent.parent
+        raise ConfigError(
+            f"cannot resume from {origin}: {'; '.join(changes)}. The learning rate has fallen already towards the end "
+            f"at step {old_steps}, so the run cannot be made longer or shorter. To train on from its weights, begin a "
+            f"run: model.init_from={folder} train.output=ANOTHER_FOLDER. A run with train.schedule=constant can be "
+            "extended at any time"
+        )
+
+
+def check_same_settings(
+    saved: dict[str, Any], current: dict[str, Any], *, origin: str, except_for: frozenset[str] = frozenset()
+) -> None:
+    """Refuse to resume under settings that would change what is computed.
+
+    Args:
+        saved: settings in the checkpoint, nested by section.
+        current: settings of this run.
+        origin: the checkpoint, for the message.
+        except_for: keys that the caller compares itself.
+
+    Raises:
+        ConfigError: names each key that differs, with both values.
+    """
+    # An earlier version may have saved settings under their old names.
+    try:
+        before, now = _flat(current_names(Config, saved)), _flat(current_names(Config, current))
+    except ValueError as error:  # a removed setting that was on
+        raise ConfigError(f"cannot resume from {origin}: {error}") from None
+    differ = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
+    changed = sorted(key for key in differ if _POSITION.sub("", key) not in MAY_CHANGE | except_for)
+    if changed:
+        listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed)
+        raise ConfigError(
+            f"cannot resume from {origin}: {listed}. Restore the values, or give another train.output to start anew"
+        )
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"data": {"shards": [{"weight": 3}]}} -> {"data.shards.0.weight": 3}; a list of values is a value."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, list) and isinstance(next(iter(cast("list[Any]", value)), None), dict):
+            value = {str(position): item for position, item in enumerate(cast("list[Any]", value))}
+        if isinstance(value, dict):
+            flat |= _flat(cast("dict[str, Any]", value), f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+    return flat

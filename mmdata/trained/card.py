@@ -1,0 +1,105 @@
+"""The model card of an exported run: README.md, in the form that Hugging Face shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from mmdata.trained.run import TrainedRun
+
+SCORES = {
+    "image_to_text_r1": "R@1 image → text",
+    "image_to_text_r5": "R@5 image → text",
+    "text_to_image_r1": "R@1 text → image",
+    "text_to_image_r5": "R@5 text → image",
+    "chance_r1": "R@1 by chance",
+    "zero_shot_top1": "zero-shot top 1",
+    "zero_shot_top5": "zero-shot top 5",
+}
+
+
+def model_card(run: TrainedRun, kind: str, name: str, scores: dict[str, Any]) -> str:
+    """The text of README.md.
+
+    Args:
+        run: the trained model.
+        kind: name of the class that loads it.
+        name: of the model.
+        scores: of `mmdata evaluate`; may be empty.
+    """
+    head = {"library_name": "transformers", "pipeline_tag": "zero-shot-image-classification", "tags": ["mmdata"]}
+    parts = [
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
+        f"# {name}",
+        f"A dual encoder of images and texts ({run.embed_dim} features), trained with mmdata: "
+        f"{run.step:,} steps, {run.epoch} epochs.",
+        "## Use",
+        f"```python\n{usage(kind, 'FOLDER')}\n```",
+        *_facts(run, kind),
+        *_score_table(scores),
+        "## Settings",
+        f"```yaml\n{yaml.safe_dump(_settings(run), sort_keys=False, allow_unicode=True)}```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def usage(kind: str, folder: str) -> str:
+    """Python that loads the folder and compares an image with texts."""
+    own = kind == "MmdataModel"
+    load = "AutoModel" if own else kind
+    trust = ", trust_remote_code=True" if own else ""
+    # AutoTokenizer takes Siglip2Tokenizer for every model of this type, whatever the folder says.
+    tokenizer = "PreTrainedTokenizerFast" if kind == "Siglip2Model" else "AutoTokenizer"
+    padding = '"max_length"' if kind.startswith("Siglip") else "True"
+    return "\n".join(
+        [
+            "from PIL import Image",
+            f"from transformers import AutoImageProcessor, {load}, {tokenizer}",
+            "",
+            f'model = {load}.from_pretrained("{folder}"{trust}).eval()',
+            f'processor = AutoImageProcessor.from_pretrained("{folder}")',
+            f'tokenizer = {tokenizer}.from_pretrained("{folder}")',
+            'images = processor(Image.open("photo.jpg").convert("RGB"), return_tensors="pt")',
+            f'texts = tokenizer(["a dog", "a cat"], padding={padding}, truncation=True, return_tensors="pt")',
+            "print(model(**texts, **images).logits_per_image)",
+        ]
+    )
+
+
+def _facts(run: TrainedRun, kind: str) -> list[str]:
+    """What a user of the folder must know of images and texts."""
+    data = run.config.data
+    lines = [
+        "Images are resized in another order and with other rounding than in training, and an EXIF orientation is not "
+        "applied: turn images upright first (`PIL.ImageOps.exif_transpose`).",
+    ]
+    if data.image_buckets is not None:
+        lines.append(
+            f"The model was trained on images of several shapes ({data.image_buckets}); the image processor makes "
+            f"squares of {data.image_size} pixels."
+        )
+    if kind.startswith("Siglip"):
+        lines.append('Texts must be padded to the full length: `padding="max_length"`.')
+    if kind == "CLIPModel" and run.logit_bias is not None:
+        lines.append(f"The model was trained with a bias of the logits, {run.logit_bias:.6g}, which CLIPModel lacks.")
+    return ["\n".join(f"- {line}" for line in lines)]
+
+
+def _score_table(scores: dict[str, Any]) -> list[str]:
+    rows = [f"| {words} | {100 * scores[name]:.1f} % |" for name, words in SCORES.items() if name in scores]
+    if not rows:
+        return []
+    of = f"{scores.get('images', '?'):,} images, {scores.get('texts', '?'):,} captions" if "images" in scores else ""
+    return ["## Scores", "\n".join([f"| {of} | |", "|---|---|", *rows])]
+
+
+def _settings(run: TrainedRun) -> dict[str, Any]:
+    """Settings that differ from the defaults, without places of this machine."""
+    settings = run.config.model_dump(mode="json", exclude_defaults=True)
+    settings.pop("compare", None)
+    for name in ("shards", "val_shards", "val", "tokenizer", "loading", "negative_captions"):
+        settings.get("data", {}).pop(name, None)
+    for name in ("output", "device"):
+        settings.get("train", {}).pop(name, None)
+    return {name: section for name, section in settings.items() if section}

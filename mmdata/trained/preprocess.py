@@ -1,0 +1,170 @@
+"""Images of any kind to the pixels that the evaluation's loader makes of them, by the loader's own decoder and crop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import cast
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from typing_extensions import Self
+
+from mmdata.config import DataConfig
+from mmdata.config.data import evaluation_data
+from mmdata.errors import BadSample, ConfigError, DataError, Reason
+from mmdata.loader.buffer_pool import BufferPool
+from mmdata.loader.corpus import open_index
+from mmdata.loader.image_buffers import PixelEntries, batch_pixels
+from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy
+from mmdata.plan.buckets import Shapes
+from mmdata.plan.from_config import image_shapes
+from mmdata.safe_read import check_regular, read_regular
+from mmdata.shards import probe
+from mmdata.shards.samples import MAX_IMAGE_BYTES
+from mmdata.transform.image import oriented_size
+from mmdata.transform.pillow import pixels_of
+from mmdata.transform.pixels import EncodedImage, PixelTransform
+
+ImageLike = str | os.PathLike[str] | bytes | Image.Image | Tensor
+"""A path, the bytes of an image file, an image of Pillow, or uint8 (3, H, W) in RGB."""
+
+PARSE_ERRORS = (OSError, ValueError, SyntaxError, EOFError)
+"""What Pillow raises where an opened image does not decode."""
+
+
+class Preprocess:
+    """The evaluation's preprocessing: decode, resize to cover the model's shape, crop at the centre.
+
+    Where the run has several image shapes, an image goes to the one nearest in aspect ratio. A loader does the same,
+    but for the few rows that are left over at the end of an epoch, which fill up batches of another shape.
+
+    A path or bytes give the pixels of the loader, bit for bit: EXIF orientation, CMYK, transparency on white, 16 bits
+    scaled to 8. Pillow has decoded its images at full size, where the loader decodes a large JPEG at a half or less of
+    it (`data.decode: fast`): pixels of JPEGs more than twice as large as the crop differ a little.
+
+    Args:
+        policy: gives an image its shape.
+        patch_size: side of a patch, in pixels; used at native resolution.
+        exact: decode large JPEGs at full size too.
+    """
+
+    def __init__(self, policy: BucketPolicy, *, patch_size: int = 16, exact: bool = False) -> None:
+        self._policy = policy
+        self._transform = PixelTransform("eval", patch_size=patch_size, exact=exact)
+
+    @classmethod
+    def from_config(cls, data: DataConfig) -> Self:
+        """The preprocessing of an evaluation with these settings.
+
+        Raises:
+            ConfigError: `image_buckets` is auto, and the corpus from which the shapes are chosen is not there.
+        """
+        return cls(_policy(data), patch_size=data.patch_size, exact=data.decode == "exact")
+
+    @property
+    def shapes(self) -> list[str]:
+        """The image shapes in words: ["224 × 224"]."""
+        return [bucket.image for bucket in self._policy.buckets]
+
+    def __call__(self, image: ImageLike) -> Tensor:
+        """The pixels of one image.
+
+        Returns:
+            uint8 (3, H, W), RGB: `model.encode_image` normalises uint8 itself. At native resolution its patches,
+            (N, patch_size² · 3), for which the model also needs the other entries of `inputs`.
+
+        Raises:
+            DataError: the image cannot be read or decoded; names it.
+            TypeError: not an image.
+        """
+        return self.inputs(image)["pixel_values"][0]
+
+    def inputs(self, image: ImageLike) -> PixelEntries:
+        """The entries of a batch that holds one image; see `__call__`."""
+        try:
+            if isinstance(image, Image.Image):
+                try:
+                    image = pixels_of(image)
+                except PARSE_ERRORS as error:
+                    raise BadSample(Reason.CORRUPT_IMAGE, str(error)) from error
+            return self._of_pixels(image) if isinstance(image, Tensor) else self._of_file(image)
+        except BadSample as error:
+            raise DataError(f"{describe(image)}: {error}") from error
+
+    def _of_file(self, image: str | os.PathLike[str] | bytes) -> PixelEntries:
+        data = _read(image)
+        info = probe(data)
+        bucket = self._bucket(*oriented_size(info.height, info.width, info.orientation))
+        pixels = batch_pixels(bucket, 1, BufferPool(), self._transform)
+        encoded = EncodedImage(data, info.format, info.orientation, 0, checked=True)
+        pixels.write(pixels.decode(encoded, epoch=0), 0, number=0, epoch=0)
+        return pixels.entries(torch.ones(1, dtype=torch.bool))
+
+    def _of_pixels(self, image: Tensor) -> PixelEntries:
+        if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
+            raise TypeError(
+                f"an image tensor is uint8 (3, H, W) in RGB: got {image.dtype} {tuple(image.shape)}; pixels that are "
+                "normalised already go to run.model.encode_image"
+            )
+        bucket = self._bucket(*image.shape[1:])
+        pixels = batch_pixels(bucket, 1, BufferPool(), self._transform)
+        shape = None if bucket.patches else (bucket.height, bucket.width)
+        part = self._transform.choose_part(image.cpu(), shape=shape, patches=bucket.patches)
+        pixels.write(part, 0, number=0, epoch=0)
+        return pixels.entries(torch.ones(1, dtype=torch.bool))
+
+    def _bucket(self, height: int, width: int) -> Bucket:
+        one = (np.array([number], np.int64) for number in (1, height, width))
+        return self._policy.buckets[int(self._policy.assign(Shapes(*one))[0])]
+
+
+def describe(image: object) -> str:
+    """An image in words, for messages: its path, or what it is."""
+    if isinstance(image, str | os.PathLike):
+        return f"image '{os.fspath(cast('str', image))}'"
+    if isinstance(image, Image.Image) and (name := getattr(image, "filename", "")):
+        return f"image '{os.fspath(name)}'"
+    return f"an image given as {type(image).__name__}"
+
+
+def stack(parts: Sequence[PixelEntries]) -> PixelEntries:
+    """One batch of the entries of several images of one shape."""
+    names = parts[0].keys()
+    joined = {name: torch.cat([cast("dict[str, Tensor]", part)[name] for part in parts]) for name in names}
+    return cast(PixelEntries, joined)
+
+
+def _read(image: object) -> bytes:
+    if isinstance(image, bytes):
+        return image
+    if not isinstance(image, str | os.PathLike):
+        raise TypeError(
+            f"an image is a path, the bytes of a file, an image of Pillow or a uint8 tensor (3, H, W): got "
+            f"{type(image).__name__}"
+        )
+    path = cast("str | os.PathLike[str]", image)
+    check_regular(path, "image")
+    if (size := os.stat(path).st_size) > MAX_IMAGE_BYTES:
+        raise BadSample(Reason.IMAGE_TOO_LARGE, f"{size} bytes; the limit is {MAX_IMAGE_BYTES}")
+    return read_regular(path, "image")
+
+
+def _policy(data: DataConfig) -> BucketPolicy:
+    """The shapes of an evaluation; the text length of the buckets means nothing here."""
+    if data.image_patches is not None:
+        return NativePolicy([1], data.image_patches, patch_size=data.patch_size)
+    if data.image_buckets != "auto":
+        return LengthAspectPolicy([1], data.image_buckets or [(data.image_size, data.image_size)])
+    with suppress(ConfigError):  # without a validation set the shapes are those of training
+        data = evaluation_data(data)
+    try:
+        return LengthAspectPolicy([1], image_shapes(data, open_index(data)))
+    except (DataError, OSError) as error:
+        raise ConfigError(
+            f"data.image_buckets is auto, so the image shapes come from the corpus, which cannot be opened ({error}); "
+            "put it back, or train with data.image_buckets as a list of shapes"
+        ) from error

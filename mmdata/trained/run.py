@@ -1,0 +1,311 @@
+"""`load_run`: a trained model with all that it takes to use it. Features are those of `mmdata evaluate`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from mmdata.config import Config
+from mmdata.config.data import sources
+from mmdata.config.settings import without_removed
+from mmdata.config.strict_yaml import parse
+from mmdata.cores import usable_cores
+from mmdata.errors import BadSample, ConfigError, DataError
+from mmdata.loader.image_buffers import PixelEntries
+from mmdata.shards import Index, clean_caption
+from mmdata.train import DualEncoder
+from mmdata.train.evaluation.prompts import Classes, check_templates, embed_prompts
+from mmdata.train.run.checkpoint import load_checkpoint, load_weights
+from mmdata.train.run.find import find_checkpoint
+from mmdata.train.step import AUTOCAST
+from mmdata.trained.preprocess import ImageLike, Preprocess, stack
+from mmdata.transform.text import Tokenizer, need_tokenizer
+
+logger = logging.getLogger("mmdata")
+
+Precision = Literal["fp32", "bf16", "fp16"]
+OnError = Literal["raise", "zeros"]
+T = TypeVar("T")
+
+TEXTS_AT_ONCE = 256
+"""Texts of a forward."""
+
+
+class ZeroShot(NamedTuple):
+    """What `TrainedRun.zero_shot` finds for N images and C classes.
+
+    Attributes:
+        probabilities: float32 (N, C), on the CPU. Rows sum to 1, or, for a model with a bias (sigmoid loss), each
+            entry is the probability of its own pair.
+        labels: N names, the most probable class of each image.
+        classes: C names, in the order of the columns.
+    """
+
+    probabilities: Tensor
+    labels: list[str]
+    classes: list[str]
+
+
+def load_run(
+    run: str | os.PathLike[str], device: torch.device | str = "auto", *, precision: Precision = "fp32"
+) -> TrainedRun:
+    """Load a trained model.
+
+    Args:
+        run: the folder of a run, of which the newest checkpoint is taken; or one checkpoint, a file.
+        device: "auto" (a GPU where there is one), or a device of torch.
+        precision: of the towers in `embed_images`, `embed_texts` and `zero_shot`: bf16 and fp16 are faster on a GPU.
+
+    Raises:
+        DataError: no run is there, or its checkpoint is damaged; says what was found.
+        ConfigError: the weights do not fit the settings, or the tokenizer is not where it was.
+
+    Example:
+        run = mmdata.load_run("runs/photos")
+        photos = sorted(Path("photos").glob("*.jpg"))
+        similarities = run.embed_texts(["a red bicycle"]) @ run.embed_images(photos).T  # (1, N)
+        nearest = [photos[i] for i in similarities[0].topk(5).indices]
+    """
+    if str(device) == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return TrainedRun.load(Path(run), device, precision=precision)
+
+
+@dataclass(frozen=True, repr=False)
+class TrainedRun:
+    """A model as a checkpoint has it, and what it takes to use it.
+
+    Attributes:
+        model: in eval mode, on its device.
+        config: settings of the run.
+        tokenizer: of the run.
+        checkpoint: the file.
+        step: updates made.
+        epoch: of those updates.
+        precision: of the towers while this object embeds.
+    """
+
+    model: DualEncoder
+    config: Config
+    tokenizer: Tokenizer
+    checkpoint: Path
+    step: int
+    epoch: int
+    precision: Precision = field(default="fp32", kw_only=True)
+
+    @classmethod
+    def load(cls, run: Path, device: torch.device | str = "cpu", *, precision: Precision = "fp32") -> Self:
+        """As `load_run`."""
+        if precision not in AUTOCAST:
+            raise ValueError(f"precision '{precision}': expected {', '.join(AUTOCAST)}")
+        path = find_checkpoint(run)
+        state: dict[str, Any] = load_checkpoint(path)
+        config = parse(Config, without_removed(Config, state["settings"]), origin=f"settings in '{path}'")
+        tokenizer = need_tokenizer(config.data, to="use a dual encoder")
+        model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size)
+        load_weights(model, state, origin=str(path))
+        return cls(model.to(device).eval(), config, tokenizer, path, state["step"], state["epoch"], precision=precision)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(self.preprocess.shapes) if self.config.data.image_buckets != "auto" else "auto"
+        return (
+            f"TrainedRun('{self.checkpoint}': {self.config.model.name}, epoch {self.epoch}, step {self.step}, "
+            f"{self.embed_dim} features, images {shapes}, texts of {self.tokenizer.max_length} tokens, "
+            f"{self.precision} on {self.device})"
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.logit_scale.device
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """Type of the towers' autocast while the model was trained, with which `mmdata evaluate` works."""
+        return AUTOCAST[self.config.train.precision]
+
+    @property
+    def logit_scale(self) -> float:
+        """The learned multiplier of cosine similarities."""
+        scale = self.model.logit_scale.exp().item()
+        return scale if self.model.max_logit_scale is None else min(scale, self.model.max_logit_scale)
+
+    @property
+    def logit_bias(self) -> float | None:
+        """The learned bias that is added to them; None in a model without one."""
+        return None if self.model.logit_bias is None else self.model.logit_bias.item()
+
+    @cached_property
+    def preprocess(self) -> Preprocess:
+        """One image to uint8 pixels, as the evaluation does it."""
+        return Preprocess.from_config(self.config.data)
+
+    @cached_property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes, by label; None where the training corpus has none or is not there any more."""
+        try:
+            manifests = Index.open([source.shards for source in sources(self.config.data)]).manifests
+        except (DataError, OSError):
+            return None
+        names = [(manifest.accounts or {}).get("classes") for manifest in manifests]
+        return names[0] if names[0] and all(other == names[0] for other in names) else None
+
+    @cached_property
+    def embed_dim(self) -> int:
+        """Features of an image or a text."""
+        return self.embed_texts(["a"]).shape[1]
+
+    def embed_images(self, images: Iterable[ImageLike], *, batch_size: int = 64, on_error: OnError = "raise") -> Tensor:
+        """Features of images; a cosine similarity is the product of two of them.
+
+        Args:
+            images: N paths, bytes of image files, images of Pillow or uint8 tensors (3, H, W), read once, in order.
+                They are decoded on all cores while the model works.
+            batch_size: images in a forward.
+            on_error: "raise", or "zeros": an image that cannot be read is logged, and its features are zeros, whose
+                similarity to everything is 0.
+
+        Returns:
+            float32 (N, D), L2-normalised, on the CPU.
+
+        Raises:
+            DataError: an image cannot be decoded; names it.
+            OSError: no such file, or it cannot be read.
+            TypeError: something is not an image.
+        """
+        if isinstance(images, str | bytes) or not hasattr(images, "__iter__"):
+            raise TypeError(f"embed_images takes a list of images: got {type(images).__name__}; write [image]")
+        if batch_size < 1 or on_error not in ("raise", "zeros"):
+            raise ValueError(
+                f"batch_size is 1 or more, and on_error 'raise' or 'zeros': got {batch_size}, {on_error!r}"
+            )
+        parts: list[Tensor] = []
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            try:
+                read = (pool.submit(self._read, image, on_error) for image in images)
+                parts += [self._embed_pixels(some) for some in _chunks_ahead(read, batch_size)]
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return torch.cat(parts) if parts else torch.empty(0, self.embed_dim)
+
+    def embed_texts(self, texts: Iterable[str]) -> Tensor:
+        """Features of texts.
+
+        Args:
+            texts: N strings; longer ones are cut to `tokenizer.max_length` tokens.
+
+        Returns:
+            float32 (N, D), L2-normalised, on the CPU.
+        """
+        if isinstance(texts, str):
+            raise TypeError("embed_texts takes a list of strings: got str; write [text]")
+        cleaned = [_cleaned(text, position) for position, text in enumerate(texts)]
+        parts: list[Tensor] = []
+        for start in range(0, len(cleaned), TEXTS_AT_ONCE):
+            some = cleaned[start : start + TEXTS_AT_ONCE]
+            length = min(max(self.tokenizer.count(some)), self.tokenizer.max_length)
+            ids, mask = (torch.from_numpy(x).to(self.device) for x in self.tokenizer.encode(some, length))
+            with torch.no_grad(), self._autocast():
+                parts.append(self.model.encode_text(ids, mask).float().cpu())
+        return torch.cat(parts) if parts else torch.empty(0, self.embed_dim)
+
+    def zero_shot(
+        self,
+        images: Iterable[ImageLike] | Tensor,
+        classes: Sequence[str] | None = None,
+        *,
+        templates: Sequence[str] = ("{}",),
+        batch_size: int = 64,
+    ) -> ZeroShot:
+        """Classify images by the names of classes.
+
+        Args:
+            images: as for `embed_images`; or their features, float (N, D), from it.
+            classes: C names; default: `class_names`.
+            templates: sentences in which {} stands for a name, such as "a photo of a {}."; the features of a class
+                are the mean over them. Write them as the captions of the training set are written.
+            batch_size: images in a forward.
+
+        Raises:
+            ValueError: no classes, or a template without {}.
+        """
+        names = list(self.class_names or [] if classes is None else classes)
+        if isinstance(classes, str) or not names:
+            raise ValueError("zero_shot needs classes: a list of names, such as ['dog', 'cat']")
+        check_templates([templates] if isinstance(templates, str) else templates)
+        if isinstance(templates, str):
+            raise TypeError(f"templates is a list of strings: write [{templates!r}]")
+        if isinstance(images, Tensor) and images.is_floating_point():
+            features = images
+        else:
+            features = self.embed_images(images, batch_size=batch_size)
+        with torch.no_grad(), self._autocast():
+            prompts = embed_prompts(self.model, Classes(classes=names, templates=list(templates)), self.tokenizer)
+        of_classes = torch.nn.functional.normalize(prompts.float().mean(1), dim=-1).cpu()  # (C, D)
+        logits = self.logit_scale * features.float().cpu() @ of_classes.T  # (N, C)
+        probabilities = logits.softmax(1) if self.logit_bias is None else (logits + self.logit_bias).sigmoid()
+        return ZeroShot(probabilities, [names[i] for i in probabilities.argmax(1).tolist()], names)
+
+    def _autocast(self) -> torch.autocast:
+        dtype = AUTOCAST[self.precision]
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+
+    def _read(self, image: ImageLike, on_error: OnError) -> PixelEntries | None:
+        try:
+            return self.preprocess.inputs(image)
+        except (DataError, OSError) as error:
+            if on_error == "raise":
+                raise
+            logger.warning("left out, its features are zeros: %s", error)
+            return None
+
+    def _embed_pixels(self, images: Sequence[PixelEntries | None]) -> Tensor:
+        """Features of the images of a batch, those of one shape together: (n, D)."""
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        for place, image in enumerate(images):
+            if image is not None:
+                by_shape.setdefault(tuple(image["pixel_values"].shape), []).append(place)
+        if not by_shape:
+            return torch.zeros(len(images), self.embed_dim)
+        features: Tensor | None = None
+        for places in by_shape.values():
+            batch = stack([image for place in places if (image := images[place]) is not None])
+            on_device = {name: value.to(self.device) for name, value in cast("dict[str, Tensor]", batch).items()}
+            with torch.no_grad(), self._autocast():
+                found = self.model.encode_image(**on_device).float().cpu()
+            features = found.new_zeros(len(images), found.shape[1]) if features is None else features
+            features[places] = found
+        assert features is not None
+        return features
+
+
+def _chunks_ahead(futures: Iterator[Future[T]], size: int) -> Iterator[list[T]]:
+    """The results in chunks; as many again are waited for while the caller works on a chunk."""
+    waiting: deque[Future[T]] = deque()
+    for future in futures:
+        waiting.append(future)
+        if len(waiting) == 2 * size:
+            yield [waiting.popleft().result() for _ in range(size)]
+    while waiting:
+        yield [waiting.popleft().result() for _ in range(min(size, len(waiting)))]
+
+
+def _cleaned(text: object, position: int) -> str:
+    """A text as a converted caption would be: without control characters and outer whitespace."""
+    if not isinstance(text, str):
+        raise TypeError(f"text {position} is {type(text).__name__}, not a string")
+    try:
+        return clean_caption(text) if text.strip() else ""
+    except BadSample as error:
+        raise ConfigError(f"text {position}: {error}") from error

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from mmdata.config import TrainConfig
+from mmdata.errors import ConfigError
+from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
+from mmdata.train.run.optimizer import learning_rate
+from mmdata.train.run.trainer import Trainer
+from tests.train import small_run as small
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [  # open_clip_train.scheduler's const_lr and const_lr_cooldown with 2 of 8 steps, a cooldown of 4 steps to 0
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("cooldown", [0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25]),
+    ],
+)
+def test_schedule_is_that_of_open_clip(schedule: Any, rates: list[float]):
+    settings = {"peak": 1.0, "warmup_steps": 2, "total_steps": 8, "schedule": schedule, "cooldown_steps": 4}
+    assert [learning_rate(i, **settings) for i in range(8)] == rates
+
+
+def train(output: Path, **changes: Any) -> dict[str, Any]:
+    """Run to the end; the checkpoint. Four steps an epoch."""
+    config = small.train_config(**changes)
+    trainer = Trainer(small.small_model(), small.SmallBatches(), config, output=output, evaluate=small.evaluate)
+    assert trainer.run() == 0
+    path = latest_checkpoint(output / "checkpoints")
+    assert path is not None
+    return load_checkpoint(path)
+
+
+def assert_equal_runs(one: Path, other: Path, **changes: Any) -> None:
+    """Train both to the end with the same settings; one of them may have begun with others."""
+    states = train(one, **changes), train(other, **changes)
+    assert all(torch.equal(value, states[1]["model"][name]) for name, value in states[0]["model"].items())
+    kept = ("loss", "lr", "step", "epoch")
+    both = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one, other)]
+    lines = [[{k: line[k] for k in kept} for line in run if line["kind"] == "train"] for run in both]
+    assert lines[0] == lines[1], "but for the evaluation where one of them ended"
+    assert states[0]["total_steps"] == states[1]["total_steps"]
+
+
+def test_finished_run_of_constant_rate_goes_on_as_if_it_had_been_longer(tmp_path: Path):
+    assert train(tmp_path / "a", epochs=1, schedule="constant")["step"] == 4
+    assert_equal_runs(tmp_path / "a", tmp_path / "b", epochs=3, schedule="constant")
+
+
+def test_finished_run_of_constant_rate_ends_in_a_cooldown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    train(tmp_path / "a", epochs=1, schedule="constant")
+    capsys.readouterr()
+    assert_equal_runs(tmp_path / "a", tmp_path / "b", epochs=2, schedule="cooldown", cooldown_steps=3)
+    assert "step-0000000004.pt: step 4 of 8" in capsys.readouterr().out
+
+
+def test_run_goes_on_in_steps_where_it_ended_within_an_epoch(tmp_path: Path):
+    train(tmp_path / "a", steps=6, schedule="constant")
+    assert_equal_runs(tmp_path / "a", tmp_path / "b", steps=9, schedule="constant", evaluate_every_epochs=0)
+
+
+def test_run_whose_rate_has_fallen_says_how_to_go_on(tmp_path: Path):
+    train(tmp_path / "run", epochs=1)
+    said = (
+        rf"cannot resume from {tmp_path}/run/checkpoints/step-0000000004.pt: train.epochs was 1, is 2. The learning "
+        rf"rate has fallen already towards the end at step 4, .* begin a run: model.init_from={tmp_path}/run "
+        r"train.output=ANOTHER_FOLDER. A run with train.schedule=constant can be extended at any time$"
+    )
+    with pytest.raises(ConfigError, match=said):
+        train(tmp_path / "run", epochs=2)
+    with pytest.raises(ConfigError, match=r"train.schedule was cosine, is constant. The learning rate has fallen"):
+        train(tmp_path / "run", epochs=1, schedule="constant")
+    train(tmp_path / "cool", epochs=1, schedule="cooldown", cooldown_steps=2, checkpoint_every_steps=2)
+    with pytest.raises(ConfigError, match=r"train.epochs was 1, is 2. The learning rate has fallen"):
+        train(tmp_path / "cool", epochs=2, schedule="cooldown", cooldown_steps=2)
+    (tmp_path / "cool" / "checkpoints" / "latest").write_text("step-0000000002.pt\n")  # before the cooldown
+    longer = {"epochs": 2, "schedule": "cooldown", "cooldown_steps": 2}
+    assert_equal_runs(tmp_path / "cool", tmp_path / "whole", **longer)
+
+
+def test_run_cannot_end_before_where_it_is(tmp_path: Path):
+    train(tmp_path, epochs=2, schedule="constant")
+    with pytest.raises(
+        ConfigError, match=r"train.epochs was 2, is 1. That makes 4 steps, and the run has made 8: give"
+    ):
+        train(tmp_path, epochs=1, schedule="constant")
+
+
+def test_run_of_an_earlier_version_has_a_cosine(tmp_path: Path):
+    train(tmp_path, epochs=1)
+    path = latest_checkpoint(tmp_path / "checkpoints")
+    assert path is not None
+    state = load_checkpoint(path)
+    del state["settings"]["train"]["schedule"], state["settings"]["train"]["cooldown_steps"]
+    torch.save(state, path)
+    assert train(tmp_path, epochs=1)["step"] == 4
+
+
+def test_cooldown_that_does_not_fit_is_an_error(tmp_path: Path):
+    for given, said in (
+        ({"schedule": "cooldown"}, "schedule 'cooldown' needs cooldown_steps: the updates over which the rate falls"),
+        ({"cooldown_steps": 3}, "cooldown_steps belongs to schedule 'cooldown', and schedule is 'cosine': set"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            TrainConfig.model_validate(given)
+    said = r"train.warmup_steps \(2\) and train.cooldown_steps \(3\) do not fit into the 4 steps of the run: set lower"
+    with pytest.raises(ConfigError, match=said):
+        train(tmp_path, epochs=1, schedule="cooldown", cooldown_steps=3)

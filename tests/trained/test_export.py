@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+from torch import Tensor
+from transformers import AutoImageProcessor, AutoModel, AutoProcessor, AutoTokenizer, CLIPModel, SiglipModel
+
+import mmdata
+from mmdata import cli
+from mmdata.errors import ConfigError
+from mmdata.trained import TrainedRun
+from mmdata.trained.export import export_to_transformers
+from tests.trained.conftest import MakeRun
+from tests.trained.test_load_run import PATCHES
+
+LAYERS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+TEXT = {**LAYERS, "vocab_size": 400, "max_position_embeddings": 16}
+VISION = {**LAYERS, "image_size": 32, "patch_size": 8}
+CLIP = {"model_type": "clip", "projection_dim": 24, "text_config": TEXT, "vision_config": VISION}
+SIGLIP = {
+    "model_type": "siglip",
+    "text_config": {**TEXT, "pad_token_id": 1, "projection_size": 16},
+    "vision_config": VISION,
+}
+AT_24 = {"vision_config": {**VISION, "image_size": 24}}
+PAIR = {
+    "vision": {"model_type": "vit", **VISION},
+    "text": {"model_type": "bert", **TEXT},
+    "embed_dim": 20,
+}
+TEXTS = ["a round dog", "picture 3", "a text that is longer than the sixteen tokens which this model takes at most"]
+
+
+def pretrained(**settings: Any) -> dict[str, Any]:
+    return {"name": "pretrained", **settings}
+
+
+@pytest.fixture(scope="module")
+def export(make_run: MakeRun, tmp_path_factory: pytest.TempPathFactory):
+    """`export(model, **data)`: the run and the folder."""
+
+    def make(model: dict[str, Any], **data: Any) -> tuple[TrainedRun, Path]:
+        run = mmdata.load_run(make_run(model, **data), device="cpu")
+        folder = tmp_path_factory.mktemp("exports") / "photos"
+        export_to_transformers(run, folder)
+        return run, folder
+
+    return make
+
+
+def features_of(model: Any, run: TrainedRun, folder: Path, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """L2-normalised features as a user of transformers computes them, from the run's pixels."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    padding = "max_length" if "siglip" in model.config.model_type else True
+    inputs = tokenizer(TEXTS, padding=padding, truncation=True, return_tensors="pt")
+    normalised = (pixels.float() / 255 - run.model.pixel_mean / 255) / (run.model.pixel_std / 255)
+    with torch.no_grad():
+        output = model(**inputs, pixel_values=normalised)
+    return output.image_embeds, output.text_embeds
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (pretrained(clip=CLIP), CLIPModel),
+        (pretrained(clip={**CLIP, **AT_24}), CLIPModel),
+        (pretrained(clip=SIGLIP), SiglipModel),
+        (pretrained(clip={**SIGLIP, **AT_24}), SiglipModel),
+    ],
+    ids=["clip", "clip at another size", "siglip", "siglip at another size"],
+)
+def test_export_is_loaded_by_the_class_of_the_architecture(export, photos: Path, model: dict[str, Any], kind: Any):
+    run, folder = export(model)
+    images = sorted((photos / "raw").glob("*.png"))
+    pixels = torch.stack([run.preprocess(path) for path in images])
+    loaded, report = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    image_features, text_features = features_of(loaded.eval(), run, folder, pixels)
+    torch.testing.assert_close(image_features, run.embed_images(images), rtol=0, atol=1e-5)
+    torch.testing.assert_close(text_features[:2], run.embed_texts(TEXTS[:2]), rtol=0, atol=1e-5)
+    if kind is CLIPModel:  # SigLIP's texts are padded to all positions, so its tokenizer cuts there
+        torch.testing.assert_close(text_features, run.embed_texts(TEXTS), rtol=0, atol=1e-5)
+    assert (text_features[0] - text_features[1]).norm() > 0.01
+    assert loaded.logit_scale.exp().item() == pytest.approx(run.logit_scale)
+    assert (loaded.logit_bias.item() if kind is SiglipModel else None) == run.logit_bias
+
+
+def test_export_of_siglip2_takes_patches(export, photos: Path):
+    run, folder = export(pretrained(clip=PATCHES), image_patches=[9, 25], patch_size=8, max_length=16)
+    loaded = transformers.Siglip2Model.from_pretrained(folder).eval()
+    assert AutoImageProcessor.from_pretrained(folder).max_num_patches == 25
+    inputs = run.preprocess.inputs(photos / "raw" / "03.jpg")
+    normalised = (inputs["pixel_values"].float() / 255 - 0.5) / 0.5
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    tokens = tokenizer(TEXTS, padding="max_length", truncation=True, return_tensors="pt")
+    assert "PreTrainedTokenizerFast.from_pretrained" in (folder / "README.md").read_text()
+    with torch.no_grad():
+        output = loaded(**tokens, **{**inputs, "pixel_values": normalised})
+    torch.testing.assert_close(output.image_embeds, run.embed_images([photos / "raw" / "03.jpg"]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(output.text_embeds, run.embed_texts(TEXTS), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [{"name": "micro"}, {"name": "micro", "logit_bias_init": -10.0, "embed_dim": 48}, pretrained(**PAIR)],
+    ids=["micro", "bias", "pair"],
+)
+def test_export_of_other_towers_brings_their_code(export, photos: Path, model: dict[str, Any]):
+    run, folder = export(model)
+    images = sorted((photos / "raw").glob("*.png"))
+    pixels = torch.stack([run.preprocess(path) for path in images])
+    loaded = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
+    assert type(loaded).__name__ == "MmdataModel"
+    assert not type(loaded).__module__.startswith("mmdata")
+    for found, expected in zip(
+        features_of(loaded, run, folder, pixels), (run.embed_images(images), run.embed_texts(TEXTS)), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    tokens = AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = loaded(**tokens, pixel_values=(pixels.float() - run.model.pixel_mean) / run.model.pixel_std)
+    expected = run.logit_scale * run.embed_images(images) @ run.embed_texts(TEXTS).T + (run.logit_bias or 0.0)
+    torch.testing.assert_close(logits.logits_per_image, expected, rtol=0, atol=1e-3)
+    code = "".join(path.read_text() for path in folder.glob("*.py"))
+    imported = set(re.findall(r"^\s*(?:from|import) (\S+)", code, re.MULTILINE))
+    assert {".towers", ".transformers_towers"} < imported
+    assert not any(name.startswith("mmdata") for name in imported), "it is loaded where mmdata is not installed"
+
+
+def test_export_has_an_image_processor_near_the_loaders(export, photos: Path):
+    """transformers resizes whole images and then crops, in another order of roundings; the loader scales large JPEGs
+    while it decodes them."""
+    run, folder = export(pretrained(clip=CLIP))
+    processor = AutoImageProcessor.from_pretrained(folder)
+    for name in ("00.jpg", "01.png", "02.jpg", "03.jpg"):
+        image = Image.open(photos / "raw" / name)
+        found = processor(image, return_tensors="pt")["pixel_values"][0] * run.model.pixel_std + run.model.pixel_mean
+        assert found.shape == (3, 32, 32)
+        assert (found - run.preprocess(photos / "raw" / name)).abs().mean() < 2, name
+    both = AutoProcessor.from_pretrained(folder)
+    inputs = both(text=["a dog"], images=image, return_tensors="pt", padding=True)
+    assert {"input_ids", "attention_mask", "pixel_values"} <= set(inputs)
+
+
+def test_export_moves_an_end_token_that_clip_would_not_look_for(export, photos: Path):
+    """The tokenizers of mmdata end texts with token 2, with which CLIPModel reads the token of the highest number."""
+    run, folder = export(pretrained(clip=CLIP))
+    before, after = run.tokenizer, AutoTokenizer.from_pretrained(folder)
+    ids = before.encode(["a round dog"], 16)[0][0]
+    ids = ids[: before.count(["a round dog"])[0]].tolist()
+    assert ids[-1] == 2
+    found = after(["a round dog"])["input_ids"][0]
+    assert found == [{1: 2, 2: 1}.get(number, number) for number in ids]
+    assert (after.eos_token, after.bos_token, after.pad_token) == ("<end>", "<start>", "<pad>")
+    assert after.model_max_length == 16
+    assert CLIPModel.from_pretrained(folder).config.text_config.eos_token_id == 1
+    assert after.decode(found, skip_special_tokens=True).strip() == "a round dog"
+
+
+def test_export_has_a_card_with_settings_and_scores_and_no_paths(make_run: MakeRun, photos: Path, tmp_path: Path):
+    folder = make_run(pretrained(clip=CLIP, embed_dim=None), shuffle=False)
+    scores = {"step": 3, "image_to_text_r1": 0.25, "chance_r1": 0.1, "images": 1234, "texts": 5}
+    (folder / "evaluation.json").write_text(json.dumps(scores))
+    run = mmdata.load_run(folder, device="cpu")
+    export_to_transformers(run, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    for said in (
+        "library_name: transformers",
+        "# out",
+        'CLIPModel.from_pretrained("FOLDER")',
+        "| 1,234 images, 5 captions | |",
+        "| R@1 image → text | 25.0 % |",
+        "shuffle: false",
+        "model_type: clip",
+    ):
+        assert said in card
+    assert str(photos) not in card
+    (folder / "evaluation.json").write_text(json.dumps({**scores, "step": 2}))
+    export_to_transformers(run, tmp_path / "other")
+    assert "25.0 %" not in (tmp_path / "other" / "README.md").read_text()
+
+
+def test_export_refuses_a_folder_that_holds_files_and_towers_without_a_form(make_run: MakeRun, tmp_path: Path):
+    run = mmdata.load_run(make_run(), device="cpu")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a.txt").touch()
+    with pytest.raises(ConfigError, match=r"full': is there already; remove it, or give another folder"):
+        export_to_transformers(run, tmp_path / "full")
+    mixed = pretrained(vision=CLIP, text={"model_type": "bert", **TEXT})
+    run = mmdata.load_run(make_run(mixed), device="cpu")
+    with pytest.raises(ConfigError, match=r"\(ClipImageTower, AnyTextTower\) cannot be exported: export takes CLIP"):
+        export_to_transformers(run, tmp_path / "mixed")
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_export_program_says_how_to_load_the_folder(
+    make_run: MakeRun,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    main = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "export.py"))["main"]
+    monkeypatch.chdir(tmp_path)
+    words = ["export", str(make_run(pretrained(clip=CLIP))), "exports/photos", "--to", "transformers"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        cli.run(main)
+    assert ended.value.code == 0
+    said, _, code = capsys.readouterr().out.partition("\n\n")
+    assert re.search(r"step-0000000003.pt → exports/photos \(CLIPModel, 0.1 MB\); to load it:$", said)
+    Image.open(photos / "raw" / "00.jpg").save("photo.jpg")
+    exec(code, {})
+    assert re.fullmatch(r"tensor\(\[\[.*, .*\]\], grad_fn=<.*>\)\n", capsys.readouterr().out)

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import mmdata
+from mmdata import Loader
+from mmdata.commands.evaluate import evaluate_shards
+from mmdata.config.data import evaluation_data
+from mmdata.errors import DataError
+from mmdata.train.evaluation.embedding import embed
+from mmdata.train.evaluation.evaluate import zero_shot
+from mmdata.train.evaluation.prompts import Classes, embed_prompts
+from mmdata.trained import TrainedRun
+from tests.trained.conftest import MakeRun
+
+PATCHES = {
+    "model_type": "siglip2",
+    "text_config": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 400,
+        "max_position_embeddings": 16,
+        "pad_token_id": 1,
+        "projection_size": 16,
+    },
+    "vision_config": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "patch_size": 8,
+        "num_patches": 4,
+    },
+}
+
+
+def paths_in_order(run: TrainedRun, photos: Path) -> list[Path]:
+    """The images of the corpus in the order of its rows: captions.jsonl keeps it."""
+    import json
+
+    lines = (photos / "raw" / "captions.jsonl").read_text().splitlines()
+    return [photos / "raw" / json.loads(line)["path"] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        (None, {}),
+        (None, {"decode": "exact"}),
+        (None, {"image_buckets": [[32, 32], [24, 48], [48, 24]], "global_batch_size": 1}),
+        (None, {"image_buckets": "auto", "num_image_buckets": 2, "patch_size": 8, "global_batch_size": 1}),
+        ({"name": "pretrained", "clip": PATCHES}, {"image_patches": [9, 25], "patch_size": 8, "global_batch_size": 1}),
+    ],
+    ids=["square", "exact", "shapes", "auto", "native"],
+)
+def test_load_run_gives_the_evaluations_pixels_and_features(make_run: MakeRun, photos: Path, model, data):
+    run = mmdata.load_run(make_run(model, **data), device="cpu")
+    paths = paths_in_order(run, photos)
+    loader = Loader.from_config(evaluation_data(run.config.data), rank=0, world_size=1)
+    seen = 0
+    for batch in loader:
+        for pixels, row, valid in zip(batch["pixel_values"], batch["rows"].tolist(), batch["valid"], strict=True):
+            if valid:
+                found = run.preprocess.inputs(paths[row])
+                assert torch.equal(found["pixel_values"][0], pixels), paths[row].name
+                seen += 1
+    assert seen == len(paths) == 12
+    loader.set_epoch(0)
+    expected = embed(run.model, loader)
+    features = run.embed_images(paths, batch_size=5)
+    assert (features.dtype, features.shape, features.device.type) == (torch.float32, (12, run.embed_dim), "cpu")
+    torch.testing.assert_close(features[expected.rows], expected.image, rtol=0, atol=1e-6)
+    captions = [f"picture {i} of a round dog" for i in range(8)]
+    captions += [f"an odd one, {path.name}" for path in paths[8:]]
+    torch.testing.assert_close(run.embed_texts(captions)[expected.rows], expected.text, rtol=0, atol=1e-6)
+
+
+def test_load_run_takes_paths_bytes_pillow_images_and_tensors_alike(make_run: MakeRun, photos: Path):
+    run = mmdata.load_run(make_run(decode="exact"), device="cpu")
+    paths = paths_in_order(run, photos)
+    expected = run.embed_images(paths)
+    images = [Image.open(path) for path in paths]
+    for given in (map(str, paths), [path.read_bytes() for path in paths], images):
+        assert torch.equal(run.embed_images(given), expected)
+    pixels = torch.stack([run.preprocess(path) for path in paths])
+    assert (pixels.dtype, pixels.shape) == (torch.uint8, (12, 3, 32, 32))
+    assert torch.equal(run.embed_images(pixels), expected)
+    assert run.embed_images([]).shape == (0, 64)
+    assert run.embed_texts([]).shape == (0, 64)
+
+
+def test_load_run_pillow_image_of_a_large_jpeg_differs_little(make_run: MakeRun, photos: Path):
+    run = mmdata.load_run(make_run(), device="cpu")
+    path = photos / "raw" / "03.jpg"
+    fast, full = run.preprocess(path).float(), run.preprocess(Image.open(path)).float()
+    assert 0 < (fast - full).abs().mean() < 2
+
+
+def test_load_run_scores_are_those_of_evaluate(make_run: MakeRun, photos: Path):
+    run = mmdata.load_run(make_run(), device="cpu")
+    assert (run.class_names, run.step, run.epoch, run.logit_bias) == (["dog", "cat"], 3, 1, None)
+    paths = paths_in_order(run, photos)
+    labels = torch.tensor([i % 2 for i in range(8)] + [1] * 4)
+    found = run.zero_shot(paths, templates=["a photo of a {}.", "{}"])
+    assert found.classes == ["dog", "cat"]
+    assert found.probabilities.shape == (12, 2)
+    torch.testing.assert_close(found.probabilities.sum(1), torch.ones(12))
+    assert found.labels == [found.classes[i] for i in found.probabilities.argmax(1)]
+    classes = Classes(classes=["dog", "cat"], templates=["a photo of a {}.", "{}"])
+    scores = evaluate_shards(run, run.config.data.val_shards or "", classes)
+    correct = sum(name == ("dog", "cat")[label] for name, label in zip(found.labels, labels.tolist(), strict=True))
+    assert scores["zero_shot_top1"] == pytest.approx(correct / 12)
+    features = run.embed_images(paths)
+    prompts = embed_prompts(run.model, classes, run.tokenizer)
+    assert zero_shot(features, labels, prompts)["zero_shot_top1"] == pytest.approx(correct / 12)
+    again = run.zero_shot(features, ["dog", "cat"], templates=["a photo of a {}.", "{}"])
+    torch.testing.assert_close(again.probabilities, found.probabilities)
+
+
+def test_load_run_of_a_sigmoid_model_gives_independent_probabilities(make_run: MakeRun, photos: Path):
+    run = mmdata.load_run(make_run({"name": "micro", "logit_bias_init": -10.0}), device="cpu")
+    images, names = [photos / "raw" / "00.jpg"], ["dog", "cat", "tree"]
+    logits = run.logit_scale * run.embed_images(images) @ run.embed_texts(names).T - 10.0
+    torch.testing.assert_close(run.zero_shot(images, names).probabilities, logits.sigmoid())
+
+
+def test_load_run_in_half_precision_is_near(make_run: MakeRun, photos: Path):
+    images = sorted((photos / "raw").glob("*.jpg"))
+    folder = make_run()
+    full, half = (mmdata.load_run(folder, "cpu", precision=kind) for kind in ("fp32", "bf16"))
+    features = half.embed_images(images)
+    assert features.dtype == torch.float32
+    assert (features - full.embed_images(images)).abs().max() < 0.03
+    with pytest.raises(ValueError, match="precision 'int8': expected fp32, bf16, fp16"):
+        mmdata.load_run(folder, precision="int8")  # pyright: ignore[reportArgumentType]
+
+
+def test_load_run_unreadable_image_is_named_or_gives_zeros(
+    make_run: MakeRun, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    run = mmdata.load_run(make_run(), device="cpu")
+    good, cut, text = photos / "raw" / "00.jpg", tmp_path / "cut.jpg", tmp_path / "text.jpg"
+    cut.write_bytes(good.read_bytes()[:-200])
+    text.write_text("no image")
+    for bad, said in ((cut, f"image '{cut}': corrupt_image"), (text, f"image '{text}': not_an_image: starts with")):
+        with pytest.raises(DataError, match=said):
+            run.embed_images([good, bad])
+    with pytest.raises(DataError, match=f"image '{cut}': corrupt_image"):
+        run.embed_images([Image.open(cut)])
+    with pytest.raises(FileNotFoundError, match=r"none\.jpg"):
+        run.embed_images([tmp_path / "none.jpg"])
+    with pytest.raises(DataError, match="is a folder"):
+        run.embed_images([tmp_path])
+    features = run.embed_images([cut, good, tmp_path / "none.jpg"], on_error="zeros")
+    assert features.norm(dim=1).tolist() == pytest.approx([0, 1, 0])
+    assert torch.equal(features[1:2], run.embed_images([good]))
+    assert any(str(cut) in line for line in caplog.messages)
+    assert run.embed_images([cut], on_error="zeros").tolist() == [[0.0] * 64]
+
+
+def test_load_run_says_what_is_no_list_of_images_or_texts(make_run: MakeRun, photos: Path):
+    run = mmdata.load_run(make_run(), device="cpu")
+    for given in (str(photos), photos, Image.new("RGB", (4, 4))):
+        with pytest.raises(TypeError, match=r"embed_images takes a list of images: got .*; write \[image\]"):
+            run.embed_images(given)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"embed_texts takes a list of strings: got str; write \[text\]"):
+        run.embed_texts("a dog")
+    with pytest.raises(TypeError, match=r"an image is a path, the bytes of a file, .*: got int"):
+        run.embed_images([3])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"an image tensor is uint8 \(3, H, W\) in RGB: got torch.float32 \(3, 4, 4\)"):
+        run.embed_images(torch.zeros(2, 3, 4, 4))
+    with pytest.raises(ValueError, match="on_error 'raise' or 'zeros': got 64, 'skip'"):
+        run.embed_images([], on_error="skip")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="text 1 is int, not a string"):
+        run.embed_texts(["a", 1])  # pyright: ignore[reportArgumentType]
+    for classes in ("dog", []):
+        with pytest.raises(ValueError, match="zero_shot needs classes: a list of names"):
+            run.zero_shot([], classes)
+    with pytest.raises(ValueError, match=r"template 'a photo' has no {} where the class name goes"):
+        run.zero_shot([], ["dog"], templates=["a photo"])
+    with pytest.raises(TypeError, match=r"templates is a list of strings: write \['a {}'\]"):
+        run.zero_shot([], ["dog"], templates="a {}")
+
+
+def test_load_run_reads_as_a_line(make_run: MakeRun):
+    run = mmdata.load_run(make_run(), device="cpu")
+    assert repr(run) == (
+        f"TrainedRun('{run.checkpoint}': micro, epoch 1, step 3, 64 features, images 32 × 32, texts of 16 tokens, "
+        "fp32 on cpu)"
+    )
+
+
+def test_load_run_names_what_is_no_run(make_run: MakeRun, photos: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = make_run()
+    config = tmp_path / "photos.yaml"
+    config.write_text("data: {shards: s}\n")
+    made = tmp_path / "made.yaml"
+    made.write_text(f"train: {{output: {folder}}}\n")
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "checkpoints").symlink_to(folder / "checkpoints")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "metrics.jsonl").touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a.txt").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "clip").mkdir()
+    (tmp_path / "clip" / "config.json").touch()
+    for given, said in (
+        ("photos.yaml", r"a config, and a run is expected; its run is 'runs/photos': `mmdata train photos.yaml` makes"),
+        ("made.yaml", rf"a config, and a run is expected; its run is '{folder}': give '{folder}'"),
+        ("none", r"no such run; `mmdata train CONFIG` makes one, the folder runs/NAME for NAME.yaml"),
+        ("runs", r"a folder of runs; give one of them: one$"),
+        ("begun", r"a run that has no checkpoint yet; `mmdata train` writes the first after train.checkpoint_every"),
+        (str(photos / "shards"), r"a folder of shards, and a run is expected; `mmdata train CONFIG` makes one"),
+        (str(folder / "checkpoints"), rf"the checkpoints of a run; give the run itself, '{folder}'"),
+        ("clip", r"a model saved by transformers, and a run is expected; .*model.init_from"),
+        ("other", r"neither a checkpoint nor the folder of a run \(it holds a.txt\)"),
+        ("empty", r"neither a checkpoint nor the folder of a run \(it is empty\)"),
+    ):
+        with pytest.raises(DataError, match=f"^'{given}': {said}"):
+            mmdata.load_run(given)
+
+
+def test_load_run_never_repeats_torchs_advice(tmp_path: Path):
+    torch.save({"format": 1, "model": Path("x")}, tmp_path / "a.pt")
+    (tmp_path / "b.pkl").write_bytes(pickle.dumps({"a": Path("x")}))
+    for name, said in (("a.pt", "it holds Python objects, which could run code"), ("b.pkl", "not a zip file")):
+        with pytest.raises(DataError, match=said) as caught:
+            mmdata.load_run(tmp_path / name)
+        assert "weights_only" not in str(caught.value)
+
+
+def test_load_run_has_its_old_name_for_one_release(make_run: MakeRun):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        from mmdata.commands.trained import TrainedModel  # pyright: ignore[reportAttributeAccessIssue]
+    assert TrainedModel is TrainedRun
+    assert "mmdata.commands.trained.TrainedModel is now called mmdata.trained.run.TrainedRun" in str(told[0].message)
+    assert TrainedModel.load(make_run()).step == 3
