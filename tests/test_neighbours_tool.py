@@ -244,6 +244,10 @@ def test_file_made_for_other_shards_is_refused(folder: Path, made: Path):
             "make them with --run, or convert them",
         ),
         (
+            ("--features", "raw/captions.jsonl", "--size", 4),
+            "features 'raw/captions.jsonl': a table; expected a .npy file, float",
+        ),
+        (
             ("--features", "empty.npy", "--size", 4),
             "features 'empty.npy': cannot be read: EOF: reading magic string, expected 8 bytes got 0; "
             "expected a .npy file, float",
@@ -278,6 +282,13 @@ def test_program_refuses_and_leaves_the_file_there_is(
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
     assert Path("there.arrow").read_bytes() == b"as it was"
     assert not list(folder.glob(".*.part"))
+
+
+def test_program_refuses_a_folder_as_the_file_to_write(folder: Path, capsys: pytest.CaptureFixture[str]):
+    words = ("--run", folder / "run", "--size", 4, "--out", folder / "raw")
+    assert run_tool("neighbours", folder / "config.yaml", *words) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"error: --out '{folder / 'raw'}': a folder; give the Arrow file to write, such as groups.arrow"
 
 
 def test_program_takes_settings_after_options(folder: Path, capsys: pytest.CaptureFixture[str]):

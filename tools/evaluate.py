@@ -25,6 +25,7 @@ from rich.table import Table
 from mmdata.atomic import write_whole
 from mmdata.cli import Parser, run
 from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards
+from mmdata.compositional import read_pairs
 from mmdata.config.data import ValConfig, val_in_words
 from mmdata.errors import ConfigError, printable
 from mmdata.train.evaluation.prompts import read_classes
@@ -36,14 +37,16 @@ from mmdata.trained import TrainedRun
 def main() -> int:
     """Evaluate, write the JSON file, print the table."""
     options = parse_arguments()
+    classes = read_classes(options.classes) if options.classes else None
     device = collectives.init(options.device)
     trained = TrainedRun.load(options.run, device)
-    classes = read_classes(options.classes) if options.classes else None
     val = ValConfig(shards=options.shards) if options.shards else trained.config.data.val
     if not val and options.pairs is None:
         raise ConfigError("nothing to evaluate on: the run has no data.val; give --shards or --pairs")
     if not val and classes is not None:
         raise ConfigError("--classes needs images with labels: the run has no data.val; give --shards")
+    if options.pairs is not None:
+        read_pairs(options.pairs)  # a mistake in the file is told before the shards are embedded
     scores: dict[str, Any] = {"step": trained.step, "epoch": trained.epoch}
     if val:
         scores["shards"] = val_in_words(trained.config.data.model_copy(update={"val": val}))

@@ -9,20 +9,17 @@ The folder also has the tokenizer, an image processor, and a model card (README.
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 
-from mmdata.cli import run
+from mmdata.cli import Parser, run
 from mmdata.errors import printable
 from mmdata.trained import load_run
 
 
 def main() -> int:
     """Export, and print how to load the folder."""
-    parser = argparse.ArgumentParser(
-        prog="mmdata export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("export", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint file")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; must not exist")
     parser.add_argument("--to", choices=("transformers",), default="transformers", help="default: transformers")

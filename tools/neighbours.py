@@ -82,6 +82,8 @@ def check(options: argparse.Namespace, rows: int) -> None:
         raise ConfigError(f"--size {options.size}: must be 2 to {rows:,}, the rows of data.shards")
     if options.out.suffix == ".npy":
         raise ConfigError(f"--out '{options.out}': the file is an Arrow file; end its name with .arrow")
+    if options.out.is_dir():
+        raise ConfigError(f"--out '{options.out}': a folder; give the Arrow file to write, such as groups.arrow")
     options.out.parent.mkdir(parents=True, exist_ok=True)
 
 

@@ -1,5 +1,6 @@
 """What commands do once their arguments are parsed: the data half and the GPU half put together.
 
+- `check`: what a run needs, looked at before anything slow.
 - `train`: loader, model and trainer of a configuration. What follows training uses `mmdata.trained`.
 - `evaluate`: retrieval and zero-shot accuracy on shards, and compositional tests.
 - `neighbours`: features of a corpus, for groups of near neighbours.

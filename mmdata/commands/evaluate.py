@@ -12,10 +12,11 @@ from rich.progress import track
 
 from mmdata.batch import Batch
 from mmdata.compositional import load_pairs
-from mmdata.config.data import ValConfig, evaluation_data
+from mmdata.config.data import DataConfig, ValConfig, evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
+from mmdata.shards import Index
 from mmdata.train.evaluation.evaluate import compositional, embed, score_retrieval, zero_shot
 from mmdata.train.evaluation.prompts import Classes, embed_prompts
 from mmdata.train.ranks import collectives
@@ -54,6 +55,8 @@ def evaluate_shards(trained: TrainedRun, shards: str | None, classes: Classes | 
     # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
     data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
     loader = Loader.from_config(data, rank=rank, world_size=ranks)
+    if classes is not None:
+        _check_labels(loader.index, classes, data)
     batches = _progress(loader, "embedding", len(loader))
     features = embed(trained.model, batches, source=loader, autocast_dtype=trained.autocast_dtype)
     masked: dict[str, int] = loader.merge_states(_states_of_ranks(loader))["rows_masked"]
@@ -66,11 +69,26 @@ def evaluate_shards(trained: TrainedRun, shards: str | None, classes: Classes | 
     if features.text is not None:
         scores = score_retrieval(features, share=True)
     if classes is not None:
-        if features.labels is None:
-            raise DataError(f"--classes needs labels, and shards '{data.shards}' have none")
+        assert features.labels is not None, "checked before"
         prompts = embed_prompts(trained.model, classes, trained.tokenizer)
         scores |= zero_shot(features.image, features.labels, prompts)
     return {**scores, "rows_masked": masked}
+
+
+def _check_labels(index: Index, classes: Classes, data: DataConfig) -> None:
+    """Check before anything is embedded that each label has a class.
+
+    Raises:
+        DataError: there are no labels, or more than there are classes.
+    """
+    if not index.has_labels:
+        raise DataError(f"--classes needs labels, and shards '{data.shards}' have none")
+    highest, known = int(index.column("label")[: data.max_rows].max()), len(classes.classes)
+    if highest >= known:
+        raise DataError(
+            f"--classes has {known} classes, for the labels 0 to {known - 1}, and shards '{data.shards}' have labels "
+            f"up to {highest}: list a class for each label"
+        )
 
 
 def evaluate_pairs(trained: TrainedRun, path: Path) -> dict[str, dict[str, float]]:

@@ -18,6 +18,7 @@ from mmdata.config import DataConfig
 from mmdata.config.data import once_in_order
 from mmdata.errors import DataError
 from mmdata.loader import Loader
+from mmdata.recognize import Kind, recognize
 from mmdata.train.memory.neighbours import FeatureSide, embed_rows
 from mmdata.trained import TrainedRun
 
@@ -56,6 +57,9 @@ def map_features(path: Path, rows: int) -> NDArray[np.floating[Any]]:
     Raises:
         DataError: another format, type or number of rows.
     """
+    kind = recognize(path)
+    if path.suffix != ".npy" and kind not in (Kind.ABSENT, Kind.BINARY):
+        raise DataError(f"features '{path}': {kind.value}; expected a .npy file, float")
     try:
         features: Any = np.lib.format.open_memmap(path, mode="c")  # no zip archive, no pickle
     except (ValueError, EOFError) as error:

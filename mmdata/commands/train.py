@@ -11,6 +11,7 @@ import yaml
 from torch import nn
 
 from mmdata.atomic import write_whole
+from mmdata.commands.check import check_lengths, check_run, warn_of_no_effect
 from mmdata.config import Config, DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.loader import Loader
@@ -22,7 +23,6 @@ from mmdata.train.ranks import collectives
 from mmdata.train.run.checkpoint import CHECKPOINTS, latest_checkpoint
 from mmdata.train.run.trainer import Trainer
 from mmdata.train.step import AUTOCAST
-from mmdata.transform.text import need_tokenizer
 
 
 def train(config: Config, output: Path, device: torch.device, *, command: str | None = None) -> int:
@@ -38,16 +38,20 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
         0, or 128 + the number of the signal that stopped the run.
     """
     rank, world_size = collectives.rank(), collectives.world_size()
+    tokenizer = check_run(config, output, world_size=world_size)
+    if rank == 0:
+        warn_of_no_effect(config, world_size=world_size)
     data = config.data.model_copy(update={"add_hashes": config.data.add_hashes or config.train.needs_hashes})
-    tokenizer = need_tokenizer(data, to="train a dual encoder")
     loader = Loader.from_config(data, rank=rank, world_size=world_size)
+    val_loader = _evaluation_loader(data) if data.val else None
     torch.manual_seed(config.train.seed)  # the same weights on all ranks
     model_config = config.model
     if latest_checkpoint(output / CHECKPOINTS) is not None:  # the run goes on with its own weights
         model_config = model_config.model_copy(update={"init_from": None})
     model = DualEncoder.from_config(model_config, vocab_size=tokenizer.vocab_size).to(device)
     check_objective(config.train, model, has_negative_captions=data.negative_captions is not None)
-    evaluate = _evaluate_on(data, AUTOCAST[config.train.precision]) if data.val else None
+    check_lengths(model, [loader.plan] if val_loader is None else [loader.plan, val_loader.plan])
+    evaluate = None if val_loader is None else _evaluate_on(val_loader, AUTOCAST[config.train.precision])
     settings = config.model_dump(mode="json")
     trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate, command=command)
     if rank == 0:
@@ -66,10 +70,14 @@ def _cut_ledgers_of_former_ranks(output: Path, state: dict[str, Any], world_size
             cut_ledger(path, epoch=state["epoch"], step=state["step"])
 
 
-def _evaluate_on(data: DataConfig, autocast_dtype: torch.dtype | None) -> Callable[[nn.Module], Mapping[str, float]]:
-    """Retrieval over `data.val`, as the loop calls it; equal images or captions are no mistakes."""
+def _evaluation_loader(data: DataConfig) -> Loader:
+    """This rank's part of what `data.val` names."""
     data = evaluation_data(data, hashes=True)
-    loader = Loader.from_config(data, rank=collectives.rank(), world_size=collectives.world_size())
+    return Loader.from_config(data, rank=collectives.rank(), world_size=collectives.world_size())
+
+
+def _evaluate_on(loader: Loader, autocast_dtype: torch.dtype | None) -> Callable[[nn.Module], Mapping[str, float]]:
+    """Retrieval over a loader's rows, as the loop calls it; equal images or captions are no mistakes."""
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         loader.set_epoch(0)

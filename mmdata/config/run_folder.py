@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmdata.config.config import Config
+from mmdata.config.config import Config, load_config
+from mmdata.errors import ConfigError
 from mmdata.recognize import Kind, recognize
 
 
@@ -19,3 +20,11 @@ def run_folder(path: Path, config: Config) -> Path:
     if path.name == "config.yaml" and recognize(path.parent) is Kind.RUN:
         return path.parent
     return Path("runs") / path.stem
+
+
+def run_of_config(path: Path) -> Path:
+    """Folder of the run of a config file, as `run_folder`; of a file with a mistake as far as it can be told."""
+    try:
+        return run_folder(path, load_config(path))
+    except ConfigError:  # the command that reads the config says what is wrong with it
+        return Path("runs") / path.stem

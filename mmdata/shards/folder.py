@@ -15,6 +15,7 @@ from threading import Event
 from typing import ClassVar, TypeVar
 
 from mmdata.errors import ConfigError, DataError
+from mmdata.recognize import Kind, recognize
 from mmdata.safe_read import open_regular, path_of_url, read_regular
 from mmdata.shards.manifest.pages import ListedShard
 from mmdata.shards.remote.cache import ShardCache
@@ -65,14 +66,21 @@ class LocalFolder:
                     f"'{self}': what mmdata keeps about the shards in '{self.path.parent}': give that folder"
                 )
             return prefix, content
-        if self.path.is_file():
-            raise DataError(
+        raise DataError(self._what_is_here(name))
+
+    def _what_is_here(self, name: str) -> str:
+        """A message for a folder without the file that makes it one of shards."""
+        kind = recognize(self.path)
+        if kind is Kind.ABSENT:
+            return f"folder '{self}': no such folder"
+        if kind is Kind.TAR or self.path.suffix == ".tar":
+            return (
                 f"'{self}': a file, and a folder with a {name} is needed; `mmdata index {self}` makes one "
                 f"beside a WebDataset tar: then give its folder, '{self.path.parent}'"
             )
-        if not self.path.is_dir():
-            raise DataError(f"folder '{self}': no such folder")
-        raise DataError(f"folder '{self}': no {name}; `mmdata index {self}` makes one for WebDataset tars")
+        if not self.path.is_dir() or kind is Kind.RUN:
+            return f"'{self}': {kind.value}, and a folder of shards, with a {name}, is needed"
+        return f"folder '{self}': no {name}; `mmdata index {self}` makes one for WebDataset tars"
 
     def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:
         """Result of `use` on the path of a small file. `use` checks the content, so the hash is not needed.

@@ -301,6 +301,15 @@ def test_a_tar_in_place_of_a_folder_names_the_remedy(tmp_path):
         Manifest.read(tar)
 
 
+def test_what_is_no_folder_of_shards_is_said_to_be_that(tmp_path):
+    (tmp_path / "c.yaml").write_text("data: {}")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    for name, words in (("c.yaml", "a YAML file"), ("run", "the folder of a run")):
+        message = re.escape(f"'{tmp_path / name}': {words}, and a folder of shards, with a manifest.json, is needed")
+        with pytest.raises(DataError, match=f"^{message}$"):
+            Manifest.read(tmp_path / name)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -291,11 +291,25 @@ def test_evaluate_says_in_one_line_what_is_wrong(
     classes, good = tmp_path / "classes.json", tmp_path / "good.json"
     classes.write_text('{"classes": ["a"], "templates": ["a photo"]}')
     good.write_text('{"classes": ["a"]}')
+    listed = tmp_path / "listed.json"
+    listed.write_text('["a", "b"]')
     for words, expected in (
         ([tmp_path / "none"], f"'{tmp_path / 'none'}': no such run; `mmdata train CONFIG` makes one"),
         ([tmp_path / "run", "--classes", tmp_path / "no.json"], f"classes '{tmp_path / 'no.json'}': no such file"),
+        (
+            [tmp_path / "run", "--classes", listed],
+            f"classes '{listed}': file: Input should be an object; expected JSON such as "
+            '{"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}\n',
+        ),
+        (
+            [tmp_path / "run", "--classes", good],
+            "--classes has 1 classes, for the labels 0 to 0, and shards '",
+        ),
+        ([tmp_path / "run", "--pairs", good], f"pairs '{good}', line 1: "),
         ([tmp_path / "run", "--classes", classes], "template 'a photo' has no {} where the class name goes"),
         ([config], f"'{config}': a config, and a run is expected; its run is '{tmp_path / 'run'}': give"),
+        ([classes], f"'{classes}': a JSON file, and a run is expected; `mmdata train CONFIG` makes one"),
+        ([tmp_path / "run" / "config.yaml"], f"its run is '{tmp_path / 'run'}': give '{tmp_path / 'run'}'"),
         ([bare], "nothing to evaluate on: the run has no data.val; give --shards or --pairs"),
         (
             [bare, "--pairs", good, "--classes", good],
@@ -304,4 +318,6 @@ def test_evaluate_says_in_one_line_what_is_wrong(
     ):
         capsys.readouterr()
         assert run_tool("evaluate", *words, monkeypatch=monkeypatch) == 2
-        assert expected in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert expected in said
+        assert "embedding" not in said

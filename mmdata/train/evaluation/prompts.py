@@ -39,7 +39,10 @@ def read_classes(path: Path) -> Classes:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
-        raise DataError(f"classes '{path}': {where}: {first['msg']}") from error
+        raise DataError(
+            f"classes '{path}': {where}: {first['msg']}; expected JSON such as "
+            '{"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}'
+        ) from error
     try:
         check_templates(classes.templates)
     except ValueError as error:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmdata.config import Config
-from mmdata.config.strict_yaml import read_yaml
-from mmdata.errors import ConfigError, DataError
+from mmdata.config.run_folder import run_of_config
+from mmdata.errors import DataError
+from mmdata.recognize import Kind, recognize
 from mmdata.train.run.checkpoint import CHECKPOINTS, LATEST, NAME, latest_checkpoint
-
-CONFIG_SUFFIXES = (".yaml", ".yml")
 
 
 def find_checkpoint(run: Path) -> Path:
@@ -18,7 +16,8 @@ def find_checkpoint(run: Path) -> Path:
     Raises:
         DataError: `run` is neither; says what it is, and what to give instead.
     """
-    if run.is_file() and run.suffix.lower() not in CONFIG_SUFFIXES:
+    kind = recognize(run)
+    if run.is_file() and (run.suffix.lower() == ".pt" or kind in (Kind.CHECKPOINT, Kind.BINARY)):
         return run
     if run.is_dir() and (path := latest_checkpoint(run / CHECKPOINTS)) is not None:
         return path
@@ -27,6 +26,9 @@ def find_checkpoint(run: Path) -> Path:
 
 def _no_run(path: Path) -> str:
     """What a path is that is no run, and what to give instead."""
+    kind = recognize(path)
+    if path.is_file() and kind is not Kind.CONFIG:
+        return f"{kind.value}, and a run is expected; `mmdata train CONFIG` makes one"
     if path.is_file():
         own = run_of_config(path)
         made = (own / CHECKPOINTS).is_dir()
@@ -50,12 +52,3 @@ def _no_run(path: Path) -> str:
         return f"a folder of runs; give one of them: {', '.join(runs[:5])}{', …' if len(runs) > 5 else ''}"
     listed = f"it holds {', '.join(inside[:5])}{', …' if len(inside) > 5 else ''}" if inside else "it is empty"
     return f"neither a checkpoint nor the folder of a run ({listed}); `mmdata train CONFIG` makes a run"
-
-
-def run_of_config(path: Path) -> Path:
-    """The folder of the run of a config file: `train.output`, or runs/NAME for NAME.yaml."""
-    try:
-        output = read_yaml(path, kind=Config).get("train", {}).get("output")
-    except (ConfigError, AttributeError):  # another command says what is wrong with the file
-        output = None
-    return Path(output or Path("runs") / path.stem)

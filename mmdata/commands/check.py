@@ -1,0 +1,130 @@
+"""What a run needs is looked at before anything slow. Mistakes that do not depend on each other are listed together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from torch import nn
+
+from mmdata.atomic import explain
+from mmdata.config import Config, DataConfig
+from mmdata.config.data import evaluation_data, sources
+from mmdata.config.train import DistanceWeightedConfig, GumbelTopKConfig, SameGroupConfig, TopKConfig
+from mmdata.errors import ConfigError, Problems
+from mmdata.plan import Plan, rank_slice
+from mmdata.shards import Index, ShardCache
+from mmdata.shards.remote.cache import GB
+from mmdata.train.models.limits import length_problem, limits_of, shape_problems
+from mmdata.train.objective import check_objective
+from mmdata.transform.text import Tokenizer, need_tokenizer
+
+logger = logging.getLogger("mmdata")
+
+Found = TypeVar("Found")
+
+
+def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
+    """Check all that can be checked without an image, a caption or a weight.
+
+    Args:
+        config: all settings of the run.
+        output: the run's folder.
+        world_size: ranks that share each batch.
+
+    Returns:
+        The tokenizer, which has been loaded for it.
+
+    Raises:
+        Problems: what does not fit, one line each.
+    """
+    data, problems = config.data, list[str]()
+    if config.train.epochs is None and config.train.steps is None:
+        problems.append("train.epochs or train.steps is required: how long to train")
+    if output.exists() and not output.is_dir():
+        problems.append(f"train.output '{output}': a file, and a run needs a folder; give another train.output")
+    if data.token_budget is None:  # else the plan sizes the batches
+        _note(problems, lambda: rank_slice(data.global_batch_size, 0, world_size), "data.")
+    _note(problems, lambda: _open(data), "data.shards: ")
+    if data.val.shards is not None:
+        _note(problems, lambda: _open(evaluation_data(data)), "data.val.shards: ")
+    tokenizer = _note(problems, lambda: need_tokenizer(data, to="train a dual encoder"))
+    limits = limits_of(config.model)
+    problems += shape_problems(limits, data)
+    if tokenizer and limits.vocab_size is not None and limits.vocab_size < tokenizer.vocab_size:
+        problems.append(
+            f"data.tokenizer '{data.tokenizer}': {tokenizer.vocab_size} entries, and the text tower's vocabulary has "
+            f"{limits.vocab_size}: use the tokenizer that belongs to the model"
+        )
+    problems += _missing_files(data)
+    anything = nn.Identity()  # whether the model has the bias that a loss needs is checked once it is built
+    has_negatives = data.negative_captions is not None
+    _note(problems, lambda: check_objective(config.train, anything, has_negative_captions=has_negatives))
+    if problems:
+        raise Problems(*problems)
+    assert tokenizer is not None, "a tokenizer that cannot be loaded is a problem"
+    return tokenizer
+
+
+def check_lengths(model: nn.Module, plans: list[Plan]) -> None:
+    """Check the longest text of the plans against the positions of a model's text tower.
+
+    Raises:
+        ConfigError: there are longer texts.
+    """
+    positions = getattr(getattr(model, "text_tower", None), "length", None)
+    longest = max(bucket.length for plan in plans for bucket in plan.policy.buckets)
+    for problem in length_problem(longest, positions):
+        raise ConfigError(problem)
+
+
+def warn_of_no_effect(config: Config, *, world_size: int) -> None:
+    """Log settings that change nothing with batches of this size: a miner that keeps all, parts as large as a batch."""
+    miner, rows = config.train.miner, config.data.global_batch_size
+    negatives = rows - 1
+    if isinstance(miner, SameGroupConfig):
+        negatives = miner.size - 1
+    chosen = isinstance(miner, (TopKConfig, GumbelTopKConfig, DistanceWeightedConfig, SameGroupConfig))
+    if chosen and config.train.queue is None and miner.k >= negatives:
+        logger.warning(
+            "train.miner.k is %d, and a row has %d negatives in %s: the miner keeps all of them; set train.miner.k to "
+            "less, or leave the miner out",
+            miner.k,
+            negatives,
+            f"a group of {miner.size}" if isinstance(miner, SameGroupConfig) else f"a batch of {rows}",
+        )
+    part = config.train.micro_batch_size
+    if part is not None and part > rows // world_size:
+        logger.warning(
+            "train.micro_batch_size is %d, and a rank has %d rows of a batch: it is one forward, with no memory saved",
+            part,
+            rows // world_size,
+        )
+
+
+def _note(problems: list[str], check: Callable[[], Found], where: str = "") -> Found | None:
+    """What a check gives; if it raises, its message is added to the problems, behind `where`."""
+    try:
+        return check()
+    except OSError as error:
+        problems.append(f"{where}{explain(error)}")
+    except ValueError as error:  # a ConfigError or a DataError among them
+        problems.append(f"{where}{error}")
+    return None
+
+
+def _open(data: DataConfig) -> Index:
+    cache = ShardCache(data.loading.cache_dir, max_bytes=int(data.loading.cache_gb * GB))
+    return Index.open([source.shards for source in sources(data)], cache=cache)
+
+
+def _missing_files(data: DataConfig) -> list[str]:
+    """Files that the settings name and that do not exist."""
+    problems: list[str] = []
+    if data.negative_captions is not None and not Path(data.negative_captions).is_file():
+        problems.append(f"data.negative_captions '{data.negative_captions}': no such file")
+    if data.groups is not None and data.groups.source != "label" and not Path(data.groups.source).is_file():
+        problems.append(f"data.groups.source '{data.groups.source}': no such file; `mmdata neighbours` makes one")
+    return problems

@@ -1,0 +1,203 @@
+"""What a run is refused for before it starts: everything that does not fit, listed together."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmdata import Loader
+from mmdata.commands.check import check_lengths, check_run, warn_of_no_effect
+from mmdata.config import Config, DataConfig, ModelConfig
+from mmdata.config.strict_yaml import parse
+from mmdata.errors import ConfigError, Problems
+from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.train import DualEncoder
+from mmdata.train.models.limits import Limits, limits_of, shape_problems
+from mmdata.transform.text import train_tokenizer
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+CLIP = {
+    "model_type": "clip",
+    "text_config": {**SMALL, "vocab_size": 500, "max_position_embeddings": 12},
+    "vision_config": {**SMALL, "patch_size": 8, "image_size": 16},
+}
+SIGLIP2 = {
+    "model_type": "siglip2",
+    "text_config": {"vocab_size": 500, "max_position_embeddings": 64},
+    "vision_config": {"patch_size": 14},
+}
+
+
+@pytest.fixture(scope="module")
+def sections(tmp_path_factory: pytest.TempPathFactory, photo: Any) -> dict[str, Any]:
+    """The settings of a run that begins: two rows, one of whose captions is long."""
+    folder = tmp_path_factory.mktemp("corpus")
+    captions = ["a red dog", " ".join(["a dog"] * 15)]
+    train_tokenizer(captions, folder / "tokenizer", vocab_size=300, max_length=77)
+    with ShardWriter(folder / "shards") as writer:
+        for i, caption in enumerate(captions):
+            image = photo(24, 24, seed=i)
+            writer.write(Sample(str(i), image, probe(image), [caption]))
+    data = {"shards": str(folder / "shards"), "tokenizer": str(folder / "tokenizer"), "global_batch_size": 2}
+    data |= {"image_size": 16, "loading": {"num_workers": 0}}
+    return {"data": data, "model": {"name": "micro"}, "train": {"steps": 1}}
+
+
+def config_of(sections: dict[str, Any], **changes: dict[str, Any]) -> Config:
+    return parse(Config, {key: {**section, **changes.get(key, {})} for key, section in sections.items()}, origin="c")
+
+
+def test_run_that_fits_gives_its_tokenizer(sections: dict[str, Any], tmp_path: Path):
+    assert check_run(config_of(sections), tmp_path / "run", world_size=2).max_length == 77
+
+
+def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_path: Path):
+    (tmp_path / "run").write_text("")
+    (tmp_path / "folder").mkdir()
+    config = config_of(
+        sections,
+        data={
+            "shards": str(tmp_path / "none"),
+            "val": {"shards": str(tmp_path / "folder")},
+            "tokenizer": str(tmp_path / "folder"),
+            "image_size": 30,
+            "global_batch_size": 9,
+            "negative_captions": "none.parquet",
+            "groups": {"source": "none.arrow", "size": 3},
+        },
+        train={"steps": None, "miner": {"name": "user", "target": "no_such_module:X"}},
+    )
+    with pytest.raises(Problems) as caught:
+        check_run(config, tmp_path / "run", world_size=2)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "10 things do not fit:"
+    for line, beginning in zip(
+        lines[1:],
+        [
+            "- train.epochs or train.steps is required: how long to train",
+            f"- train.output '{tmp_path / 'run'}': a file, and a run needs a folder; give another train.output",
+            "- data.global_batch_size 9 is not a multiple of world_size 2; 8 is",
+            f"- data.shards: folder '{tmp_path / 'none'}': no such folder",
+            f"- data.val.shards: folder '{tmp_path / 'folder'}': no manifest.json; `mmdata index ",
+            f"- tokenizer '{tmp_path / 'folder'}': cannot be loaded",
+            "- data.image_size 30: not a multiple of the model's patch size 8; set data.image_size=32",
+            "- data.negative_captions 'none.parquet': no such file",
+            "- data.groups.source 'none.arrow': no such file; `mmdata neighbours` makes one",
+            "- train.miner.target 'no_such_module:X': expected 'module:Class' (No module named 'no_such_module')",
+        ],
+        strict=True,
+    ):
+        assert line.startswith(beginning)
+
+
+def test_run_with_one_fault_is_refused_in_one_line(sections: dict[str, Any], tmp_path: Path):
+    with pytest.raises(
+        Problems, match=r"^data\.tokenizer '.*': \d+ entries, and the text tower's vocabulary has 9: use"
+    ):
+        check_run(config_of(sections, model={"vocab_size": 9}), tmp_path / "run", world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({"image_size": 16}, (16, 16)),
+        ({"image_size": 30}, (30, 30)),
+        ({"image_buckets": [[16, 24]]}, (16, 24)),
+        ({"image_buckets": [[16, 20]]}, (16, 20)),
+    ],
+)
+def test_limits_refuse_what_the_built_in_tower_refuses(changes: dict[str, Any], size: tuple[int, int]):
+    model = DualEncoder.from_config(ModelConfig(name="micro"), vocab_size=300)
+    try:
+        model.encode_image(torch.zeros(1, 3, *size))
+        refused = False
+    except ValueError:
+        refused = True
+    data = DataConfig(shards="s", tokenizer="t", global_batch_size=2, **changes)
+    assert bool(shape_problems(limits_of(ModelConfig(name="micro")), data)) is refused
+
+
+@pytest.mark.parametrize(
+    ("limits", "changes", "message"),
+    [
+        (
+            Limits(patch_size=32),
+            {"image_buckets": "auto"},
+            "data.patch_size 16: the shapes that image_buckets chooses are multiples of it, and the model's patches "
+            "are 32 pixels wide; set data.patch_size=32",
+        ),
+        (
+            Limits(patch_size=8),
+            {"image_buckets": [[16, 24], [24, 20]]},
+            "data.image_buckets [[24, 20]]: sides must be multiples of the model's patch size 8",
+        ),
+        (Limits(patch_size=32), {"image_size": 10}, "data.image_size 10: not a multiple of the model's patch size 32; "
+         "set data.image_size=32"),
+        (
+            Limits(takes_patches=False),
+            {"image_patches": [64]},
+            "data.image_patches: the image tower takes whole images: set data.image_size or data.image_buckets in its "
+            "place, or choose a SigLIP 2 NaFlex model (model_type siglip2)",
+        ),
+        (
+            Limits(takes_patches=True, native_patch_size=14),
+            {"image_patches": [64]},
+            "data.patch_size 16: the model's patches are 14 pixels wide; set data.patch_size=14",
+        ),
+        (
+            Limits(positions=64),
+            {"text_buckets": [77]},
+            "data.max_length: texts of up to 77 tokens are longer than the 64 positions of the text tower; set "
+            "data.max_length=64",
+        ),
+    ],
+)  # fmt: skip
+def test_shapes_that_the_model_does_not_take_are_told(limits: Limits, changes: dict[str, Any], message: str):
+    assert shape_problems(limits, DataConfig(shards="s", tokenizer="t", global_batch_size=2, **changes)) == [message]
+
+
+def test_limits_of_transformers_models_come_from_their_settings():
+    clip = limits_of(ModelConfig(name="pretrained", clip=CLIP))
+    assert clip == Limits(takes_patches=False, positions=12, vocab_size=500)
+    siglip = limits_of(ModelConfig(name="pretrained", clip=SIGLIP2))
+    assert siglip == Limits(patch_size=14, takes_patches=True, native_patch_size=14, positions=64, vocab_size=500)
+    assert limits_of(ModelConfig(name="vit_l_14")) == Limits(takes_patches=False, positions=77)
+    assert limits_of(ModelConfig(name="pretrained", clip="google/unknown-on-this-disk")) == Limits()
+
+
+def test_longest_caption_is_checked_against_the_positions_of_the_text_tower(sections: dict[str, Any]):
+    plan = Loader.from_config(sections["data"]).plan
+    longest = max(bucket.length for bucket in plan.policy.buckets)
+    assert 12 < longest < 77
+    model = DualEncoder.from_config(ModelConfig(name="pretrained", clip=CLIP), vocab_size=300)
+    message = rf"^data\.max_length: texts of up to {longest} tokens are longer than the 12 positions"
+    with pytest.raises(ConfigError, match=message):
+        check_lengths(model, [plan])
+    check_lengths(DualEncoder.from_config(ModelConfig(name="micro"), vocab_size=300), [plan])  # any length
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (
+            {"miner": {"name": "top_k", "k": 1}},
+            "train.miner.k is 1, and a row has 1 negatives in a batch of 2: the miner keeps all of them; set",
+        ),
+        (
+            {"miner": {"name": "same_group", "size": 2, "k": 64}},
+            "train.miner.k is 64, and a row has 1 negatives in a group of 2: the miner keeps all of them; set",
+        ),
+        ({"micro_batch_size": 2}, "train.micro_batch_size is 2, and a rank has 1 rows of a batch: it is one forward"),
+        ({"micro_batch_size": 1, "miner": {"name": "ratio"}}, ""),
+    ],
+)
+def test_settings_without_an_effect_are_told(
+    sections: dict[str, Any], train: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.WARNING, "mmdata"):
+        warn_of_no_effect(config_of(sections, train=train), world_size=2)
+    assert "".join(record.getMessage() for record in caplog.records)[: len(message) or None] == message
