@@ -5,7 +5,6 @@ Names, types and defaults are those of the classes, and the meaning is the text 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
@@ -16,6 +15,7 @@ from mmdata.config.config import Config
 from mmdata.config.settings import Settings, changeable_settings, own_text, sections_of
 from mmdata.config.words import default_in_words, type_in_words
 from mmdata.errors import ConfigError
+from mmdata.nearest import did_you_mean
 
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 
@@ -91,9 +91,8 @@ def find_sections(name: str | None) -> list[Section]:
             return found
     known = {section.name for section in sections} | {s.name for section in sections for s in section.settings}
     parts = {part for one in known for part in (one, one.rpartition(".")[2])}
-    near = difflib.get_close_matches(name, sorted(parts), n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`mmdata settings` lists all"
-    raise ConfigError(f"no setting or section '{name}'; {hint}")
+    hint = did_you_mean(name, sorted(parts)) or "; `mmdata settings` lists all"
+    raise ConfigError(f"no setting or section '{name}'{hint}")
 
 
 def markdown() -> str:
