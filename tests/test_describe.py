@@ -89,7 +89,7 @@ def test_describe_finds_a_section_a_setting_and_the_last_part_of_a_name():
 
 
 def test_describe_unknown_name_is_an_error_with_what_is_near():
-    with pytest.raises(ConfigError, match=r"^no setting or section 'num_worker'; did you mean num_workers\?$"):
+    with pytest.raises(ConfigError, match=r"^no setting or section 'num_worker'; did you mean 'num_workers'\?$"):
         find_sections("num_worker")
     with pytest.raises(ConfigError, match=r"^no setting or section 'qqqqq'; `mmdata settings` lists all$"):
         find_sections("qqqqq")
@@ -160,6 +160,6 @@ def test_settings_command_prints_sections_settings_and_the_schema():
     assert json.loads(settings_command("--schema").stdout) == json_schema()
     wrong = settings_command("data.lodaing")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.startswith("error: no setting or section 'data.lodaing'; did you mean data.loading")
+    assert wrong.stderr.startswith("error: no setting or section 'data.lodaing'; did you mean 'data.loading")
     both = settings_command("data", "--schema")
     assert "--markdown and --schema are of all settings: leave NAME out" in both.stderr

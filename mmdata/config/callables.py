@@ -30,7 +30,7 @@ def by_name(value: object) -> str | Callable[..., Any]:
 
 
 def name_of(value: str | Callable[..., Any]) -> str:
-    """ "module:name" of a callable, for messages and states; of an object that is called the name of its class."""
+    """The name "module:name" of a callable, for messages and states; for an object, the name of its class."""
     if isinstance(value, str):
         return value
     named = value if hasattr(value, "__qualname__") else type(value)

@@ -34,24 +34,32 @@ OTHER_NAMES = {
 """What open_clip, transformers and Lightning call a setting, and what it is called here."""
 
 
-def explain_errors(kind: type[Settings], error: ValidationError) -> list[str]:
+class Told(NamedTuple):
+    """An error in words, and the dotted key of the setting that it is about; "" if it is about several."""
+
+    key: str
+    text: str
+
+
+def explain_errors(kind: type[Settings], error: ValidationError) -> list[Told]:
     """Each error of a validation of settings of `kind`, in words."""
     errors = [(_locate(kind, e), e) for e in error.errors()]
     # Of a value that may be of several types, that it is none of one of them; what is wrong inside it says more.
     telling = [(at, e) for at, e in errors if not any(_is_inside(other.keys, at.keys) for other, _ in errors)]
-    told: list[str] = []
+    told: list[Told] = []
     unknown = {at.keys[0] for at, e in telling if e["type"] == "extra_forbidden" and len(at.keys) == 1}
     for section in [at for at, e in telling if e["type"] == "missing" and len(at.keys) == 1]:
         # A file without sections, which has the settings of the missing one at its top.
         names = [name for name in unknown if any(name in part.model_fields for part in section.values)]
         if names:
-            told.append(
+            text = (
                 f"{', '.join(map(repr, sorted(names)))}: settings of the section {section.keys[0]}; write them below "
                 f"`{section.keys[0]}:`, indented"
             )
+            told.append(Told("", text))
             told_of = {section.keys[0], *names}
             telling = [(at, e) for at, e in telling if "".join(at.keys[:1]) not in told_of]
-    return told + [_explain(kind, at, e) for at, e in telling]
+    return told + [Told(".".join(at.keys), _explain(kind, at, e)) for at, e in telling]
 
 
 class _Place(NamedTuple):

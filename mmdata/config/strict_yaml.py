@@ -60,6 +60,7 @@ def with_overrides(content: dict[str, Any], overrides: list[str], *, kind: type[
     changed = copy.deepcopy(content)
     for override in overrides:
         _override(changed, override, kind)
+    _check_names_once(overrides, kind)
     return changed
 
 
@@ -203,9 +204,38 @@ def _current_keys(kind: type[Settings], keys: list[str]) -> list[str]:
     return current
 
 
-def parse(kind: type[S], content: dict[str, Any], *, origin: str) -> S:
-    """Validate a dictionary as settings of `kind`; `origin` opens each error message."""
+def _check_names_once(overrides: list[str], kind: type[Settings]) -> None:
+    """Raise a ConfigError if a setting is given by its old and by its new name; of equal names the last one counts."""
+    names: dict[str, str] = {}
+    for override in overrides:
+        given = override.partition("=")[0]
+        first = names.setdefault(_current_name(kind, given), given)
+        if first != given:
+            raise ConfigError(
+                f"override '{override}': {first}, which is also given, is the same setting by another name: leave one "
+                "out"
+            )
+
+
+def _current_name(kind: type[Settings], dotted: str) -> str:
+    return ".".join(_current_keys(kind, dotted.split(".")))
+
+
+def parse(kind: type[S], content: dict[str, Any], *, origin: str, overrides: list[str] | None = None) -> S:
+    """Validate a dictionary as settings of `kind`.
+
+    Args:
+        kind: of the settings.
+        content: to validate, with the overrides applied.
+        origin: opens each error message, such as the file's name.
+        overrides: those of the command line: an error in one of them names the command line in place of `origin`.
+    """
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(f"{origin}: {'; '.join(explain_errors(kind, error))}") from error
+        typed = [_current_name(kind, override.partition("=")[0]) for override in overrides or []]
+        by_origin: dict[str, list[str]] = {}
+        for told in explain_errors(kind, error):
+            from_override = any(f"{told.key}.".startswith(f"{name}.") for name in typed)
+            by_origin.setdefault("on the command line" if from_override else origin, []).append(told.text)
+        raise ConfigError("; ".join(f"{where}: {'; '.join(texts)}" for where, texts in by_origin.items())) from error

@@ -14,16 +14,11 @@ from PIL import Image
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.work import LoadedBatch
-from mmdata.nearest import nearest
 from mmdata.plan import Plan, Step
 from mmdata.plan.position import MAX_EPOCH
 from mmdata.shards import Index
 from mmdata.transform.image import oriented_size
 from mmdata.transform.pixels import Decoded, EncodedImage
-
-CHUNK_ROWS = 65536
-MAX_KEYS_COMPARED = 100_000
-"""Keys among which the nearest to a misspelt one is looked for; more would take seconds."""
 
 
 @dataclass(frozen=True)
@@ -155,20 +150,10 @@ def row_of_key(index: Index, key: str) -> int:
     Raises:
         DataError: no row has it, or several have.
     """
-    rows: list[int] = []
-    known: list[str] = []
-    for start in range(0, len(index), CHUNK_ROWS):
-        keys = index.keys(np.arange(start, min(start + CHUNK_ROWS, len(index))))
-        rows += [start + i for i, other in enumerate(keys) if other == key]
-        known += keys[: MAX_KEYS_COMPARED - len(known)]
-    if len(rows) > 1:
-        raise DataError(f"key '{key}': rows {', '.join(map(str, rows[:8]))} have it; give the number of the row")
-    if not rows:
-        number = key.lstrip("0")  # the same number with other zeros before it is nearest
-        near = next((other for other in known if number and other.lstrip("0") == number), None) or nearest(key, known)
-        meant = f"; did you mean '{near}'?" if near else f"; the first key is '{known[0]}'" if known else ""
-        raise DataError(f"key '{key}': none of {len(index):,} rows has it{meant}")
-    return rows[0]
+    try:
+        return index.sample(key).row
+    except KeyError as error:
+        raise DataError(error.args[0]) from None
 
 
 def place_in_ledger(path: Path, line: int, index: Index) -> tuple[int, int, int]:

@@ -132,7 +132,8 @@ class Index:
     def __repr__(self) -> str:
         where = f"'{self.manifests[0].folder}'" if len(self.manifests) == 1 else f"{len(self.manifests)} folders"
         labels = ", with labels" if self.has_labels else ""
-        return f"Index({len(self):,} rows in {self.num_shards:,} shards of {where}, {self.captions:,} captions{labels})"
+        shards = "1 shard" if self.num_shards == 1 else f"{self.num_shards:,} shards"
+        return f"Index({len(self):,} rows in {shards} of {where}, {self.captions:,} captions{labels})"
 
     @overload
     def __getitem__(self, row: SupportsIndex) -> IndexedSample: ...

@@ -24,8 +24,9 @@ COLUMNS = (
     *("image_offset", "image_bytes", "image_format", "height", "width"),
     *("caption_offset", "caption_bytes", "caption_format", "label"),
 )
-MAX_CANDIDATES = 20_000
-"""Keys among which the one nearest to an unknown key is looked for."""
+MAX_CANDIDATES = 100_000
+"""The first keys of an index, among which the one nearest to an unknown key is looked for; more
+would take seconds."""
 
 
 @dataclass(frozen=True)
@@ -128,15 +129,13 @@ def row_of_key(index: Index, key: str) -> int:
         keys: Any = index.shard(shard).keys
         first = int(index.starts[shard])
         rows += [first + int(i) for i in arrow.indices_nonzero(arrow.equal(keys, key)).to_numpy()]
-        if len(candidates) < MAX_CANDIDATES:
-            similar = keys.filter(arrow.starts_with(keys, key[: len(key) // 2]))
-            candidates += similar.slice(0, MAX_CANDIDATES - len(candidates)).to_pylist()
-    if len(rows) == 1:
-        return rows[0]
-    if rows:
-        raise KeyError(
-            f"key {excerpt(key)}: rows {', '.join(map(str, rows[:8]))} have it; take one by number: index[i]"
-        )
-    near = nearest(key, candidates)
-    hint = f"did you mean '{near}'?" if near else f"the first is '{index[0].key}'" if len(index) else "it is empty"
-    raise KeyError(f"no sample {excerpt(key)} among {len(index):,} rows; {hint}")
+        candidates += keys.slice(0, MAX_CANDIDATES - len(candidates)).to_pylist()
+    if len(rows) > 1:
+        raise KeyError(f"key {excerpt(key)}: rows {', '.join(map(str, rows[:8]))} have it; give the number of the row")
+    if not rows:
+        number = key.lstrip("0")  # the same number with other zeros before it is nearest
+        same = (other for other in candidates if number and other.lstrip("0") == number)
+        near = next(same, None) or nearest(key, candidates)
+        meant = f"; did you mean '{near}'?" if near else f"; the first key is '{candidates[0]}'" if candidates else ""
+        raise KeyError(f"key {excerpt(key)}: none of {len(index):,} rows has it{meant}")
+    return rows[0]

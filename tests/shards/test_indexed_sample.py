@@ -50,9 +50,9 @@ def test_index_asked_for_a_key_in_brackets_says_how_to_look_it_up(shards: Path):
 def test_index_finds_the_sample_of_a_key(shards: Path):
     index = Index.open(shards)
     assert index.sample("0005") == index[5]
-    with pytest.raises(KeyError, match=r"no sample '00055' among 10 rows; did you mean '0005'\?"):
+    with pytest.raises(KeyError, match=r"key '00055': none of 10 rows has it; did you mean '0005'\?"):
         index.sample("00055")
-    with pytest.raises(KeyError, match=r"no sample 'zebra' among 10 rows; the first is '0000'"):
+    with pytest.raises(KeyError, match=r"key 'zebra': none of 10 rows has it; the first key is '0000'"):
         index.sample("zebra")
 
 
@@ -62,7 +62,7 @@ def test_index_of_two_shards_with_the_same_key_names_both_rows(tmp_path: Path, s
             writer.write(
                 samples[3] if name == "a" else samples[3].__class__("0003", samples[4].image, samples[4].info, ["b"])
             )
-    with pytest.raises(KeyError, match=r"key '0003': rows 0, 1 have it; take one by number: index\[i\]"):
+    with pytest.raises(KeyError, match=r"key '0003': rows 0, 1 have it; give the number of the row"):
         Index.open([tmp_path / "a", tmp_path / "b"]).sample("0003")
 
 

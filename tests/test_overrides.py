@@ -1,0 +1,59 @@
+"""Settings on the command line: what is wrong with one is said of the command line, not of the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmdata.config import load_config
+from mmdata.errors import ConfigError
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "c.yaml"
+    path.write_text("data: {shards: a, tokenizer: b, global_batch_size: 8}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "data.loading.num_worker=4",
+            r"unknown key 'data\.loading\.num_worker'; did you mean 'data\.loading\.num_work",
+        ),
+        ("train.lr=fast", r"'train\.lr': Input should be a valid number.*; got 'fast'"),
+        ("train.miner={name: top_k, k: 0}", r"'train\.miner\.k': Input should be greater than or equal to 1; got 0"),
+        (
+            "data.workers=fork",
+            r"'data\.loading\.worker_type': Input should be 'auto', 'thread' or 'process'; got 'fork'",
+        ),
+    ],
+)
+def test_override_that_is_wrong_is_reported_as_of_the_command_line(config: Path, override: str, message: str):
+    with pytest.raises(ConfigError, match=rf"^on the command line: {message}"):
+        load_config(config, ["data.seed=1", override])
+
+
+def test_override_and_file_that_are_wrong_are_reported_each_with_its_place(config: Path):
+    config.write_text(config.read_text().replace("}", ", sede: 1}"))
+    message = (
+        rf"^{config}: unknown key 'data\.sede'; did you mean 'data\.seed'\?; on the command line: 'train\.lr': .* -1$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        load_config(config, ["train.lr=-1"])
+
+
+def test_override_given_by_its_old_and_its_new_name_is_an_error(config: Path):
+    message = (
+        r"^override 'data\.loading\.worker_type=thread': data\.workers, which is also given, is the same setting by "
+        r"another name: leave one out$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        load_config(config, ["data.workers=process", "data.loading.worker_type=thread"])
+
+
+def test_override_given_twice_counts_as_the_last_one(config: Path):
+    assert load_config(config, ["data.seed=1", "data.seed=2"]).data.seed == 2
