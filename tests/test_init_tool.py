@@ -7,6 +7,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import webdataset as wds
 from PIL import Image
 
 from mmdata import Index, Loader, cli
-from mmdata.commands.look import Facts
+from mmdata.commands.init import Init, Request
+from mmdata.commands.look import Facts, Look
 from mmdata.commands.starter import Machine, Starter, choose_share, config_text
 from mmdata.config import load_config
 from mmdata.config.data import evaluation_data
@@ -237,6 +239,16 @@ def test_starter_says_how_to_launch_and_what_it_does_for_the_captions():
         "  mask_false_negatives: true  # 50.0% of the captions occur more than once",
     ):
         assert f"\n{line}" in text
+
+
+def test_init_takes_clips_tokenizer_for_many_english_captions_and_trains_one_for_others():
+    init = Init(Request("x"), CPU, print)
+    many = facts_of(200_000)
+    chosen = [
+        init._choose_tokenizer(Look(Path("x"), "raw", facts))
+        for facts in (many, replace(many, texts=["ein rotes Viereck über Köln"] * 4), facts_of(5_000))
+    ]
+    assert [(one.name, one.entries) for one in chosen] == [("clip", None), (None, 16_384), (None, 1_024)]
 
 
 @pytest.mark.parametrize(
