@@ -121,7 +121,7 @@ def build_index(
         found = guess_members(shards) if members is None else members
         staging = Staging(folder, {"limits": asdict(limits), "members": found.content()})
         staging.finish_killed_run()
-        if not overwrite and lacks_lengths_only(folder, shards, tokenizer, make_tokenizer):
+        if not overwrite and lacks_lengths_only(folder, shards, tokenizer, make_tokenizer, members):
             manifest = add_lengths(folder, staging, count_tokens, tokenizer, make_tokenizer, progress)
             return IndexReport(folder, manifest, dict(manifest.accounts or {}), {}, [], only_counted=True)
         build = _Build(folder, shards, limits, found, staging, version=_version(folder, overwrite=overwrite))
