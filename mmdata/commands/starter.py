@@ -141,11 +141,9 @@ class Starter:
             yield Setting(
                 "max_length", f"{length}", f"tokens; the longest caption has {facts.longest:,}, the default is 77"
             )
-        limited = "small, so that a CPU is quick" if not self.machine.gpus else "what the towers are made for"
-        if self.image_size < facts.short_side // 2 * 2 and self.image_size in (64, 224):
-            reason = f"{limited}; the images' shorter side is {facts.short_side:,} (median)"
-        else:
-            reason = f"the images' shorter side is {facts.short_side:,} (median)"
+        reason = f"the images' shorter side is {facts.short_side:,} (median)"
+        if self.image_size < facts.short_side and not self.machine.gpus:
+            reason = f"small, so that a CPU is quick; {reason}"
         yield Setting("image_size", f"{self.image_size}", f"pixels; {reason}")
         yield Setting(
             "global_batch_size",
