@@ -18,6 +18,7 @@ from mmdata.errors import BadSample, DataError
 from mmdata.inspect.gallery import row_thumbnail
 from mmdata.inspect.page import Found, Query, Section
 from mmdata.loader import Loader
+from mmdata.loader.corpus import open_index
 from mmdata.loader.samples import IndexSamples
 from mmdata.shards import Index, ShardStore
 from mmdata.train.evaluation.embedding import embed
@@ -73,8 +74,10 @@ def queries(
         DataError: the validation set cannot be read.
         ConfigError: there is none.
     """
-    changes = {"shuffle": True, "seed": 0, "max_rows": None, "num_lanes": 1, "global_batch_size": BATCH_SIZE}
-    loader = Loader.from_config(evaluation_data(data, hashes=True).model_copy(update=changes), rank=0, world_size=1)
+    data = evaluation_data(data, hashes=True)
+    size = min(BATCH_SIZE, max(len(open_index(data)), 1))  # a loader warns of batches that the corpus cannot fill
+    changes = {"shuffle": True, "seed": 0, "max_rows": None, "num_lanes": 1, "global_batch_size": size}
+    loader = Loader.from_config(data.model_copy(update=changes), rank=0, world_size=1)
     started = time.monotonic()
 
     def some() -> Iterator[Batch]:
@@ -89,15 +92,15 @@ def queries(
         # A generator offers nothing but batches, so each row has one caption: that of its batch.
         features = embed(model, some(), autocast_dtype=autocast_dtype)
     if features.text is None or features.ids is None:
-        raise DataError(f"'{data.val_shards}': the batches have no texts to search with")
+        raise DataError("the batches of the validation set have no texts to search with")
     count = min(max_rows, len(features.rows))
     if not count:
-        raise DataError(f"'{data.val_shards}': no row could be loaded")
+        raise DataError("no row of the validation set could be loaded")
     image, text, ids = (values[:count].cpu() for values in (features.image, features.text, features.ids))
     retrieved = retrieve(image, text, ids, rows=features.rows[:count].cpu())
-    total = len(loader.index)
+    total = loader.plan.num_rows
     among = f"{count:,} images drawn from {total:,}" if count < total else f"all {total:,} images"
-    note = f"Captions as queries to the model of {name}, among {among} of {data.val_shards}."
+    note = f"Captions as queries to the model of {name}, among {among} of its validation set."
     if time.monotonic() - started > max_seconds:
         note += f" No more were embedded, as that took {max_seconds:.0f} s."
     return sections(retrieved, loader.index, note)
