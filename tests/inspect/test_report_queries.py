@@ -103,10 +103,7 @@ def test_queries_of_a_part_of_the_images_say_so(trained_run: Path, monkeypatch: 
 
 def test_queries_that_cannot_be_made_say_why(trained_run: Path, tmp_path: Path):
     (section,) = found_by(tmp_path)
-    assert (
-        section.missing
-        == f"No queries: '{tmp_path}': neither a checkpoint nor the folder of a run; mmdata train makes one"
-    )
+    assert section.missing.startswith(f"No queries: '{tmp_path}': neither a checkpoint nor the folder of a run")
 
 
 def test_report_of_a_trained_run_escapes_captions_and_has_alternative_texts(
