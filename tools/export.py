@@ -26,9 +26,12 @@ def main() -> int:
     options = parser.parse_args()
     trained = load_run(options.run, device="cpu")
     # Imported here: transformers takes seconds to import, and a wrong run is told immediately.
+    from transformers.utils.logging import disable_progress_bar
+
     from mmdata.trained.card import usage
     from mmdata.trained.export import export_to_transformers
 
+    disable_progress_bar()
     kind = export_to_transformers(trained, options.out)
     size = sum(path.stat().st_size for path in options.out.iterdir()) / 1e6
     line = f"{trained.checkpoint} → {options.out} ({kind.__name__}, {size:.1f} MB); to load it:"

@@ -55,7 +55,7 @@ def usage(kind: str, folder: str) -> str:
     return "\n".join(
         [
             "from PIL import Image",
-            f"from transformers import AutoImageProcessor, {load}, {tokenizer}",
+            f"from transformers import {', '.join(sorted(['AutoImageProcessor', load, tokenizer]))}",
             "",
             f'model = {load}.from_pretrained("{folder}"{trust}).eval()',
             f'processor = AutoImageProcessor.from_pretrained("{folder}")',

@@ -69,16 +69,17 @@ def test_run_goes_on_in_steps_where_it_ended_within_an_epoch(tmp_path: Path):
 def test_run_whose_rate_has_fallen_says_how_to_go_on(tmp_path: Path):
     train(tmp_path / "run", epochs=1)
     said = (
-        rf"cannot resume from {tmp_path}/run/checkpoints/step-0000000004.pt: train.epochs was 1, is 2. The learning "
-        rf"rate has fallen already towards the end at step 4, .* begin a run: model.init_from={tmp_path}/run "
+        rf"cannot resume from {tmp_path}/run/checkpoints/step-0000000004.pt: train.epochs was 1, is 2. With that "
+        r"the 4 updates that were made would have had other learning rates: cosine to step 4. To train on from the "
+        rf"weights, begin a run: model.init_from={tmp_path}/run "
         r"train.output=ANOTHER_FOLDER. A run with train.schedule=constant can be extended at any time$"
     )
     with pytest.raises(ConfigError, match=said):
         train(tmp_path / "run", epochs=2)
-    with pytest.raises(ConfigError, match=r"train.schedule was cosine, is constant. The learning rate has fallen"):
+    with pytest.raises(ConfigError, match=r"train.schedule was cosine, is constant. With that"):
         train(tmp_path / "run", epochs=1, schedule="constant")
     train(tmp_path / "cool", epochs=1, schedule="cooldown", cooldown_steps=2, checkpoint_every_steps=2)
-    with pytest.raises(ConfigError, match=r"train.epochs was 1, is 2. The learning rate has fallen"):
+    with pytest.raises(ConfigError, match=r"train.epochs was 1, is 2. With that the 4 updates"):
         train(tmp_path / "cool", epochs=2, schedule="cooldown", cooldown_steps=2)
     (tmp_path / "cool" / "checkpoints" / "latest").write_text("step-0000000002.pt\n")  # before the cooldown
     longer = {"epochs": 2, "schedule": "cooldown", "cooldown_steps": 2}

@@ -17,6 +17,8 @@ from transformers import AutoImageProcessor, AutoModel, AutoProcessor, AutoToken
 import mmdata
 from mmdata import cli
 from mmdata.errors import ConfigError
+from mmdata.train.models.clip_sizes import CLIP_SIZES, ClipSize
+from mmdata.train.models.towers import TransformerSize
 from mmdata.trained import TrainedRun
 from mmdata.trained.export import export_to_transformers
 from tests.trained.conftest import MakeRun
@@ -221,3 +223,17 @@ def test_export_program_says_how_to_load_the_folder(
     Image.open(photos / "raw" / "00.jpg").save("photo.jpg")
     exec(code, {})
     assert re.fullmatch(r"tensor\(\[\[.*, .*\]\], grad_fn=<.*>\)\n", capsys.readouterr().out)
+
+
+def test_export_of_a_size_by_name_is_a_clip(export, photos: Path, monkeypatch: pytest.MonkeyPatch):
+    small = TransformerSize(width=16, depth=1, heads=2)
+    monkeypatch.setitem(CLIP_SIZES, "vit_b_32", ClipSize(image=small, text=small, embed_dim=12, patch_size=8))
+    run, folder = export({"name": "vit_b_32"})
+    images = sorted((photos / "raw").glob("*.png"))
+    loaded = CLIPModel.from_pretrained(folder).eval()
+    assert (loaded.config.vision_config.image_size, loaded.config.text_config.hidden_act) == (32, "gelu")
+    pixels = torch.stack([run.preprocess(path) for path in images])
+    for found, expected in zip(
+        features_of(loaded, run, folder, pixels), (run.embed_images(images), run.embed_texts(TEXTS)), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

@@ -63,6 +63,9 @@ def clip_config(name: str, *, vocab_size: int, embed_dim: int | None = None) -> 
             **_layers(size.text, dim),
             "vocab_size": vocab_size,
             "max_position_embeddings": TEXT_POSITIONS,
+            # Those of CLIP's own vocabulary. Texts are read at their last token, whatever these say.
+            "bos_token_id": vocab_size - 2,
+            "eos_token_id": vocab_size - 1,
         },
         "vision_config": {**_layers(size.image, dim), "image_size": IMAGE_SIZE, "patch_size": size.patch_size},
     }

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mmdata")
 
-NAMED = 4
+NAMED = 2
 """Tensors of a kind that a message names."""
 SAME = ("hidden_act", "num_attention_heads", "layer_norm_eps")
 """Settings of a tower that decide what its weights mean, and that no shape tells."""

@@ -68,9 +68,9 @@ def check_same_run(
     if any(scheduled_rate(i, made, old_steps) != scheduled_rate(i, config, total_steps) for i in range(step)):
         folder = Path(origin).parent.parent
         raise ConfigError(
-            f"cannot resume from {origin}: {'; '.join(changes)}. The learning rate has fallen already towards the end "
-            f"at step {old_steps}, so the run cannot be made longer or shorter. To train on from its weights, begin a "
-            f"run: model.init_from={folder} train.output=ANOTHER_FOLDER. A run with train.schedule=constant can be "
+            f"cannot resume from {origin}: {'; '.join(changes)}. With that the {step} updates that were made would "
+            f"have had other learning rates: {made.schedule} to step {old_steps}. To train on from the weights, begin "
+            f"a run: model.init_from={folder} train.output=ANOTHER_FOLDER. A run with train.schedule=constant can be "
             "extended at any time"
         )
 
