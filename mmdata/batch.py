@@ -31,11 +31,12 @@ class Batch(TypedDict):
         pixel_attention_mask: int64 (B, N), 1 on patches, 0 after the last; the first position is 1 in every row. Only
             at native resolution (`data.image_patches`).
         spatial_shapes: int64 (B, 2), rows and columns of patches of each image; (1, 1) where not valid. Likewise.
-        input_ids: int64 (B, L), L is the text length of the batch's bucket.
+        input_ids: int64 (B, L), L is the text length of the batch's bucket. This and attention_mask: only with
+            `data.tokenizer`.
         attention_mask: int64 (B, L), 1 on tokens, 0 on padding; the first position is 1 in every row.
         labels: int64 (B,), -1 where a row has none; only when the corpus has labels.
         image_hash: int64 (B,), equal for equal image bytes; only with `data.add_hashes`.
-        caption_hash: int64 (B,), equal for equal captions; only with `data.add_hashes`.
+        caption_hash: int64 (B,), equal for equal captions; only with `data.add_hashes` and `data.tokenizer`.
         negative_input_ids: int64 (B, Lx), a negative caption for each row; Lx is the same in all
             batches. This and the three below: only with `data.negative_captions`.
         negative_attention_mask: int64 (B, Lx), as attention_mask.
@@ -51,8 +52,8 @@ class Batch(TypedDict):
     pixel_values: Tensor
     pixel_attention_mask: NotRequired[Tensor]
     spatial_shapes: NotRequired[Tensor]
-    input_ids: Tensor
-    attention_mask: Tensor
+    input_ids: NotRequired[Tensor]
+    attention_mask: NotRequired[Tensor]
     labels: NotRequired[Tensor]
     image_hash: NotRequired[Tensor]
     caption_hash: NotRequired[Tensor]

@@ -26,7 +26,7 @@ from mmdata.safe_read import read_inside
 from mmdata.shards import clean_caption, probe
 from mmdata.shards.samples import MAX_IMAGE_BYTES
 from mmdata.transform.pixels import EncodedImage, PixelTransform
-from mmdata.transform.text import Tokenizer
+from mmdata.transform.text import Tokenizer, need_tokenizer
 
 
 class Pair(BaseModel):
@@ -91,7 +91,7 @@ def load_pairs(
             f"batch_size must be 1 or more, and rank 0 to world_size-1: got {batch_size}, rank {rank} of {world_size}"
         )
     pairs = read_pairs(path)
-    tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
+    tokenizer = need_tokenizer(data, to="score pairs")
     for start in range(0, len(pairs), batch_size):
         part = pairs[start : start + batch_size]
         of_rank = -(-len(part) // world_size)

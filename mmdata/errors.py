@@ -32,6 +32,7 @@ class Reason(str, Enum):
     FILE_CHANGED = "file_changed"
     DUPLICATE_IMAGE = "duplicate_image"
     FILTERED = "filtered"
+    DAMAGED_SHARD = "damaged_shard"  # the shard is cut or damaged within this sample
     TRANSFORM_FAILED = "transform_failed"
 
     def __str__(self) -> str:
@@ -65,6 +66,25 @@ class _Printable(Exception):
 
 class DataError(_Printable, ValueError):
     """Data on disk is damaged or of the wrong form: the message names file, place and remedy."""
+
+
+class DamagedShard(DataError):
+    """A tar is cut, damaged or ambiguous from some byte on.
+
+    Args:
+        what: shard, offset and damage.
+        remedy: what to do.
+        sample: key and offset of the sample in which the damage lies; those before it are whole. ("", 0): unknown.
+
+    Attributes:
+        what, remedy: as given, printable.
+        sample: as given.
+    """
+
+    def __init__(self, what: str, remedy: str, sample: tuple[str, int] = ("", 0)) -> None:
+        super().__init__(f"{what}; {remedy}")
+        self.sample = sample
+        self.what, self.remedy = printable(what), printable(remedy)
 
 
 class ConfigError(_Printable, ValueError):

@@ -15,7 +15,7 @@ from mmdata.inspect.epoch import epoch_in_words
 from mmdata.loader.corpus import open_index
 from mmdata.plan import IndexRows, summarize
 from mmdata.plan.from_config import build_plan
-from mmdata.transform.text import Tokenizer
+from mmdata.transform.text import load_tokenizer
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
     arguments = parser.parse_intermixed_args()
 
     data = load_config(arguments.config, arguments.overrides).data
-    tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
+    tokenizer = load_tokenizer(data)
     index = open_index(data)
     plan = build_plan(data, index, tokenizer, count_lengths=True)
     rows = plan.rows
@@ -40,7 +40,7 @@ def main() -> int:
         table.add_column(name, justify="right")
     for (bucket, count), batch_size in zip(summary.buckets.items(), plan.batch_sizes, strict=True):
         if count.steps:
-            padding = f"{1 - count.tokens / (count.rows * bucket.length):.1%}"
+            padding = f"{1 - count.tokens / (count.rows * bucket.length):.1%}" if bucket.length else "no texts"
             counts = (f"{batch_size:,}", f"{count.steps:,}", f"{count.rows:,}")
             table.add_row(f"{bucket.length}", bucket.image, *counts, padding)
     Console().print(table)

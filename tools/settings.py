@@ -9,7 +9,6 @@ mmdata settings --markdown                         the page docs/settings.md
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import textwrap
@@ -20,9 +19,7 @@ from mmdata.config.describe import Section, find_sections, json_schema, markdown
 
 def main() -> int:
     """Print settings."""
-    parser = argparse.ArgumentParser(
-        prog="mmdata settings", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.Parser("settings", __doc__)
     parser.add_argument("name", nargs="?", metavar="NAME", help="a section or a setting; default: all, in a line each")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="all settings as a page in Markdown")

@@ -280,6 +280,7 @@ def _evaluate(folder: Path, path: str) -> Line:
     batches = _pairs_of(path, data.model_dump_json())
     types = [name for _, names in batches for name in names]
     features = embed(trained.model, (batch for batch, _ in batches))
+    assert features.text is not None, "pairs have captions"
     mean = torch.nn.functional.normalize(features.image.mean(0, keepdim=True)).expand_as(features.image)
     looks = {"": features.image, "_blind": mean, "_shuffled": features.image.roll(2, 0)}
     line: Line = {"logit_scale": trained.model.logit_scale.exp().item()}

@@ -14,8 +14,9 @@ from mmdata.batch import Batch
 from mmdata.commands.trained import TrainedModel
 from mmdata.compositional import load_pairs
 from mmdata.config.data import evaluation_data
-from mmdata.errors import DataError
+from mmdata.errors import ConfigError, DataError
 from mmdata.loader import Loader
+from mmdata.loader.corpus import open_index
 from mmdata.train.evaluation.evaluate import compositional, embed, score_retrieval, zero_shot
 from mmdata.train.evaluation.prompts import Classes, embed_prompts
 from mmdata.train.ranks import collectives
@@ -27,11 +28,21 @@ T = TypeVar("T")
 def evaluate_shards(trained: TrainedModel, shards: str, classes: Classes | None = None) -> dict[str, Any]:
     """Retrieval in both directions, and zero-shot accuracy if classes are given. A collective.
 
+    Shards of labels only have no captions to retrieve: zero-shot accuracy alone.
+
     Raises:
+        ConfigError: shards of labels only, and no classes.
         DataError: no row could be loaded, or the shards have no labels for the classes.
     """
     rank, ranks = collectives.rank(), collectives.world_size()
     data = evaluation_data(trained.config.data.model_copy(update={"val_shards": shards}), hashes=True)
+    if not open_index(data).has_captions:
+        if classes is None:
+            raise ConfigError(
+                f"shards '{shards}' have labels and no captions, so there is nothing to retrieve: give --classes, a "
+                "JSON file with the names of the classes, for zero-shot accuracy"
+            )
+        data = data.model_copy(update={"tokenizer": None, "text_buckets": "auto"})
     # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
     data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
     loader = Loader.from_config(data, rank=rank, world_size=ranks)
@@ -43,7 +54,9 @@ def evaluate_shards(trained: TrainedModel, shards: str, classes: Classes | None 
         Console(stderr=True, quiet=rank > 0).print(line, soft_wrap=True)
     if not len(features.rows):
         raise DataError(f"shards '{shards}': none of the {len(loader.index):,} rows could be loaded")
-    scores = score_retrieval(features, share=True)
+    scores: dict[str, Any] = {"rows": len(features.rows)}
+    if features.text is not None:
+        scores = score_retrieval(features, share=True)
     if classes is not None:
         if features.labels is None:
             raise DataError(f"--classes needs labels, and shards '{shards}' have none")
@@ -63,6 +76,7 @@ def evaluate_pairs(trained: TrainedModel, path: Path) -> dict[str, dict[str, flo
             yield batch
 
     features = embed(trained.model, batches(), autocast_dtype=trained.autocast_dtype)
+    assert features.text is not None, "pairs have captions"
     return compositional(features.image, features.text, types)
 
 

@@ -21,7 +21,7 @@ from mmdata.train.objective import check_objective
 from mmdata.train.ranks import collectives
 from mmdata.train.run.trainer import Trainer
 from mmdata.train.step import AUTOCAST
-from mmdata.transform.text import Tokenizer
+from mmdata.transform.text import need_tokenizer
 
 
 def train(config: Config, output: Path, device: torch.device, *, command: str | None = None) -> int:
@@ -38,8 +38,8 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     """
     rank, world_size = collectives.rank(), collectives.world_size()
     data = config.data.model_copy(update={"add_hashes": config.data.add_hashes or config.train.needs_hashes})
+    tokenizer = need_tokenizer(data, to="train a dual encoder")
     loader = Loader.from_config(data, rank=rank, world_size=world_size)
-    tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
     torch.manual_seed(config.train.seed)  # the same weights on all ranks
     model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size).to(device)
     check_objective(config.train, model, has_negative_captions=data.negative_captions is not None)

@@ -15,7 +15,7 @@ from mmdata.config.strict_yaml import parse
 from mmdata.train import DualEncoder
 from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint, load_weights
 from mmdata.train.step import AUTOCAST
-from mmdata.transform.text import Tokenizer
+from mmdata.transform.text import Tokenizer, need_tokenizer
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TrainedModel:
         path = find_checkpoint(run)
         state: dict[str, Any] = load_checkpoint(path)
         config = parse(Config, without_removed(Config, state["settings"]), origin=f"settings in '{path}'")
-        tokenizer = Tokenizer.load(config.data.tokenizer, max_length=config.data.max_length)
+        tokenizer = need_tokenizer(config.data, to="use a dual encoder")
         model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size)
         load_weights(model, state, origin=str(path))
         return cls(model.to(device).eval(), config, tokenizer, path, state["step"], state["epoch"])

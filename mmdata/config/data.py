@@ -104,9 +104,10 @@ class DataConfig(Settings):
     val_shards: MayChange[Location | None] = None
     """Folder or URL of the shards to evaluate on, with the same tokenizer and image size as the training; null:
     none."""
-    tokenizer: Location
-    """Tokenizer of the captions: a folder that transformers' `AutoTokenizer.from_pretrained` loads, or a name on the
-    Hugging Face hub."""
+    tokenizer: Location | None = None
+    """Tokenizer of the captions: a folder that transformers' `AutoTokenizer.from_pretrained` loads; clip, for CLIP's
+    tokenizer, which ships with mmdata; or a name on the Hugging Face hub. null: batches have no texts, for corpora of
+    images and labels."""
     global_batch_size: Positive
     """Image-caption pairs (rows) of one step over all ranks; each rank gets an equal part. With `token_budget`, the
     largest number of rows."""
@@ -214,6 +215,17 @@ class DataConfig(Settings):
                 raise ValueError("image_patches and image_buckets exclude each other: give one")
         if self.crop_scale[0] > self.crop_scale[1] or self.crop_scale[0] == 0:
             raise ValueError(f"crop_scale must be (min, max) with 0 < min <= max: got {self.crop_scale}")
+        if self.tokenizer is None:
+            of_texts = {
+                "text_buckets": isinstance(self.text_buckets, list),
+                "negative_captions": self.negative_captions is not None,
+                "add_captions": self.add_captions,
+            }
+            if given := [name for name, is_given in of_texts.items() if is_given]:
+                raise ValueError(
+                    f"tokenizer is missing, and without it batches have no texts, which {' and '.join(given)} are "
+                    "about: give data.tokenizer, or leave them out"
+                )
         if self.augment is not None and self.transform != "train":
             raise ValueError(
                 f"augment changes the crops of transform train, and transform is '{name_of(self.transform)}': leave "

@@ -89,6 +89,8 @@ def find_problems(data: DataConfig, index: Index, names: list[str]) -> list[str]
             f"--against compares loaders on one dataset, and data.shards is a mixture of {len(index.sources)}: "
             "give one of them as data.shards"
         )
+    if data.tokenizer is None:
+        raise ConfigError("--against compares batches of images and texts: give data.tokenizer")
     if data.image_patches is not None:
         problems.append(
             "--against: no other loader here makes batches of native resolution; give data.image_patches=null"

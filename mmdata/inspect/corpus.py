@@ -51,7 +51,7 @@ def _card(index: Index, store: ShardStore, row: int) -> Card:
     captions: list[str] = []
     try:
         found = store.read(shard, cells["caption_offset"], cells["caption_bytes"])
-        captions = captions_of(found, cells["caption_format"])
+        captions = captions_of(found, cells["caption_format"], index.caption_keys(shard))
         image = store.read(shard, cells["image_offset"], cells["image_bytes"])
         if hash64(image) != cells["image_hash"]:
             raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")

@@ -23,10 +23,10 @@ def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataCon
     shown = sum(count.steps > 0 for count in summary.buckets.values())
     if unused := len(summary.buckets) - shown:
         yield f"shapes: {shown} as above; {unused} more of the settings have no batch in this epoch"
-    yield (
-        f"padding: {summary.padding_share:.1%} of the text positions; "
-        f"{summary.padding_share_at(data.max_length):.1%} if every caption were padded to {data.max_length}"
-    )
+    if data.tokenizer is None:
+        yield "padding: none; without data.tokenizer batches have no texts"
+    else:
+        yield _padding(summary, data)
     if summary.cut:
         yield f"cut: {summary.cut:,} captions are longer than max_length ({data.max_length} tokens) and are cut to it"
     if len(summary.rows_by_span) > 1:
@@ -45,6 +45,13 @@ def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataCon
     yield (
         f"reading: each of {len(read)} ranks {min(read) / 1e6:,.1f} to {max(read) / 1e6:,.1f} MB of shards, "
         f"of {sizes.sum() / 1e6:,.1f} MB in all"
+    )
+
+
+def _padding(summary: PlanSummary, data: DataConfig) -> str:
+    return (
+        f"padding: {summary.padding_share:.1%} of the text positions; "
+        f"{summary.padding_share_at(data.max_length):.1%} if every caption were padded to {data.max_length}"
     )
 
 

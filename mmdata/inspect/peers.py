@@ -25,6 +25,7 @@ from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
 from mmdata.loader.samples import IndexSamples
 from mmdata.shards import Index, ShardStore
+from mmdata.transform.tokenizer_names import locate_tokenizer
 
 WARM_UP = 3
 """Batches that are not timed: workers start, and hand over the batches that they made in that time."""
@@ -130,7 +131,8 @@ def tokenizer(data: DataConfig) -> Any:
     """The tokenizer of the settings, loaded by transformers."""
     from transformers import AutoTokenizer
 
-    found = AutoTokenizer.from_pretrained(data.tokenizer)
+    assert data.tokenizer is not None, "see `check_comparable`"
+    found = AutoTokenizer.from_pretrained(locate_tokenizer(data.tokenizer))
     if found.pad_token is None:
         found.pad_token = found.eos_token
     return found

@@ -127,8 +127,10 @@ def profile(loader: Iterable[Batch], steps: int, *, step_s: float = 0.0) -> Prof
         asked = time.perf_counter()
         batch = next(batches)
         wait_s += time.perf_counter() - asked
-        mask = batch["attention_mask"][batch["valid"]]
-        rows, tokens, places = rows + len(mask), tokens + int(mask.sum()), places + mask.numel()
+        rows += int(batch["valid"].sum())
+        if "attention_mask" in batch:
+            mask = batch["attention_mask"][batch["valid"]]
+            tokens, places = tokens + int(mask.sum()), places + mask.numel()
         time.sleep(step_s)
     seconds = time.perf_counter() - started
     return Profile(

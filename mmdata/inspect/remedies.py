@@ -129,7 +129,7 @@ class _Sample:
         self.images = [self.read.stored_image(i) for i in range(self.count)]
         self.bucket: Bucket = step.bucket
         self.transform: PixelTransform = loader.maker.transform
-        self.tokenizer: Tokenizer = loader.maker.tokenizer
+        self.tokenizer: Tokenizer | None = loader.maker.tokenizer
         self.read_s = found.stats.wall_s["read"] / max(1, found.stats.rows)  # for a row
         self._spent_s = found.stats.own_s
 
@@ -172,7 +172,8 @@ def _shrink_command(data: DataConfig, side: int) -> str:
     # Without --tokenizer the new index would have no caption lengths, and each start would count them.
     local = isinstance(data.shards, str) and "://" not in data.shards
     folders = [data.shards, f"{data.shards}-{side}"] if local else ["SOURCE", "OUT"]
-    return shlex.join(["mmdata", "convert", *map(str, folders), "--resize", str(side), "--tokenizer", data.tokenizer])
+    tokenizer = ["--tokenizer", data.tokenizer] if data.tokenizer else []
+    return shlex.join(["mmdata", "convert", *map(str, folders), "--resize", str(side), *tokenizer])
 
 
 def _pixels_remedy(words: str, gain: float, sample: _Sample) -> Remedy:
@@ -218,7 +219,8 @@ def _read_again(sample: _Sample) -> Remedy:
 
 
 def _fast_tokenizer(sample: _Sample, data: DataConfig) -> Remedy | None:
-    if type(sample.tokenizer) is Tokenizer:
+    tokenizer = sample.tokenizer
+    if type(tokenizer) is Tokenizer or tokenizer is None or data.tokenizer is None:
         return None
     captions: list[str] = []
     for i in range(sample.count):
@@ -227,9 +229,9 @@ def _fast_tokenizer(sample: _Sample, data: DataConfig) -> Remedy | None:
         except BadSample:
             continue
     fast, length = Tokenizer.load(data.tokenizer, max_length=data.max_length), data.max_length
-    gain = _gain(lambda: sample.tokenizer.encode(captions, length), lambda: fast.encode(captions, length))
+    gain = _gain(lambda: tokenizer.encode(captions, length), lambda: fast.encode(captions, length))
     return Remedy(
-        f"the fast tokenizer of '{data.tokenizer}' in place of {type(sample.tokenizer).__name__}",
+        f"the fast tokenizer of '{data.tokenizer}' in place of {type(tokenizer).__name__}",
         gain,
         f"on {len(captions)} of your captions",
         sample.share("tokenize"),

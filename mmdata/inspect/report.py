@@ -20,7 +20,7 @@ from mmdata.plan import Plan, PlanSummary, summarize
 from mmdata.plan.from_config import build_plan
 from mmdata.shards import Index
 from mmdata.shards.folder import local_folder
-from mmdata.transform.text import Tokenizer
+from mmdata.transform.text import load_tokenizer
 
 NO_CONFIG = "Give the report a --config to see its buckets, and what its plan pads."
 NO_RUN = "No run was given: `mmdata report … --run runs/NAME` adds its curves and scores."
@@ -79,8 +79,7 @@ def write_report(
 
 
 def _plan(index: Index, data: DataConfig) -> Plan:
-    tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
-    return build_plan(data, index, tokenizer, count_lengths=True)
+    return build_plan(data, index, load_tokenizer(data), count_lengths=True)
 
 
 def _evaluation(run: Path, metrics: runs.Metrics) -> dict[str, Any]:

@@ -42,14 +42,14 @@ class BatchSpec:
     """The settings that all batches of a loader or a stream share.
 
     Attributes:
-        tokenizer: for the captions.
+        tokenizer: for the captions; None: batches have no texts.
         transform: for the pixels.
         add_hashes: add image_hash and caption_hash to the batches.
         add_captions: add the text of the captions to the batches.
         buffers: lends the memory of pixels.
     """
 
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     transform: PixelTransform
     add_hashes: bool = False
     add_captions: bool = False
@@ -99,7 +99,7 @@ class BatchBuilder:
         labels: bool,
         negatives: NegativeTexts | None = None,
     ) -> None:
-        self._spec, self._tokenizer = spec, spec.tokenizer
+        self._spec = spec
         self._step, self._samples, self._labels, self._negatives = step, samples, labels, negatives
         self._places = np.flatnonzero(step.rows >= 0)  # (n,) positions in the batch
         self._bad_images: dict[int, LedgerEntry] = {}  # by sample
@@ -107,7 +107,7 @@ class BatchBuilder:
         self._done: list[_Part] = []
         self._failed = False  # a part has raised: the other parts return early
         shape = (len(step.rows), step.bucket.length)
-        self._input_ids = np.full(shape, self._tokenizer.pad_id, np.int64)
+        self._input_ids = np.full(shape, spec.tokenizer.pad_id if spec.tokenizer else 0, np.int64)
         self._attention_mask = np.zeros(shape, np.int64)
         self._captions = [""] * len(step.rows)
         self._do(self._lend_pixels, range(0))
@@ -120,8 +120,12 @@ class BatchBuilder:
         """The work on the rows. Each unit is called once, in any order; the longest come first."""
         n = len(self._places)
         rows = min(UNIT_ROWS, -(-n // MIN_UNITS))
-        units = [] if self._negatives is None else [partial(self._do, self._tokenize_negatives, range(0))]
-        units += [partial(self._do, self._tokenize, samples) for samples in _split(n, CAPTIONS_PER_CALL)]
+        units: list[Callable[[], None]] = []
+        if (tokenizer := self._spec.tokenizer) is not None:
+            if self._negatives is not None:
+                units.append(partial(self._do, partial(self._tokenize_negatives, tokenizer), range(0)))
+            tokenize = partial(self._tokenize, tokenizer)
+            units += [partial(self._do, tokenize, samples) for samples in _split(n, CAPTIONS_PER_CALL)]
         units += [partial(self._do, self._write_pixels, samples) for samples in _split(n, rows)]
         return units
 
@@ -201,7 +205,7 @@ class BatchBuilder:
         i = part.current
         return "" if i is None else sample_name(self._samples.shard(i), self._samples.keys[i])
 
-    def _tokenize(self, part: _Part) -> None:
+    def _tokenize(self, tokenizer: Tokenizer, part: _Part) -> None:
         """Read the captions, and tokenize them in one call."""
         captions: list[str] = []
         for i in part.samples:
@@ -218,14 +222,14 @@ class BatchBuilder:
         places = self._places[part.samples.start : part.samples.stop]
         for place, caption in zip(places.tolist(), captions, strict=True):
             self._captions[place] = caption
-        encoded = self._tokenizer.encode(captions, self._step.bucket.length)
+        encoded = tokenizer.encode(captions, self._step.bucket.length)
         self._input_ids[places], self._attention_mask[places] = encoded
         part.clock.lap("tokenize")
 
-    def _tokenize_negatives(self, part: _Part) -> None:
+    def _tokenize_negatives(self, tokenizer: Tokenizer, part: _Part) -> None:
         """Tokenize the negative captions in one call."""
         assert self._negatives is not None
-        self._negative_tokens = self._negatives.encode(self._tokenizer, self._places, len(self._step.rows))
+        self._negative_tokens = self._negatives.encode(tokenizer, self._places, len(self._step.rows))
         part.clock.lap("tokenize")
 
     def _entry(self, i: int, stage: Stage, error: BadSample) -> LedgerEntry:
@@ -239,26 +243,28 @@ class BatchBuilder:
         usable = np.zeros(len(self._step.rows), bool)
         usable[self._places] = self._usable()
         valid = torch.from_numpy(usable)
-        # Attention over no token is NaN, and NaN reaches the gradient though the loss masks the row.
-        self._attention_mask[:, 0] = 1
         keys = [""] * len(usable)
         for place, key in zip(self._places.tolist(), self._samples.keys, strict=True):
             keys[place] = key
         self._batch = batch = Batch(
             **self._pixels.entries(valid),
-            input_ids=torch.from_numpy(self._input_ids),
-            attention_mask=torch.from_numpy(self._attention_mask),
             valid=valid,
             rows=torch.from_numpy(self._step.rows.copy()),
             keys=keys,
         )
+        if self._spec.tokenizer is not None:
+            # Attention over no token is NaN, and NaN reaches the gradient though the loss masks the row.
+            self._attention_mask[:, 0] = 1
+            batch["input_ids"] = torch.from_numpy(self._input_ids)
+            batch["attention_mask"] = torch.from_numpy(self._attention_mask)
         if self._labels:
             batch["labels"] = self._spread(self._samples.labels(), fill=-1)
         if self._spec.add_captions:
             batch["captions"] = self._captions
         if self._spec.add_hashes:
             batch["image_hash"] = self._spread(self._samples.image_hashes(), fill=0)
-            batch["caption_hash"] = self._spread(self._samples.caption_hashes(), fill=0)
+            if self._spec.tokenizer is not None:
+                batch["caption_hash"] = self._spread(self._samples.caption_hashes(), fill=0)
         if self._negatives is not None:
             present = self._spread(self._negatives.present().astype(np.int64), fill=0).bool()
             batch["negative_input_ids"], batch["negative_attention_mask"] = map(torch.from_numpy, self._negative_tokens)
@@ -283,7 +289,8 @@ class BatchBuilder:
         """The sums of all parts; a row counts for the worker that wrote its pixels."""
         usable, valid = self._usable(), self._batch["valid"]
         total = Stats(rows=int(valid.sum()), masked=int((~valid).sum()))
-        total.tokens = int(self._batch["attention_mask"][valid].sum())
+        if "attention_mask" in self._batch:
+            total.tokens = int(self._batch["attention_mask"][valid].sum())
         total.token_places = total.rows * self._step.bucket.length
         for part in self._done:
             for worker in part.stats.workers.values():

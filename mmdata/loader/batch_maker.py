@@ -26,7 +26,7 @@ class BatchMaker:
 
     Args:
         index: of the shards.
-        tokenizer: for the captions.
+        tokenizer: for the captions; None: batches have no texts.
         transform: for the pixels.
         add_hashes: add image_hash and caption_hash to the batches.
         add_captions: add the text of the captions to the batches.
@@ -39,7 +39,7 @@ class BatchMaker:
     def __init__(
         self,
         index: Index,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         transform: PixelTransform,
         *,
         add_hashes: bool = False,

@@ -13,7 +13,7 @@ from mmdata.loader.samples import IndexSamples
 
 
 def all_captions(maker: BatchMaker, rows: NDArray[np.int64]) -> CaptionBatch:
-    """All captions of each row that has several; none of a row that has one.
+    """All captions of each row that has several; none of a row that has one, or where batches have no texts.
 
     Args:
         maker: has index, shards and tokenizer.
@@ -25,15 +25,19 @@ def all_captions(maker: BatchMaker, rows: NDArray[np.int64]) -> CaptionBatch:
     offsets, _ = maker.index.take_lists(rows, "caption_hash")
     counts = np.diff(offsets)
     counts[counts == 1] = 0  # the batch has it already
+    tokenizer = maker.tokenizer
+    if tokenizer is None:
+        counts[:] = 0
     of_rows = np.repeat(rows, counts)  # (T,)
     # A row of n captions has each of them once in n passes: pass 0, 1, … of each row, [0, 1, 0, 1, 2] for 2 and 3.
     passes = np.arange(len(of_rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     samples = IndexSamples(maker.index, maker.store, of_rows, passes)
     texts = [_caption(samples, i) for i in range(len(of_rows))]
-    tokenizer = maker.tokenizer
-    length = min(max(tokenizer.count(texts)), tokenizer.max_length) if texts else 1
-    input_ids, attention_mask = tokenizer.encode(texts, length)
-    attention_mask[:, 0] = 1  # attention over no token is NaN
+    input_ids = attention_mask = np.empty((0, 1), np.int64)
+    if tokenizer is not None and texts:
+        length = min(max(tokenizer.count(texts)), tokenizer.max_length)
+        input_ids, attention_mask = tokenizer.encode(texts, length)
+        attention_mask[:, 0] = 1  # attention over no token is NaN
     return CaptionBatch(
         input_ids=torch.from_numpy(input_ids),
         attention_mask=torch.from_numpy(attention_mask),

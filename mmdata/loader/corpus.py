@@ -14,7 +14,7 @@ from mmdata.loader.workers.open_files import ensure_files, files_needed
 from mmdata.shards import Index, ShardCache
 from mmdata.shards.columns.columns import OLDEST_VERSION
 from mmdata.shards.remote.cache import GB
-from mmdata.transform.text import Tokenizer
+from mmdata.transform.text import Tokenizer, load_tokenizer
 
 logger = logging.getLogger("mmdata")
 
@@ -24,7 +24,7 @@ class Corpus:
     """The open data of a section `data`, from which plan and batches are made."""
 
     index: Index
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     negatives: NegativeCaptions | None = None
 
 
@@ -36,9 +36,9 @@ def open_corpus(data: DataConfig) -> Corpus:
             not open as many files as a loader needs.
         DataError: the shards have no index, or the file of negative captions is damaged.
     """
-    tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
+    tokenizer = load_tokenizer(data)
     index = open_index(data)
-    if data.negative_captions is None:
+    if data.negative_captions is None or tokenizer is None:
         return Corpus(index, tokenizer)
     return Corpus(index, tokenizer, NegativeCaptions.read(Path(data.negative_captions), index, tokenizer))
 

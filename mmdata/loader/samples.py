@@ -101,7 +101,8 @@ class IndexSamples:
         self._shards, _ = index.locate(rows)
         self._columns = index.take(rows, COLUMNS)
         self._hash_offsets, self._hashes = index.take_lists(rows, "caption_hash")
-        self._chosen = choose_captions(rows, np.diff(self._hash_offsets), passes)  # (n,), caption of each row
+        # (n,), caption of each row; a row of a corpus of labels only has none, and is never asked for it
+        self._chosen = choose_captions(rows, np.maximum(np.diff(self._hash_offsets), 1), passes)
         self.keys = index.keys(rows)
 
     def shard(self, i: int) -> str:
@@ -134,8 +135,11 @@ class IndexSamples:
 
     def caption(self, i: int) -> str:
         """The caption chosen for this pass; raises BadSample."""
-        captions = captions_of(self._read(i, "caption"), int(self._columns["caption_format"][i]))
+        keys = self._index.caption_keys(int(self._shards[i]))
+        captions = captions_of(self._read(i, "caption"), int(self._columns["caption_format"][i]), keys)
         indexed = self._hashes[self._hash_offsets[i] : self._hash_offsets[i + 1]]
+        if not len(indexed):
+            raise BadSample(Reason.MISSING_CAPTION, "the shards hold labels and no captions")
         chosen = int(self._chosen[i])
         # The length of the indexed caption decided the row's bucket; another caption may not fit into it.
         if len(captions) != len(indexed) or hash64(captions[chosen].encode()) != indexed[chosen]:

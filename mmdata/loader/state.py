@@ -41,7 +41,7 @@ def identity_of(plan: Plan, maker: BatchMaker) -> Identity:
         "negative_captions": maker.negatives and maker.negatives.fingerprint,
         **transform.identity(),
         "transform_seed": transform.seed if own_seed else None,
-        "tokenizer": maker.tokenizer.identity,
+        "tokenizer": maker.tokenizer and maker.tokenizer.identity,
     }
 
 

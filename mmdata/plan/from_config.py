@@ -37,11 +37,11 @@ from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin, pack_cells
 
 logger = logging.getLogger("mmdata")
 
-Lengths = Literal["index"] | CaptionTokens | None
-"""Caption lengths: those of the index, or counted anew; None if no policy asks for them."""
+Lengths = Literal["index", "no_texts"] | CaptionTokens | None
+"""Caption lengths: those of the index, or counted anew; "no_texts" if batches have none; None if no policy asks."""
 
 
-def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count_lengths: bool = False) -> Plan:
+def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens | None, *, count_lengths: bool = False) -> Plan:
     """The plan that a section `data` describes.
 
     Caption lengths come from the index if it was made with this tokenizer. Otherwise every caption is read and counted.
@@ -49,10 +49,11 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count
     Args:
         data: settings.
         index: of the shards.
-        tokenizer: for the captions.
+        tokenizer: for the captions; None: batches have no texts.
         count_lengths: know the lengths even if there is only one text length, which does not ask for them.
 
     Raises:
+        ConfigError: a tokenizer, and shards of labels only.
         DataError: the index has no rows, or a dataset of a mixture has none.
     """
     for part in index.manifests:
@@ -62,7 +63,10 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count
                 "out, or leave the dataset out of data.shards"
             )
     needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
-    lengths = caption_lengths(index, tokenizer) if needed else None
+    lengths: Lengths = "no_texts"
+    if tokenizer is not None:
+        _check_captions(index)
+        lengths = caption_lengths(index, tokenizer) if needed else None
     rows = IndexRows(index, lengths=lengths, limit=data.max_rows)
     if data.global_batch_size > rows.starts[-1] and data.token_budget is None:
         logger.warning(
@@ -80,6 +84,17 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens, *, count
         num_lanes=data.num_lanes,
         mixture=build_mixture(data, index, rows),
     )
+
+
+def _check_captions(index: Index) -> None:
+    """Raise a ConfigError if a folder of the index holds labels only."""
+    for part in index.manifests:
+        if not part.has_captions:
+            raise ConfigError(
+                f"shards '{part.folder}': {part.rows:,} rows with labels and no captions, and data.tokenizer is given: "
+                "leave data.tokenizer out for batches of images and labels; or make captions of the class names with "
+                '`mmdata convert SOURCE OUT --caption-template "a photo of a {}."`'
+            )
 
 
 def bucket_policy(data: DataConfig, index: Index, lengths: Lengths) -> BucketPolicy:
@@ -130,6 +145,8 @@ def image_shapes(data: DataConfig, index: Index) -> list[tuple[int, int]]:
 
 def text_lengths(data: DataConfig, index: Index, lengths: Lengths) -> list[int]:
     """The text length bounds that the settings name, or those that leave the least padding; at most max_length."""
+    if lengths == "no_texts":
+        return [0]
     if isinstance(data.text_buckets, list):
         return data.text_buckets
     histogram = np.bincount(lengths[1]) if isinstance(lengths, tuple) else index.token_histogram()
@@ -140,7 +157,8 @@ def text_lengths(data: DataConfig, index: Index, lengths: Lengths) -> list[int]:
 def caption_histogram(index: Index, lengths: Lengths, *, max_length: int) -> NDArray[np.int64]:
     """Captions by length and aspect ratio: entry [i, j] counts those of i tokens with an image in aspect bin j.
 
-    Reads the manifest's histograms; with lengths that are not in the index, the size of every image.
+    Reads the manifest's histograms; with lengths that are not in the index, the size of every image. Where batches have
+    no texts, all captions count as 0 tokens.
 
     Args:
         index: of the shards.
@@ -163,6 +181,8 @@ def caption_histogram(index: Index, lengths: Lengths, *, max_length: int) -> NDA
     else:
         for _, cells, captions in index.cells():
             tokens, bins = unpack_cells(cells)
+            if lengths == "no_texts":
+                tokens = np.zeros_like(tokens)
             counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), captions, minlength=len(counts))
     return counts.reshape(-1, ASPECT_BINS).astype(np.int64)  # exact: float64 counts to 2^53
 

@@ -68,15 +68,16 @@ class IndexRows:
     Args:
         index: of the shards.
         lengths: "index" for the caption lengths that the index holds; a pair for those of another tokenizer, counted by
-            the caller; None if the policy does not ask for lengths, which then are all 1.
+            the caller; "no_texts" if batches have no texts, with lengths of 0; None if the policy does not ask for
+            lengths, which then are all 1.
         limit: use only the first `limit` rows.
     """
 
     def __init__(
-        self, index: Index, *, lengths: Literal["index"] | CaptionTokens | None, limit: int | None = None
+        self, index: Index, *, lengths: Literal["index", "no_texts"] | CaptionTokens | None, limit: int | None = None
     ) -> None:
         self._index = index
-        self._lengths: Literal["index"] | CaptionTokens | None = lengths
+        self._lengths: Literal["index", "no_texts"] | CaptionTokens | None = lengths
         self._limited = limit is not None and limit < len(index)
         self.starts = index.starts if limit is None else np.minimum(index.starts, limit)
         counted = hashlib.sha256(lengths[1].tobytes()).hexdigest()[:16] if isinstance(lengths, tuple) else str(lengths)
@@ -90,6 +91,8 @@ class IndexRows:
         width = np.where(turned, columns["height"], columns["width"]).astype(np.int64)
         if self._lengths is None:
             return Shapes(np.ones(len(rows), np.int64), height, width)
+        if self._lengths == "no_texts":
+            return Shapes(np.zeros(len(rows), np.int64), height, width)
         if self._lengths == "index":
             offsets, counts = self._index.take_lists(rows, "caption_tokens")
             begins, num_captions = offsets[:-1], np.diff(offsets)
@@ -100,19 +103,26 @@ class IndexRows:
         return Shapes(counts[begins + chosen].astype(np.int64), height, width)
 
     def hashes(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> Hashes:
-        """Hashes of the images of n rows, and of the captions that the rows have in their passes."""
+        """Hashes of the images of n rows, and of the captions that the rows have in their passes.
+
+        Where batches have no texts, the captions' hashes are those of the images.
+        """
+        images = self._index.take(rows, ["image_hash"])["image_hash"]
+        if self._lengths == "no_texts":
+            return Hashes(images, images)
         offsets, hashes = self._index.take_lists(rows, "caption_hash")
         chosen = choose_captions(rows, np.diff(offsets), passes)
-        return Hashes(self._index.take(rows, ["image_hash"])["image_hash"], hashes[offsets[:-1] + chosen])
+        return Hashes(images, hashes[offsets[:-1] + chosen])
 
     def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
         """Rows of each of n consecutive shards by bucket, int64 (n, K)."""
         # The manifest's histograms tell, if every row has one caption and the policy looks at nothing finer than their
         # cells. Otherwise the shape of every row has to be read from the index.
-        one_each = self._index.captions == len(self._index)
+        # A corpus of labels only has one count a row in its histograms, too.
+        one_each = self._index.captions in (len(self._index), 0)
         known = one_each and not isinstance(self._lengths, tuple) and not self._limited
         if known and getattr(policy, "uses_cells", False):
-            return count_cells(self._index.cells(), policy, lengths=self._lengths is not None)[shards]
+            return count_cells(self._index.cells(), policy, lengths=self._lengths == "index")[shards]
         return count_buckets(self, policy, epoch, shards)
 
 

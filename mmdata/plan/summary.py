@@ -70,12 +70,13 @@ class PlanSummary:
 
     @property
     def padding_share(self) -> float:
-        """Share of the text positions of valid rows that hold padding."""
-        return 1 - self._tokens / sum(bucket.length * count.rows for bucket, count in self.buckets.items())
+        """Share of the text positions of valid rows that hold padding; 0 without texts."""
+        positions = sum(bucket.length * count.rows for bucket, count in self.buckets.items())
+        return 1 - self._tokens / positions if positions else 0.0
 
     def padding_share_at(self, length: int) -> float:
         """What the share would be if every caption were padded to `length`."""
-        return 1 - self._tokens / (length * self.rows)
+        return 1 - self._tokens / (length * self.rows) if length else 0.0
 
     @property
     def _tokens(self) -> int:

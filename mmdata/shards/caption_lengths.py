@@ -48,12 +48,10 @@ def caption_lengths(index: Index, tokenizer: CountsTokens) -> Literal["index"] |
     for part in index.manifests:
         if part.tokenizer != tokenizer.fingerprint:
             logger.warning(
-                "%d rows of '%s': caption lengths are not in the index for this tokenizer and are counted now; "
-                "`mmdata index %s --tokenizer … --out FOLDER` makes an index that holds them: then set data.shards to "
-                "FOLDER",
+                "%d rows of '%s': caption lengths are not in the index for this tokenizer and are counted now; %s",
                 part.rows,
                 part.folder,
-                part.folder,
+                _how_to_store(part.folder, has_others=part.tokenizer is not None),
             )
     store = ShardStore(index)
     offsets, _ = index.lists("caption_hash")
@@ -61,8 +59,28 @@ def caption_lengths(index: Index, tokenizer: CountsTokens) -> Literal["index"] |
     return offsets, np.concatenate([np.empty(0, np.int32), *counts])
 
 
+def _how_to_store(folder: object, *, has_others: bool) -> str:
+    """How to get the lengths into an index; `has_others`: it holds those of another tokenizer."""
+    if has_others:
+        return (
+            f"`mmdata index {folder} --tokenizer … --out FOLDER` makes an index that holds them: then set data.shards "
+            "to FOLDER"
+        )
+    return f"`mmdata index {folder} --tokenizer …` adds them"
+
+
 def _count_chunk(index: Index, store: ShardStore, tokenizer: CountsTokens, start: int) -> NDArray[np.int32]:
-    rows = np.arange(start, min(start + CHUNK_ROWS, len(index)))
+    captions = captions_of_rows(index, store, range(start, min(start + CHUNK_ROWS, len(index))))
+    return np.asarray(tokenizer.count(captions), np.int32)
+
+
+def captions_of_rows(index: Index, store: ShardStore, of_rows: range) -> list[str]:
+    """The captions of some rows, row by row.
+
+    Raises:
+        DataError: a caption is not the one that was indexed.
+    """
+    rows = np.arange(of_rows.start, of_rows.stop)
     shards, _ = index.locate(rows)
     columns = index.take(rows, ["caption_offset", "caption_bytes", "caption_format"])
     offsets, hashes = index.take_lists(rows, "caption_hash")
@@ -70,7 +88,7 @@ def _count_chunk(index: Index, store: ShardStore, tokenizer: CountsTokens, start
     for i, shard in enumerate(shards.tolist()):
         data = store.read(shard, int(columns["caption_offset"][i]), int(columns["caption_bytes"][i]))
         try:
-            found = captions_of(data, int(columns["caption_format"][i]))
+            found = captions_of(data, int(columns["caption_format"][i]), index.caption_keys(shard))
         except BadSample:
             found = []
         if [hash64(caption.encode()) for caption in found] != hashes[offsets[i] : offsets[i + 1]].tolist():
@@ -79,4 +97,4 @@ def _count_chunk(index: Index, store: ShardStore, tokenizer: CountsTokens, start
                 "the one that was indexed; `mmdata verify` says what changed: fetch the shard again, or index it anew"
             )
         captions += found
-    return np.asarray(tokenizer.count(captions), np.int32)
+    return captions

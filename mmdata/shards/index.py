@@ -70,6 +70,7 @@ class Index:
         manifests: as given.
         num_shards, bytes, captions: summed over the folders.
         has_labels: whether any row has a label.
+        has_captions: whether the rows have captions; False if any of the folders holds labels only.
         tokenizer: fingerprint of the tokenizer that counted the captions of all folders with rows; None if there is no
             such tokenizer.
         fingerprint: equal for equal rows in equal order, tokenizer included, wherever the folders lie. For one folder
@@ -93,6 +94,7 @@ class Index:
         self.bytes = sum(manifest.bytes for manifest in manifests)
         self.captions = sum(manifest.captions for manifest in manifests)
         self.has_labels = any(manifest.has_labels for manifest in manifests)
+        self.has_captions = all(manifest.has_captions for manifest in manifests)
         tokenizers = {manifest.tokenizer for manifest in [part for part in manifests if part.rows] or manifests}
         self.tokenizer = tokenizers.pop() if len(tokenizers) == 1 else None
         roots = "\n".join(manifest.root for manifest in manifests)
@@ -237,6 +239,10 @@ class Index:
         part, local = self.part(shard)
         name = part.listed(local).name
         return name if len(self.manifests) == 1 else f"{part.folder}/{name}"
+
+    def caption_keys(self, shard: int) -> tuple[str, ...]:
+        """The keys that hold captions in the JSON of a shard, for `captions_of`."""
+        return self.part(shard)[0].members.caption_keys
 
     def shard(self, shard: int) -> Columns:
         """One shard's columns. Their hash is compared with the manifest's when they are read.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from mmdata.errors import BadSample, DataError, Reason
+from mmdata.errors import BadSample, DamagedShard, DataError, Reason
 from mmdata.hashing import fast_hash, hash64
-from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT
+from mmdata.shards.captions import JSON, JSON_KEY, MAX_CAPTION_BYTES, NO_CAPTION, TXT
 from mmdata.shards.columns.encode import Place, Row
 from mmdata.shards.images.probe import Limits, probe, sniff
 from mmdata.shards.images.unread import unread_format
+from mmdata.shards.members import USUAL, Members
 from mmdata.shards.tar import Member, read_members, split_name
 from mmdata.shards.texts import Loss, TextKind, Texts, read_texts
 
@@ -44,15 +45,17 @@ class SampleReader:
 
     Attributes:
         ignored: members so far that belong to no sample (no extension, `__meta__`).
+        unfinished: the sample whose members are being read; after an error, the one that may be incomplete.
 
     Raises (while iterating):
-        DataError: what `read_members` refuses, a key that returns after another key, an extension twice in a sample.
+        DamagedShard: what `read_members` refuses, a key that returns after another key, an extension twice in a sample.
     """
 
     def __init__(self, file: BinaryIO, *, name: str) -> None:
         self._file = file
         self._name = name
         self.ignored = 0
+        self.unfinished: Group | None = None
 
     def __iter__(self) -> Iterator[Group]:
         starts: dict[str, int] = {}
@@ -67,16 +70,18 @@ class SampleReader:
                 if group is not None:
                     yield group
                 if key in starts:
-                    raise DataError(
+                    raise DamagedShard(
                         f"shard '{self._name}': sample '{key}' starts at byte {starts[key]} and comes back at byte "
-                        f"{member.start}; other readers make two samples of it: pack the tar again, sorted by name"
+                        f"{member.start}",
+                        "other readers make two samples of it: pack the tar again, sorted by name",
                     )
                 starts[key] = member.start
-                group = Group(key, member.start, {})
+                group = self.unfinished = Group(key, member.start, {})
             if extension in group.members:
-                raise DataError(
+                raise DamagedShard(
                     f"shard '{self._name}': sample '{key}' has .{extension} at byte "
-                    f"{group.members[extension].start} and again at byte {member.start}; remove one"
+                    f"{group.members[extension].start} and again at byte {member.start}",
+                    "remove one",
                 )
             group.members[extension] = member
         if group is not None:
@@ -105,34 +110,56 @@ class Described(NamedTuple):
     losses: dict[Loss, str]
 
 
-def describe(group: Group, read: ReadMember, *, limits: Limits) -> Described:
+def describe(
+    group: Group, read: ReadMember, *, limits: Limits, needs_caption: bool = True, members: Members = USUAL
+) -> Described:
     """The row of a sample: captions and label as `read_texts` reads them, the image as `image_member` chooses it.
+
+    Args:
+        group: the members.
+        read: gives the bytes of one.
+        limits: images outside them are not used.
+        needs_caption: see `read_texts`.
+        members: which members are image, caption and label.
 
     Raises:
         BadSample: the sample cannot be used; the reason says why.
     """
     if group.key.startswith("/") or ".." in group.key.split("/"):
         raise BadSample(Reason.OUTSIDE_ROOT, "the key is absolute or climbs out of its folder")
-    texts = texts_of(group, read)
-    caption = group.members[texts.source]
-    image = image_member(group, read)
+    texts = texts_of(group, read, needs_caption=needs_caption, members=members)
+    image = image_member(group, read, members)
     data = read(image)
     info = probe(data, limits=limits)
     row = Row(
         key=group.key,
         image=Place(image.offset, image.size),
-        caption=Place(caption.offset, caption.size),
-        caption_format=JSON if texts.source == "json" else TXT,
+        **_caption_place(group, texts, members),
         info=info,
         label=texts.label if isinstance(texts.label, int) else -1,
         image_hash=hash64(data),
         image_xxh3=fast_hash(data),
         captions=texts.captions,
     )
-    return Described(row, texts.label, texts.losses)
+    losses = texts.losses
+    further = [f".{e}" for e, member in group.members.items() if e in IMAGE_EXTENSIONS and member is not image]
+    if further and not members.image:
+        losses = {**losses, Loss.SECOND_IMAGE: f"{', '.join(further)} beside '{image.name}', which is used"}
+    return Described(row, texts.label, losses)
 
 
-def texts_of(group: Group, read: ReadMember) -> Texts:
+def _caption_place(group: Group, texts: Texts, members: Members) -> dict[str, Any]:
+    """The columns that say where the captions of a row are."""
+    if texts.source is None:
+        return {"caption": Place(0, 0), "caption_format": NO_CAPTION}
+    member = group.members[texts.source]
+    # A selector's JSON may have any extension; without selectors JSON is .json.
+    in_json = {s.extension for s in members.caption if s.key} if members.caption else {"json"}
+    kind = TXT if texts.source not in in_json else JSON_KEY if members.caption else JSON
+    return {"caption": Place(member.offset, member.size), "caption_format": kind}
+
+
+def texts_of(group: Group, read: ReadMember, *, needs_caption: bool = True, members: Members = USUAL) -> Texts:
     """Captions, label and metadata of the .json, .txt and .cls members.
 
     Raises:
@@ -146,16 +173,25 @@ def texts_of(group: Group, read: ReadMember) -> Texts:
             raise BadSample(Reason.CAPTION_TOO_LONG, detail)
         return read(member)
 
-    return read_texts([kind for kind in TEXT_MEMBERS if kind in group.members], read_member)
+    named = [selector.extension for selector in (*members.caption, *members.label)]
+    kinds = [kind for kind in (*TEXT_MEMBERS, *named) if kind in group.members]
+    return read_texts(kinds, read_member, needs_caption=needs_caption, members=members)
 
 
-def image_member(group: Group, read: ReadMember) -> Member:
+def image_member(group: Group, read: ReadMember, members: Members = USUAL) -> Member:
     """The sample's image: the first member with an extension of an image, else the first with an image's magic bytes.
+
+    Selectors in `members` take the place of the extensions of images; only members that they name are then looked at.
 
     Raises:
         BadSample: there is none, or it is larger than `MAX_IMAGE_BYTES`.
     """
     named = [member for extension, member in group.members.items() if extension in IMAGE_EXTENSIONS]
+    if members.image:
+        named = [group.members[one.extension] for one in members.image if one.extension in group.members]
+        if not named:
+            listed = " or ".join(one.words for one in members.image)
+            raise BadSample(Reason.MISSING_IMAGE, f"no {listed} among {', '.join('.' + e for e in group.members)}")
     others = [member for extension, member in group.members.items() if extension not in TEXT_MEMBERS]
     not_read: list[Member] = []  # images of a format that mmdata does not read: `probe` names it in its error
     for member in named[:1] or others:

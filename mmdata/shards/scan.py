@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from mmdata.errors import BadSample, Reason
+from mmdata.errors import BadSample, DamagedShard, Reason
+from mmdata.shards.captions import NO_CAPTION
 from mmdata.shards.columns.encode import Row
 from mmdata.shards.images.decoder_warnings import name_warnings, sample_name
 from mmdata.shards.images.probe import Limits
+from mmdata.shards.members import USUAL, Members
 from mmdata.shards.samples import Group, SampleReader, describe
 from mmdata.shards.tar import Member
-from mmdata.shards.texts import Loss
+from mmdata.shards.texts import Loss, missing_caption
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
+
+
+class Edge(NamedTuple):
+    """The first or the last sample of a tar, whose other members may be in the tar before or after it.
+
+    Attributes:
+        key: of the sample.
+        complete: whether it has an image, and a caption or a label.
+        has_caption: whether it has a caption.
+    """
+
+    key: str
+    complete: bool
+    has_caption: bool
 
 
 @dataclass(frozen=True)
@@ -25,32 +41,72 @@ class Scan:
     """The samples of a tar.
 
     Attributes:
-        rows: of the usable samples; the label is -1 if it is a name.
+        rows: of the usable samples; the label is -1 if it is a name. Rows of NO_CAPTION have a label and no caption:
+            they are used only in a corpus of labels only (see `without_labels_only`).
+        starts: offset of each row's first member.
         labels: of the usable samples: class number, class name, or None.
         losses: (key, what was lost) of usable samples with losses.
         quarantined: entries of the other samples, as in `IndexReport`.
         samples: number of samples, counted independently of the two lists.
         ignored: members that belong to no sample.
-        edges: (key, complete) of the first and the last sample.
+        edges: the first and the last sample; empty if there is none.
+        damage: the place from which the tar could not be read, and why; None for a whole tar.
     """
 
-    rows: list[Row]
-    labels: list[int | str | None]
-    losses: list[tuple[str, dict[Loss, str]]]
-    quarantined: list[dict[str, Any]]
-    samples: int
-    ignored: int
-    edges: list[tuple[str, bool]]
+    rows: list[Row] = field(default_factory=list[Row])
+    starts: list[int] = field(default_factory=list[int])
+    labels: list[int | str | None] = field(default_factory=list["int | str | None"])
+    losses: list[tuple[str, dict[Loss, str]]] = field(default_factory=list[tuple[str, dict[Loss, str]]])
+    quarantined: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    samples: int = 0
+    ignored: int = 0
+    edges: list[Edge] = field(default_factory=list[Edge])
+    damage: DamagedShard | None = None
+
+    @property
+    def has_captions(self) -> bool:
+        """Whether any usable sample has a caption."""
+        return any(row.captions for row in self.rows)
+
+    def without_labels_only(self, shard: str, members: Members = USUAL) -> Scan:
+        """The same samples as rows of a corpus with captions: those without a caption are quarantined."""
+        dropped = {i for i, row in enumerate(self.rows) if row.caption_format == NO_CAPTION}
+        if not dropped:
+            return self
+        bad = missing_caption(members)
+        lines = [_quarantine_line(shard, self.rows[i].key, self.starts[i], bad) for i in sorted(dropped)]
+        keys = {self.rows[i].key for i in dropped}
+        kept = [i for i in range(len(self.rows)) if i not in dropped]
+        return Scan(
+            rows=[self.rows[i] for i in kept],
+            starts=[self.starts[i] for i in kept],
+            labels=[self.labels[i] for i in kept],
+            losses=[(key, lost) for key, lost in self.losses if key not in keys],
+            quarantined=sorted([*self.quarantined, *lines], key=lambda line: line["offset"]),
+            samples=self.samples,
+            ignored=self.ignored,
+            edges=[edge._replace(complete=edge.complete and edge.has_caption) for edge in self.edges],
+            damage=self.damage,
+        )
 
 
-def scan_shard(path: Path, *, limits: Limits, step: Callable[[int], None]) -> Scan:
-    """Read a tar strictly; `step` is called with the offset of each sample."""
-    rows: list[Row] = []
-    labels: list[int | str | None] = []
-    losses: list[tuple[str, dict[Loss, str]]] = []
-    quarantined: list[dict[str, Any]] = []
-    edges: list[tuple[str, bool]] = []
-    samples = 0
+def scan_shard(
+    path: Path, *, limits: Limits, members: Members = USUAL, step: Callable[[int], None] = lambda offset: None
+) -> Scan:
+    """Read a tar strictly.
+
+    Args:
+        path: of the tar.
+        limits: images outside them are quarantined.
+        members: which members are image, caption and label.
+        step: called with the offset of each sample.
+
+    Returns:
+        The samples; of a damaged tar those before the damage, and `Scan.damage`. The sample in which the damage lies is
+        quarantined: nobody knows whether it is complete.
+    """
+    scan = _Scanner(path, limits, members)
+    damage: DamagedShard | None = None
     with path.open("rb") as file:
 
         def read(member: Member) -> bytes:
@@ -58,23 +114,66 @@ def scan_shard(path: Path, *, limits: Limits, step: Callable[[int], None]) -> Sc
             return file.read(member.size)
 
         reader = SampleReader(file, name=path.name)
-        for group in reader:
-            samples += 1
-            reason = None
-            try:
-                with name_warnings(partial(sample_name, path.name, group.key)):
-                    row, label, lost = describe(group, read, limits=limits)
-                rows.append(row)
-                labels.append(label)
-                if lost:
-                    losses.append((group.key, lost))
-            except BadSample as bad:
-                reason = bad.reason
-                quarantined.append(_quarantine_line(path, group, bad))
-            edge = (group.key, reason not in (Reason.MISSING_IMAGE, Reason.MISSING_CAPTION))
-            edges = [edge, edge] if not edges else [edges[0], edge]
-            step(group.start)
-        return Scan(rows, labels, losses, quarantined, samples, reader.ignored, edges)
+        last: Group | None = None
+        try:
+            for group in reader:
+                scan.add(group, read)
+                step(group.start)
+                last = group
+        except DamagedShard as error:
+            damage = error
+            before, (key, start) = reader.unfinished, error.sample
+            if before is not None and before is not last:
+                if key in ("", before.key):
+                    key, start = before.key, before.start
+                else:
+                    scan.add(before, read)
+            if key and (last is None or key != last.key):
+                scan.add_damaged(key, start, error)
+    return scan.finish(reader.ignored, damage)
+
+
+class _Scanner:
+    """The samples of a tar so far."""
+
+    def __init__(self, path: Path, limits: Limits, members: Members) -> None:
+        self._path, self._limits, self._members = path, limits, members
+        self._scan = Scan()
+        self._samples = 0
+
+    def add(self, group: Group, read: Callable[[Member], bytes]) -> None:
+        """Examine a sample."""
+        scan, reason = self._scan, None
+        self._samples += 1
+        has_caption = False
+        try:
+            with name_warnings(partial(sample_name, self._path.name, group.key)):
+                row, label, lost = describe(
+                    group, read, limits=self._limits, needs_caption=False, members=self._members
+                )
+            scan.rows.append(row)
+            scan.starts.append(group.start)
+            scan.labels.append(label)
+            has_caption = bool(row.captions)
+            if lost:
+                scan.losses.append((group.key, lost))
+        except BadSample as bad:
+            reason = bad.reason
+            scan.quarantined.append(_quarantine_line(self._path.name, group.key, group.start, bad))
+        complete = reason not in (Reason.MISSING_IMAGE, Reason.MISSING_CAPTION)
+        edge = Edge(group.key, complete, has_caption or (complete and reason is not None))
+        scan.edges[:] = [edge, edge] if not scan.edges else [scan.edges[0], edge]
+
+    def add_damaged(self, key: str, start: int, error: DamagedShard) -> None:
+        """Quarantine the sample in which the tar is damaged."""
+        self._samples += 1
+        bad = BadSample(Reason.DAMAGED_SHARD, error.what)
+        self._scan.quarantined.append(_quarantine_line(self._path.name, key, start, bad))
+
+    def finish(self, ignored: int, damage: DamagedShard | None) -> Scan:
+        """The samples, when the tar has ended."""
+        scan = self._scan
+        return replace(scan, samples=self._samples, ignored=ignored, damage=damage)
 
 
 def steps(progress: Progress | None, done: int, total: int) -> Callable[[int], None]:
@@ -93,11 +192,5 @@ def steps(progress: Progress | None, done: int, total: int) -> Callable[[int], N
     return step
 
 
-def _quarantine_line(path: Path, group: Group, bad: BadSample) -> dict[str, Any]:
-    return {
-        "shard": path.name,
-        "key": group.key,
-        "offset": group.start,
-        "reason": bad.reason.value,
-        "detail": bad.detail,
-    }
+def _quarantine_line(shard: str, key: str, start: int, bad: BadSample) -> dict[str, Any]:
+    return {"shard": shard, "key": key, "offset": start, "reason": bad.reason.value, "detail": bad.detail}

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from mmdata.atomic import lock, naming, sync_folder
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import fast_hash, hash64
-from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, TXT, clean_caption
+from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, NO_CAPTION, TXT, clean_caption
 from mmdata.shards.columns.encode import CountTokens, Encoded, Place, Row, encode
 from mmdata.shards.folder import BESIDE, INNER, MANIFEST_NAME, manifest_prefix
 from mmdata.shards.images.probe import EXTENSIONS, ImageInfo
@@ -35,8 +35,8 @@ class Sample:
         key: its name, unique in the shard, without a dot in the last part.
         image: bytes of the image file, written unchanged.
         info: `probe(image)`.
-        captions: at least one, each as `clean_caption` returns it.
-        label: class number from 0, or None.
+        captions: each as `clean_caption` returns it: one or more in all samples of a folder, or none in all of them.
+        label: class number from 0, or None; needed without captions.
         extra: further JSON of the sample, without the keys "captions" and "label".
     """
 
@@ -82,6 +82,7 @@ class ShardWriter:
         self._count_tokens = count_tokens
         self._tokenizer = tokenizer
         self._num_shards = 0  # finished ones
+        self._has_captions: bool | None = None  # of the first sample, and so of all
         self._shard: _OpenShard | None = None
         self._staging = self._folder / STAGING_NAME
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -101,10 +102,18 @@ class ShardWriter:
 
         Raises:
             BadSample: a caption that is empty or not text, or more JSON than MAX_CAPTION_BYTES.
-            ValueError: a key that is not unique or that readers would split differently, a caption that is not clean.
+            ValueError: a key that is not unique or that readers would split differently, a caption that is not clean,
+                captions in some samples and none in others.
             OSError: the disk is full or broken.
         """
         members = _members(sample)
+        if self._has_captions is None:
+            self._has_captions = bool(sample.captions)
+        elif self._has_captions != bool(sample.captions):
+            raise ValueError(
+                f"sample '{sample.key}': {'has' if sample.captions else 'has no'} caption, unlike those before it; a "
+                "folder of shards has captions for all samples or for none"
+            )
         size = sum(BLOCK + len(data) + len(padding(len(data))) for _, data in members)
         shard_rows, shard_bytes = self._limits
         if self._shard and (len(self._shard.rows) >= shard_rows or self._shard.bytes + size + len(END) > shard_bytes):
@@ -198,12 +207,12 @@ class _OpenShard:
             with naming(self.path):
                 for piece in (head, data, padding(len(data))):
                     self._put(piece)
-        caption_format = JSON if len(members) == 3 else TXT
+        caption_format = NO_CAPTION if not sample.captions else JSON if len(members) == 3 else TXT
         self.rows.append(
             Row(
                 key=sample.key,
                 image=places[0],
-                caption=places[-1],
+                caption=places[-1] if sample.captions else Place(0, 0),
                 caption_format=caption_format,
                 info=sample.info,
                 label=-1 if sample.label is None else sample.label,
@@ -230,16 +239,22 @@ class _OpenShard:
 
 
 def _members(sample: Sample) -> list[tuple[str, bytes]]:
-    """(name, data) of image, first caption and, only if it says more, JSON. The last member holds the captions."""
+    """(name, data) of image, first caption and, only if it says more, JSON. The last member holds the captions.
+
+    A sample of a label only has image and .cls, as webdataset's users write it, and JSON where it has more to say.
+    """
     _check(sample)
-    members = [
-        (sample.key + EXTENSIONS[sample.info.format], sample.image),
-        (sample.key + ".txt", sample.captions[0].encode()),
-    ]
     extra = sample.extra or {}
-    if len(sample.captions) > 1 or sample.label is not None or extra:
-        label = {} if sample.label is None else {"label": sample.label}
+    label = {} if sample.label is None else {"label": sample.label}
+    members = [(sample.key + EXTENSIONS[sample.info.format], sample.image)]
+    if sample.captions:
+        members.append((sample.key + ".txt", sample.captions[0].encode()))
         content = {**extra, **label, "captions": sample.captions}
+        says_more = len(sample.captions) > 1 or bool(label) or bool(extra)
+    else:
+        members.append((sample.key + ".cls", str(sample.label).encode()))
+        content, says_more = {**extra, **label}, bool(extra)
+    if says_more:
         data = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
         if len(data) > MAX_CAPTION_BYTES:
             raise BadSample(Reason.CAPTION_TOO_LONG, f"JSON member of {len(data)} bytes; at most {MAX_CAPTION_BYTES}")
@@ -255,8 +270,8 @@ def _check(sample: Sample) -> None:
             f"sample '{sample.key}': a key may not be empty, absolute, hold a dot, "
             "climb out of its folder or be __meta__: readers would cut or skip it"
         )
-    if not sample.captions:
-        raise ValueError(f"sample '{sample.key}': no caption")
+    if not sample.captions and sample.label is None:
+        raise ValueError(f"sample '{sample.key}': neither a caption nor a label")
     for caption in sample.captions:
         if clean_caption(caption) != caption:
             raise ValueError(f"sample '{sample.key}': caption {caption[:40]!r} was not cleaned (clean_caption)")

@@ -64,7 +64,7 @@ class Composer:
 
     Args:
         data: settings.
-        tokenizer: counts the tokens of captions.
+        tokenizer: counts the tokens of captions; None: batches have no texts.
         rank: 0 … world_size-1.
         world_size: processes that share a global batch.
 
@@ -77,7 +77,7 @@ class Composer:
         ConfigError: a setting needs an index.
     """
 
-    def __init__(self, data: DataConfig, tokenizer: Tokenizer, *, rank: int, world_size: int) -> None:
+    def __init__(self, data: DataConfig, tokenizer: Tokenizer | None, *, rank: int, world_size: int) -> None:
         self.data = data
         self.tokenizer = tokenizer
         self.rank, self.world_size = rank, world_size
@@ -87,7 +87,9 @@ class Composer:
         self._image_shapes = data.image_buckets or [(data.image_size, data.image_size)]
         self.lengths: list[int] | None = None
         self.policy: BucketPolicy | None = None
-        if isinstance(data.text_buckets, list):
+        if tokenizer is None:
+            self.use_lengths([0])
+        elif isinstance(data.text_buckets, list):
             self.use_lengths(data.text_buckets)
         num_lengths = len(self.lengths or []) or data.num_text_buckets
         num_buckets = num_lengths * len(data.image_patches or self._image_shapes)
@@ -173,11 +175,13 @@ class Pass:
     def _buffer(self, samples: list[StreamSample]) -> list[BufferedSample]:
         # The image's hash, not the position in the pass, decides where a sample starts in its list of captions. So it
         # goes through them in turn, one each epoch, whatever the order of the pass.
-        hashes = np.asarray([sample.image_hash for sample in samples], np.int64)
-        num_captions = np.asarray([len(sample.captions) for sample in samples], np.int64)
-        chosen = choose_captions(hashes, num_captions, self._epoch).tolist()
-        captions = [sample.captions[i] for sample, i in zip(samples, chosen, strict=True)]
-        tokens = self._composer.tokenizer.count(captions)
+        captions, tokens = [""] * len(samples), [0] * len(samples)
+        if (tokenizer := self._composer.tokenizer) is not None:
+            hashes = np.asarray([sample.image_hash for sample in samples], np.int64)
+            num_captions = np.asarray([len(sample.captions) for sample in samples], np.int64)
+            chosen = choose_captions(hashes, num_captions, self._epoch).tolist()
+            captions = [sample.captions[i] for sample, i in zip(samples, chosen, strict=True)]
+            tokens = tokenizer.count(captions)
         rank, world_size = self._composer.rank, self._composer.world_size
         # Rank r numbers its samples r, r + world_size, …, so that rows are unique over all ranks.
         rows = range(rank + self._usable * world_size, rank + (self._usable + len(samples)) * world_size, world_size)

@@ -85,7 +85,8 @@ class Passes:
             order = permutation(
                 len(shards), seed=data.seed, epoch=number, purpose=Purpose.SHARD_ORDER, position=rank
             ).tolist()
-        samples = (sample for i in order for sample in read_shard(shards[i]))
+        needs_caption = self._composer.tokenizer is not None
+        samples = (sample for i in order for sample in read_shard(shards[i], needs_caption=needs_caption))
         # The limits of all ranks add up to max_rows.
         limit = None if data.max_rows is None else (data.max_rows + world_size - 1 - rank) // world_size
         for sample in islice(samples, limit):

@@ -61,8 +61,12 @@ class _Payload(NamedTuple):
     data: bytes  # empty if the member is larger than MAX_IMAGE_BYTES: `describe` then refuses it by its size
 
 
-def read_shard(shard: str) -> Iterator[StreamSample | Dropped]:
+def read_shard(shard: str, *, needs_caption: bool = True) -> Iterator[StreamSample | Dropped]:
     """The samples of a shard.
+
+    Args:
+        shard: path or URL.
+        needs_caption: False takes samples that have a label and no caption, too.
 
     Raises:
         DataError: the shard cannot be read, is cut or is not a plain tar (see `read_members`), or a key occurs twice.
@@ -78,7 +82,7 @@ def read_shard(shard: str) -> Iterator[StreamSample | Dropped]:
                     f"{group.start}; pack the tar again, sorted by name"
                 )
             starts[group.key] = group.start
-            yield _sample(name, group, payloads)
+            yield _sample(name, group, payloads, needs_caption=needs_caption)
 
 
 def _groups(file: ForwardFile, name: str) -> Iterator[tuple[Group, dict[int, bytes]]]:
@@ -115,10 +119,12 @@ def _members(file: ForwardFile, name: str) -> Iterator[dict[str, Any]]:
         yield {"fname": member.name, "data": _Payload(member, data), "__url__": name}
 
 
-def _sample(shard: str, group: Group, payloads: dict[int, bytes]) -> StreamSample | Dropped:
+def _sample(shard: str, group: Group, payloads: dict[int, bytes], *, needs_caption: bool) -> StreamSample | Dropped:
     try:
         with name_warnings(partial(sample_name, shard, group.key)):
-            row, label, losses = describe(group, lambda member: payloads[member.offset], limits=DEFAULT_LIMITS)
+            row, label, losses = describe(
+                group, lambda member: payloads[member.offset], limits=DEFAULT_LIMITS, needs_caption=needs_caption
+            )
     except BadSample as error:
         return Dropped(shard, group.key, error)
     if isinstance(label, str):

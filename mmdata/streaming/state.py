@@ -69,7 +69,7 @@ def identity(
     steps_per_epoch: int | None,
     *,
     transform: PixelTransform,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
 ) -> dict[str, Any]:
     """What the batches of a stream depend on, by name: JSON. Number of ranks, folders and hosts may change."""
     names = "\n".join(display_name(shard).rsplit("/", 1)[-1] for shard in shards)
@@ -84,7 +84,7 @@ def identity(
         "limit": data.max_rows,
         **transform.identity(),
         "patch_size": data.patch_size if data.image_patches is not None else None,
-        "tokenizer": tokenizer.identity,
+        "tokenizer": tokenizer and tokenizer.identity,
         "shapes": hash64(repr((sorted(shapes.items()), data.max_length, data.num_text_buckets)).encode()),
     }
 

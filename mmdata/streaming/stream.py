@@ -36,7 +36,7 @@ from mmdata.streaming.prefetch import make_ahead
 from mmdata.streaming.shard_names import ShardNames, assign_shards, find_shards, single_dataset, with_shards
 from mmdata.streaming.state import RankState, check_identity, identity, rank_state
 from mmdata.transform.pixels import PixelTransform
-from mmdata.transform.text import Tokenizer
+from mmdata.transform.text import load_tokenizer
 
 logger = logging.getLogger("mmdata")
 
@@ -124,7 +124,7 @@ class Stream(Interoperable):
         rank_slice(data.global_batch_size, rank, world_size)
         assign_shards(shards, rank, world_size)
         check_steps(steps_per_epoch, world_size, data.global_batch_size)
-        tokenizer = Tokenizer.load(data.tokenizer, max_length=data.max_length)
+        tokenizer = load_tokenizer(data)
         transform = PixelTransform.from_config(data)
         self.shards = shards
         self.stats = Stats()

@@ -19,7 +19,9 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
+from mmdata.transform.tokenizer_names import CLIP, locate_tokenizer
 
 logger = logging.getLogger("mmdata")
 
@@ -59,21 +61,23 @@ class Tokenizer:
         """Load a tokenizer as `AutoTokenizer.from_pretrained` does.
 
         Args:
-            name: a folder, or a name on the Hugging Face hub.
+            name: a folder; `clip`, or one of OpenAI's CLIP models, for the tokenizer that ships with mmdata; or another
+                name on the Hugging Face hub.
             max_length: in tokens, special ones included.
 
         Raises:
-            ConfigError: the tokenizer cannot be loaded, or has no fast (Rust) version.
+            ConfigError: the tokenizer cannot be loaded, or has no fast (Rust) version; or the hub cannot be reached.
         """
-        if plain := _plain_backend(Path(name)):
+        found = locate_tokenizer(name)
+        if plain := _plain_backend(Path(found)):
             return cls(plain[0], max_length=max_length, pad_id=plain[1])
         # transformers takes a second and 26 MB to import, so it is imported only if it is needed.
         from transformers import AutoTokenizer
 
-        if not Path(name).exists():
+        if not Path(found).exists():
             logger.warning("tokenizer '%s': no such folder here; asking the Hugging Face hub", name)
         try:
-            tokenizer: Any = AutoTokenizer.from_pretrained(str(name))
+            tokenizer: Any = AutoTokenizer.from_pretrained(found)
         except Exception as error:  # transformers checks little: a broken folder may raise a KeyError or anything else
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ConfigError(
@@ -114,6 +118,29 @@ class Tokenizer:
         return input_ids, attention_mask
 
 
+def load_tokenizer(data: DataConfig) -> Tokenizer | None:
+    """The tokenizer of a section `data`; None if it names none, and batches have no texts.
+
+    Raises:
+        ConfigError: see `Tokenizer.load`.
+    """
+    return None if data.tokenizer is None else Tokenizer.load(data.tokenizer, max_length=data.max_length)
+
+
+def need_tokenizer(data: DataConfig, *, to: str) -> Tokenizer:
+    """The tokenizer of a section `data`; `to` says what needs it, as in "train a dual encoder".
+
+    Raises:
+        ConfigError: the section names no tokenizer; or see `Tokenizer.load`.
+    """
+    if (tokenizer := load_tokenizer(data)) is None:
+        raise ConfigError(
+            f"data.tokenizer is not set, and to {to} captions must be tokenized: give a folder that "
+            "AutoTokenizer.from_pretrained loads, or `clip` for CLIP's tokenizer"
+        )
+    return tokenizer
+
+
 PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 PLAIN_TOKENS = ("pad_token", "eos_token", "bos_token", "unk_token")
 PLAIN_KEYS = {"backend", "tokenizer_class", "model_max_length", *PLAIN_TOKENS}
@@ -123,14 +150,16 @@ def _plain_backend(folder: Path) -> tuple[tokenizers.Tokenizer, int] | None:
     """The backend and pad_id of a folder, if its tokenizer.json alone decides what transformers would load; else None.
 
     That is so if the class is the general one and nothing else in the folder adds a token or an option: the folders
-    that `train_tokenizer` makes. All other folders, broken ones too, are left to transformers.
+    that `train_tokenizer` makes, and CLIP's, whose tokenizer.json transformers has written. All other folders, broken
+    ones too, are left to transformers.
     """
+    classes = PLAIN_CLASSES | {"CLIPTokenizer"} if folder == CLIP else PLAIN_CLASSES
     try:
         if {path.name for path in folder.iterdir()} != {"tokenizer.json", "tokenizer_config.json"}:
             return None
         config: Any = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
         saved: Any = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-        if not config.keys() <= PLAIN_KEYS or config["tokenizer_class"] not in PLAIN_CLASSES:
+        if not config.keys() <= PLAIN_KEYS or config["tokenizer_class"] not in classes:
             return None
         special = {token["content"]: token["id"] for token in saved["added_tokens"] if token["special"]}
         named = {key: config[key] for key in PLAIN_TOKENS if key in config}

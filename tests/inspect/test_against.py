@@ -104,6 +104,7 @@ def test_only_auto_workers_are_lowered_and_only_for_webdataset(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"tokenizer": None}, "compares batches of images and texts: give data.tokenizer"),
         ({"image_patches": [4], "patch_size": 16}, "no other loader here makes batches of native resolution"),
         ({"transform": "mine:crop"}, "transform 'mine:crop' is made for mmdata; give data.transform=train or eval"),
         ({"loading": {"num_workers": 3}}, "2 shards are too few for 3 workers; give data.loading.num_workers=2"),

@@ -12,13 +12,15 @@ import webdataset
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards import Index, Limits, Manifest, build_index
+from mmdata.shards.staging import STAGING_NAME
 
 
 def content(folder: Path) -> dict[str, bytes]:
+    """The files of a folder; without what a run that failed has kept for the next one."""
     return {
         str(p.relative_to(folder)): p.read_bytes()
         for p in folder.rglob("*")
-        if p.is_file() and p.name != ".mmdata.lock"
+        if p.is_file() and p.name != ".mmdata.lock" and STAGING_NAME not in p.parts
     }
 
 
@@ -241,18 +243,18 @@ def test_the_same_index_is_left_alone_and_moved_tars_are_found(shards, tmp_path)
 
 
 def test_another_index_is_never_replaced(shards, count):
-    remedy = f"; give another folder with --out, or remove '{shards / '__mmdata__/manifest.json'}' and run this again"
+    remedy = "; replace it with --overwrite, or give another folder with --out"
     refuse(shards, f"its manifest.json is of another tokenizer (characters, and none is given){remedy}")
     another = "another tokenizer (characters, and another is given)"
     refuse(shards, another, count_tokens=count, tokenizer="another")
     build_index(shards, count_tokens=count, tokenizer="characters")  # the same as the writer's
     build_index(shards, out=shards / "one", count_tokens=lambda captions: [1 for _ in captions], tokenizer="characters")
-    with pytest.raises(DataError, match="is of other contents; give another"):
+    with pytest.raises(DataError, match="is of other contents; replace it"):
         build_index(shards, out=shards / "one", count_tokens=count, tokenizer="characters")
-    with pytest.raises(DataError, match=r"is of other shards \(\d+, and 1 are to be indexed\); give another"):
+    with pytest.raises(DataError, match=r"is of other shards \(\d+, and 1 are to be indexed\); replace it"):
         build_index(shards / "000001.tar", out=shards / "one", count_tokens=count, tokenizer="characters")
-    (shards / "__mmdata__/manifest.json").unlink()  # what the message says mends it
-    assert build_index(shards, count_tokens=count, tokenizer="another").manifest.tokenizer == "another"
+    replaced = build_index(shards, count_tokens=count, tokenizer="another", overwrite=True)  # what the message says
+    assert replaced.manifest.tokenizer == "another"
 
 
 def test_a_failure_to_publish_leaves_nothing(shards, tmp_path, monkeypatch):
@@ -262,7 +264,7 @@ def test_a_failure_to_publish_leaves_nothing(shards, tmp_path, monkeypatch):
     monkeypatch.setattr(Manifest, "to_json", full)
     with pytest.raises(OSError, match="No space left"):
         build_index(shards, out=tmp_path / "out")
-    assert sorted(content(tmp_path / "out")) == ["__mmdata__/quarantine.jsonl"]
+    assert content(tmp_path / "out") == {}
 
 
 def test_a_shard_whose_name_no_manifest_follows_is_refused_unread(tmp_path):
@@ -295,12 +297,16 @@ def test_progress_ends_at_the_bytes_of_all_shards(shards, tmp_path):
     ("name", "message"),
     [
         ("x.tar.gz", "'x.tar.gz' is compressed, which has no random access; unpack it first"),
-        ("x.jpg", "no .tar in it; `mmdata convert` makes shards of images and captions"),
+        ("x.jpg", "no .tar in it, it holds 1 .jpg; `mmdata convert {folder} OUT` makes shards of images and captions"),
+        ("a/x.tar", "no .tar in it, but in its folder 'a'; `mmdata convert"),
+        (None, "no .tar in it, it is empty; `mmdata convert"),
     ],
 )
 def test_folders_without_plain_tars_are_refused(tmp_path, name, message):
-    (tmp_path / name).write_bytes(b"x")
-    refuse(tmp_path, message)
+    if name is not None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    refuse(tmp_path, message.format(folder=tmp_path))
 
 
 def test_sources_that_are_not_there_are_refused(tmp_path):

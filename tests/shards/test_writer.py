@@ -227,7 +227,7 @@ def test_foreign_shards_are_refused_and_kept(tmp_path, name):
         ({"key": "/a"}, "a key may not be empty, absolute"),
         ({"key": "__a__/b"}, "or be __meta__"),
         ({"key": "../b"}, "climb out of its folder"),
-        ({"captions": []}, "sample '0000': no caption"),
+        ({"captions": [], "label": None}, "sample '0000': neither a caption nor a label"),
         ({"captions": [" a"]}, "caption ' a' was not cleaned"),
         ({"extra": {"label": 3}}, r"extra may not hold \['label'\]"),
         ({"label": -1}, "label -1 is not a class number"),

@@ -175,7 +175,7 @@ class Columns:
         if self._shard_bytes is None:
             return
         if name == "caption_hash":
-            self._refuse(name, wrong_captions(offsets))
+            self._refuse(name, wrong_captions(offsets, formats=self.fixed("caption_format")))
         else:
             self._refuse(name, wrong_tokens(offsets, values, captions=self.lists("caption_hash")[0]))
 
@@ -236,6 +236,8 @@ class Columns:
     def histogram(self, tokens_of: Columns | None = None) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Captions by length in tokens and aspect ratio: the cells that occur, and the captions in each.
 
+        Of a corpus of labels only, the rows are counted in their place, with 0 tokens.
+
         Args:
             tokens_of: columns of the same captions that give the lengths; default: these. Captions without a length
                 count as 0 tokens.
@@ -243,7 +245,9 @@ class Columns:
         turned = self.fixed("orientation") >= 5
         height = np.where(turned, self.fixed("width"), self.fixed("height"))
         width = np.where(turned, self.fixed("height"), self.fixed("width"))
-        bins = np.repeat(aspect_bin(height, width), np.diff(self.lists("caption_hash")[0]))
+        bins = aspect_bin(height, width)
+        if self.num_captions:
+            bins = np.repeat(bins, np.diff(self.lists("caption_hash")[0]))
         tokens = (tokens_of or self).lists("caption_tokens")[1]
         return count_cells(pack_cells(tokens if len(tokens) else np.zeros(len(bins), np.int32), bins))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from mmdata.hashing import fast_hash, hash64
-from mmdata.shards.columns.columns import FIXED, SCHEMA_VERSION, SCHEMAS, Columns
+from mmdata.shards.columns.columns import FIXED, OLDEST_VERSION, SCHEMA_VERSION, SCHEMAS, Columns
 from mmdata.shards.images.probe import FORMATS, ImageInfo
 from mmdata.shards.manifest.pages import ShardEntry
 
@@ -99,8 +99,25 @@ def encode(rows: Sequence[Row], count_tokens: CountTokens | None = None, *, vers
             offsets if count_tokens else offsets * 0, lengths, type=schema.field("caption_tokens").type
         )
     )
+    return _encoded(arrays, schema, len(rows))
+
+
+def with_tokens(columns: Columns, tokens: Sequence[int]) -> Encoded:
+    """The index file of a shard with the lengths of its captions, one for each, in the order of rows and captions."""
+    offsets, hashes = columns.lists("caption_hash")
+    if len(tokens) != len(hashes):
+        raise ValueError(f"{len(tokens)} lengths for {len(hashes)} captions")
+    schema = SCHEMAS[SCHEMA_VERSION if columns.has_fast_hash else OLDEST_VERSION]
+    arrays: list[Any] = [columns.keys]
+    arrays += [pa.array(columns.fixed(name)) for name in FIXED if name in schema.names]
+    for name, values in (("caption_hash", hashes), ("caption_tokens", np.asarray(tokens, np.int32))):
+        arrays.append(pa.ListArray.from_arrays(pa.array(offsets), values, type=schema.field(name).type))
+    return _encoded(arrays, schema, len(columns))
+
+
+def _encoded(arrays: list[Any], schema: Any, rows: int) -> Encoded:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=schema))
     data = sink.getvalue().to_pybytes()
-    return Encoded(data, Columns.parse(data, len(rows), "this one"))
+    return Encoded(data, Columns.parse(data, rows, "this one"))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mmdata.shards.captions import NO_CAPTION
 from mmdata.shards.images.probe import FORMATS
 from mmdata.shards.manifest.histogram import MAX_TOKENS
 
@@ -18,7 +19,7 @@ _BOUNDS: dict[str, tuple[int, int | None, str]] = {
     "image_bytes": (0, None, "bytes that lie in the shard"),
     "caption_bytes": (0, None, "bytes that lie in the shard"),
     "image_format": (0, len(FORMATS) - 1, f"0 to {len(FORMATS) - 1}, or a newer mmdata"),
-    "caption_format": (0, 1, "0 or 1, or a newer mmdata"),
+    "caption_format": (0, 3, "0 to 3, or a newer mmdata"),
     "height": (1, 2**31 - 1, "1 or more pixels"),
     "width": (1, 2**31 - 1, "1 or more pixels"),
     "orientation": (1, 8, "1 to 8"),
@@ -71,12 +72,22 @@ def wrong_number(
     return WrongValue(row, int(values[row]), expected.format(size=size))
 
 
-def wrong_captions(offsets: npt.NDArray[np.int32]) -> WrongValue | None:
-    """The first row without a caption, or None; `offsets` (rows + 1,) are those of `Columns.lists`."""
-    if (offsets[1:] > offsets[:-1]).all():
-        return None
+def wrong_captions(offsets: npt.NDArray[np.int32], *, formats: npt.NDArray[np.uint8]) -> WrongValue | None:
+    """The first row without a caption, or None; all rows of a shard of labels only are without.
+
+    Args:
+        offsets: (rows + 1,), those of `Columns.lists`.
+        formats: (rows,), column caption_format.
+    """
     lengths = np.diff(offsets)
-    return WrongValue(int(lengths.argmin()), int(lengths.min()), "1 caption or more")
+    if len(formats) and (formats == NO_CAPTION).all():
+        wrong, expected = lengths != 0, "no caption, as caption_format says"
+    else:
+        wrong, expected = (lengths < 1) | (formats == NO_CAPTION), "1 caption or more"
+    if not wrong.any():
+        return None
+    row = int(wrong.argmax())
+    return WrongValue(row, int(lengths[row]), expected)
 
 
 def wrong_tokens(

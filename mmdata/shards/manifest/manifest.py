@@ -26,6 +26,7 @@ from mmdata.shards.columns.columns import OLDEST_VERSION, Columns
 from mmdata.shards.folder import BESIDE, INNER, MANIFEST_NAME, Folder, LocalFolder, Location, find_folder, local_folder
 from mmdata.shards.manifest.pages import PAGE_SHARDS, REMAKE, Histograms, ListedShard, PageColumns, ShardEntry
 from mmdata.shards.manifest.top import Top, checked, checksum_of
+from mmdata.shards.members import Members
 from mmdata.shards.remote.cache import ShardCache
 
 HELD_PAGES = 16
@@ -45,7 +46,7 @@ class Manifest(Top):
     Attributes:
         rows, bytes, num_shards, captions: totals.
         lengths: (tokens, captions) for each length that occurs, ascending; all captions have 0 tokens if no tokenizer
-            counted them.
+            counted them. Of a corpus of labels only: (0, rows).
         has_labels: whether any row has a label.
         pages: files with the entries of the shards, in row order; each is read once, when first asked for.
         tokenizer: fingerprint of the tokenizer that counted the captions, or None.
@@ -87,6 +88,16 @@ class Manifest(Top):
             raise DataError(f"'{path}': expected an object, got {type(content).__name__}; {REMAKE}")
         top = checked(content, path)
         return cls(**{item.name: getattr(top, item.name) for item in fields(Top)}, folder=folder, prefix=prefix)
+
+    @cached_property
+    def members(self) -> Members:
+        """Which members of a sample the index was made of."""
+        return Members.from_content((self.accounts or {}).get("members"))
+
+    @property
+    def has_captions(self) -> bool:
+        """Whether the rows have captions; False for a corpus of labels only. True for a corpus without rows."""
+        return self.captions > 0 or self.rows == 0
 
     def shard_path(self, shard: int) -> Path:
         """Path of the tar. A tar behind a URL is fetched into the cache first, which may remove it at any time."""

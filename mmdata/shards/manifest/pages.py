@@ -62,7 +62,7 @@ class ListedShard:
         rows: samples in the index.
         index, index_sha256: file name, in the folder of manifest.json, and hash of the shard's index file.
         index_xxh3: `fast_hash` of the index file; 0 in a manifest of version 2.
-        captions: captions of all rows; a row has one or more.
+        captions: captions of all rows: one or more a row, or 0 in a corpus of labels only.
         labels: rows that have a label.
     """
 
@@ -85,7 +85,8 @@ class ShardEntry(ListedShard):
 
     Attributes:
         cells: int32 (n,), the cells (`mmdata.shards.manifest.histogram`) in which this shard has captions, ascending.
-        counts: int32 (n,), captions in each cell; they add up to `captions`.
+        counts: int32 (n,), captions in each cell; they add up to `captions`. Of a corpus of labels only, rows in each
+            cell; they add up to `rows`.
     """
 
     cells: npt.NDArray[np.int32] = field(compare=False, repr=False)
@@ -185,13 +186,16 @@ class PageColumns:
             _texts={name: batch.column(name) for name in _TEXTS},
         )
         numbers = columns.numbers
+        counted = np.where(numbers["captions"] > 0, numbers["captions"], numbers["rows"])
+        without_captions = (numbers["captions"] == 0) & (numbers["rows"] > 0)
         whole = (
             (batch.num_rows, int(numbers["rows"].sum())) == (page.shards, page.rows)
             and all((values >= 0).all() for name, values in numbers.items() if name != "index_xxh3")
             and (cells >= 0).all()
             and (counts > 0).all()
             and np.array_equal(offsets, view(batch.column("counts").offsets, np.int32, of=of))
-            and np.array_equal(_sums(counts, offsets), numbers["captions"])
+            and np.array_equal(_sums(counts, offsets), counted)
+            and (not without_captions.any() or not numbers["captions"].any())
         )
         if not whole:
             raise DataError(f"manifest page '{path}': its numbers contradict each other or manifest.json; {REMAKE}")

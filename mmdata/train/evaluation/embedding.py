@@ -41,7 +41,8 @@ class Features:
 
     Attributes:
         image: float32 (N, D), L2-normalised.
-        text: float32 (N, D), likewise, of the caption that the batch holds of the row.
+        text: float32 (N, D), likewise, of the caption that the batch holds of the row; None if the batches have no
+            texts (`data.tokenizer` is left out).
         rows: int64 (N,), row numbers in the index.
         labels: int64 (N,), -1 where a row has none; None where the corpus has none.
         ids: int64 (N, 2), image and caption hashes; None without `data.add_hashes`.
@@ -49,7 +50,7 @@ class Features:
     """
 
     image: Tensor
-    text: Tensor
+    text: Tensor | None
     rows: Tensor
     labels: Tensor | None
     ids: Tensor | None
@@ -91,11 +92,11 @@ def embed(
     for on_cpu in batches:
         batch = to_device(on_cpu, device)
         with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
-            image, text = model(batch)[:2]
+            features = _features_of(model, batch)
         valid = collectives.gather(batch["valid"].long()).bool()  # (W*B,)
-        for name, value in {"image": image.float(), "text": text.float(), **_known_of(batch)}.items():
+        for name, value in {**features, **_known_of(batch)}.items():
             columns.setdefault(name, []).append(collectives.gather(value)[valid])
-        if extras.all_captions is not None:
+        if extras.all_captions is not None and "input_ids" in batch:
             of_rows = _captions_of(extras.all_captions, on_cpu)
             for name, value in _embed_captions(model, batch, of_rows, autocast_dtype).items():
                 texts.setdefault(name, []).append(value)
@@ -109,8 +110,23 @@ def embed(
     found = {name: torch.cat(parts) for name, parts in texts.items()}
     captions = Texts(found["features"], _positions(joined["rows"], found["rows"]), found["hashes"]) if found else None
     return Features(
-        joined["image"], joined["text"], joined["rows"], joined.get("labels"), joined.get("ids"), captions=captions
+        joined["image"], joined.get("text"), joined["rows"], joined.get("labels"), joined.get("ids"), captions=captions
     )
+
+
+def _features_of(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Features of the images, and of the texts if the batch has some."""
+    if "input_ids" in batch:
+        image, text = model(batch)[:2]
+        return {"image": image.float(), "text": text.float()}
+    encode_image: Any = getattr(model, "encode_image", None)
+    if encode_image is None:
+        raise ValueError(
+            f"the batches have no texts, and {type(model).__name__} has no method encode_image(pixel_values, "
+            "pixel_attention_mask, spatial_shapes) for images alone, as DualEncoder has: set data.tokenizer"
+        )
+    image = encode_image(batch["pixel_values"], batch.get("pixel_attention_mask"), batch.get("spatial_shapes"))
+    return {"image": image.float()}
 
 
 def _known_of(batch: Batch) -> dict[str, Tensor]:

@@ -52,7 +52,7 @@ def score_retrieval(features: Features, *, share: bool = False) -> dict[str, flo
         rows, images, texts: how many there are; and what `retrieval` returns.
 
     Raises:
-        ValueError: no row.
+        ValueError: no row, or no texts.
 
     Source: LAION, CLIP_benchmark, clip_benchmark/metrics/zeroshot_retrieval.py.
     """
@@ -61,6 +61,8 @@ def score_retrieval(features: Features, *, share: bool = False) -> dict[str, flo
         raise ValueError(
             "retrieval over 0 rows: no row of the batches is valid; see why they were masked in the ledger"
         )
+    if features.text is None:
+        raise ValueError("retrieval needs captions, and the batches have no texts: set data.tokenizer")
     image_of_row = torch.arange(rows, device=device)
     images = features.image
     if features.ids is not None:

@@ -197,7 +197,15 @@ class DualEncoder(nn.Module):
         return self
 
     def forward(self, batch: Batch) -> DualEncoderOutput:
-        """Features of a batch; rows that are not valid get finite features too."""
+        """Features of a batch; rows that are not valid get finite features too.
+
+        Raises:
+            ValueError: the batch has no texts.
+        """
+        if "input_ids" not in batch or "attention_mask" not in batch:
+            raise ValueError(
+                "the batch has no texts, and a dual encoder compares images with texts: set data.tokenizer"
+            )
         return DualEncoderOutput(
             self.encode_image(batch["pixel_values"], batch.get("pixel_attention_mask"), batch.get("spatial_shapes")),
             self.encode_text(batch["input_ids"], batch["attention_mask"]),

@@ -40,8 +40,10 @@ class Meter:
             self._batches += 1
             # Summed on the batch's device: reading a number from a GPU would wait for it.
             self._samples = batch["valid"].sum() + self._samples
-            self._tokens += batch["attention_mask"].numel()
-            self._useful_tokens = (batch["attention_mask"] * batch["valid"].unsqueeze(1)).sum() + self._useful_tokens
+            if "attention_mask" in batch:  # a user's model may need no texts
+                self._tokens += batch["attention_mask"].numel()
+                useful = (batch["attention_mask"] * batch["valid"].unsqueeze(1)).sum()
+                self._useful_tokens = useful + self._useful_tokens
             yield batch
 
     def add_loss(self, loss: float) -> None:

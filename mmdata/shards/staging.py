@@ -1,0 +1,163 @@
+"""What an index in progress has read of each tar, kept on disk, so that a run that ended early is not repeated.
+
+A staged scan is used again only for a tar of the same size and modification time, read with the same settings. The
+folder also holds the finished index before it is published: a run that was killed while files were moved is finished by
+the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mmdata.atomic import sync_folder, write_whole
+from mmdata.errors import DamagedShard
+from mmdata.hashing import fast_hash
+from mmdata.shards.columns.encode import Place, Row
+from mmdata.shards.folder import INNER, MANIFEST_NAME, manifest_prefix
+from mmdata.shards.images.probe import ImageInfo
+from mmdata.shards.manifest.manifest import Manifest
+from mmdata.shards.manifest.pages import PAGE_PATTERN
+from mmdata.shards.scan import Edge, Scan
+from mmdata.shards.texts import Loss
+
+STAGING_NAME = ".mmdata-index"
+VERSION = 1
+"""Of the staged files; raise it when a reader of samples changes what it finds."""
+TOKENIZER_NAME = "tokenizer"
+"""Name of a trained tokenizer: a link to the folder of this name in `__mmdata__`, as a conversion makes it."""
+
+
+class Staging:
+    """The hidden folder of an index in progress.
+
+    Args:
+        folder: where the index will be published.
+        settings: what decides a scan besides the tar, as JSON.
+
+    Attributes:
+        new: folder in which the finished index is made before it is published.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self._folder = folder
+        self._path = folder / STAGING_NAME
+        self._settings = {"version": VERSION, **settings}
+        self.new = self._path / "new"
+
+    def load(self, tar: Path) -> tuple[Scan, str] | None:
+        """The scan of a tar and its SHA-256; None if there is none, a damaged one, or one of another tar."""
+        try:
+            checksum, _, data = self._place(tar).read_bytes().partition(b"\n")
+            if checksum != _checksum(data):
+                return None
+            content = json.loads(data)
+        except (OSError, ValueError):
+            return None
+        if content["of"] != {**self._settings, **identity_of(tar)}:
+            return None
+        return _scan_of(content["scan"]), content["sha256"]
+
+    def save(self, tar: Path, identity: dict[str, Any], scan: Scan, sha256: str) -> None:
+        """Keep the scan of a tar; `identity` is what `identity_of` gave before the tar was read."""
+        self._path.mkdir(exist_ok=True)
+        content = {"of": {**self._settings, **identity}, "sha256": sha256, "scan": _content_of(scan)}
+        data = json.dumps(content, ensure_ascii=True, separators=(",", ":")).encode()
+        write_whole(self._place(tar), _checksum(data) + b"\n" + data)
+
+    def make_new(self) -> Path:
+        """An empty folder for the finished index."""
+        if self.new.exists():
+            shutil.rmtree(self.new)
+        self.new.mkdir(parents=True)
+        return self.new
+
+    def finish_killed_run(self) -> bool:
+        """Publish the finished index that a killed run left behind; whether there was one."""
+        if manifest_prefix(self.new) is None:
+            return False
+        self.publish()
+        return True
+
+    def publish(self) -> None:
+        """Move the finished index into the folder, manifest.json last, and remove this folder.
+
+        An index that is replaced loses its manifest.json first. So at any moment the folder has the manifest of the old
+        index, none, or that of the new one, never one whose files are another's.
+        """
+        made, inner = self.new / INNER, self._folder / INNER
+        inner.mkdir(exist_ok=True)
+        self._retire_published({path.name for path in made.iterdir()})
+        for path in sorted(made.iterdir()):
+            if path.name != MANIFEST_NAME:
+                if (inner / path.name).is_dir():
+                    shutil.rmtree(inner / path.name)
+                os.replace(path, inner / path.name)
+        sync_folder(inner)
+        if (inner / TOKENIZER_NAME).is_dir() and not os.path.lexists(self._folder / TOKENIZER_NAME):
+            (self._folder / TOKENIZER_NAME).symlink_to(INNER + TOKENIZER_NAME)
+        os.replace(made / MANIFEST_NAME, inner / MANIFEST_NAME)
+        sync_folder(inner)
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove this folder."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._path)
+
+    def _retire_published(self, following: set[str]) -> None:
+        """Remove the manifest of an index that is replaced, and then its files that do not get a successor."""
+        prefix = manifest_prefix(self._folder)
+        old = self._folder / INNER
+        if prefix is not None:
+            manifest = Manifest.read(self._folder)
+            old = self._folder / prefix
+            names = {entry.index for entry in manifest}
+            (old / MANIFEST_NAME).unlink()
+            for name in names - (following if prefix else set()):
+                (old / name).unlink(missing_ok=True)
+        # The run before may have moved pages of the new index already.
+        pages = {page.file for page in Manifest.read(self.new).pages}
+        for path in old.iterdir():
+            if PAGE_PATTERN.fullmatch(path.name) and path.name not in pages:
+                path.unlink()
+
+    def _place(self, tar: Path) -> Path:
+        return self._path / f"{tar.name}.scan"
+
+
+def identity_of(tar: Path) -> dict[str, Any]:
+    """What tells a tar from a changed one without reading it: size in bytes and modification time."""
+    status = tar.stat()
+    return {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+
+
+def _checksum(data: bytes) -> bytes:
+    return f"{fast_hash(data) % 2**64:016x}".encode()
+
+
+def _content_of(scan: Scan) -> dict[str, Any]:
+    """A scan as JSON."""
+    damage = scan.damage and [scan.damage.what, scan.damage.remedy]
+    return {**vars(scan), "rows": [asdict(row) for row in scan.rows], "damage": damage}
+
+
+def _scan_of(content: dict[str, Any]) -> Scan:
+    """The inverse of `_content_of`."""
+    rows = [_row_of(row) for row in content["rows"]]
+    losses = [(key, {Loss(loss): detail for loss, detail in lost.items()}) for key, lost in content["losses"]]
+    edges = [Edge(*edge) for edge in content["edges"]]
+    damage = content["damage"] and DamagedShard(*content["damage"])
+    rest: dict[str, Any] = {**content, "rows": rows, "losses": losses, "edges": edges, "damage": damage}
+    return Scan(**rest)
+
+
+def _row_of(content: dict[str, Any]) -> Row:
+    places = {name: Place(**content[name]) for name in ("image", "caption")}
+    values: dict[str, Any] = {**content, **places, "info": ImageInfo(**content["info"])}
+    return Row(**values)

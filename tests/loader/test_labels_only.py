@@ -1,0 +1,241 @@
+"""Corpora of images and labels without captions, from the tars to zero-shot classification."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+from PIL import Image
+
+import mmdata
+from mmdata.commands.evaluate import evaluate_shards
+from mmdata.commands.trained import TrainedModel
+from mmdata.config import Config
+from mmdata.config.strict_yaml import parse
+from mmdata.errors import ConfigError
+from mmdata.loader import Loader
+from mmdata.shards import Index, Sample, ShardWriter, build_index, probe, verify
+from mmdata.train import DualEncoder
+from mmdata.train.evaluation.prompts import Classes
+from mmdata.transform.text import Tokenizer, need_tokenizer, train_tokenizer
+from tests.shards.conftest import make_tar
+
+CLASSES = ["dog", "cat", "tree"]
+NUM_IMAGES = 20
+
+
+@pytest.fixture(scope="module")
+def images(photo) -> list[bytes]:
+    return [photo(*((24, 24) if i % 2 else (20, 32)), seed=i) for i in range(NUM_IMAGES)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, images: list[bytes]) -> Path:
+    """jpg + cls tars, as webdataset's users write them."""
+    for number in range(2):
+        with webdataset.TarWriter(str(tmp_path / "tars" / f"{number}.tar"), mtime=0) as sink:
+            for i in range(10 * number, 10 * number + 10):
+                sink.write({"__key__": f"{i:03d}", "jpg": images[i], "cls": i % 3})
+    return tmp_path / "tars"
+
+
+@pytest.fixture(autouse=True)
+def _tars(tmp_path: Path) -> None:
+    (tmp_path / "tars").mkdir()
+
+
+def settings(folder: Path, **changes: object) -> dict[str, object]:
+    return {"shards": str(folder), "global_batch_size": 4, "image_size": 16, "transform": "eval", "seed": 3, **changes}
+
+
+def pixels_of(image: bytes) -> torch.Tensor:
+    """The image as `transform: eval` makes it, by Pillow's decoder."""
+    from mmdata.transform.pixels import EncodedImage, PixelTransform
+
+    transform = PixelTransform.from_config(parse(Config, {"data": settings(Path("x"))}, origin="test").data)
+    made = torch.zeros(3, 16, 16, dtype=torch.uint8)
+    info = probe(image)
+    decoded = transform.decode(EncodedImage(image, info.format, 1, 0), shape=(16, 16), patches=0, epoch=0)
+    transform.write(decoded, made, number=0, epoch=0)
+    return made
+
+
+def test_tars_of_labels_are_indexed_loaded_and_verified(folder, images):
+    report = build_index(folder)
+    assert report.accounts == {"samples": 20, "indexed": 20, "quarantined": 0, "ignored_members": 0}
+    index = Index.open(folder)
+    assert (len(index), index.captions, index.has_captions, index.has_labels) == (20, 0, False, True)
+    assert verify(folder) == []
+    seen: dict[int, int] = {}
+    with Loader.from_config(settings(folder)) as loader:
+        assert len(loader) == 5
+        for batch in loader:
+            assert set(batch) == {"pixel_values", "labels", "valid", "rows", "keys"}
+            for row, label, made in zip(batch["rows"].tolist(), batch["labels"], batch["pixel_values"], strict=True):
+                seen[row] = int(label)
+                assert torch.equal(made, pixels_of(images[row]))
+        assert loader.stats.padding_share == 0.0
+    assert seen == {i: i % 3 for i in range(20)}
+
+
+def test_batches_of_labels_equal_webdatasets_samples(folder):
+    """The oracle is webdataset's own reader of the same tars."""
+    build_index(folder)
+    expected = {}
+    for number in range(2):
+        tar = webdataset.WebDataset(str(folder / f"{number}.tar"), shardshuffle=False)
+        expected |= {sample["__key__"]: int(sample["cls"]) for sample in tar}
+    batches = list(Loader.from_config(settings(folder, shuffle=False)))
+    found = {key: int(label) for b in batches for key, label in zip(b["keys"], b["labels"], strict=True)}
+    assert found == expected
+
+
+def test_a_stream_without_a_tokenizer_gives_labels(folder):
+    batches = list(mmdata.stream(folder, settings(folder, shuffle=False)))
+    found = {key: int(label) for b in batches for key, label in zip(b["keys"], b["labels"], strict=True)}
+    assert found == {f"{i:03d}": i % 3 for i in range(20)}
+    assert all("input_ids" not in batch and "labels" in batch for batch in batches)
+
+
+def test_a_stream_with_a_tokenizer_still_needs_captions(folder, tmp_path):
+    train_tokenizer(CLASSES, tmp_path / "tokenizer", vocab_size=300)
+    stream = mmdata.stream(folder, settings(folder, tokenizer=str(tmp_path / "tokenizer"), loading={"num_workers": 0}))
+    with pytest.raises(ValueError, match="20 of 20"):
+        list(stream)
+    assert {entry.reason for entry in stream.ledger} == {"missing_caption"}
+
+
+def test_the_writer_writes_labels_as_cls_members(tmp_path, images):
+    with ShardWriter(tmp_path / "out", shard_rows=3) as writer:
+        for i in range(5):
+            extra = {"source": "x"} if i == 4 else None
+            writer.write(Sample(f"{i}", images[i], probe(images[i]), [], label=i % 3, extra=extra))
+        with pytest.raises(ValueError, match="sample '9': has caption, unlike those before it"):
+            writer.write(Sample("9", images[9], probe(images[9]), ["a dog"], label=1))
+    members = [dict(s) for s in webdataset.WebDataset(str(tmp_path / "out/000001.tar"), shardshuffle=False)]
+    assert [sorted(name for name in member if name[0] != "_") for member in members] == [
+        ["cls", "jpg"],
+        ["cls", "jpg", "json"],
+    ]
+    assert verify(tmp_path / "out") == []
+    rebuilt = build_index(tmp_path / "out", out=tmp_path / "again").manifest
+    assert [entry.index_sha256 for entry in rebuilt] == [
+        e.index_sha256 for e in Index.open(tmp_path / "out").manifests[0]
+    ]
+
+
+def test_one_caption_in_the_corpus_makes_labels_alone_too_little(tmp_path, images):
+    def sample(key: str, **members: bytes) -> list[tuple[str, bytes]]:
+        return [(f"{key}.{extension}", data) for extension, data in members.items()]
+
+    (tmp_path / "tars/0.tar").write_bytes(
+        make_tar(sample("a", jpg=images[0], cls=b"1") + sample("b", jpg=images[1], cls=b"2"))
+    )
+    (tmp_path / "tars/1.tar").write_bytes(make_tar(sample("c", jpg=images[2], txt=b"a dog", cls=b"0")))
+    report = build_index(tmp_path / "tars", max_bad_share=1.0)
+    assert [(line["key"], line["reason"]) for line in report.quarantined] == [
+        ("a", "missing_caption"),
+        ("b", "missing_caption"),
+    ]
+    assert Index.open(tmp_path / "tars").keys(np.arange(1)) == ["c"]
+    assert verify(tmp_path / "tars") == []
+
+
+def test_a_sample_without_caption_and_label_is_quarantined(tmp_path, images):
+    members = [("a.jpg", images[0]), ("a.cls", b"1"), ("b.jpg", images[1])]
+    (tmp_path / "tars/0.tar").write_bytes(make_tar(members))
+    report = build_index(tmp_path / "tars", max_bad_share=1.0)
+    assert [(line["key"], line["reason"]) for line in report.quarantined] == [("b", "missing_caption")]
+
+
+def test_a_tokenizer_for_labels_only_is_an_error_that_says_both_ways(folder, tmp_path):
+    build_index(folder)
+    train_tokenizer(CLASSES, tmp_path / "tokenizer", vocab_size=300)
+    tokenizer = str(tmp_path / "tokenizer")
+    ways = 'leave data.tokenizer out for batches of images and labels.*--caption-template "a photo of a {}."'
+    with pytest.raises(ConfigError, match=f"20 rows with labels and no captions, and data.tokenizer is given: {ways}"):
+        Loader.from_config(settings(folder, tokenizer=tokenizer))
+    count = Tokenizer.load(tokenizer).count
+    for out in (folder, tmp_path / "out"):  # an index that exists, and a new one
+        with pytest.raises(ConfigError, match="so there is nothing to tokenize: leave --tokenizer out"):
+            build_index(folder, out=out, count_tokens=count, tokenizer="any")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"image_buckets": [[16, 16], [16, 24]]}, {"image_buckets": "auto", "image_size": 32, "max_shapes": 3}],
+)
+@pytest.mark.parametrize("captions", [False, True])
+def test_without_a_tokenizer_no_batch_has_texts(folder, images, tmp_path, captions, changes):
+    if captions:  # captions of any length must not decide the buckets
+        with ShardWriter(tmp_path / "out", count_tokens=lambda c: [len(x) for x in c], tokenizer="any") as writer:
+            for i in range(20):
+                writer.write(Sample(f"{i:03d}", images[i], probe(images[i]), ["a dog" * (i + 1)], label=i % 3))
+        folder = tmp_path / "out"
+    else:
+        build_index(folder)
+    loader = Loader.from_config(settings(folder, **changes))
+    assert {bucket.length for bucket in loader.plan.policy.buckets} == {0}
+    rows = [row for batch in loader for row in batch["rows"].tolist() if row >= 0]
+    assert sorted(rows) == list(range(20))
+    state = Loader.from_config(settings(folder, **changes)).state_dict()
+    assert state["plan"] == loader.state_dict()["plan"]
+
+
+@pytest.mark.parametrize("given", [{"text_buckets": [8, 77]}, {"negative_captions": "x.parquet"}])
+def test_settings_of_texts_without_a_tokenizer_are_refused(folder, given):
+    with pytest.raises(ConfigError, match=f"without it batches have no texts, which {next(iter(given))} are about"):
+        Loader.from_config(settings(folder, **given))
+
+
+def test_what_needs_texts_says_so(folder):
+    config = parse(Config, {"data": settings(folder)}, origin="test").data
+    with pytest.raises(
+        ConfigError, match=r"data\.tokenizer is not set, and to train a dual encoder captions must be tok"
+    ):
+        need_tokenizer(config, to="train a dual encoder")
+
+
+def test_hashes_without_texts_are_those_of_the_images(folder):
+    build_index(folder)
+    batch = next(iter(Loader.from_config(settings(folder, add_hashes=True))))
+    assert "image_hash" in batch
+    assert "caption_hash" not in batch
+
+
+def test_zero_shot_classification_of_shards_of_labels(folder, tmp_path):
+    build_index(folder)
+    train_tokenizer([f"a photo of a {name}" for name in CLASSES], tmp_path / "tokenizer", vocab_size=300)
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer")
+    data = settings(tmp_path / "elsewhere", tokenizer=str(tmp_path / "tokenizer"))
+    config = parse(Config, {"data": data, "model": {"name": "small"}}, origin="test")
+    torch.manual_seed(0)
+    model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size).eval()
+    trained = TrainedModel(model, config, tokenizer, Path("x.pt"), 0, 0)
+    classes = Classes(classes=CLASSES, templates=["a photo of a {}"])
+    scores = evaluate_shards(trained, str(folder), classes)
+    assert scores["rows"] == 20
+    assert "image_to_text_r1" not in scores
+    # by hand: features of each image against those of each class
+    with torch.no_grad():
+        ids, mask = tokenizer.encode([f"a photo of a {name}" for name in CLASSES], 12)
+        texts = model.encode_text(torch.from_numpy(ids), torch.from_numpy(mask))
+        pixels = torch.cat([b["pixel_values"] for b in Loader.from_config(settings(folder, shuffle=False))])
+        nearest = (model.encode_image(pixels) @ texts.T).argmax(dim=1)
+    expected = float((nearest == torch.arange(20) % 3).double().mean())
+    assert scores["zero_shot_top1"] == pytest.approx(expected)
+    with pytest.raises(
+        ConfigError, match="have labels and no captions, so there is nothing to retrieve: give --classes"
+    ):
+        evaluate_shards(trained, str(folder))
+
+
+def test_a_label_of_a_class_name_is_numbered(tmp_path, images):
+    members = [(f"{i}.{e}", d) for i in range(3) for e, d in (("jpg", images[i]), ("cls", CLASSES[i].encode()))]
+    (tmp_path / "tars/0.tar").write_bytes(make_tar(members))
+    assert build_index(tmp_path / "tars").accounts["classes"] == CLASSES
+    assert Image.open(io.BytesIO(images[0])).size == (32, 20)

@@ -1,0 +1,104 @@
+"""CLIP's tokenizer, which ships with mmdata, and what the name of a tokenizer means."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+from transformers import AutoTokenizer, CLIPTokenizerFast
+
+from mmdata.errors import ConfigError
+from mmdata.transform import tokenizer_names
+from mmdata.transform.text import Tokenizer
+from mmdata.transform.tokenizer_names import CLIP, CLIP_NAMES, locate_tokenizer
+
+OPEN_CLIP: list[tuple[str, list[int]]] = json.loads((Path(__file__).parent / "clip_ids.json").read_text("utf-8"))
+"""Captions and their ids by open_clip 3.3.0, `SimpleTokenizer.encode`, without the start and the end."""
+START, END = 49406, 49407
+
+
+def test_ids_are_those_of_open_clip():
+    captions, expected = zip(*OPEN_CLIP, strict=True)
+    tokenizer = Tokenizer.load("clip", max_length=200)
+    ids, mask = tokenizer.encode(captions, 200)
+    found = [row[: int(length)].tolist() for row, length in zip(ids, mask.sum(1), strict=True)]
+    assert found == [[START, *ids, END] for ids in expected]
+    assert tokenizer.count(captions) == [len(ids) + 2 for ids in expected]
+    assert tokenizer.vocab_size == 49408
+
+
+def test_it_is_the_tokenizer_that_transformers_makes_of_the_folder():
+    captions = [caption for caption, _ in OPEN_CLIP]
+    theirs = AutoTokenizer.from_pretrained(CLIP)
+    assert isinstance(theirs, CLIPTokenizerFast)
+    ours = Tokenizer.load("clip", max_length=16)
+    of_theirs = Tokenizer(theirs.backend_tokenizer, max_length=16, pad_id=theirs.pad_token_id)
+    assert ours.identity == of_theirs.identity
+    encoded = theirs(captions, padding="max_length", truncation=True, max_length=16, return_tensors="np")
+    np.testing.assert_array_equal(ours.encode(captions, 16), (encoded["input_ids"], encoded["attention_mask"]))
+
+
+@pytest.mark.parametrize("name", sorted(CLIP_NAMES))
+def test_names_of_clip_need_no_network(name):
+    assert locate_tokenizer(name) == str(CLIP)
+
+
+def test_clip_is_loaded_without_transformers():
+    program = """
+import sys
+from mmdata.transform.text import Tokenizer
+Tokenizer.load("clip")
+print("transformers" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"False\n"
+
+
+def test_the_vocabulary_comes_with_its_licence():
+    assert "Copyright (c) 2021 OpenAI" in (CLIP.parent / "LICENSE").read_text()
+    assert sorted(path.name for path in CLIP.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+
+
+def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
+    (tmp_path / "clip").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert locate_tokenizer("clip") == "clip"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("./tokenizer", "names on the Hugging Face hub are NAME or OWNER/NAME"),
+        ("shards/train/tokenizer", "names on the Hugging Face hub are NAME or OWNER/NAME"),
+        ("/data/tokenizer", "names on the Hugging Face hub are NAME or OWNER/NAME"),
+        ("shards/tokenizer", "the folder 'shards' exists, so the Hugging Face hub was not asked"),
+        (Path("tokenizer"), "it is a path"),
+    ],
+)
+def test_a_missing_folder_is_an_error_without_the_hub(tmp_path, monkeypatch, name, why):
+    (tmp_path / "shards").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tokenizer_names, "_check_hub", lambda name: pytest.fail("the hub was asked"))
+    with pytest.raises(ConfigError, match=f"^tokenizer '{name}': no such folder \\({why}\\); give a folder that Auto"):
+        Tokenizer.load(name)
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_that_says_both_ways(monkeypatch):
+    with socket.socket() as closed:  # a port on which nobody listens
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        both = "if a folder was meant, check its path; if the hub, connect to it once.*`clip` is CLIP's tokenizer"
+        with pytest.raises(ConfigError, match=f"'nobody/nothing': no such folder, and the .* cannot be asked .*{both}"):
+            Tokenizer.load("nobody/nothing")
+
+
+def test_an_offline_hub_is_named(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="cannot be asked \\(HF_HUB_OFFLINE is set\\)"):
+        Tokenizer.load("nobody/nothing")
