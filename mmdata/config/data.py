@@ -266,6 +266,7 @@ class DataConfig(Settings):
             of_texts = {
                 "text_buckets": isinstance(self.text_buckets, list),
                 "negative_captions": self.negative_captions is not None,
+                "add_captions": self.add_captions,
             }
             if given := [name for name, is_given in of_texts.items() if is_given]:
                 raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ class IndexedSample:
     num_captions: int
     _columns: dict[str, int] = field(compare=False)
     _shard: int = field(compare=False)
+    _caption_keys: Sequence[str] = field(compare=False)
     _store: ShardStore = field(compare=False)
 
     @classmethod
@@ -67,14 +69,15 @@ class IndexedSample:
             num_captions=int(index.take_lists(rows, "caption_hash")[0][1]),
             _columns=columns,
             _shard=shard,
+            _caption_keys=index.caption_keys(shard),
             _store=store,
         )
 
     def __repr__(self) -> str:
         label = "" if self.label is None else f", label {self.label}"
         size = f"{self._columns['height']} × {self._columns['width']}"
-        captions = "1 caption" if self.num_captions == 1 else f"{self.num_captions} captions"
-        return f"Sample(row {self.row}, key '{self.key}', {self.format} {size}, {captions}{label}, in '{self.shard}')"
+        captions = {0: "", 1: ", 1 caption"}.get(self.num_captions, f", {self.num_captions} captions")
+        return f"Sample(row {self.row}, key '{self.key}', {self.format} {size}{captions}{label}, in '{self.shard}')"
 
     @cached_property
     def captions(self) -> list[str]:
@@ -86,7 +89,7 @@ class IndexedSample:
         if not self.num_captions:
             return []
         try:
-            return captions_of(self._read("caption"), self._columns["caption_format"])
+            return captions_of(self._read("caption"), self._columns["caption_format"], self._caption_keys)
         except BadSample as error:
             raise DataError(
                 f"shard '{self.shard}', sample '{self.key}': {error}; `mmdata verify` says what has changed"

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from mmdata.errors import DataError
-from mmdata.shards import Index, IndexedSample, Sample, ShardWriter, probe
+from mmdata.shards import Index, IndexedSample, Sample, ShardWriter, build_index, probe
 
 
 def test_index_gives_key_captions_label_and_image_of_a_row(shards: Path, samples: list[Sample]):
@@ -91,6 +91,16 @@ def test_index_caption_that_changed_since_it_was_indexed_is_an_error(shards: Pat
         DataError, match=r"^shard '000000\.tar', sample '0000': bad_caption.*; `mmdata verify` says what"
     ):
         index[0].captions  # noqa: B018
+
+
+def test_index_sample_with_a_label_alone_has_no_captions(
+    tmp_path: Path, samples: list[Sample], tar: Callable[..., bytes]
+):
+    (tmp_path / "a.tar").write_bytes(tar([("0.jpg", samples[0].image), ("0.cls", b"3")]))
+    build_index(tmp_path)
+    found = Index.open(tmp_path)[0]
+    assert (found.captions, found.label) == ([], 3)
+    assert repr(found) == "Sample(row 0, key '0', JPEG 20 × 30, label 3, in 'a.tar')"
 
 
 def test_index_and_sample_are_shown_in_a_line(shards: Path):
