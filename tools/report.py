@@ -10,6 +10,7 @@ from mmdata.config.data import sources
 from mmdata.errors import ConfigError, printable
 from mmdata.inspect.report import write_report
 from mmdata.shards.folder import local_folder
+from mmdata.train.run.find import check_run_folder
 
 
 def main() -> None:
@@ -22,8 +23,8 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="folder that `mmdata train` wrote: adds curves and scores")
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="default: report.html")
     given = parser.parse_args()
-    if given.run and not given.run.is_dir():
-        raise ConfigError(f"run '{given.run}': no such folder; `mmdata train` makes it")
+    if given.run:
+        check_run_folder(given.run)
     of_run = given.run / "config.yaml" if given.run else None
     path = given.config or (of_run if of_run and of_run.is_file() else None)
     config = load_config(path) if path else None
