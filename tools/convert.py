@@ -37,8 +37,9 @@ SETTINGS = {
     "delimiter": 'character between the fields of a CSV, or "tab" (default: the one that fits the first lines)',
     "encoding": "encoding of text tables, such as latin-1 (default utf-8)",
     "columns": "names of the columns of a CSV without a header line, as image,caption",
-    "image-column": "column with the images' paths",
-    "caption-column": "column with captions; may be given more than once",
+    "image-column": "column with paths or images, or in tars the extension of the image",
+    "caption-column": "column with captions, or in tars a member or a key in JSON, as json:TEXT; "
+    "may be given more than once",
     "label-column": 'column with class numbers or names; "" takes none',
     "caption-template": 'caption made of the class name of an image without one, as "a photo of a {}."; '
     "may be given more than once",
@@ -165,6 +166,8 @@ def show(report: Report, out: Path) -> None:
     for loss, count in accounts.get("lost", {}).items():
         table.add_row(f"written without: {loss}", f"[dim]{count:,}[/dim]")
     Console().print(table)
+    for name, found in report.source.get("members", {}).items():
+        print(printable(f"{name}: the member {' or '.join(found)}; --{name}-column names another one"))
     named = {name: report.source.get(name) for name in ("image", "captions", "label")}
     if "images" in report.source:
         print(printable(f"images: found in the folder '{report.source['images']}'; --images names another one"))

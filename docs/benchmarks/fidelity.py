@@ -71,7 +71,7 @@ def settings_of(rows: int, mode: str, seed: int) -> DataConfig:
     """What a run reads; the two modes differ in `decode` alone."""
     return DataConfig(
         shards=str(HOME / f"train-{rows}"),
-        val_shards=str(HOME / f"val-{VAL}"),
+        val={"shards": str(HOME / f"val-{VAL}")},
         tokenizer=str(HOME / "tokenizer"),
         global_batch_size=64,
         image_size=SIDE,

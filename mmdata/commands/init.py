@@ -121,16 +121,14 @@ class Init:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
         if facts.rows < FEW_ROWS:
-            self.say(
-                f"{facts.rows:,} rows are few: they show that all works, and teach a model little about other images"
-            )
+            self.say(f"{facts.rows:,} rows are few: a model learns them by heart, and little about other images")
         self.say(f"wrote {path}: {starter.epochs} epochs of {starter.steps:,} steps; each value says why it was chosen")
         return f"{starter.launch} {shlex.quote(str(path))}"
 
     def _choose_tokenizer(self, found: Look) -> ChosenTokenizer:
         facts = found.facts
         if found.kind == "shards":
-            return ChosenTokenizer(found.tokenizer, None, "of the tokenizer that counted these captions")
+            return ChosenTokenizer(found.tokenizer, None, "the one that counted these captions")
         if self.request.tokenizer:
             return ChosenTokenizer(self.request.tokenizer, None, "as given")
         if facts.is_english and facts.captions_in_all >= ENGLISH_CAPTIONS:
@@ -196,7 +194,7 @@ class Init:
             self.say(f"would convert: {self._convert_command(found, out, chosen)}")
         elif found.kind == "tars":
             self.say(f"would index into {out}; the tars stay where they are, unchanged")
-        starter = self._starter(found.facts, None)
+        starter = self._starter(found.facts, Index.open(found.path) if found.kind == "shards" else None)
         name = chosen.name or f"{out}/tokenizer"
         why = f"at most {chosen.entries:,} entries, {chosen.why}" if chosen.entries else chosen.why
         self.say(f"would write {path}, about so:\n")

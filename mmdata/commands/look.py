@@ -108,7 +108,8 @@ class Facts:
             yield f"labels: {self.labels:,} of {self.usable:,} rows have one"
         if self.faults:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in self.faults.most_common())
-            yield f"cannot be used: {self.faults.total():,} rows ({listed})"
+            total = self.faults.total()
+            yield f"cannot be used: {total:,} row{'s' if total > 1 else ''} ({listed})"
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,15 @@ def look(source: str, *, tokenizer: str | None = None) -> Look:
         tokenizer = tokenizer or (str(beside) if beside.exists() else None)
         if index.captions and index.tokenizer is not None and tokenizer is not None:
             return Look(path, "shards", facts_of_index(index), None, tokenizer)
-    corpus = open_source(path, ConvertConfig())
-    facts = _facts_of_rows(corpus)
+    try:
+        corpus = open_source(path, ConvertConfig())
+        facts = _facts_of_rows(corpus)
+    except (ConfigError, DataError) as error:
+        if "--" not in str(error):
+            raise
+        raise type(error)(
+            f"{error}; that is an option of `mmdata convert {path} OUT`: then `mmdata init OUT`"
+        ) from error
     if not facts.usable:
         listed = "; ".join(sorted(facts.faults))
         raise DataError(

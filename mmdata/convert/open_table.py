@@ -83,7 +83,7 @@ def open_table(path: Path, options: TableOptions | None = None) -> Table:
     """
     options = options or TableOptions()
     check_regular(path, "table")
-    kind = options.format or find_format(path)
+    kind = options.format or find_format(path, options)
     if kind in ("csv", "tsv"):
         return DelimitedTable(path, options, usual="," if kind == "csv" else "\t")
     if kind == "jsonl":
@@ -95,7 +95,7 @@ def open_table(path: Path, options: TableOptions | None = None) -> Table:
     raise DataError(f"table '{path}': {_what_it_is(path)}; known: .csv .tsv .txt .jsonl .json .parquet")
 
 
-def find_format(path: Path) -> TableFormat | None:
+def find_format(path: Path, options: TableOptions) -> TableFormat | None:
     """The format of a table, from its first bytes where they tell, else from its name; None if it is no table.
 
     A .json that holds a JSON object a line is JSON Lines, a .jsonl that begins with "[" is a JSON document, and a .txt
@@ -109,7 +109,7 @@ def find_format(path: Path) -> TableFormat | None:
     if suffix in (".json", ".jsonl", ".ndjson", ".txt") and head.lstrip()[:1] in (b"[", b"{"):
         return _json_format(head, usual="json" if suffix == ".json" else "jsonl")
     if suffix == ".txt":
-        return "csv" if len(DelimitedTable(path, TableOptions()).columns) > 1 else None
+        return "csv" if len(DelimitedTable(path, options).columns) > 1 else None
     return FORMATS.get(suffix)
 
 

@@ -22,8 +22,9 @@ from mmdata.convert.rows import PackedFiles, Row
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.shards import Manifest
-from mmdata.shards.build import find_shards
 from mmdata.shards.folder import manifest_prefix
+from mmdata.shards.foreign import find_shards, guess_members
+from mmdata.shards.members import USUAL, Members
 from mmdata.shards.samples import TEXT_MEMBERS, Group, SampleReader, split_sample
 from mmdata.shards.tar import header
 
@@ -72,7 +73,8 @@ class PackedSource:
         self._with_tar = bool(keys) and len(np.unique(np.frombuffer(keys, np.int64))) < len(keys)
         if not keys:
             raise DataError(f"source '{path}': no samples in its tars; the corpus is empty")
-        self.has_captions = "txt" in kinds or ("json" in kinds and self._finds_caption())
+        self._members = self._choose_members(config)
+        self.has_captions = bool(self._members.caption) or "txt" in kinds or ("json" in kinds and self._finds_caption())
 
     def rows(self) -> Iterator[Row]:
         """All samples. See `Source.rows`."""
@@ -86,12 +88,23 @@ class PackedSource:
 
     def describe(self) -> dict[str, Any]:
         """A hash of the tars' names and sizes. See `Source.describe`."""
+        chosen = {"members": self._members.content()} if self._members != USUAL else {}
         return {
             "kind": "shards",
+            **chosen,
             "shards": len(self._tars),
             "ignored_members": self._ignored,
             "listing_sha256": self._listing,
         }
+
+    def _choose_members(self, config: ConvertConfig) -> Members:
+        """The members that the settings name, else those of the tars' index, else those that the first samples show."""
+        given = Members.parse(
+            image=config.image_column, caption=",".join(config.caption_columns or ()), label=config.label_column
+        )
+        if given != USUAL:
+            return given
+        return guess_members(self._tars) if self._manifest is None else self._manifest.members
 
     def _finds_caption(self) -> bool:
         """Whether a sample without a .txt has a caption: JSON members are read up to the first one that has."""
@@ -128,7 +141,7 @@ class PackedSource:
         key = key if _fits(key) else f"row-{number:09d}"
         offset = next((member.offset for member in group.members.values() if member.offset in indexed), None)
         image = None if offset is None else (offset, indexed[offset])
-        packed = PackedFiles(os.fspath(tar.resolve()), group, key, image)
+        packed = PackedFiles(os.fspath(tar.resolve()), group, key, self._members, image)
         return Row(number, place, group.key, extra=extra, packed=packed, fault=fault)
 
 

@@ -62,10 +62,11 @@ class ConvertConfig(Settings):
     image_column: str | None = None
     """Column with paths or images; None takes the first of the usual names."""
     caption_columns: list[str] | None = None
-    """Columns with captions, each cell a string or a list, also a list as text; None takes the first of the usual
-    names."""
+    """Columns with captions, each cell a string or a list, also a list as text; in tars members, or keys in JSON, such
+    as "json:TEXT". None takes the first of the usual names."""
     label_column: str | None = None
-    """Column with class numbers or names; None takes the first of the usual names, if any; "" takes none."""
+    """Column with class numbers or names; None takes the first of the usual names, if any; "" takes none.
+    In tars a member, or a key in JSON."""
     caption_templates: list[Annotated[str, AfterValidator(_template)]] | None = None
     """Captions of samples that have a label and no caption, such as "a photo of a {}."; the name of the class replaces
     {}, with spaces for underscores."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import hash64
+from mmdata.shards.members import USUAL, Members
 from mmdata.shards.samples import Group, image_member, texts_of
 from mmdata.shards.tar import Member
 from mmdata.shards.texts import Loss, Texts
@@ -21,12 +22,14 @@ class PackedFiles:
         tar: path of the tar.
         group: the sample's members, by extension.
         key: of the sample in the new shards.
+        members: which of them are image, caption and label.
         indexed: offset and hash of the image in the tar's index; None without an index.
     """
 
     tar: str
     group: Group
     key: str
+    members: Members = USUAL
     indexed: tuple[int, int] | None = None
 
     def image(self, *, max_bytes: int) -> bytes:
@@ -35,7 +38,7 @@ class PackedFiles:
         Raises:
             BadSample: there is none, it is larger than `max_bytes`, or it is not the image that was indexed.
         """
-        member = image_member(self.group, self._read)
+        member = image_member(self.group, self._read, self.members)
         if member.size > max_bytes:
             detail = f"'{member.name}' has {member.size} bytes; the limit is {max_bytes}"
             raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
@@ -48,7 +51,7 @@ class PackedFiles:
 
     def texts(self, *, needs_caption: bool = True) -> Texts:
         """Captions, label and metadata; see `texts_of`."""
-        return texts_of(self.group, self._read, needs_caption=needs_caption)
+        return texts_of(self.group, self._read, needs_caption=needs_caption, members=self.members)
 
     def _read(self, member: Member) -> bytes:
         with open(self.tar, "rb") as file:

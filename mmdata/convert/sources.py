@@ -26,7 +26,6 @@ IMAGE_COLUMNS = (
 )
 CAPTION_COLUMNS = ("caption", "captions", "text", "title", "sentence", "sentences", "comment", "raw")
 LABEL_COLUMNS = ("label", "class", "cls", "labels", "class_name", "category")
-MAX_PATH = 4096
 PATHS_SEEN = 20
 """Rows whose images are looked for to find the folder of the images."""
 
@@ -47,6 +46,8 @@ def open_source(path: Path, config: ConvertConfig) -> Source:
     if not path.is_dir():
         check_regular(path, "source")
     if config.table is None and is_packed(path):
+        if config.split is not None:
+            raise ConfigError(f"split '{config.split}': '{path}' holds tars, all of one part; give those of the part")
         return PackedSource(path, config)
     if path.is_dir() and config.table is None:
         if tables := find_tables_of_folder(path, config.split):
@@ -155,10 +156,10 @@ def _find_images(folder: Path, images: str, paths: Sequence[str]) -> tuple[str, 
             if (start / images).is_dir():
                 return os.path.realpath(start / images), ""
         raise ConfigError(f"images '{images}': no such folder in '{folder}', nor above it, nor in the current folder")
-    if not paths or any((folder / path).is_file() for path in paths if _is_below(path)):
+    if not paths or _has_any(folder, paths):
         return os.path.realpath(folder), ""
     near = [*_folders(folder), *(_folders(folder.parent) if folder.name == "annotations" else ())]
-    found = [one for one in near if any((one / path).is_file() for path in paths if _is_below(path))]
+    found = [one for one in near if _has_any(one, paths)]
     if len(found) > 1:
         raise ConfigError(
             f"table in '{folder}': its images are in several folders: {shown([one.name for one in found])}; "
@@ -171,8 +172,9 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
 
 
-def _is_below(path: str) -> bool:
-    return len(path) < MAX_PATH and "\0" not in path and ".." not in path.split("/")
+def _has_any(folder: Path, paths: Sequence[str]) -> bool:
+    """Whether one of the paths is a file in the folder; what is no path is none."""
+    return any(".." not in path.split("/") and os.path.isfile(os.path.join(folder, path)) for path in paths)
 
 
 @dataclass(frozen=True)

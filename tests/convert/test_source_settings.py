@@ -177,3 +177,107 @@ def test_command_takes_the_flags_of_tables(tmp_path: Path, photos: Photos) -> No
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert captions(tmp_path / "out") == [["a big cat"], ["a dog"], ["a dog"]]
+
+
+def run_convert(folder: Path, *arguments: str) -> list[str]:
+    """What the command prints, by line, without the table of counts."""
+    command = [sys.executable, "-m", "mmdata", "convert", *arguments]
+    done = run_program(command, cwd=folder, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()[7:]
+
+
+def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
+    for name, photo in zip(["cat/1.jpg", "dog/2.jpg", "dog/3.jpg"], photos, strict=True):
+        (tmp_path / "classes" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "classes" / name).write_bytes(photo)
+    assert run_convert(tmp_path, "classes", "out") == [
+        "classes: 2: cat, dog",
+        "captions: none, a corpus of labels; leave data.tokenizer out, or convert with "
+        '--caption-template "a photo of a {}."',
+        "1 shards in out, 3 samples",
+    ]
+    names = folder_of(tmp_path / "table", [photos[0], photos[0], photos[1]], below="images")
+    frame(names, caption=["a", "b", "c"]).to_csv(tmp_path / "table/t.csv", index=False)
+    assert run_convert(tmp_path, "table/t.csv", "out2", "--val-share", "0.6")[1:] == [
+        "images: found in the folder 'images'; --images names another one",
+        "columns: image = filepath, captions = caption",
+        "1 shards in out2/train, 1 samples; 1 left out, each with its reason in out2/train/__mmdata__/quarantine.jsonl",
+        "1 shards in out2/val, 1 samples",
+        "1 of the duplicates have other captions, or another label, than the row of the same image that was written: "
+        "--group-by content gives that row their captions",
+    ]
+
+
+def test_rows_of_json_that_cannot_be_used_are_quarantined(tmp_path: Path, photos: Photos) -> None:
+    names = folder_of(tmp_path / "corpus", photos)
+    entries = [{"image": names[0], "caption": "x"}, "no object"]
+    (tmp_path / "corpus/array.json").write_text(json.dumps(entries))
+    coco = {
+        "images": [{"id": i, "file_name": name} for i, name in enumerate(names[:2])],
+        "annotations": [{"image_id": 0, "caption": "x"}, {"image_id": 77, "caption": "lost"}],
+    }
+    (tmp_path / "corpus/coco.json").write_text(json.dumps(coco))
+    found: list[tuple[str, str, str]] = []
+    for name in ("array.json", "coco.json"):
+        out = tmp_path / f"out-{name}"
+        assert convert(tmp_path / "corpus" / name, out, ConvertConfig(max_bad_share=0.9)).accounts["written"] == 1
+        lines = [json.loads(line) for line in (out / "__mmdata__/quarantine.jsonl").read_text().splitlines()]
+        found += [(line["place"], line["reason"], line["detail"]) for line in lines]
+    assert found == [
+        ("array.json, entry 2", "broken_row", "a JSON object is expected, got str"),
+        ("coco.json, image 1", "missing_caption", "the row has no caption"),
+        ("coco.json, image 77", "missing_image", "the image's path is null"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "settings", "message"),
+    [
+        (
+            "t.csv",
+            b"image,caption\n1.jpg,x\n",
+            {"encoding": "utf-16"},
+            r"t.csv', after line 0: not utf-16: .* name its",
+        ),
+        (
+            "t.json",
+            b"[]" + b" " * 99,
+            {},
+            "a JSON document of 101 bytes; it would be held in memory, and at most 100 are",
+        ),
+        (
+            "t.tar",
+            b"\0" * 10240,
+            {"split": "train"},
+            "split 'train': '.*t.tar' holds tars, all of one part; give those",
+        ),
+        (
+            "t.csv",
+            b"image,caption\n1.jpg,x\n",
+            {"split": "a"},
+            r"no column 'split' \(split\); there are: image, caption",
+        ),
+        (
+            "t.csv",
+            b"image,caption\n1.jpg,x\n",
+            {"images": "no"},
+            "images 'no': no such folder in '.*', nor above it, nor",
+        ),
+    ],
+)
+def test_source_that_does_not_fit_its_settings_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: bytes, settings: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr("mmdata.convert.json_tables.MAX_DOCUMENT_BYTES", 100)
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises((ConfigError, DataError), match=message):
+        convert(tmp_path / name, tmp_path / "out", ConvertConfig(**settings))
+
+
+def test_text_table_with_another_encoding_may_be_a_txt(tmp_path: Path, photos: Photos) -> None:
+    names = folder_of(tmp_path / "corpus", photos)
+    table = tmp_path / "corpus/captions.txt"
+    table.write_text("image;caption\n" + "".join(f"{name};ü\n" for name in names), encoding="utf-16")
+    convert(table, tmp_path / "out", ConvertConfig(encoding="utf-16"))
+    assert captions(tmp_path / "out") == [["ü"]] * 3

@@ -21,8 +21,9 @@ import webdataset
 from PIL import Image
 
 import datasets
-from mmdata.convert import ConvertConfig, convert
+from mmdata.convert import ConvertConfig, convert, load_recipe
 from mmdata.convert.engines import threads
+from mmdata.errors import ConfigError
 from mmdata.shards import Index
 from tests.convert.test_tables import captions
 
@@ -320,6 +321,24 @@ def _(root: Path, photos: Photos) -> Given:
     return Given("")
 
 
+@kind("LAION-like tars (JSON key TEXT)")
+def _(root: Path, photos: Photos) -> Given:
+    with webdataset.TarWriter(str(root / "00000.tar")) as sink:
+        for i, photo in enumerate(photos):
+            data = {"SAMPLE_ID": i, "URL": "https://a.b/c.jpg", "TEXT": ONE[i][0], "NSFW": "UNLIKELY"}
+            sink.write({"__key__": f"{i:09d}", "jpg": photo, "json": data})
+    return Given("")
+
+
+@kind("tars with members of other names")
+def _(root: Path, photos: Photos) -> Given:
+    with webdataset.TarWriter(str(root / "00000.tar")) as sink:
+        for i, photo in enumerate(photos):
+            data = {"alt": ONE[i][0], "text": "another text"}
+            sink.write({"__key__": f"{i}", "mask.png": b"no image", "jpg": photo, "meta.json": data})
+    return Given("00000.tar", {"image_column": "jpg", "caption_columns": ["meta.json:alt"]})
+
+
 @kind("jpg + cls tars")
 def _(root: Path, photos: Photos) -> Given:
     with webdataset.TarWriter(str(root / "imagenet-train-000000.tar")) as sink:
@@ -361,3 +380,29 @@ def images(out: Path) -> list[bytes]:
 
 def pixels(data: bytes) -> bytes:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        ("flickr8k", "captions.txt that is a CSV (Flickr8k)"),
+        ("flickr30k", "CSV with | (Kaggle's Flickr30k)"),
+        ("coco", "COCO captions"),
+    ],
+)
+def test_recipe_fits_the_layout_of_its_corpus(tmp_path: Path, photos: Photos, recipe: str, name: str) -> None:
+    root, out = tmp_path / "corpus", tmp_path / "out"
+    root.mkdir()
+    given = KINDS[name](root, photos)
+    convert(root / given.source, out, load_recipe(recipe), engine=threads(1))
+    assert captions(out) == given.captions
+
+
+def test_members_named_or_guessed_are_part_of_what_was_converted(tmp_path: Path, photos: Photos) -> None:
+    root = tmp_path / "corpus"
+    root.mkdir()
+    KINDS["LAION-like tars (JSON key TEXT)"](root, photos)
+    report = convert(root, tmp_path / "out")
+    assert report.source["members"] == {"caption": ["json:TEXT"]}
+    with pytest.raises(ConfigError, match="member 'json:': expected the extension of a member"):
+        convert(root, tmp_path / "other", ConvertConfig(caption_columns=["json:"]))

@@ -1,0 +1,249 @@
+"""`mmdata init`: from a folder, a table, a tar or shards to a config that trains."""
+
+from __future__ import annotations
+
+import csv
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import webdataset as wds
+from PIL import Image
+
+from mmdata import Index, Loader, cli
+from mmdata.commands.look import Facts
+from mmdata.commands.starter import Machine, Starter, choose_share, config_text
+from mmdata.config import load_config
+from mmdata.config.data import evaluation_data
+from mmdata.convert import ConvertConfig, convert
+
+TOOLS = Path(__file__).parents[1] / "tools"
+CPU = Machine(cores=2)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a program in an empty folder; returns what it prints, or its error line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Machine, "here", classmethod(lambda cls: CPU))
+
+    def run_tool(name: str, *words: object, code: int = 0) -> str:
+        main = runpy.run_path(str(TOOLS / f"{name}.py"))["main"]
+        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as leaving:
+            cli.run(main)
+        shown = capsys.readouterr()
+        assert leaving.value.code == code, shown.err
+        return shown.err if code else shown.out
+
+    return run_tool
+
+
+def paint(path: Path, seed: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 255, (40, 48, 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def make_folder(folder: Path, count: int = 50) -> Path:
+    """Images with a caption file each."""
+    for i in range(count):
+        paint(folder / f"{i:03d}.png", i).with_suffix(".txt").write_text(f"a picture of thing number {i}")
+    return folder
+
+
+def check_config(path: Path) -> Any:
+    """Load a config; each of its values has a comment."""
+    lines = path.read_text().splitlines()
+    assert lines[0] == f"# mmdata train {path.name}" or lines[0].endswith(str(path))
+    assert all(re.fullmatch(r"  \w+: .* +# .+", line) for line in lines[1:] if line.startswith("  "))
+    return load_config(path)
+
+
+def test_init_of_a_folder_of_fifty_images_writes_a_config_that_trains(run, tmp_path: Path):
+    make_folder(tmp_path / "photos")
+    before = sorted(path.name for path in (tmp_path / "photos").iterdir())
+    said = run("init", "photos")
+    assert "photos: folder, 50 rows\n  images: 40 to 48 pixels a side; the median is 40 × 48 (height × width)\n" in said
+    assert "captions: 1 a row, 6.0 words on average; the longest has " in said
+    assert "converting: mmdata convert photos shards/photos --train-tokenizer 512\n" in said
+    assert "50 rows are few: a model learns them by heart, and little about other images\n" in said
+    assert said.endswith("\nnext: mmdata train photos.yaml\n")
+    assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == before
+
+    config = check_config(tmp_path / "photos.yaml")
+    val = Loader.from_config(evaluation_data(config.data)).plan.num_rows
+    assert f"{val} rows are kept from training" in (tmp_path / "photos.yaml").read_text()
+    assert (config.data.val.share, config.data.image_size, config.data.global_batch_size) == (0.2, 40, 8)
+    assert (config.model.name, config.train.epochs) == ("tiny", 100)
+    run("train", "photos.yaml", "train.epochs=null", "train.steps=2", "model.name=micro", "train.warmup_steps=1")
+    assert (tmp_path / "runs" / "photos" / "evaluation.json").is_file()
+
+    assert "config 'photos.yaml' exists: give another name with --out, or replace it with" in run(
+        "init", "photos", code=2
+    )
+    again = run("init", "shards/photos", "--overwrite")
+    assert "shards/photos: shards with an index, 50 rows\n" in again
+    assert "converting" not in again
+    config_of_shards = check_config(tmp_path / "photos.yaml")
+    assert config_of_shards == config
+    assert "the one that counted these captions" in (tmp_path / "photos.yaml").read_text()
+
+
+def test_init_of_a_table_says_what_is_left_out_and_writes_into_configs(run, tmp_path: Path):
+    folder = tmp_path / "corpus"
+    rows = [(f"{i}.png", ["red", "blue", "green"][i % 3]) for i in range(60)]
+    for i, (name, _) in enumerate(rows):
+        paint(folder / name, i % 58)  # two images come again
+    (folder / "0.png").write_bytes(b"no image")
+    with (folder / "captions.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("filepath", "caption"), *rows])
+    (tmp_path / "configs").mkdir()
+    said = run("init", folder / "captions.csv")
+    assert re.search(r"cannot be used: 1 row \(1 not_an_image\)", said)
+    assert re.search(r"left out: 1 \w+, 1 \w+; each row with its reason in shards/corpus/", said)
+    assert said.endswith("next: mmdata train configs/corpus.yaml\n")
+    config = check_config(Path("configs/corpus.yaml"))
+    assert config.train.mask_false_negatives  # three captions
+    assert "of the captions occur more than once" in Path("configs/corpus.yaml").read_text()
+
+
+def test_init_of_a_tar_leaves_its_folder_alone(run, tmp_path: Path):
+    (tmp_path / "theirs").mkdir()
+    tar = tmp_path / "theirs" / "pairs-0000.tar"
+    with wds.TarWriter(str(tar)) as writer:
+        for i in range(40):
+            writer.write({"__key__": f"{i:04d}", "png": paint(tmp_path / "p.png", i).read_bytes(), "txt": f"thing {i}"})
+    before = tar.read_bytes()
+    said = run("init", tar)
+    assert f"{tar}: WebDataset tars, 40 rows\n" in said
+    assert "indexing into shards/pairs-0000; the tars stay where they are, unchanged\n" in said
+    assert ([path.name for path in tar.parent.iterdir()], tar.read_bytes()) == (["pairs-0000.tar"], before)
+    config = check_config(tmp_path / "pairs-0000.yaml")
+    loader = Loader.from_config(config.data)
+    assert sum(int(batch["valid"].sum()) for batch in loader) == loader.plan.num_rows < 40
+    assert loader.index.tokenizer == loader.maker.tokenizer.fingerprint
+
+
+def test_init_takes_a_given_tokenizer(run, tmp_path: Path):
+    convert(make_folder(tmp_path / "a"), tmp_path / "s", ConvertConfig(train_tokenizer=300))
+    make_folder(tmp_path / "b", 40)
+    said = run("init", "b", "--tokenizer", "s/tokenizer", "--shards", "here", "--out", "named.yaml")
+    assert "converting: mmdata convert b here --tokenizer s/tokenizer\n" in said
+    data = check_config(tmp_path / "named.yaml").data
+    assert (data.shards, data.tokenizer) == ("here", "s/tokenizer")
+
+
+def test_init_of_class_folders_makes_captions_of_the_names(run, tmp_path: Path):
+    for i in range(40):
+        paint(tmp_path / "pets" / ("cat", "sea_lion")[i % 2] / f"{i}.png", i)
+    said = run("init", "pets")
+    assert "  captions: none\n  labels: 40 of 40 rows have one\n" in said
+    assert (
+        "converting: mmdata convert pets shards/pets --train-tokenizer 512 --caption-template 'a photo of a {}.'"
+        in said
+    )
+    config = check_config(tmp_path / "pets.yaml")
+    assert config.train.mask_false_negatives
+    index = Index.open("shards/pets")
+    assert (index.captions, index.has_labels) == (40, True)
+
+
+def test_init_of_a_dry_run_writes_nothing(run, tmp_path: Path):
+    make_folder(tmp_path / "photos", 40)
+    said = run("init", "photos", "--dry-run")
+    assert "would convert: mmdata convert photos shards/photos --train-tokenizer 512\n" in said
+    assert "would write photos.yaml, about so:\n\n# mmdata train photos.yaml\n" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def write_labels_only(tar: Path) -> None:
+    tar.parent.mkdir()
+    with wds.TarWriter(str(tar)) as writer:
+        for i in range(8):
+            image = paint(tar.parent.parent / "p.png", i).read_bytes()
+            writer.write({"__key__": f"{i}", "png": image, "cls": str(i % 2).encode()})
+
+
+def test_init_says_in_one_line_what_it_cannot_do(run, tmp_path: Path):
+    (tmp_path / "nothing").mkdir()
+    assert run("init", "nothing", code=2) == "error: source 'nothing': no images in it; the corpus is empty\n"
+    assert run("init", "gone", code=2) == "error: source 'gone': no such file or folder\n"
+    write_labels_only(tmp_path / "labels" / "a.tar")
+    said = run("init", "labels", code=2)
+    assert "'labels': shards with labels and no captions, and a dual encoder needs texts: make captions of the" in said
+    assert 'mmdata convert labels OUT --caption-template "a photo of a {}."`, and then `mmdata init OUT`' in said
+    for i in range(3):
+        (tmp_path / "broken").mkdir(exist_ok=True)
+        (tmp_path / "broken" / f"{i}.png").write_bytes(b"no image")
+        (tmp_path / "broken" / f"{i}.txt").write_text("a caption")
+    said = run("init", "broken", code=2)
+    assert "source 'broken': none of its first 3 rows can be used (not_an_image); `mmdata convert broken OUT`" in said
+    (tmp_path / "odd.csv").write_text("picture,words\n1.png,one\n")
+    said = run("init", "odd.csv", code=2)
+    assert re.search(
+        r"--image-column.*; that is an option of `mmdata convert odd\.csv OUT`: then `mmdata init OUT`", said
+    )
+    assert not (tmp_path / "shards").exists()
+
+
+def facts_of(rows: int, *, short_side: int = 480, longest: int = 20, repeated: int = 0) -> Facts:
+    sides = np.full(4, short_side)
+    return Facts(rows, 4, sides, sides + 100, 4, ["a red square"] * 4, 0, longest, repeated)
+
+
+GPU, NODE = Machine(16, 1, 80.0, True), Machine(64, 8, 80.0, True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "rows", "expected"),
+    [  # model, image size, batch, epochs
+        (CPU, 40, ("tiny", 64, 8, 100)),
+        (CPU, 3_500, ("tiny", 64, 128, 40)),
+        (CPU, 1_000_000, ("tiny", 64, 128, 3)),
+        (GPU, 1_000, ("tiny", 64, 64, 67)),
+        (GPU, 50_000, ("small", 224, 1024, 100)),
+        (GPU, 3_000_000, ("vit_b_16", 224, 512, 4)),
+        (NODE, 3_000_000, ("vit_b_16", 224, 4096, 28)),
+    ],
+)
+def test_starter_fits_machine_and_corpus(machine: Machine, rows: int, expected: tuple[object, ...]):
+    share = choose_share(rows)
+    starter = Starter(facts_of(rows), machine, share, round(share * rows))
+    assert (starter.model, starter.image_size, starter.batch_size, starter.epochs) == expected
+    assert starter.batch_size % max(machine.gpus, 1) == 0
+
+
+def test_starter_says_how_to_launch_and_what_it_does_for_the_captions():
+    starter = Starter(facts_of(100_000, longest=130, repeated=2, short_side=100), NODE, 0.05, 5_000)
+    text = config_text(
+        starter, path="a.yaml", made_by="mmdata init a", shards="shards/a b", tokenizer="clip", about_tokenizer="CLIP's"
+    )
+    assert text.startswith(
+        "# torchrun --nproc-per-node 8 -m mmdata train a.yaml\n# made by `mmdata init a` for 100,000"
+    )
+    for line in (
+        "  shards: shards/a b ",
+        "  max_length: 136 ",
+        "  image_size: 96 ",
+        "  precision: bf16 ",
+        "  mask_false_negatives: true  # 50.0% of the captions occur more than once",
+    ):
+        assert f"\n{line}" in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "share"), [(1, 0.2), (50, 0.2), (190, 0.1), (3_544, 0.1), (1_000_000, 0.005), (10**9, 5e-06)]
+)
+def test_share_is_a_tenth_of_few_rows_and_at_most_five_thousand_of_many(rows: int, share: float):
+    assert choose_share(rows) == share
+    starter = Starter(facts_of(rows), CPU, share, 1)
+    (val,) = [one for one in starter.data("s", "t", "…") if one.key == "val"]
+    assert re.fullmatch(r"\{share: 0\.\d+\}", val.value)  # YAML takes 5e-06 for a text
