@@ -20,6 +20,7 @@ from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.objective import check_objective
 from mmdata.train.ranks import collectives
+from mmdata.train.run.checkpoint import CHECKPOINTS, latest_checkpoint
 from mmdata.train.run.trainer import Trainer
 from mmdata.train.step import AUTOCAST
 
@@ -44,7 +45,10 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     loader = Loader.from_config(data, rank=rank, world_size=world_size)
     val_loader = _evaluation_loader(data) if data.val else None
     torch.manual_seed(config.train.seed)  # the same weights on all ranks
-    model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size).to(device)
+    model_config = config.model
+    if latest_checkpoint(output / CHECKPOINTS) is not None:  # the run goes on with its own weights
+        model_config = model_config.model_copy(update={"init_from": None})
+    model = DualEncoder.from_config(model_config, vocab_size=tokenizer.vocab_size).to(device)
     check_objective(config.train, model, has_negative_captions=data.negative_captions is not None)
     check_lengths(model, [loader.plan] if val_loader is None else [loader.plan, val_loader.plan])
     evaluate = None if val_loader is None else _evaluate_on(val_loader, AUTOCAST[config.train.precision])

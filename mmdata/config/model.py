@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mmdata.config.settings import BelowOne, MayChange, Positive, Settings
+from mmdata.config.settings import BelowOne, Location, MayChange, Positive, Settings
 
 
 class ModelConfig(Settings):
@@ -22,6 +22,9 @@ class ModelConfig(Settings):
     """Any AutoModel for images: a folder or name, or a config with a model_type."""
     text: str | dict[str, Any] | None = None
     """Any AutoModel for text, likewise."""
+    init_from: Location | None = None
+    """Weights to begin with: a run, one of its checkpoints, an exported folder, or a folder with a CLIP, SigLIP or
+    SigLIP 2 that transformers has saved, of the architecture that these settings name. The run begins at step 0."""
     embed_dim: Positive | None = None
     """Features of the common space; default: the size's own, or 512 over `vision` and `text`. `clip` brings its own."""
     vocab_size: Positive | None = None

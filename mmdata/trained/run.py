@@ -113,7 +113,8 @@ class TrainedRun:
         state: dict[str, Any] = load_checkpoint(path)
         config = parse(Config, without_removed(Config, state["settings"]), origin=f"settings in '{path}'")
         tokenizer = need_tokenizer(config.data, to="use a dual encoder")
-        model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size)
+        own = config.model.model_copy(update={"init_from": None})  # the run's weights are in its checkpoint
+        model = DualEncoder.from_config(own, vocab_size=tokenizer.vocab_size)
         load_weights(model, state, origin=str(path))
         return cls(model.to(device).eval(), config, tokenizer, path, state["step"], state["epoch"], precision=precision)
 

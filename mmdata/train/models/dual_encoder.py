@@ -16,6 +16,7 @@ from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
 from mmdata.renamed import renamed_attribute
 from mmdata.train.models.clip_sizes import CLIP_SIZES, clip_config
+from mmdata.train.models.init_from import init_from
 from mmdata.train.models.towers import PRESETS, ImageTower, TextTower
 
 logger = logging.getLogger("mmdata")
@@ -136,6 +137,8 @@ class DualEncoder(nn.Module):
             model = cls._of_transformers(config, vocab_size, clip=config.clip)
         else:
             model = cls._built_in(config, vocab_size)
+        if config.init_from is not None:
+            init_from(model, config)
         model.freeze(image=config.freeze_image, text=config.freeze_text)
         return model
 

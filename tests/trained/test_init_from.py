@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoTokenizer, CLIPConfig, CLIPModel
+
+import mmdata
+from mmdata.commands.train import train
+from mmdata.config import Config, ModelConfig
+from mmdata.config.strict_yaml import parse
+from mmdata.errors import ConfigError, DataError
+from mmdata.train import DualEncoder
+from mmdata.train.run.checkpoint import load_checkpoint
+from mmdata.train.run.find import find_checkpoint
+from mmdata.trained.export import export_to_transformers
+from tests.trained.conftest import MakeRun
+from tests.trained.test_export import CLIP, SIGLIP, TEXTS, pretrained
+
+
+def build(model: dict[str, Any], source: Path, **settings: Any) -> DualEncoder:
+    """A model of 300 entries, as many as the tokenizer of `photos` has."""
+    config = ModelConfig.model_validate({**model, **settings, "init_from": str(source)})
+    return DualEncoder.from_config(config, vocab_size=300)
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return load_checkpoint(find_checkpoint(run))["model"]
+
+
+@pytest.mark.parametrize("model", [{"name": "micro"}, pretrained(clip=CLIP), pretrained(clip=SIGLIP)])
+def test_init_from_a_run_its_checkpoint_and_its_export_are_its_weights(
+    make_run: MakeRun, tmp_path: Path, model: dict[str, Any]
+):
+    run = make_run(model)
+    expected = weights_of(run)
+    export_to_transformers(mmdata.load_run(run, "cpu"), tmp_path / "out")
+    for source in (run, find_checkpoint(run), tmp_path / "out"):
+        found = build(model, source).state_dict()
+        exported_clip = source.name == "out" and model.get("clip") is CLIP
+        for name, value in expected.items():
+            if exported_clip and name == "text_tower.model.embeddings.token_embedding.weight":
+                value = value[[0, 2, 1, *range(3, 400)]]  # the end token has another number
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
+
+
+def test_init_from_keeps_a_scale_and_a_bias_that_are_set(make_run: MakeRun):
+    run = make_run({"name": "micro"})
+    model = build({"name": "micro"}, run, logit_scale_init=20.0, logit_bias_init=-10.0)
+    assert model.logit_scale.exp().item() == pytest.approx(20.0)
+    assert model.logit_bias is not None
+    assert model.logit_bias.item() == -10.0
+    biased = make_run({"name": "micro", "logit_bias_init": -7.0})
+    assert build({"name": "micro"}, biased).logit_bias is None
+    model = build({"name": "micro"}, biased, logit_scale_init=20.0)
+    assert model.logit_scale.item() == pytest.approx(math.log(20.0))
+
+
+def test_init_from_weights_that_do_not_fit_names_the_tensors(make_run: MakeRun, tmp_path: Path):
+    run = make_run({"name": "micro"})
+    for model, said in (
+        (
+            {"name": "micro", "embed_dim": 32},
+            r"image_projection.weight is \(64, 64\), and the model's is \(32, 64\); .*\. That run has model: "
+            r'{"name": "micro"} and data.tokenizer: .*/shards/tokenizer$',
+        ),
+        (
+            pretrained(clip=CLIP),
+            r"it lacks image_tower.tower.model.embeddings.class_embedding, .* more; the model has no",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=rf"model.init_from '{run}': its weights do not fit the model: {said}"):
+            build(model, run)
+    with pytest.raises(DataError, match="no such run"):
+        build({"name": "micro"}, tmp_path / "none")
+
+
+def test_init_from_a_folder_of_transformers(tmp_path: Path):
+    settings = {name: value for name, value in CLIP.items() if name != "model_type"}
+    saved = CLIPModel(CLIPConfig(**settings))
+    saved.save_pretrained(tmp_path / "quick")
+    said = r"its image_tower has hidden_act quick_gelu, and the model's gelu; .*\. To train this model as it is: "
+    gelu = {**CLIP, **{f"{k}_config": {**CLIP[f"{k}_config"], "hidden_act": "gelu"} for k in ("vision", "text")}}
+    with pytest.raises(ConfigError, match=rf"{said}model.name=pretrained model.clip={tmp_path}/quick"):
+        build(pretrained(clip=gelu), tmp_path / "quick")
+    found = build(pretrained(clip=CLIP), tmp_path / "quick")
+    assert torch.equal(found.get_parameter("image_tower.projection.weight"), saved.visual_projection.weight)
+    for content, said in (
+        (
+            {"model_type": "bert"},
+            r"model_type 'bert'; expected a run, an exported run, or one of clip, siglip, siglip2",
+        ),
+        ({}, "its config.json names no model_type"),
+        ({"model_type": "mmdata"}, "no model.safetensors in it; export the run again"),
+    ):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / "config.json").write_text(json.dumps(content))
+        with pytest.raises(ConfigError, match=said):
+            build({"name": "micro"}, tmp_path / "other")
+
+
+def test_clip_that_is_fine_tuned_from_a_folder_is_loaded_by_clip_again(make_run: MakeRun, photos: Path, tmp_path: Path):
+    export_to_transformers(mmdata.load_run(make_run(pretrained(clip=CLIP)), "cpu"), tmp_path / "first")
+    shards = str(photos / "shards")
+    data = {"shards": shards, "tokenizer": str(tmp_path / "first"), "global_batch_size": 4, "image_size": 32}
+    data |= {"max_length": 16, "loading": {"num_workers": 1}}
+    model = {**pretrained(clip=CLIP), "init_from": str(tmp_path / "first")}
+    settings = {"data": data, "model": model, "train": {"steps": 2, "device": "cpu", "stall_timeout_s": None}}
+    config = parse(Config, settings, origin="test")
+    assert train(config, tmp_path / "run", torch.device("cpu")) == 0
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["init_from"] == model["init_from"]
+    run = mmdata.load_run(tmp_path / "run", "cpu")
+    assert run.step == 2
+    export_to_transformers(run, tmp_path / "second")
+    loaded = CLIPModel.from_pretrained(tmp_path / "second").eval()
+
+    inputs = AutoTokenizer.from_pretrained(tmp_path / "second")(
+        TEXTS, padding=True, truncation=True, return_tensors="pt"
+    )
+    pixels = torch.stack([run.preprocess(path) for path in sorted((photos / "raw").glob("*.png"))])
+    with torch.no_grad():
+        output = loaded(**inputs, pixel_values=(pixels.float() - run.model.pixel_mean) / run.model.pixel_std)
+    torch.testing.assert_close(output.image_embeds, run.embed_images(pixels), rtol=0, atol=1e-5)
+    torch.testing.assert_close(output.text_embeds, run.embed_texts(TEXTS), rtol=0, atol=1e-5)
+    (tmp_path / "first" / "model.safetensors").unlink()  # the run goes on, and is used, without it
+    assert train(config, tmp_path / "run", torch.device("cpu")) == 0
+    assert mmdata.load_run(tmp_path / "run", "cpu").step == 2
