@@ -16,6 +16,7 @@ from mmdata.config.data import sources
 from mmdata.errors import ConfigError, printable
 from mmdata.inspect.report import write_report
 from mmdata.shards.folder import local_folder
+from mmdata.train.run.find import check_run_folder
 
 MAX_QUERY_ROWS = 10_000
 """Every caption is compared with every image: 10,000 of them take 400 MB."""
@@ -45,8 +46,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="default: report.html")
     given = parser.parse_args()
     for folder in given.run:
-        if not folder.is_dir():
-            raise ConfigError(f"run '{folder}': no such folder; `mmdata train` makes it")
+        check_run_folder(folder)
     if not 0 <= given.query_rows <= MAX_QUERY_ROWS:
         raise ConfigError(f"--query-rows {given.query_rows}: give 0 to {MAX_QUERY_ROWS:,}")
     of_run = given.run[0] / "config.yaml" if given.run else None

@@ -11,6 +11,7 @@ from mmdata.config.settings import Location, Positive, Settings, Share
 from mmdata.config.strict_yaml import parse, read_yaml
 from mmdata.convert.tables import TableFormat, TableOptions
 from mmdata.errors import ConfigError
+from mmdata.nearest import did_you_mean
 from mmdata.shipped import shipped
 
 RESERVED = frozenset({"captions", "caption", "label"})
@@ -154,5 +155,6 @@ def _find(name: str) -> Path:
         return path
     known = sorted(found.parent.name for found in shipped("datasets").glob("*/recipe.yaml"))
     if name not in known:
-        raise ConfigError(f"recipe '{name}': no such file, and datasets/ has only: {', '.join(known) or 'none'}")
+        listed = f"datasets/ has only: {', '.join(known) or 'none'}{did_you_mean(name, known)}"
+        raise ConfigError(f"recipe '{name}': no such file, and {listed}")
     return shipped("datasets", name, "recipe.yaml")

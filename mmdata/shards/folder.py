@@ -79,8 +79,10 @@ class LocalFolder:
                 f"beside a WebDataset tar: then give its folder, '{self.path.parent}'"
             )
         if not self.path.is_dir() or kind is Kind.RUN:
-            return f"'{self}': {kind.value}, and a folder of shards, with a {name}, is needed"
-        return f"folder '{self}': no {name}; `mmdata index {self}` makes one for WebDataset tars"
+            own = f"; the config of the run is '{self.path / 'config.yaml'}'" if kind is Kind.RUN else ""
+            return f"'{self}': {kind.value}, and a folder of shards, with a {name}, is needed{own}"
+        made = f"folder '{self}': no {name}; `mmdata index {self}` makes one for WebDataset tars"
+        return made if kind is Kind.TARS else f"{made}, `mmdata convert {self} OUT` shards of images and captions"
 
     def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:
         """Result of `use` on the path of a small file. `use` checks the content, so the hash is not needed.

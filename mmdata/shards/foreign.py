@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.errors import BadSample, DataError, Reason
+from mmdata.recognize import Kind, recognize
 from mmdata.safe_read import check_regular
 from mmdata.shards.captions import MAX_CAPTION_BYTES, decode_text, parse_json
 from mmdata.shards.members import USUAL, Members, guess_captions
@@ -30,6 +31,7 @@ def find_shards(source: Path) -> list[Path]:
         raise DataError(f"'{source}': no such file or folder")
     if not source.is_dir():
         check_regular(source, "shard")
+        _check_may_be_tar(source)
         return [source]
     names = sorted(path.name for path in source.iterdir() if not path.name.startswith("."))
     if packed := [name for name in names if name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"))]:
@@ -43,6 +45,15 @@ def find_shards(source: Path) -> list[Path]:
     for path in shards:
         check_regular(path, "shard")
     return shards
+
+
+def _check_may_be_tar(path: Path) -> None:
+    """Raise a DataError for a file that is plainly something else; a damaged tar is told where it is damaged."""
+    kind = recognize(path)
+    if path.suffix == ".tar" or kind in (Kind.TAR, Kind.BINARY, Kind.EMPTY, Kind.ABSENT):
+        return
+    remedy = f"; `mmdata convert {path} OUT` makes shards of it" if kind is Kind.TABLE else ""
+    raise DataError(f"'{path}': {kind.value}, and a tar or a folder of tars is expected{remedy}")
 
 
 def _holdings(folder: Path) -> str:

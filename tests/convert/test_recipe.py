@@ -43,3 +43,8 @@ def test_wrong_setting_is_an_error_that_names_it(settings: dict[str, Any], messa
 def test_unknown_recipe_is_an_error_that_names_those_there() -> None:
     with pytest.raises(ConfigError, match=r"recipe 'nowhere': no such file, and datasets/ has only: .*emoji"):
         load_recipe("nowhere")
+
+
+def test_recipe_that_is_misspelt_is_suggested():
+    with pytest.raises(ConfigError, match=r"recipe 'emojis': no such file, .*; did you mean 'emoji'\?$"):
+        load_recipe("emojis")

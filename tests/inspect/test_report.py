@@ -248,7 +248,14 @@ def test_command_finds_config_and_shards_in_the_run(
     ("arguments", "message"),
     [
         ([], "error: say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`\n"),
-        (["x", "--run", "no/run"], "error: run 'no/run': no such folder; `mmdata train` makes it\n"),
+        (
+            ["x", "--run", "no/run"],
+            "error: 'no/run': no such run; `mmdata train CONFIG` makes one, the folder runs/NAME for NAME.yaml\n",
+        ),
+        (
+            ["--run", "configs/scenes.yaml"],
+            "error: 'configs/scenes.yaml': a config, and a run is expected; its run is 'runs/scenes': ",
+        ),
         (["no/shards"], "error: folder 'no/shards': no such folder"),
     ],
 )

@@ -328,3 +328,21 @@ def test_a_tar_that_grew_by_a_second_tar_is_refused(tmp_path, tar, jpeg):
     once = io.BytesIO(tar([("a.jpg", jpeg), ("a.txt", b"t")])).getvalue()
     (tmp_path / "x.tar").write_bytes(once + once)
     refuse(tmp_path, "data behind the end blocks, which other readers never see: concatenated tars, or damage")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("c.yaml", "'{path}': a YAML file, and a tar or a folder of tars is expected"),
+        (
+            "c.csv",
+            "'{path}': a table, and a tar or a folder of tars is expected; `mmdata convert {path} OUT` makes shards of "
+            "it",
+        ),
+    ],
+)
+def test_a_file_that_is_plainly_no_tar_is_said_to_be_that(tmp_path: Path, name: str, message: str):
+    (tmp_path / name).write_text("data: {}")
+    with pytest.raises(DataError) as caught:
+        build_index(tmp_path / name)
+    assert str(caught.value) == message.format(path=tmp_path / name)

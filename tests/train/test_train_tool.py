@@ -309,6 +309,10 @@ def test_evaluate_says_in_one_line_what_is_wrong(
         ([tmp_path / "run", "--classes", classes], "template 'a photo' has no {} where the class name goes"),
         ([config], f"'{config}': a config, and a run is expected; its run is '{tmp_path / 'run'}': give"),
         ([classes], f"'{classes}': a JSON file, and a run is expected; `mmdata train CONFIG` makes one"),
+        (
+            [tmp_path / "run" / "metrics.jsonl"],
+            f"metrics.jsonl': a file of the run '{tmp_path / 'run'}': give '{tmp_path / 'run'}'",
+        ),
         ([tmp_path / "run" / "config.yaml"], f"its run is '{tmp_path / 'run'}': give '{tmp_path / 'run'}'"),
         ([bare], "nothing to evaluate on: the run has no data.val; give --shards or --pairs"),
         (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mmdata.config.run_folder import run_of_config
 from mmdata.errors import DataError
-from mmdata.recognize import Kind, recognize
+from mmdata.recognize import Kind, find_run, recognize
 from mmdata.train.run.checkpoint import CHECKPOINTS, LATEST, NAME, latest_checkpoint
 
 
@@ -24,9 +24,17 @@ def find_checkpoint(run: Path) -> Path:
     raise DataError(f"'{run}': {_no_run(run)}")
 
 
+def check_run_folder(run: Path) -> None:
+    """Raise a DataError if a path is not the folder of a run; says what it is, and what to give instead."""
+    if recognize(run) is not Kind.RUN:
+        raise DataError(f"'{run}': {_no_run(run)}")
+
+
 def _no_run(path: Path) -> str:
     """What a path is that is no run, and what to give instead."""
     kind = recognize(path)
+    if path.is_file() and kind is not Kind.CONFIG and (whole := find_run(path)):
+        return f"a file of the run '{whole}': give '{whole}'"
     if path.is_file() and kind is not Kind.CONFIG:
         return f"{kind.value}, and a run is expected; `mmdata train CONFIG` makes one"
     if path.is_file():
