@@ -23,7 +23,7 @@ class Found(NamedTuple):
 
 
 class SeenImages:
-    """Digests of images, each with its row and a hash of its captions and label: about 160 bytes an image."""
+    """Digests of images, each with its row and a hash of its captions and label: about 130 bytes an image."""
 
     def __init__(self) -> None:
         self._seen: dict[bytes, int] = {}  # row and hash in one integer, which takes 70 bytes less than a tuple

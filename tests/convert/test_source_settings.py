@@ -18,6 +18,8 @@ from tests.convert.test_sources import NAMES, Photos, folder_of, frame
 from tests.convert.test_tables import captions
 from tests.programs import run_program
 
+TABLE = b"image,caption\n1.jpg,x\n"
+
 
 @pytest.fixture(scope="module")
 def photos(photo: Any) -> Photos:
@@ -202,8 +204,8 @@ def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
     assert run_convert(tmp_path, "table/t.csv", "out2", "--val-share", "0.6")[1:] == [
         "images: found in the folder 'images'; --images names another one",
         "columns: image = filepath, captions = caption",
-        "1 shards in out2/train, 1 samples; 1 left out, each with its reason in out2/train/__mmdata__/quarantine.jsonl",
-        "1 shards in out2/val, 1 samples",
+        "1 shards in out2/train, 1 samples",
+        "1 shards in out2/val, 1 samples; 1 left out, each with its reason in out2/val/__mmdata__/quarantine.jsonl",
         "1 of the duplicates have other captions, or another label, than the row of the same image that was written: "
         "--group-by content gives that row their captions",
     ]
@@ -234,36 +236,11 @@ def test_rows_of_json_that_cannot_be_used_are_quarantined(tmp_path: Path, photos
 @pytest.mark.parametrize(
     ("name", "data", "settings", "message"),
     [
-        (
-            "t.csv",
-            b"image,caption\n1.jpg,x\n",
-            {"encoding": "utf-16"},
-            r"t.csv', after line 0: not utf-16: .* name its",
-        ),
-        (
-            "t.json",
-            b"[]" + b" " * 99,
-            {},
-            "a JSON document of 101 bytes; it would be held in memory, and at most 100 are",
-        ),
-        (
-            "t.tar",
-            b"\0" * 10240,
-            {"split": "train"},
-            "split 'train': '.*t.tar' holds tars, all of one part; give those",
-        ),
-        (
-            "t.csv",
-            b"image,caption\n1.jpg,x\n",
-            {"split": "a"},
-            r"no column 'split' \(split\); there are: image, caption",
-        ),
-        (
-            "t.csv",
-            b"image,caption\n1.jpg,x\n",
-            {"images": "no"},
-            "images 'no': no such folder in '.*', nor above it, nor",
-        ),
+        ("t.csv", TABLE, {"encoding": "utf-16"}, r"t.csv', after line 0: not utf-16: .* name its --encoding"),
+        ("t.json", b"[]".ljust(101), {}, "a JSON document of 101 bytes; it would be held in memory, and at most 100"),
+        ("t.tar", b"\0" * 10240, {"split": "a"}, "split 'a': '.*t.tar' holds tars, all of one part; give those of"),
+        ("t.csv", TABLE, {"split": "a"}, r"no column 'split' \(split\); there are: image, caption"),
+        ("t.csv", TABLE, {"images": "no"}, "images 'no': no such folder in '.*', nor above it, nor in the current"),
     ],
 )
 def test_source_that_does_not_fit_its_settings_is_an_error(
