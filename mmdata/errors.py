@@ -74,13 +74,16 @@ class DamagedShard(DataError):
     Args:
         what: shard, offset and damage.
         remedy: what to do.
+        sample: key and offset of the sample in which the damage lies; those before it are whole. ("", 0): unknown.
 
     Attributes:
         what, remedy: as given, printable.
+        sample: as given.
     """
 
-    def __init__(self, what: str, remedy: str) -> None:
+    def __init__(self, what: str, remedy: str, sample: tuple[str, int] = ("", 0)) -> None:
         super().__init__(f"{what}; {remedy}")
+        self.sample = sample
         self.what, self.remedy = printable(what), printable(remedy)
 
 

@@ -1,54 +1,140 @@
-"""mmdata index: give foreign WebDataset tars random access, with an index in their folder; no tar is changed."""
+"""mmdata index: give foreign WebDataset tars random access, with an index in their folder; no tar is changed.
+
+    mmdata index /data/cc12m --tokenizer clip
+    mmdata index /data/cc12m --train-tokenizer 8192
+    mmdata index /data/laion --caption json:TEXT           # member .json, its key "TEXT"
+    mmdata index /data/pets --image png,jpg --label json:breed
+    mmdata index /data/cc12m --skip-damaged
+
+All tars are checked, and all damaged ones are listed at once. What was read of each tar is kept until the index is
+finished: run the same command again, and only new and changed tars are read.
+"""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from mmdata.cli import progress_in_bytes, run
 from mmdata.errors import printable
-from mmdata.shards import build_index
+from mmdata.shards import IndexReport, build_index
+from mmdata.shards.build import MakeTokenizer
+from mmdata.shards.columns.encode import CountTokens
+from mmdata.shards.members import Members
 
 
 def main() -> int:
     """Index a folder of tars or one tar; 1 if the accounts do not balance."""
-    parser = argparse.ArgumentParser(prog="mmdata index", description=__doc__)
-    parser.add_argument("source", type=str, help="folder of .tar files, or one tar")
-    parser.add_argument("--out", type=Path, help="folder for the index; default: the folder of the tars")
-    parser.add_argument(
-        "--tokenizer", help="folder or Hugging Face name; counts captions, so that batches can be planned"
-    )
-    parser.add_argument(
-        "--max-bad-share", type=float, default=0.05, help="share of unusable samples that is an error (0.05)"
-    )
-    options = parser.parse_args()
-
-    tokenizer = None
+    options = parse_arguments()
+    count_tokens, tokenizer = None, None
     if options.tokenizer:
         from mmdata.transform.text import Tokenizer  # imports torch, which only the tokenizer needs
 
-        tokenizer = Tokenizer.load(options.tokenizer)
+        loaded = Tokenizer.load(options.tokenizer)
+        count_tokens, tokenizer = loaded.count, loaded.fingerprint
+    given = {"image": options.image, "caption": options.caption, "label": options.label}
     with progress_in_bytes("index") as progress:
         report = build_index(
             options.source,
             out=options.out,
-            count_tokens=tokenizer.count if tokenizer else None,
-            tokenizer=tokenizer.fingerprint if tokenizer else None,
+            count_tokens=count_tokens,
+            tokenizer=tokenizer,
+            make_tokenizer=_trainer(options.train_tokenizer) if options.train_tokenizer else None,
+            members=Members.parse(**given) if any(given.values()) else None,
             max_bad_share=options.max_bad_share,
+            skip_damaged=options.skip_damaged,
+            overwrite=options.overwrite,
             progress=progress,
         )
+    for line in (*account_lines(report), *next_commands(report)):
+        print(printable(line))
     accounts = report.accounts
-    for reason, count in Counter(line["reason"] for line in report.quarantined).most_common():
-        print(f"quarantined: {count} {reason}")
-    for loss, first in report.lost.items():
-        print(f"lost: {accounts['lost'][loss]} {loss}; the first: {first}")
-    shards, ignored = report.manifest.num_shards, accounts["ignored_members"]
-    print(
-        f"{accounts['samples']} samples in = {accounts['indexed']} indexed + {accounts['quarantined']} quarantined; "
-        f"{shards} shards, {ignored} members ignored; index in {printable(str(report.folder))}"
+    return 0 if accounts.get("samples", 0) == accounts.get("indexed", 0) + accounts.get("quarantined", 0) else 1
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="mmdata index", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    return 0 if accounts["samples"] == accounts["indexed"] + accounts["quarantined"] else 1
+    parser.add_argument("source", type=str, help="folder of .tar files, or one tar")
+    parser.add_argument("--out", type=Path, help="folder for the index; default: the folder of the tars")
+    tokenizer = parser.add_mutually_exclusive_group()
+    tokenizer.add_argument(
+        "--tokenizer",
+        help="clip, a folder, or a Hugging Face name; counts captions, so that batches can be planned. An index that "
+        "exists only gets the lengths",
+    )
+    tokenizer.add_argument(
+        "--train-tokenizer", type=int, metavar="N", help="train a tokenizer of N entries on the captions"
+    )
+    member = "extension of a member, or json:KEY; several with commas, the preferred first"
+    parser.add_argument("--image", metavar="EXT", help="extension of the image; several with commas")
+    parser.add_argument("--caption", metavar="MEMBER", help=f"{member}; default: json:captions, txt, json:caption")
+    parser.add_argument("--label", metavar="MEMBER", help=f"{member}; default: cls, json:label")
+    parser.add_argument(
+        "--max-bad-share", type=float, default=0.05, help="share of unusable samples that is an error (0.05)"
+    )
+    parser.add_argument(
+        "--skip-damaged", action="store_true", help="index what can be read of damaged tars, and count the rest"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an index that differs")
+    return parser.parse_args()
+
+
+def account_lines(report: IndexReport) -> list[str]:
+    """What was indexed and what was not, a line each."""
+    accounts = report.accounts
+    lines: list[str] = []
+    if report.guessed:
+        selector = report.manifest.members.caption[0]
+        lines.append(
+            f'captions: {selector.words}, as no sample looked at has a .txt, or "captions" or "caption" in its JSON '
+            f"(--caption {selector})"
+        )
+    reasons = Counter(line["reason"] for line in report.quarantined)
+    lines += [f"quarantined: {count} {reason}" for reason, count in reasons.most_common()]
+    lines += [f"lost: {accounts['lost'][loss]} {loss}; the first: {first}" for loss, first in report.lost.items()]
+    for damage in accounts.get("damaged_shards", {}).values():
+        lines.append(f"damaged: {damage}; the samples before it are indexed")
+    folder, shards = report.folder, report.manifest.num_shards
+    if report.only_counted:
+        return [*lines, f"{report.manifest.captions:,} captions counted, of {shards} shards; index in {folder}"]
+    return [
+        *lines,
+        f"{accounts['samples']} samples in = {accounts['indexed']} indexed + {accounts['quarantined']} quarantined; "
+        f"{shards} shards, {accounts['ignored_members']} members ignored; index in {folder}",
+    ]
+
+
+def next_commands(report: IndexReport) -> list[str]:
+    """What to type next."""
+    folder, manifest = shlex.quote(str(report.folder)), report.manifest
+    lines = [
+        f"mmdata init {folder}    # writes a config to train with",
+        f"mmdata plan {folder}    # batches, shapes and padding",
+    ]
+    if manifest.has_captions and manifest.tokenizer is None:
+        tars = folder if manifest.location == "." else shlex.quote(str(report.folder / manifest.location))
+        out = "" if tars == folder else f" --out {folder}"
+        lines.insert(0, f"mmdata index {tars}{out} --tokenizer clip    # counts captions; reads no image again")
+    return [("next: " if i == 0 else "      ") + line for i, line in enumerate(lines)]
+
+
+def _trainer(vocab_size: int) -> MakeTokenizer:
+    """What trains the tokenizer of the index."""
+
+    def train(captions: Iterable[str], folder: Path) -> tuple[CountTokens, str]:
+        from mmdata.transform.text import Tokenizer, train_tokenizer
+
+        train_tokenizer(captions, folder, vocab_size=vocab_size)
+        tokenizer = Tokenizer.load(folder)
+        return tokenizer.count, tokenizer.fingerprint
+
+    return train
 
 
 if __name__ == "__main__":

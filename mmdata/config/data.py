@@ -54,6 +54,19 @@ class GroupsConfig(Settings):
         return self
 
 
+class MembersConfig(Settings):
+    """Members of a sample: an extension (jpg, caption.txt), or a JSON member and a key in it (json:TEXT).
+
+    Of several, separated by commas, the first that a sample can use is taken."""
+
+    image: str | None = None
+    """Extension of the image; default: the first member that is an image."""
+    caption: str | None = None
+    """Member with the caption; default: json:captions, txt, json:caption."""
+    label: str | None = None
+    """Member with the label; default: cls, json:label."""
+
+
 class AugmentConfig(Settings):
     """Random changes of a training crop, each row's its own in each epoch; all are off unless set."""
 
@@ -149,6 +162,12 @@ class DataConfig(Settings):
     has one of them for each row."""
     max_rows: Positive | None = None
     """Only the first rows of the index, for debugging; same code path."""
+    skip_damaged: bool = False
+    """A stream that meets a damaged or unreadable shard goes on with the next one, and counts the loss in `stream.lost`
+    and its ledger; otherwise that is an error. Shards with an index: `mmdata index --skip-damaged`."""
+    members: MembersConfig | None = None
+    """Which members of a sample a stream takes as image, caption and label. Shards with an index: `mmdata index
+    --image … --caption … --label …`, which the index keeps."""
     loading: LoadingConfig = LoadingConfig()
 
     def with_loading(self, **changes: Any) -> DataConfig:

@@ -40,7 +40,7 @@ def _card(index: Index, store: ShardStore, row: int) -> Card:
     key, note = index.keys(rows)[0], " · ".join(filter(None, notes))
     try:
         found = store.read(shard, cells["caption_offset"], cells["caption_bytes"])
-        captions = captions_of(found, cells["caption_format"])
+        captions = captions_of(found, cells["caption_format"], index.caption_keys(shard))
     except BadSample as error:
         return Card(key, [], note, problem=str(error))
     return Card(key, captions, note, *row_thumbnail(index, store, row))

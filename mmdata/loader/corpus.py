@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mmdata.config import DataConfig
 from mmdata.config.data import sources
+from mmdata.errors import ConfigError
 from mmdata.loader.negative_captions import NegativeCaptions
 from mmdata.loader.shard_prefetch import warn_of_small_cache
 from mmdata.loader.workers.open_files import ensure_files, files_needed
@@ -50,6 +51,11 @@ def open_index(data: DataConfig) -> Index:
         ConfigError: this process may not open as many files as a loader needs.
         DataError: the shards have no index.
     """
+    if of_streams := [name for name in ("members", "skip_damaged") if getattr(data, name)]:
+        raise ConfigError(
+            f"data.{of_streams[0]} is for a stream (mmdata.stream): an index knows its members and its damaged shards; "
+            f"leave it out, and give --{'skip-damaged' if data.skip_damaged else 'caption'} to `mmdata index`"
+        )
     cache = ShardCache(data.loading.cache_dir, max_bytes=int(data.loading.cache_gb * GB))
     index = Index.open([source.shards for source in sources(data)], cache=cache)
     warn_of_small_cache(index, data.shuffle_window_rows)

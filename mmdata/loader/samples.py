@@ -135,7 +135,8 @@ class IndexSamples:
 
     def caption(self, i: int) -> str:
         """The caption chosen for this pass; raises BadSample."""
-        captions = captions_of(self._read(i, "caption"), int(self._columns["caption_format"][i]))
+        keys = self._index.caption_keys(int(self._shards[i]))
+        captions = captions_of(self._read(i, "caption"), int(self._columns["caption_format"][i]), keys)
         indexed = self._hashes[self._hash_offsets[i] : self._hash_offsets[i + 1]]
         if not len(indexed):
             raise BadSample(Reason.MISSING_CAPTION, "the shards hold labels and no captions")

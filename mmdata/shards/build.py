@@ -13,16 +13,17 @@ from typing import Any
 
 from mmdata.atomic import lock, write_whole
 from mmdata.errors import ConfigError, DamagedShard, DataError
-from mmdata.safe_read import check_regular
 from mmdata.shards.columns.columns import SCHEMA_VERSION
 from mmdata.shards.columns.encode import CountTokens, encode
 from mmdata.shards.columns.labels import Labels, number_labels
 from mmdata.shards.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, find_ledger, local_folder, manifest_prefix
+from mmdata.shards.foreign import find_shards, guess_members, refuse_not_utf8
 from mmdata.shards.images.decoder_warnings import sample_name
 from mmdata.shards.images.probe import DEFAULT_LIMITS, Limits
 from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.manifest.pages import ShardEntry, check_plain_name
 from mmdata.shards.manifest.writer import write_manifest
+from mmdata.shards.members import USUAL, Members
 from mmdata.shards.recount import add_lengths, lacks_lengths_only
 from mmdata.shards.samples import split_sample
 from mmdata.shards.scan import Edge, Progress, Scan, scan_shard, steps
@@ -45,6 +46,8 @@ class IndexReport:
             "classes", if labels are names, lists the names by class number.
         lost: place and detail of the first loss of each kind.
         quarantined: an entry for each sample left out: shard, key, offset, reason, detail.
+        guessed: whether the members of captions were guessed (`manifest.members`).
+        only_counted: whether the index existed, and only got the lengths of its captions.
     """
 
     folder: Path
@@ -52,6 +55,8 @@ class IndexReport:
     accounts: dict[str, Any]
     lost: dict[Loss, str]
     quarantined: list[dict[str, Any]]
+    guessed: bool = False
+    only_counted: bool = False
 
 
 MakeTokenizer = Callable[[Iterable[str], Path], tuple[CountTokens, str]]
@@ -66,6 +71,7 @@ def build_index(
     tokenizer: str | None = None,
     make_tokenizer: MakeTokenizer | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    members: Members | None = None,
     max_bad_share: float = 0.05,
     skip_damaged: bool = False,
     overwrite: bool = False,
@@ -86,6 +92,9 @@ def build_index(
         count_tokens, tokenizer: as for `ShardWriter`.
         make_tokenizer: trains the tokenizer on the captions that were read, in place of the two.
         limits: images outside them are quarantined.
+        members: which members are image, caption and label; None: the usual ones, or, where the first samples have no
+            caption in them, the only one of the names that known corpora use (see `guess_captions`). The manifest keeps
+            them.
         max_bad_share: largest share of quarantined samples.
         skip_damaged: index the samples before the damage of a damaged tar. They are counted, and the manifest names
             each damaged tar; without it all damaged tars are listed in one error.
@@ -103,24 +112,26 @@ def build_index(
     location = Path(os.path.relpath(shards[0].parent.resolve(), folder.resolve())).as_posix()
     for name in (*[path.name for path in shards], location):
         if not name.isascii():
-            _refuse_not_utf8(name)
+            refuse_not_utf8(name)
     for path in shards:
         check_plain_name(path.name, f"folder '{path.parent}'")
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
         _refuse_a_conversions_ledger(folder, overwrite=overwrite)
-        staging = Staging(folder, {"limits": asdict(limits)})
+        found = guess_members(shards) if members is None else members
+        staging = Staging(folder, {"limits": asdict(limits), "members": found.content()})
         staging.finish_killed_run()
-        if not overwrite and lacks_lengths_only(folder, shards, tokenizer, make_tokenizer):
+        if not overwrite and lacks_lengths_only(folder, shards, tokenizer, make_tokenizer, members):
             manifest = add_lengths(folder, staging, count_tokens, tokenizer, make_tokenizer, progress)
-            return IndexReport(folder, manifest, dict(manifest.accounts or {}), {}, [])
-        build = _Build(folder, shards, limits, staging, version=_version(folder, overwrite=overwrite))
+            return IndexReport(folder, manifest, dict(manifest.accounts or {}), {}, [], only_counted=True)
+        build = _Build(folder, shards, limits, found, staging, version=_version(folder, overwrite=overwrite))
         build.read(progress, skip_damaged=skip_damaged)
         build.check(max_bad_share)
         if make_tokenizer is not None:
             count_tokens, tokenizer = make_tokenizer(build.captions(), staging.make_new() / INNER / TOKENIZER_NAME)
         manifest = build.finish(location, count_tokens, tokenizer, overwrite=overwrite)
-    return IndexReport(folder, manifest, build.accounts, build.losses.first, build.quarantined)
+    guessed = members is None and found != USUAL
+    return IndexReport(folder, manifest, build.accounts, build.losses.first, build.quarantined, guessed=guessed)
 
 
 def _version(folder: Path, *, overwrite: bool) -> int:
@@ -161,11 +172,21 @@ def file_sha256(path: Path) -> str:
 class _Build:
     """An index that grows shard by shard: all tars are read first, and then encoded as the whole corpus decides."""
 
-    def __init__(self, folder: Path, shards: list[Path], limits: Limits, staging: Staging, *, version: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        shards: list[Path],
+        limits: Limits,
+        members: Members,
+        staging: Staging,
+        *,
+        version: int,
+    ) -> None:
         self.quarantined: list[dict[str, Any]] = []
         self.losses = Losses()
         self._labels = Labels()
         self._folder, self._shards, self._limits, self._staging = folder, shards, limits, staging
+        self._members = members
         self._version = version
         self._has_captions = False
         self._damaged: dict[str, str] = {}  # name of the tar to its damage
@@ -178,6 +199,7 @@ class _Build:
             "indexed": self._indexed,
             "quarantined": len(self.quarantined),
             "ignored_members": self._ignored,
+            **({"members": self._members.content()} if self._members != USUAL else {}),
             **({"damaged_shards": self._damaged} if self._damaged else {}),
             **({"lost": self.losses.as_dict()} if self.losses.counts else {}),
             **({"classes": self._labels.names} if self._labels.names else {}),
@@ -196,7 +218,7 @@ class _Build:
             step = steps(progress, done, total)
             identity = identity_of(path)
             if (known := self._staging.load(path)) is None:
-                known = scan_shard(path, limits=self._limits, step=step), file_sha256(path)
+                known = scan_shard(path, limits=self._limits, members=self._members, step=step), file_sha256(path)
                 self._staging.save(path, identity, *known)
             scan, _ = known
             if scan.damage:
@@ -268,7 +290,7 @@ class _Build:
             if known is None:
                 raise DataError(f"shard '{path}': changed while it was indexed; run this again when it is complete")
             scan, sha256 = known
-            yield path, scan.without_labels_only(path.name) if self._has_captions else scan, sha256
+            yield path, scan.without_labels_only(path.name, self._members) if self._has_captions else scan, sha256
 
     def _encode(self, path: Path, scan: Scan, sha256: str, inner: Path, count_tokens: CountTokens | None) -> ShardEntry:
         rows, names_lost = number_labels(scan.rows, scan.labels, self._labels)
@@ -316,39 +338,6 @@ def _damaged_shards(damaged: list[DamagedShard], num_shards: int) -> DataError:
         f"{len(damaged)} of {num_shards} shards are damaged: {listed}{more}. Fetch or convert them again and run this "
         f"again, which reads only them{instead.replace(' of it', '')}"
     )
-
-
-def find_shards(source: Path) -> list[Path]:
-    """The tars of a folder, sorted by name; or the tar that `source` is.
-
-    Raises:
-        DataError: no tar, a compressed one, or one that is not a regular file.
-    """
-    if not source.exists():
-        raise DataError(f"'{source}': no such file or folder")
-    if not source.is_dir():
-        check_regular(source, "shard")
-        return [source]
-    names = sorted(path.name for path in source.iterdir() if not path.name.startswith("."))
-    if packed := [name for name in names if name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"))]:
-        raise DataError(f"folder '{source}': '{packed[0]}' is compressed, which has no random access; unpack it first")
-    shards = [source / name for name in names if name.endswith(".tar")]
-    if not shards:
-        raise DataError(f"folder '{source}': no .tar in it; `mmdata convert` makes shards of images and captions")
-    for path in shards:
-        check_regular(path, "shard")
-    return shards
-
-
-def _refuse_not_utf8(name: str) -> None:
-    """Raise DataError for a name that is not UTF-8: a manifest is JSON and cannot hold it."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        escaped = os.fsencode(name).decode("utf-8", "backslashreplace")
-        raise DataError(
-            f"'{escaped}': the name is not UTF-8, and a manifest cannot hold it; rename the file or folder first"
-        ) from None
 
 
 def _counts(reasons: Counter[str]) -> str:

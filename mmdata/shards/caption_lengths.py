@@ -88,7 +88,7 @@ def captions_of_rows(index: Index, store: ShardStore, of_rows: range) -> list[st
     for i, shard in enumerate(shards.tolist()):
         data = store.read(shard, int(columns["caption_offset"][i]), int(columns["caption_bytes"][i]))
         try:
-            found = captions_of(data, int(columns["caption_format"][i]))
+            found = captions_of(data, int(columns["caption_format"][i]), index.caption_keys(shard))
         except BadSample:
             found = []
         if [hash64(caption.encode()) for caption in found] != hashes[offsets[i] : offsets[i + 1]].tolist():

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, cast
 
 from mmdata.errors import BadSample, Reason, excerpt
 
-TXT, JSON, NO_CAPTION = 0, 1, 2
+TXT, JSON, NO_CAPTION, JSON_KEY = 0, 1, 2, 3
 """Values of the index column caption_format: which member of the sample holds the captions. All rows of a corpus of
-labels only are NO_CAPTION; no row of another corpus is."""
+labels only are NO_CAPTION; no row of another corpus is. JSON_KEY: JSON, with the keys of `Members.caption_keys`."""
 
 MAX_CAPTION = 65_536
 """Longest caption in characters; a longer text is some other file, not a caption."""
@@ -87,12 +88,13 @@ def clean_captions(found: object) -> tuple[list[str], int]:
     return kept, len(cast("list[object]", found)) - len(kept)
 
 
-def captions_of(data: bytes | memoryview, caption_format: int) -> list[str]:
+def captions_of(data: bytes | memoryview, caption_format: int, keys: Sequence[str] = ()) -> list[str]:
     """The cleaned captions in a caption member.
 
     Args:
         data: bytes of a .txt member (one caption) or a .json member ("captions" where usable, else "caption").
-        caption_format: `TXT`, `JSON` or `NO_CAPTION`, as in the index; the last gives no caption.
+        caption_format: `TXT`, `JSON`, `NO_CAPTION` (gives no caption) or `JSON_KEY`, as in the index.
+        keys: for JSON_KEY, the keys that can hold captions, the preferred first.
 
     Raises:
         BadSample: not UTF-8 (with the offset), not JSON, no caption in it, or a caption that cannot be cleaned.
@@ -104,7 +106,7 @@ def captions_of(data: bytes | memoryview, caption_format: int) -> list[str]:
         return [clean_caption(text)]
     content = parse_json(text)
     fault: BadSample | None = None
-    for name in ("captions", "caption"):
+    for name in keys if caption_format == JSON_KEY else ("captions", "caption"):
         if content.get(name) is not None:
             try:
                 return clean_captions(content[name])[0]

@@ -200,6 +200,10 @@ class Index:
         name = part.listed(local).name
         return name if len(self.manifests) == 1 else f"{part.folder}/{name}"
 
+    def caption_keys(self, shard: int) -> tuple[str, ...]:
+        """The keys that hold captions in the JSON of a shard, for `captions_of`."""
+        return self.part(shard)[0].members.caption_keys
+
     def shard(self, shard: int) -> Columns:
         """One shard's columns. Their hash is compared with the manifest's when they are read.
 

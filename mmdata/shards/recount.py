@@ -16,6 +16,7 @@ from mmdata.shards.index import Index
 from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.manifest.pages import ShardEntry
 from mmdata.shards.manifest.writer import write_manifest
+from mmdata.shards.members import Members
 from mmdata.shards.staging import TOKENIZER_NAME, Staging
 from mmdata.shards.store import ShardStore
 
@@ -23,12 +24,19 @@ if TYPE_CHECKING:
     from mmdata.shards.scan import Progress
 
 
-def lacks_lengths_only(folder: Path, shards: list[Path], tokenizer: str | None, make_tokenizer: object) -> bool:
-    """Whether the folder has an index of these shards, as large as they are now, which nobody has counted yet."""
+def lacks_lengths_only(
+    folder: Path, shards: list[Path], tokenizer: str | None, make_tokenizer: object, members: Members | None
+) -> bool:
+    """Whether the folder has an index of these shards, as large as they are now, which nobody has counted yet.
+
+    With `members`, the index must be of these.
+    """
     if (tokenizer is None and make_tokenizer is None) or manifest_prefix(folder) is None:
         return False
     manifest = Manifest.read(folder)
     listed = [(entry.name, entry.bytes) for entry in manifest]
+    if members is not None and members != manifest.members:
+        return False
     return manifest.tokenizer is None and listed == [(path.name, path.stat().st_size) for path in shards]
 
 

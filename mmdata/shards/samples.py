@@ -8,10 +8,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 from mmdata.errors import BadSample, DamagedShard, DataError, Reason
 from mmdata.hashing import fast_hash, hash64
-from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, NO_CAPTION, TXT
+from mmdata.shards.captions import JSON, JSON_KEY, MAX_CAPTION_BYTES, NO_CAPTION, TXT
 from mmdata.shards.columns.encode import Place, Row
 from mmdata.shards.images.probe import Limits, probe, sniff
 from mmdata.shards.images.unread import unread_format
+from mmdata.shards.members import USUAL, Members
 from mmdata.shards.tar import Member, read_members, split_name
 from mmdata.shards.texts import Loss, TextKind, Texts, read_texts
 
@@ -109,7 +110,9 @@ class Described(NamedTuple):
     losses: dict[Loss, str]
 
 
-def describe(group: Group, read: ReadMember, *, limits: Limits, needs_caption: bool = True) -> Described:
+def describe(
+    group: Group, read: ReadMember, *, limits: Limits, needs_caption: bool = True, members: Members = USUAL
+) -> Described:
     """The row of a sample: captions and label as `read_texts` reads them, the image as `image_member` chooses it.
 
     Args:
@@ -117,38 +120,46 @@ def describe(group: Group, read: ReadMember, *, limits: Limits, needs_caption: b
         read: gives the bytes of one.
         limits: images outside them are not used.
         needs_caption: see `read_texts`.
+        members: which members are image, caption and label.
 
     Raises:
         BadSample: the sample cannot be used; the reason says why.
     """
     if group.key.startswith("/") or ".." in group.key.split("/"):
         raise BadSample(Reason.OUTSIDE_ROOT, "the key is absolute or climbs out of its folder")
-    texts = texts_of(group, read, needs_caption=needs_caption)
-    image = image_member(group, read)
+    texts = texts_of(group, read, needs_caption=needs_caption, members=members)
+    image = image_member(group, read, members)
     data = read(image)
     info = probe(data, limits=limits)
     row = Row(
         key=group.key,
         image=Place(image.offset, image.size),
-        **_caption_place(group, texts),
+        **_caption_place(group, texts, members),
         info=info,
         label=texts.label if isinstance(texts.label, int) else -1,
         image_hash=hash64(data),
         image_xxh3=fast_hash(data),
         captions=texts.captions,
     )
-    return Described(row, texts.label, texts.losses)
+    losses = texts.losses
+    further = [f".{e}" for e, member in group.members.items() if e in IMAGE_EXTENSIONS and member is not image]
+    if further and not members.image:
+        losses = {**losses, Loss.SECOND_IMAGE: f"{', '.join(further)} beside '{image.name}', which is used"}
+    return Described(row, texts.label, losses)
 
 
-def _caption_place(group: Group, texts: Texts) -> dict[str, Any]:
+def _caption_place(group: Group, texts: Texts, members: Members) -> dict[str, Any]:
     """The columns that say where the captions of a row are."""
     if texts.source is None:
         return {"caption": Place(0, 0), "caption_format": NO_CAPTION}
     member = group.members[texts.source]
-    return {"caption": Place(member.offset, member.size), "caption_format": JSON if texts.source == "json" else TXT}
+    # A selector's JSON may have any extension; without selectors JSON is .json.
+    in_json = {s.extension for s in members.caption if s.key} if members.caption else {"json"}
+    kind = TXT if texts.source not in in_json else JSON_KEY if members.caption else JSON
+    return {"caption": Place(member.offset, member.size), "caption_format": kind}
 
 
-def texts_of(group: Group, read: ReadMember, *, needs_caption: bool = True) -> Texts:
+def texts_of(group: Group, read: ReadMember, *, needs_caption: bool = True, members: Members = USUAL) -> Texts:
     """Captions, label and metadata of the .json, .txt and .cls members.
 
     Raises:
@@ -162,18 +173,25 @@ def texts_of(group: Group, read: ReadMember, *, needs_caption: bool = True) -> T
             raise BadSample(Reason.CAPTION_TOO_LONG, detail)
         return read(member)
 
-    return read_texts(
-        [kind for kind in TEXT_MEMBERS if kind in group.members], read_member, needs_caption=needs_caption
-    )
+    named = [selector.extension for selector in (*members.caption, *members.label)]
+    kinds = [kind for kind in (*TEXT_MEMBERS, *named) if kind in group.members]
+    return read_texts(kinds, read_member, needs_caption=needs_caption, members=members)
 
 
-def image_member(group: Group, read: ReadMember) -> Member:
+def image_member(group: Group, read: ReadMember, members: Members = USUAL) -> Member:
     """The sample's image: the first member with an extension of an image, else the first with an image's magic bytes.
+
+    Selectors in `members` take the place of the extensions of images; only members that they name are then looked at.
 
     Raises:
         BadSample: there is none, or it is larger than `MAX_IMAGE_BYTES`.
     """
     named = [member for extension, member in group.members.items() if extension in IMAGE_EXTENSIONS]
+    if members.image:
+        named = [group.members[one.extension] for one in members.image if one.extension in group.members]
+        if not named:
+            listed = " or ".join(one.words for one in members.image)
+            raise BadSample(Reason.MISSING_IMAGE, f"no {listed} among {', '.join('.' + e for e in group.members)}")
     others = [member for extension, member in group.members.items() if extension not in TEXT_MEMBERS]
     not_read: list[Member] = []  # images of a format that mmdata does not read: `probe` names it in its error
     for member in named[:1] or others:

@@ -13,6 +13,7 @@ from mmdata.shards.captions import NO_CAPTION
 from mmdata.shards.columns.encode import Row
 from mmdata.shards.images.decoder_warnings import name_warnings, sample_name
 from mmdata.shards.images.probe import Limits
+from mmdata.shards.members import USUAL, Members
 from mmdata.shards.samples import Group, SampleReader, describe
 from mmdata.shards.tar import Member
 from mmdata.shards.texts import Loss, missing_caption
@@ -67,12 +68,12 @@ class Scan:
         """Whether any usable sample has a caption."""
         return any(row.captions for row in self.rows)
 
-    def without_labels_only(self, shard: str) -> Scan:
+    def without_labels_only(self, shard: str, members: Members = USUAL) -> Scan:
         """The same samples as rows of a corpus with captions: those without a caption are quarantined."""
         dropped = {i for i, row in enumerate(self.rows) if row.caption_format == NO_CAPTION}
         if not dropped:
             return self
-        bad = missing_caption()
+        bad = missing_caption(members)
         lines = [_quarantine_line(shard, self.rows[i].key, self.starts[i], bad) for i in sorted(dropped)]
         keys = {self.rows[i].key for i in dropped}
         kept = [i for i in range(len(self.rows)) if i not in dropped]
@@ -89,19 +90,22 @@ class Scan:
         )
 
 
-def scan_shard(path: Path, *, limits: Limits, step: Callable[[int], None]) -> Scan:
+def scan_shard(
+    path: Path, *, limits: Limits, members: Members = USUAL, step: Callable[[int], None] = lambda offset: None
+) -> Scan:
     """Read a tar strictly.
 
     Args:
         path: of the tar.
         limits: images outside them are quarantined.
+        members: which members are image, caption and label.
         step: called with the offset of each sample.
 
     Returns:
         The samples; of a damaged tar those before the damage, and `Scan.damage`. The sample in which the damage lies is
         quarantined: nobody knows whether it is complete.
     """
-    scan = _Scanner(path, limits)
+    scan = _Scanner(path, limits, members)
     damage: DamagedShard | None = None
     with path.open("rb") as file:
 
@@ -118,16 +122,22 @@ def scan_shard(path: Path, *, limits: Limits, step: Callable[[int], None]) -> Sc
                 last = group
         except DamagedShard as error:
             damage = error
-            if reader.unfinished is not None and reader.unfinished is not last:
-                scan.add_damaged(reader.unfinished, error)
+            before, (key, start) = reader.unfinished, error.sample
+            if before is not None and before is not last:
+                if key in ("", before.key):
+                    key, start = before.key, before.start
+                else:
+                    scan.add(before, read)
+            if key and (last is None or key != last.key):
+                scan.add_damaged(key, start, error)
     return scan.finish(reader.ignored, damage)
 
 
 class _Scanner:
     """The samples of a tar so far."""
 
-    def __init__(self, path: Path, limits: Limits) -> None:
-        self._path, self._limits = path, limits
+    def __init__(self, path: Path, limits: Limits, members: Members) -> None:
+        self._path, self._limits, self._members = path, limits, members
         self._scan = Scan()
         self._samples = 0
 
@@ -138,7 +148,9 @@ class _Scanner:
         has_caption = False
         try:
             with name_warnings(partial(sample_name, self._path.name, group.key)):
-                row, label, lost = describe(group, read, limits=self._limits, needs_caption=False)
+                row, label, lost = describe(
+                    group, read, limits=self._limits, needs_caption=False, members=self._members
+                )
             scan.rows.append(row)
             scan.starts.append(group.start)
             scan.labels.append(label)
@@ -152,11 +164,11 @@ class _Scanner:
         edge = Edge(group.key, complete, has_caption or (complete and reason is not None))
         scan.edges[:] = [edge, edge] if not scan.edges else [scan.edges[0], edge]
 
-    def add_damaged(self, group: Group, error: DamagedShard) -> None:
+    def add_damaged(self, key: str, start: int, error: DamagedShard) -> None:
         """Quarantine the sample in which the tar is damaged."""
         self._samples += 1
         bad = BadSample(Reason.DAMAGED_SHARD, error.what)
-        self._scan.quarantined.append(_quarantine_line(self._path.name, group.key, group.start, bad))
+        self._scan.quarantined.append(_quarantine_line(self._path.name, key, start, bad))
 
     def finish(self, ignored: int, damage: DamagedShard | None) -> Scan:
         """The samples, when the tar has ended."""

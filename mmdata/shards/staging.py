@@ -121,8 +121,10 @@ class Staging:
             (old / MANIFEST_NAME).unlink()
             for name in names - (following if prefix else set()):
                 (old / name).unlink(missing_ok=True)
+        # The run before may have moved pages of the new index already.
+        pages = {page.file for page in Manifest.read(self.new).pages}
         for path in old.iterdir():
-            if PAGE_PATTERN.fullmatch(path.name):
+            if PAGE_PATTERN.fullmatch(path.name) and path.name not in pages:
                 path.unlink()
 
     def _place(self, tar: Path) -> Path:

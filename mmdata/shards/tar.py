@@ -99,6 +99,32 @@ def read_members(file: BinaryIO, *, name: str) -> Iterator[Member]:
     yield from _Reader(file, name).members()
 
 
+def _other_file(block: bytes) -> tuple[str, str] | None:
+    """What a file is that is often found in a tar's place, and the remedy; None if it may be a tar."""
+    start = block.lstrip(b"\xef\xbb\xbf \t\r\n")[:64].lower()
+    if start.startswith((b"<!doctype html", b"<html", b"<head", b"<script")):
+        return (
+            "is an HTML page, not a tar: a page of login or of an error was saved in its place",
+            "open its URL in a browser, and fetch it again with credentials",
+        )
+    if start.startswith((b"<?xml", b'{"')):
+        return "is text, not a tar: a server's error was saved in its place", "read it, and fetch the shard again"
+    for magic, name, remedy in _OTHERS:
+        if block.startswith(magic):
+            return f"is {name}, not a tar", remedy
+    return None
+
+
+_OTHERS = (
+    (b"PK\x03\x04", "a ZIP archive", "unpack it, and use `mmdata convert`"),
+    (b"PAR1", "a Parquet table", "use `mmdata convert`"),
+    (b"BZh", "compressed (bzip2), which has no random access", "`bunzip2` it first"),
+    (b"\xfd7zXZ\0", "compressed (xz), which has no random access", "`unxz` it first"),
+    (b"\x28\xb5\x2f\xfd", "compressed (zstd), which has no random access", "`unzstd` it first"),
+    (b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself with `git lfs pull`"),
+)
+
+
 class _Reader:
     """One pass over a tar's headers."""
 
@@ -195,6 +221,8 @@ class _Reader:
     def _checked(self, block: bytes, position: int) -> tuple[bytes, int]:
         """Type and payload size of a header block, whose checksum and magic are checked."""
         field = _OCTAL.fullmatch(block[148:156])
+        if position == 0 and (other := _other_file(block)):
+            raise DamagedShard(f"shard '{self._shard}': {other[0]}", other[1])
         rest = block[:148] + b" " * 8 + block[156:]
         signed = sum(rest) - 256 * len(rest.translate(None, _ASCII))  # old tars summed signed bytes
         sums = (sum(rest), signed)
@@ -268,4 +296,5 @@ class _Reader:
             f"shard '{self._shard}', byte {position}: {what}",
             f"the last sample that is surely good ends at byte {self._sample[1]}: fetch or convert the shard again, or "
             "cut the file there and append 1,024 zero bytes",
+            self._sample,
         )

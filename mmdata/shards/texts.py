@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.shards.captions import TXT, captions_of, clean_captions, decode_text, parse_json
+from mmdata.shards.members import USUAL, Members, Selector
 
-TextKind = Literal["json", "txt", "caption", "cls"]
-"""Extension of a text file of a sample; .caption files occur in folders."""
+TextKind = str
+"""Extension of a text file of a sample: json, txt, cls, in folders caption, or one that `Members` names."""
 
 ReadText = Callable[[TextKind], bytes]
 """Reads a text file of the sample; raises BadSample if it cannot be read or is too large."""
@@ -36,6 +37,7 @@ class Loss(str, Enum):
     EMPTY_CAPTION = "empty_caption"  # the preferred source, or an entry of a list, is empty
     LABEL_UNUSABLE = "label_unusable"  # neither a class number nor a name
     LABEL_NAME = "label_name"  # a name in a stream, or after labels that are numbers
+    SECOND_IMAGE = "second_image"  # further images of the sample: the first is used
     METADATA_UNUSABLE = "metadata_unusable"  # a value that strict JSON cannot hold
     OTHER_LABEL = "other_label"  # rows of one image have several labels; the first one was taken
 
@@ -62,16 +64,19 @@ class Texts:
     losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
 
 
-def read_texts(kinds: Collection[TextKind], read: ReadText, *, needs_caption: bool = True) -> Texts:
+def read_texts(
+    kinds: Collection[TextKind], read: ReadText, *, needs_caption: bool = True, members: Members = USUAL
+) -> Texts:
     """Captions and label of a sample.
 
     Captions come from the first usable source: the JSON's "captions", the .txt, the .caption, the JSON's "caption".
-    The label comes from the .cls, else from the JSON's "label".
+    The label comes from the .cls, else from the JSON's "label". Selectors in `members` take the place of these.
 
     Args:
         kinds: the text files that the sample has.
         read: gives the bytes of one.
         needs_caption: False accepts a sample with a label that says nothing of a caption.
+        members: where captions and label are, if not where they usually are.
 
     Raises:
         BadSample: no usable caption; the reason is that of the first source that is not empty.
@@ -89,71 +94,103 @@ def read_texts(kinds: Collection[TextKind], read: ReadText, *, needs_caption: bo
         except BadSample as bad:
             faults.append(bad)
             losses[Loss.JSON_TOO_LARGE if _is_too_large(bad) else Loss.JSON_UNREADABLE] = bad.detail
-    found = _first_usable(kinds, read, metadata, losses, faults)
-    label = _label(kinds, read, metadata, losses)
+    contents: dict[str, dict[str, Any]] = {"json": metadata}  # JSON by extension
+    sources = members.caption or USUAL_CAPTIONS
+    found = _first_usable(sources, kinds, read, contents, losses, faults)
+    label = _label(members.label or USUAL_LABELS, kinds, read, contents, losses)
     if found is not None:
         return Texts(*found, label, metadata, losses)
     if faults:
         raise faults[0]
     if label is None or needs_caption:
-        raise missing_caption()
+        raise missing_caption(members)
     return Texts([], None, label, metadata, losses)
 
 
-def missing_caption() -> BadSample:
+def missing_caption(members: Members = USUAL) -> BadSample:
     """The error for a sample without any caption."""
+    if members.caption:
+        listed = " and no ".join(selector.words for selector in members.caption)
+        return BadSample(Reason.MISSING_CAPTION, f"no {listed} with text in it")
     return BadSample(Reason.MISSING_CAPTION, 'no .txt and no JSON "captions" or "caption" with text in it')
 
 
+USUAL_CAPTIONS = (
+    Selector("json", "captions"),
+    Selector("txt"),
+    Selector("caption"),
+    Selector("json", "caption"),
+)
+USUAL_LABELS = (Selector("cls"), Selector("json", "label"))
+
+
 def _first_usable(
+    sources: Sequence[Selector],
     kinds: Collection[TextKind],
     read: ReadText,
-    metadata: dict[str, Any],
+    contents: dict[str, dict[str, Any]],
     losses: dict[Loss, str],
     faults: list[BadSample],
 ) -> tuple[list[str], TextKind] | None:
     """Captions and their source; None if no source is usable."""
-    sources: tuple[tuple[TextKind, str | None], ...] = (
-        ("json", "captions"),
-        ("txt", None),
-        ("caption", None),
-        ("json", "caption"),
-    )
-    for kind, name in sources:
+    for source in sources:
         try:
-            if name is not None:
-                if metadata.get(name) in (None, []):  # as if the key were missing
-                    continue
-                captions, left_out = clean_captions(metadata[name])
-                if left_out:
-                    losses.setdefault(Loss.EMPTY_CAPTION, f'{left_out} empty or null in the JSON\'s "{name}"')
-                return captions, kind
-            if kind in kinds:
-                return captions_of(read(kind), TXT), kind
+            if not source.key:
+                if source.extension in kinds:
+                    return captions_of(read(source.extension), TXT), source.extension
+                continue
+            value = _json(source.extension, kinds, read, contents).get(source.key)
+            if value in (None, []):  # as if the key were missing
+                continue
+            captions, left_out = clean_captions(value)
+            if left_out:
+                losses.setdefault(Loss.EMPTY_CAPTION, f"{left_out} empty or null in {_words(source)}")
+            return captions, source.extension
         except BadSample as bad:
             faults.append(bad)
             empty = bad.reason is Reason.EMPTY_CAPTION
-            where = f'the JSON\'s "{name}"' if name else f".{kind}"
-            losses.setdefault(Loss.EMPTY_CAPTION if empty else Loss.CAPTION_UNUSABLE, f"{where}: {bad.detail}")
+            losses.setdefault(Loss.EMPTY_CAPTION if empty else Loss.CAPTION_UNUSABLE, f"{_words(source)}: {bad.detail}")
     return None
 
 
 def _label(
-    kinds: Collection[TextKind], read: ReadText, metadata: dict[str, Any], losses: dict[Loss, str]
+    sources: Sequence[Selector],
+    kinds: Collection[TextKind],
+    read: ReadText,
+    contents: dict[str, dict[str, Any]],
+    losses: dict[Loss, str],
 ) -> int | str | None:
-    if "cls" in kinds:
+    """The label of the first source that exists and is usable; a .cls of "-1" says that there is none."""
+    for source in sources:
         try:
-            return parse_label(decode_text(read("cls")))
+            if not source.key:
+                if source.extension in kinds:
+                    return parse_label(decode_text(read(source.extension)))
+                continue
+            value = _json(source.extension, kinds, read, contents).get(source.key)
+            if isinstance(value, bool):
+                raise BadSample(Reason.BROKEN_ROW, f"label {value} is neither a class number from 0 nor a name")
+            if (label := parse_label(value)) is not None:
+                return label
         except BadSample as bad:
-            losses[Loss.LABEL_UNUSABLE] = f".cls: {bad.detail}"
-    try:
-        value = metadata.get("label")
-        if isinstance(value, bool):
-            raise BadSample(Reason.BROKEN_ROW, f"label {value} is neither a class number from 0 nor a name")
-        return parse_label(value)
-    except BadSample as bad:
-        losses.setdefault(Loss.LABEL_UNUSABLE, f'the JSON\'s "label": {bad.detail}')
-        return None
+            losses.setdefault(Loss.LABEL_UNUSABLE, f"{_words(source)}: {bad.detail}")
+    return None
+
+
+def _json(
+    extension: str, kinds: Collection[TextKind], read: ReadText, contents: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """The JSON of a member, parsed once; empty without the member."""
+    if extension not in contents:
+        contents[extension] = {}
+        if extension in kinds:
+            contents[extension] = parse_json(decode_text(read(extension)), strict=True)
+    return contents[extension]
+
+
+def _words(source: Selector) -> str:
+    """A source for messages."""
+    return f'the JSON\'s "{source.key}"' if source.extension == "json" else source.words
 
 
 def parse_label(value: object) -> int | str | None:

@@ -149,7 +149,7 @@ def _problems(
         columns = opened
     except DataError as error:
         yield str(error)
-    scan = scan_shard(path, limits=NO_LIMITS, step=step)
+    scan = scan_shard(path, limits=NO_LIMITS, members=index.manifests[0].members, step=step)
     known = (index.manifests[0].accounts or {}).get("damaged_shards", {}).get(entry.name)
     if scan.damage is not None and scan.damage.what != known:  # known: the shard was indexed up to its damage
         yield str(scan.damage).removeprefix(f"shard '{entry.name}', ").removeprefix(f"shard '{entry.name}': ")

@@ -28,6 +28,7 @@ from mmdata.plan import (
 from mmdata.plan.bucket_queues import fill_up
 from mmdata.plan.buckets import merge_groups
 from mmdata.seeding import Purpose, permutation, random_raw
+from mmdata.shards.members import USUAL, Members
 from mmdata.streaming.position import PassPosition
 from mmdata.streaming.samples import BatchSamples, BufferedSample, Dropped, StreamSample
 from mmdata.transform.image import oriented_size
@@ -71,6 +72,7 @@ class Composer:
     Attributes:
         lengths: text bounds. With `text_buckets: auto` they are None until the first buffer is full, then chosen from
             its captions and kept, so that later passes have the same shapes.
+        members: which members of a sample are image, caption and label.
         policy: the buckets; None while `lengths` is None.
 
     Raises:
@@ -80,6 +82,7 @@ class Composer:
     def __init__(self, data: DataConfig, tokenizer: Tokenizer | None, *, rank: int, world_size: int) -> None:
         self.data = data
         self.tokenizer = tokenizer
+        self.members = Members.parse(**data.members.model_dump()) if data.members else USUAL
         self.rank, self.world_size = rank, world_size
         self.batch_size = data.global_batch_size // world_size
         _refuse_planned(data)

@@ -18,7 +18,8 @@ from fsspec.compression import compr
 from mmdata.errors import DataError
 from mmdata.safe_read import open_regular
 from mmdata.shards.remote.fetch import display_name, is_http
-from mmdata.shards.remote.http import HttpFile, WrongAnswer, request_options
+from mmdata.shards.remote.http import WrongAnswer
+from mmdata.streaming.resumed_http import ResumedHttpFile
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _CHUNK = 2**20  # bytes
@@ -106,9 +107,9 @@ def _codec(kind: str, name: str) -> Callable[..., Any]:
 
 
 def _open(shard: str, name: str) -> Any:
-    """The bytes of a shard, not decompressed. An HTTP URL is one request; fsspec opens other URLs."""
+    """The bytes of a shard, not decompressed. HTTP goes on after a failed request; fsspec opens other URLs."""
     if is_http(shard):
-        return HttpFile(fsspec.filesystem("http", **request_options()), shard, name)
+        return ResumedHttpFile(shard, name)
     if "://" in shard:
         return fsspec.open(shard, "rb")
     return open(open_regular(shard, "shard"), "rb", buffering=0)
@@ -119,5 +120,5 @@ def _unreadable(name: str, offset: int, error: Exception) -> DataError:
         return DataError(f"shard '{name}': {error}")
     return DataError(
         f"shard '{name}', byte {offset}: cannot be read ({type(error).__name__}: {error}); "
-        "is it whole, and its server up? A stream does not resume within a shard"
+        "is it whole, and its server up? data.skip_damaged goes on with the next shard, and counts the loss"
     )

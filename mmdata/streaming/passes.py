@@ -6,17 +6,22 @@ again from its start.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import logging
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from itertools import count, islice
 
+from mmdata.errors import BadSample, DamagedShard, DataError, Reason
 from mmdata.loader.ledger import LedgerEntry
 from mmdata.loader.workers.interrupt_safe import SharedGenerator
 from mmdata.seeding import Purpose, permutation
+from mmdata.shards.remote.fetch import display_name
 from mmdata.streaming.composer import Composer, Pass, StreamStep
 from mmdata.streaming.position import PassPosition
 from mmdata.streaming.samples import Dropped, StreamSample, read_shard
 from mmdata.streaming.shard_names import assign_shards
+
+logger = logging.getLogger("mmdata")
 
 
 class Passes:
@@ -85,11 +90,23 @@ class Passes:
             order = permutation(
                 len(shards), seed=data.seed, epoch=number, purpose=Purpose.SHARD_ORDER, position=rank
             ).tolist()
-        needs_caption = self._composer.tokenizer is not None
-        samples = (sample for i in order for sample in read_shard(shards[i], needs_caption=needs_caption))
+        samples = (sample for i in order for sample in self._read(shards[i]))
         # The limits of all ranks add up to max_rows.
         limit = None if data.max_rows is None else (data.max_rows + world_size - 1 - rank) // world_size
         for sample in islice(samples, limit):
             if self._stopped:
                 return
             yield sample
+
+    def _read(self, shard: str) -> Iterator[StreamSample | Dropped]:
+        """The samples of a shard; with `data.skip_damaged` a damaged shard ends with a loss, not with an error."""
+        composer = self._composer
+        needs_caption = composer.tokenizer is not None
+        try:
+            yield from read_shard(shard, needs_caption=needs_caption, members=composer.members)
+        except DataError as error:
+            if not composer.data.skip_damaged:
+                raise
+            what = error.what if isinstance(error, DamagedShard) else str(error)
+            logger.warning("%s; the stream goes on with the next shard", what)
+            yield Dropped(display_name(shard), "", BadSample(Reason.DAMAGED_SHARD, what))

@@ -20,6 +20,7 @@ from mmdata.hashing import hash64
 from mmdata.shards import ImageInfo, Member, read_members
 from mmdata.shards.images.decoder_warnings import name_warnings, sample_name
 from mmdata.shards.images.probe import DEFAULT_LIMITS
+from mmdata.shards.members import USUAL, Members
 from mmdata.shards.remote.fetch import display_name
 from mmdata.shards.samples import MAX_IMAGE_BYTES, Group, describe
 from mmdata.shards.tar import split_name
@@ -61,12 +62,13 @@ class _Payload(NamedTuple):
     data: bytes  # empty if the member is larger than MAX_IMAGE_BYTES: `describe` then refuses it by its size
 
 
-def read_shard(shard: str, *, needs_caption: bool = True) -> Iterator[StreamSample | Dropped]:
+def read_shard(shard: str, *, needs_caption: bool = True, members: Members = USUAL) -> Iterator[StreamSample | Dropped]:
     """The samples of a shard.
 
     Args:
         shard: path or URL.
         needs_caption: False takes samples that have a label and no caption, too.
+        members: which members are image, caption and label.
 
     Raises:
         DataError: the shard cannot be read, is cut or is not a plain tar (see `read_members`), or a key occurs twice.
@@ -82,7 +84,7 @@ def read_shard(shard: str, *, needs_caption: bool = True) -> Iterator[StreamSamp
                     f"{group.start}; pack the tar again, sorted by name"
                 )
             starts[group.key] = group.start
-            yield _sample(name, group, payloads, needs_caption=needs_caption)
+            yield _sample(name, group, payloads, needs_caption=needs_caption, members=members)
 
 
 def _groups(file: ForwardFile, name: str) -> Iterator[tuple[Group, dict[int, bytes]]]:
@@ -119,11 +121,17 @@ def _members(file: ForwardFile, name: str) -> Iterator[dict[str, Any]]:
         yield {"fname": member.name, "data": _Payload(member, data), "__url__": name}
 
 
-def _sample(shard: str, group: Group, payloads: dict[int, bytes], *, needs_caption: bool) -> StreamSample | Dropped:
+def _sample(
+    shard: str, group: Group, payloads: dict[int, bytes], *, needs_caption: bool, members: Members
+) -> StreamSample | Dropped:
     try:
         with name_warnings(partial(sample_name, shard, group.key)):
             row, label, losses = describe(
-                group, lambda member: payloads[member.offset], limits=DEFAULT_LIMITS, needs_caption=needs_caption
+                group,
+                lambda member: payloads[member.offset],
+                limits=DEFAULT_LIMITS,
+                needs_caption=needs_caption,
+                members=members,
             )
     except BadSample as error:
         return Dropped(shard, group.key, error)

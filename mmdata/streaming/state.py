@@ -85,6 +85,7 @@ def identity(
         **transform.identity(),
         "patch_size": data.patch_size if data.image_patches is not None else None,
         "tokenizer": tokenizer and tokenizer.identity,
+        **({"members": data.members.model_dump()} if data.members else {}),
         "shapes": hash64(repr((sorted(shapes.items()), data.max_length, data.num_text_buckets)).encode()),
     }
 

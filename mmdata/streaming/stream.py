@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from mmdata.batch import Batch
 from mmdata.config import DataConfig
 from mmdata.cores import most_workers
-from mmdata.errors import DataError
+from mmdata.errors import DataError, Reason
 from mmdata.launcher import resolve_ranks
 from mmdata.loader.batch_builder import BatchBuilder, BatchSpec
 from mmdata.loader.frameworks import Interoperable, Iteration
@@ -164,8 +164,10 @@ class Stream(Interoperable):
 
     @property
     def lost(self) -> Counter[str]:
-        """Number of samples in the batches so far that lost a text member, by what was lost."""
-        return Counter(self._losses.as_dict())
+        """Losses of the batches so far: samples that lost a text member, by what was lost; and, as "damaged_shard",
+        shards of which the rest could not be read (`data.skip_damaged`)."""
+        shards = self.ledger.masked[Reason.DAMAGED_SHARD.value]
+        return Counter(self._losses.as_dict()) + Counter(damaged_shard=shards)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration at the start of an epoch, as `Loader.set_epoch`.

@@ -50,17 +50,13 @@ def published(folder: Path, accounts: dict[str, Any]) -> Reading:
 
 
 def by_index(folder: Path) -> Reading:
-    report = build_index(folder / "in", out=folder / "index", max_bad_share=1.0)
-    assert report.accounts["samples"] == report.accounts["indexed"] + report.accounts["quarantined"] == 1
+    report = build_index(folder / "both", out=folder / "index", max_bad_share=1.0)
+    assert report.accounts["samples"] == report.accounts["indexed"] + report.accounts["quarantined"] == 2
     assert verify(folder / "index") == []
     return published(folder / "index", report.accounts)
 
 
 def by_convert(folder: Path) -> Reading:
-    # A second sample, because a conversion must write one; its own tar comes after the first.
-    pack(folder / "both/a.tar", {})
-    (folder / "both/a.tar").write_bytes((folder / "in/a.tar").read_bytes())
-    pack(folder / "both/b.tar", {"z.jpg": make_photo(9, 9, seed=3), "z.txt": "z"})
     config = ConvertConfig(max_bad_share=1.0, shard_rows=1)
     report = convert(folder / "both", folder / "out", config, engine=threads(1))
     accounts = report.accounts
@@ -81,6 +77,11 @@ def readings(members: dict[str, bytes]) -> tuple[Reading, Reading, Reading]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pack(folder / "in/a.tar", members)
+        # A second sample, because a conversion must write one, and because in a corpus without any caption an index
+        # takes labels alone. Its own tar comes after the first.
+        pack(folder / "both/a.tar", {})
+        (folder / "both/a.tar").write_bytes((folder / "in/a.tar").read_bytes())
+        pack(folder / "both/b.tar", {"z.jpg": make_photo(9, 9, seed=3), "z.txt": "z"})
         return by_index(folder), by_convert(folder), by_stream(folder)
 
 

@@ -220,9 +220,9 @@ def test_a_slow_answer_is_warned_of_and_given_up(
         warned = rf"'{server.url}{SHARD}': \d+ bytes a second came for 0\.2 s, fewer than 1,000; after another 0\.2 s"
         assert len([text for text in caplog.messages if re.match(warned, text)]) == 2
         caplog.clear()
-        with pytest.raises(DataError, match=r"byte 0: cannot be read \(Failed: \d+ bytes a second came for 0\.2 s"):
+        with pytest.raises(DataError, match=r"byte \d+: cannot be read \(Failed: \d+ bytes a second came for 0\.2 s"):
             list(read_shard(f"{server.url}{SHARD}"))
-        assert len(caplog.messages) == 1
+        assert sum(bool(re.match(warned, text)) for text in caplog.messages) == 2  # as many as attempts
 
 
 def test_a_consumer_that_takes_its_time_is_not_a_slow_server(

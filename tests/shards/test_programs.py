@@ -24,7 +24,8 @@ def test_index_and_verify_end_with_their_accounts(shards, tmp_path):
     run = program("index", shards, "--out", out, "--tokenizer", tmp_path / "tokenizer")
     assert (run.returncode, run.stderr) == (0, "")
     closing = f"10 samples in = 10 indexed + 0 quarantined; 3 shards, 0 members ignored; index in {out}"
-    assert run.stdout.splitlines()[-1] == closing
+    lines = [closing, f"next: mmdata init {out}    # writes a config to train with"]
+    assert run.stdout.splitlines() == [*lines, f"      mmdata plan {out}    # batches, shapes and padding"]
     manifest = json.loads((out / "__mmdata__/manifest.json").read_text())
     assert manifest["tokenizer"] == Tokenizer.load(tmp_path / "tokenizer").fingerprint
     assert (manifest["rows"], manifest["captions"]) == (10, 19)
@@ -49,6 +50,9 @@ def test_index_counts_quarantined_samples_by_reason(tmp_path, tar, photo):
             "lost: 1 json_unreadable; the first: shard 'x.tar', sample 'a': "
             "JSON member does not parse: Extra data: line 1 column 3 (char 2)",
             f"2 samples in = 1 indexed + 1 quarantined; 1 shards, 0 members ignored; index in {tmp_path}",
+            f"next: mmdata index {tmp_path} --tokenizer clip    # counts captions; reads no image again",
+            f"      mmdata init {tmp_path}    # writes a config to train with",
+            f"      mmdata plan {tmp_path}    # batches, shapes and padding",
         ],
     )
 

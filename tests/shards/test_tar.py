@@ -231,7 +231,19 @@ def test_a_size_in_base_256_is_taken():
         (extended(b"L", bytes(2**20 + 1)), "an extended header of 1048577 bytes"),
         (block(b"d/", kind=b"5", size=b"00000000003\0") + b"abc" + padding(3), "directory 'd/' with a payload of 3"),
         (block(magic=b"tar\0\0\0\0\0"), "not a tar header: magic"),
-        (b"<html>" + bytes(506), "header checksum does not match: damaged, or not a tar"),
+        (
+            b"<html>" + bytes(506),
+            "is an HTML page, not a tar: a page of login or of an error was saved in its place; op",
+        ),
+        (b"\n<!DOCTYPE html>" + bytes(497), "is an HTML page, not a tar"),
+        (b'{"error": "denied"}' + bytes(493), "is text, not a tar: a server's error was saved in its place; read it"),
+        (b"PK\x03\x04" + bytes(508), "is a ZIP archive, not a tar; unpack it, and use `mmdata convert`"),
+        (b"PAR1" + bytes(508), "is a Parquet table, not a tar; use `mmdata convert`"),
+        (
+            b"version https://git-lfs.github.com/spec/v1" + bytes(470),
+            "is a pointer of Git LFS, not a tar; fetch the file",
+        ),
+        (b"xml" + bytes(509), "header checksum does not match: damaged, or not a tar"),
         (block(b""), "a name that is empty"),
     ],
 )

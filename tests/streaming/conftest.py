@@ -12,10 +12,17 @@ from pathlib import Path
 import pytest
 
 from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.shards.remote import fetch
 from mmdata.transform.text import Tokenizer, train_tokenizer
 from tests.flat_settings import grouped
 
 NUM_SAMPLES = 38
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed requests are repeated without a minute of waiting."""
+    monkeypatch.setattr(fetch, "WAIT_S", 0.001)
 
 
 def captions_of_sample(i: int) -> list[str]:

@@ -19,7 +19,7 @@ _BOUNDS: dict[str, tuple[int, int | None, str]] = {
     "image_bytes": (0, None, "bytes that lie in the shard"),
     "caption_bytes": (0, None, "bytes that lie in the shard"),
     "image_format": (0, len(FORMATS) - 1, f"0 to {len(FORMATS) - 1}, or a newer mmdata"),
-    "caption_format": (0, 2, "0 to 2, or a newer mmdata"),
+    "caption_format": (0, 3, "0 to 3, or a newer mmdata"),
     "height": (1, 2**31 - 1, "1 or more pixels"),
     "width": (1, 2**31 - 1, "1 or more pixels"),
     "orientation": (1, 8, "1 to 8"),

@@ -26,6 +26,7 @@ from mmdata.shards.columns.columns import OLDEST_VERSION, Columns
 from mmdata.shards.folder import BESIDE, INNER, MANIFEST_NAME, Folder, LocalFolder, Location, find_folder, local_folder
 from mmdata.shards.manifest.pages import PAGE_SHARDS, REMAKE, Histograms, ListedShard, PageColumns, ShardEntry
 from mmdata.shards.manifest.top import Top, checked, checksum_of
+from mmdata.shards.members import Members
 from mmdata.shards.remote.cache import ShardCache
 
 HELD_PAGES = 16
@@ -87,6 +88,11 @@ class Manifest(Top):
             raise DataError(f"'{path}': expected an object, got {type(content).__name__}; {REMAKE}")
         top = checked(content, path)
         return cls(**{item.name: getattr(top, item.name) for item in fields(Top)}, folder=folder, prefix=prefix)
+
+    @cached_property
+    def members(self) -> Members:
+        """Which members of a sample the index was made of."""
+        return Members.from_content((self.accounts or {}).get("members"))
 
     @property
     def has_captions(self) -> bool:

@@ -206,13 +206,7 @@ class RemoteFolder:
             ConfigError: credentials are missing or not accepted.
             Interrupted: `stop` was set.
         """
-        retrying = Retrying(
-            stop=stop_after_attempt(ATTEMPTS) | stop_when_event_set(stop),
-            wait=wait_random_exponential(multiplier=WAIT_S, max=MAX_WAIT_S),
-            retry=retry_if_exception(_may_pass),
-            sleep=sleep_using_event(stop),
-            reraise=True,
-        )
+        retrying = repeat_requests(stop)
         file_system, name = self._file_system(), display_name(url)
         start, end = (span.start, span.end) if span else (0, most + 1)
         try:
@@ -241,6 +235,20 @@ class RemoteFolder:
                         "there, and other protocols need their package of fsspec"
                     ) from error
             return self._opened[1]
+
+
+def repeat_requests(stop: Event, *, failures: int = 0) -> Retrying:
+    """Repeats a request that fails, as long as waiting may help; `stop` ends the waiting.
+
+    There are ATTEMPTS, of which `failures` have been used up.
+    """
+    return Retrying(
+        stop=stop_after_attempt(max(1, ATTEMPTS - failures)) | stop_when_event_set(stop),
+        wait=wait_random_exponential(multiplier=WAIT_S, max=MAX_WAIT_S),
+        retry=retry_if_exception(_may_pass),
+        sleep=sleep_using_event(stop),
+        reraise=True,
+    )
 
 
 def is_http(url: str) -> bool:

@@ -110,24 +110,54 @@ class HttpFile(io.RawIOBase):
         file_system: fsspec's for HTTP, with `request_options`.
         url: of the file.
         name: for messages.
+        start: offset of the first byte to read. A server without ranges sends the bytes before it too, which are read
+            and dropped.
+        of: the file that was read up to `start`; a file of another size or version is refused.
+
+    Attributes:
+        size: bytes of the whole file; None if the server does not say.
+        version: the server's tag of the file's content (ETag); "" if there is none.
 
     Raises:
         FileNotFoundError, WrongAnswer, Failed: see `read_http`; reading raises them too.
     """
 
-    def __init__(self, file_system: Any, url: str, name: str) -> None:
+    def __init__(self, file_system: Any, url: str, name: str, *, start: int = 0, of: HttpFile | None = None) -> None:
         super().__init__()
         self._loop = file_system.loop
         self._rate = _Rate(name)
-        self._response: ClientResponse = _sync(self._loop, _ask, file_system, url, None)
+        self._response: ClientResponse = _sync(self._loop, _ask, file_system, url, None, start)
+        headers, length = self._response.headers, self._response.content_length
+        self.version = headers.get("ETag", "")
+        partial = self._response.status == 206
+        self.size = None if length is None else length + (start if partial else 0)
+        try:
+            self._check(start if partial else 0, of)
+            if not partial:
+                _sync(self._loop, _skip, self._response, start, self._rate)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self, start: int, of: HttpFile | None) -> None:
+        """Raise WrongAnswer if the body begins elsewhere, or is another file's than the one that was read before."""
+        if start:
+            match = _RANGE.fullmatch(self._response.headers.get("Content-Range", "").strip())
+            if not match or int(match[1]) != start:
+                raise WrongAnswer(f"the bytes from {start} on were asked for, and the server answered with others")
+        if of is not None and (
+            (of.version and self.version and of.version != self.version)
+            or (None not in (of.size, self.size) and of.size != self.size)
+        ):
+            raise WrongAnswer("the file changed on the server while it was read; start again when it is complete")
 
     def readable(self) -> bool:
         """True."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill a buffer; with fewer bytes only at the end of the file."""
-        data = _sync(self._loop, _read_body, self._response, len(buffer), self._rate, Event())
+        """Fill a buffer with the bytes that have arrived, one or more; with none only at the end of the file."""
+        data = _sync(self._loop, _read_piece, self._response, len(buffer), self._rate)
         buffer[: len(data)] = data
         return len(data)
 
@@ -189,13 +219,15 @@ async def _read_once(file_system: Any, url: str, name: str, span: Span | None, m
         response.close()  # a response that was read to its end has returned its connection already
 
 
-async def _ask(file_system: Any, url: str, span: Span | None) -> ClientResponse:
-    """The response to a request: headers checked, body not read yet."""
+async def _ask(file_system: Any, url: str, span: Span | None, start: int = 0) -> ClientResponse:
+    """The response to a request: headers checked, body not read yet. Without a span, all bytes from `start` on."""
     from aiohttp import InvalidURL, NonHttpUrlClientError, TooManyRedirects
 
     headers = {"Accept-Encoding": "identity"}
     if span:
         headers["Range"] = f"bytes={span.start}-{span.end - 1}"
+    elif start:
+        headers["Range"] = f"bytes={start}-"
     session = await file_system.set_session()
     request = session.get(file_system.encode_url(url), headers=headers, max_redirects=MAX_REDIRECTS)
     try:
@@ -207,21 +239,21 @@ async def _ask(file_system: Any, url: str, span: Span | None) -> ClientResponse:
     except asyncio.TimeoutError as error:
         raise Failed(str(error) or f"no answer for {ANSWER_S} s") from error
     try:
-        _check_answer(response, span)
+        _check_answer(response, span, ranges=span is not None or start > 0)
     except BaseException:
         response.close()
         raise
     return response
 
 
-def _check_answer(response: ClientResponse, span: Span | None) -> None:
+def _check_answer(response: ClientResponse, span: Span | None, *, ranges: bool) -> None:
     """Raise if status or headers say that the body is not the file."""
     status, headers = response.status, response.headers
     if status == 404:
         raise FileNotFoundError("no such file")
     if status >= 400:
         raise Failed(f"status {status} {response.reason or ''}".rstrip(), status)
-    if status not in ((200, 206) if span else (200,)):
+    if status not in ((200, 206) if ranges else (200,)):
         raise WrongAnswer(f"the server answered with status {status}")
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity"):
@@ -262,21 +294,37 @@ def _check_size(response: ClientResponse, span: Span) -> None:
         )
 
 
+async def _skip(response: ClientResponse, size: int, rate: _Rate) -> None:
+    """Read and drop bytes of a body."""
+    while size:
+        data = await _read_body(response, min(size, _PIECE), rate, Event())
+        if not data:
+            raise Failed("the answer ended before the byte from which the reading goes on")
+        size -= len(data)
+
+
 async def _read_body(response: ClientResponse, size: int, rate: _Rate, stop: Event) -> bytes:
     """The next `size` bytes of a body; fewer only at the end of the body."""
     parts: list[bytes] = []
     left = size
     while left:
-        started = monotonic()
-        try:
-            part = await response.content.read(min(left, _PIECE))
-        except asyncio.TimeoutError as error:
-            raise Failed(f"no byte came for {SILENCE_S} s") from error
+        part = await _read_piece(response, left, rate)
         if not part:
             break
-        rate.add(monotonic() - started, len(part))
         parts.append(part)
         left -= len(part)
         if stop.is_set():
             raise Interrupted
     return b"".join(parts)
+
+
+async def _read_piece(response: ClientResponse, most: int, rate: _Rate) -> bytes:
+    """The bytes of a body that have arrived, at most `most`; none only at the end of the body."""
+    started = monotonic()
+    try:
+        part = await response.content.read(min(most, _PIECE))
+    except asyncio.TimeoutError as error:
+        raise Failed(f"no byte came for {SILENCE_S} s") from error
+    if part:
+        rate.add(monotonic() - started, len(part))
+    return part

@@ -1,0 +1,91 @@
+"""Finds the tars of a folder that others have written, and guesses where their captions are."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mmdata.errors import BadSample, DataError, Reason
+from mmdata.safe_read import check_regular
+from mmdata.shards.captions import MAX_CAPTION_BYTES, decode_text, parse_json
+from mmdata.shards.members import USUAL, Members, guess_captions
+from mmdata.shards.samples import SampleReader, texts_of
+from mmdata.shards.tar import Member
+
+GUESSED_SAMPLES = 20
+"""First samples that are looked at to find out where captions are."""
+
+
+def find_shards(source: Path) -> list[Path]:
+    """The tars of a folder, sorted by name; or the tar that `source` is.
+
+    Raises:
+        DataError: no tar, a compressed one, or one that is not a regular file.
+    """
+    if not source.exists():
+        raise DataError(f"'{source}': no such file or folder")
+    if not source.is_dir():
+        check_regular(source, "shard")
+        return [source]
+    names = sorted(path.name for path in source.iterdir() if not path.name.startswith("."))
+    if packed := [name for name in names if name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"))]:
+        raise DataError(f"folder '{source}': '{packed[0]}' is compressed, which has no random access; unpack it first")
+    shards = [source / name for name in names if name.endswith(".tar")]
+    if not shards:
+        raise DataError(
+            f"folder '{source}': no .tar in it, {_holdings(source)}; `mmdata convert {source} OUT` makes shards of "
+            "images and captions"
+        )
+    for path in shards:
+        check_regular(path, "shard")
+    return shards
+
+
+def _holdings(folder: Path) -> str:
+    """What a folder without tars holds, in words."""
+    names = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    if not names:
+        return "it is empty"
+    folders = sorted(path.name for path in names if path.is_dir() and any(path.glob("*.tar")))
+    if folders:
+        return f"but in its folder '{folders[0]}'" + (f" and {len(folders) - 1} others" if len(folders) > 1 else "")
+    kinds = Counter(path.suffix or "without an extension" if not path.is_dir() else "folders" for path in names)
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(3))
+    return f"it holds {listed}" + (" and others" if len(kinds) > 3 else "")
+
+
+def guess_members(shards: list[Path]) -> Members:
+    """The members by the first samples of the first tar, where these have no usual caption and no label."""
+    samples: list[tuple[list[str], dict[str, Any]]] = []
+    path = shards[0]
+    with suppress(DataError), path.open("rb") as file:  # damage is told when the tar is read whole
+
+        def read(member: Member) -> bytes:
+            file.seek(member.offset)
+            return file.read(min(member.size, MAX_CAPTION_BYTES + 1))
+
+        for group in islice(SampleReader(file, name=path.name), GUESSED_SAMPLES):
+            try:
+                texts_of(group, read, needs_caption=False)
+                return USUAL
+            except BadSample as bad:
+                if bad.reason is not Reason.MISSING_CAPTION:
+                    return USUAL
+            found = group.members.get("json")
+            samples.append((list(group.members), parse_json(decode_text(read(found))) if found else {}))
+    return guess_captions(samples) or USUAL
+
+
+def refuse_not_utf8(name: str) -> None:
+    """Raise DataError for a name that is not UTF-8: a manifest is JSON and cannot hold it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        escaped = os.fsencode(name).decode("utf-8", "backslashreplace")
+        raise DataError(
+            f"'{escaped}': the name is not UTF-8, and a manifest cannot hold it; rename the file or folder first"
+        ) from None
