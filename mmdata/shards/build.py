@@ -122,13 +122,16 @@ def build_index(
         staging = Staging(folder, {"limits": asdict(limits), "members": found.content()})
         staging.finish_killed_run()
         if not overwrite and lacks_lengths_only(folder, shards, tokenizer, make_tokenizer, members):
-            manifest = add_lengths(folder, staging, count_tokens, tokenizer, make_tokenizer, progress)
+            manifest = add_lengths(
+                folder, staging, count_tokens, tokenizer, make_tokenizer, location=location, progress=progress
+            )
             return IndexReport(folder, manifest, dict(manifest.accounts or {}), {}, [], only_counted=True)
         build = _Build(folder, shards, limits, found, staging, version=_version(folder, overwrite=overwrite))
         build.read(progress, skip_damaged=skip_damaged)
         build.check(max_bad_share)
+        new = staging.make_new()  # without what a killed run has left in it, such as its tokenizer
         if make_tokenizer is not None:
-            count_tokens, tokenizer = make_tokenizer(build.captions(), staging.make_new() / INNER / TOKENIZER_NAME)
+            count_tokens, tokenizer = make_tokenizer(build.captions(), new / INNER / TOKENIZER_NAME)
         manifest = build.finish(location, count_tokens, tokenizer, overwrite=overwrite)
     guessed = members is None and found != USUAL
     return IndexReport(folder, manifest, build.accounts, build.losses.first, build.quarantined, guessed=guessed)
