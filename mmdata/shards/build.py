@@ -27,7 +27,7 @@ from mmdata.shards.members import USUAL, Members
 from mmdata.shards.recount import add_lengths, lacks_lengths_only
 from mmdata.shards.samples import split_sample
 from mmdata.shards.scan import Edge, Progress, Scan, scan_shard, steps
-from mmdata.shards.staging import TOKENIZER_NAME, Staging, identity_of
+from mmdata.shards.staging import INDEX_END, TOKENIZER_NAME, Staging, identity_of
 from mmdata.shards.texts import Loss, Losses
 
 MAX_LISTED = 20
@@ -300,7 +300,7 @@ class _Build:
         for key, lost in [*scan.losses, *names_lost]:
             self.losses.add(sample_name(path.name, key), lost)
         encoded = encode(rows, count_tokens, version=self._version)
-        entry = encoded.entry(path.name, f"{path.stem}.index.arrow", size=path.stat().st_size, sha256=sha256)
+        entry = encoded.entry(path.name, f"{path.stem}{INDEX_END}", size=path.stat().st_size, sha256=sha256)
         write_whole(inner / entry.index, encoded.data)
         return entry
 

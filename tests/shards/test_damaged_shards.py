@@ -207,6 +207,25 @@ def test_overwrite_leaves_no_file_of_the_old_index(folder):
     assert "3.index.arrow" not in listing(folder)
 
 
+def test_a_run_that_ends_while_it_removes_the_old_index_leaves_no_file_of_it(folder, monkeypatch):
+    build_index(folder)
+    (folder / "3.tar").unlink()
+    unlink = Path.unlink
+
+    def stops(path: Path, **given: bool) -> None:
+        if path.name == "3.index.arrow":
+            raise KeyboardInterrupt
+        unlink(path, **given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", stops)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(folder, overwrite=True)
+    build_index(folder)
+    assert len(Index.open(folder)) == 9
+    assert "3.index.arrow" not in listing(folder)
+
+
 def test_a_conversion_is_not_overwritten(shards):
     manifest = shards / "__mmdata__/manifest.json"
     changed = Manifest.read(shards)
