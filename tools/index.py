@@ -93,6 +93,10 @@ def account_lines(report: IndexReport) -> list[str]:
             f'captions: {selector.words}, as no sample looked at has a .txt, or "captions" or "caption" in its JSON '
             f"(--caption {selector})"
         )
+    if not report.manifest.has_captions:
+        lines.append(
+            "captions: none, a corpus of labels; leave data.tokenizer out, or name their member with --caption"
+        )
     reasons = Counter(line["reason"] for line in report.quarantined)
     lines += [f"quarantined: {count} {reason}" for reason, count in reasons.most_common()]
     lines += [f"lost: {accounts['lost'][loss]} {loss}; the first: {first}" for loss, first in report.lost.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from mmdata.shards import Index, Sample, ShardWriter, build_index, probe, verify
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.prompts import Classes
 from mmdata.transform.text import Tokenizer, need_tokenizer, train_tokenizer
+from tests.programs import run_program
 from tests.shards.conftest import make_tar
 
 CLASSES = ["dog", "cat", "tree"]
@@ -251,3 +253,14 @@ def test_folders_with_and_without_captions_are_counted_by_rows(tmp_path, images)
     with Loader.from_config(settings(tmp_path, shards=both, image_buckets=[[16, 16], [16, 32]])) as loader:
         counts = loader.plan.rows.bucket_counts(loader.plan.policy, 0, slice(0, 2))
         assert counts.sum(axis=1).tolist() == [6, 6]
+
+
+def test_index_command_says_that_a_corpus_is_one_of_labels(tmp_path, photo):
+    """Samples with a label are a corpus of labels, though their JSON may hold captions under another name."""
+    members = [("0.jpg", photo(24, 24)), ("0.cls", b"1"), ("0.json", b'{"TEXT": "a dog"}')]
+    (tmp_path / "tars/0.tar").write_bytes(make_tar(members))
+    command = [sys.executable, "-m", "mmdata", "index", str(tmp_path / "tars")]
+    done = run_program(command, capture_output=True, text=True)
+    assert done.stdout.splitlines()[0] == (
+        "captions: none, a corpus of labels; leave data.tokenizer out, or name their member with --caption"
+    )
