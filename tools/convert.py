@@ -187,7 +187,12 @@ def show(report: Report, out: Path) -> None:
         parts = {out / "train": report.manifest, out / "val": report.val}
     for folder, manifest in parts.items():
         print(printable(one_folder(folder, manifest)))
-    if accounts.get("differing"):
+    if accounts["duplicate"] and "merged" not in accounts and report.source["kind"] == "table":
+        print(
+            "duplicates: an earlier version of mmdata made this conversion, and did not merge the captions of rows "
+            "that name one image; --overwrite converts anew, and does"
+        )
+    elif accounts.get("differing"):
         print(
             f"{accounts['differing']:,} of the duplicates have other captions, or another label, than the row of the "
             "same image that was written: --group-by content gives that row their captions"

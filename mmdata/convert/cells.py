@@ -8,7 +8,7 @@ import re
 from typing import Any, cast
 
 _LITERAL = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
-_LIST = re.compile(rf"\[\s*(?:{_LITERAL}(?:[\s,]+{_LITERAL})*\s*,?\s*)?\]", re.DOTALL)
+_LIST = re.compile(rf"\[\s*(?:{_LITERAL}(?:[\s,]+{_LITERAL})*\s*(?:,\s*)?)?\]", re.DOTALL)
 _LITERALS = re.compile(_LITERAL, re.DOTALL)
 
 

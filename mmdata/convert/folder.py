@@ -33,8 +33,9 @@ class FolderSource:
     The files of a folder come in order of their names, then its sub-folders in order of theirs. Hidden files, and files
     that are neither image nor caption, are no rows; `describe` counts them.
 
-    Where no image has such a file, the folders are classes, as torchvision's ImageFolder reads them: the label of
-    cats/a/1.jpg is "cats". Folders such as train/ and val/ are parts of the corpus, of which `split` chooses one.
+    Where no image has such a file, the folders are classes, as torchvision's ImageFolder numbers them: the label of
+    cats/a/1.jpg is the place of "cats" among the sorted names. Folders such as train/ and val/ are parts of the corpus,
+    of which `split` chooses one.
     """
 
     may_repeat = False
@@ -42,6 +43,7 @@ class FolderSource:
     def __init__(self, folder: Path, config: ConvertConfig) -> None:
         self.root = os.path.realpath(folder)
         self._keep = config.keep
+        self._outside: list[str] = []  # images beside the folder that holds the classes
         if config.split is not None:
             self.root = _part(self.root, config.split)
         self._read()
@@ -56,6 +58,9 @@ class FolderSource:
     def _read(self) -> None:
         digest, self.rows_at_most, self._ignored = hashlib.sha256(), 0, 0
         self._kinds = set[str]()
+        for place in self._outside:
+            digest.update(f"{place}\n".encode("utf-8", "surrogateescape"))
+            self.rows_at_most += 1
         for found in self._walk(""):
             digest.update(found.listing)
             self.rows_at_most += len(found.rows)
@@ -82,27 +87,37 @@ class FolderSource:
             raise DataError(f"source '{folder}': its images have no captions beside them{hint}")
         names = _folders(self.root)
         if config.split is None and names and all(name.lower() in PARTS for name in names):
-            self.root = _part(self.root, names[0] if len(names) == 1 else None)
-            self._read()
+            self._descend(_part(self.root, names[0] if len(names) == 1 else None))
         while len(names := _folders(self.root)) == 1 and _folders(os.path.join(self.root, names[0])):
-            self.root = os.path.join(self.root, names[0])  # flowers/ holds daisy/ and rose/
-            self._read()
+            self._descend(os.path.join(self.root, names[0]))  # flowers/ holds daisy/ and rose/
         if len(names) < 2:
             return True  # each image is left out for its missing caption, and the error says so
         self.classes = tuple(names)
         return False
 
+    def _descend(self, folder: str) -> None:
+        """Take a sub-folder for the one that holds the classes; images beside it stay rows, which are left out."""
+        self._outside += [os.path.join(self.root, place) for place, _, _ in next(self._walk("")).rows]
+        self.root = folder
+        self._read()
+
     def rows(self) -> Iterator[Row]:
         """All images, and captions that have none. See `Source.rows`."""
         number = 0
+        # A class is its number and not its name, because "10" of the folders 0 to 11 is class 2 and not class 10.
+        class_numbers = {name: i for i, name in enumerate(self.classes)}
         for found in self._walk(""):
             for place, sidecars, fault in found.rows:
                 extra = dict.fromkeys(self._keep)
                 if "path" in extra:
                     extra["path"] = place
-                label = place.split(os.sep)[0] if self.classes and os.sep in place else None
+                label = class_numbers.get(place.split(os.sep)[0]) if os.sep in place else None
                 yield Row(number, place, place, label=label, extra=extra, sidecars=sidecars, fault=fault)
                 number += 1
+        for place in self._outside:
+            fault = (Reason.MISSING_CAPTION, "the image has no caption, and lies in none of the folders of classes")
+            yield Row(number, place, place, fault=fault)
+            number += 1
 
     def describe(self) -> dict[str, Any]:
         """A hash of all names and sizes. See `Source.describe`."""

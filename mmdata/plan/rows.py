@@ -157,8 +157,8 @@ class IndexRows:
         """Rows of each of n consecutive shards by bucket, int64 (n, K)."""
         # The manifest's histograms tell, if every row has one caption and the policy looks at nothing finer than their
         # cells. Otherwise the shape of every row has to be read from the index.
-        # A corpus of labels only has one count a row in its histograms, too.
-        one_each = self._index.captions in (len(self._index), 0)
+        # A folder of labels only has one count a row in its histograms, too.
+        one_each = all(part.captions in (part.rows, 0) for part in self._index.manifests)
         known = one_each and not isinstance(self._lengths, tuple) and not self._limited
         if known and self.selection is None and getattr(policy, "uses_cells", False):
             return count_cells(self._index.cells(), policy, lengths=self._lengths == "index")[shards]

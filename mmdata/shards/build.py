@@ -27,7 +27,7 @@ from mmdata.shards.members import USUAL, Members
 from mmdata.shards.recount import add_lengths, lacks_lengths_only
 from mmdata.shards.samples import split_sample
 from mmdata.shards.scan import Edge, Progress, Scan, scan_shard, steps
-from mmdata.shards.staging import TOKENIZER_NAME, Staging, identity_of
+from mmdata.shards.staging import INDEX_END, TOKENIZER_NAME, Staging, identity_of
 from mmdata.shards.texts import Loss, Losses
 
 MAX_LISTED = 20
@@ -122,13 +122,16 @@ def build_index(
         staging = Staging(folder, {"limits": asdict(limits), "members": found.content()})
         staging.finish_killed_run()
         if not overwrite and lacks_lengths_only(folder, shards, tokenizer, make_tokenizer, members):
-            manifest = add_lengths(folder, staging, count_tokens, tokenizer, make_tokenizer, progress)
+            manifest = add_lengths(
+                folder, staging, count_tokens, tokenizer, make_tokenizer, location=location, progress=progress
+            )
             return IndexReport(folder, manifest, dict(manifest.accounts or {}), {}, [], only_counted=True)
         build = _Build(folder, shards, limits, found, staging, version=_version(folder, overwrite=overwrite))
         build.read(progress, skip_damaged=skip_damaged)
         build.check(max_bad_share)
+        new = staging.make_new()  # without what a killed run has left in it, such as its tokenizer
         if make_tokenizer is not None:
-            count_tokens, tokenizer = make_tokenizer(build.captions(), staging.make_new() / INNER / TOKENIZER_NAME)
+            count_tokens, tokenizer = make_tokenizer(build.captions(), new / INNER / TOKENIZER_NAME)
         manifest = build.finish(location, count_tokens, tokenizer, overwrite=overwrite)
     guessed = members is None and found != USUAL
     return IndexReport(folder, manifest, build.accounts, build.losses.first, build.quarantined, guessed=guessed)
@@ -297,7 +300,7 @@ class _Build:
         for key, lost in [*scan.losses, *names_lost]:
             self.losses.add(sample_name(path.name, key), lost)
         encoded = encode(rows, count_tokens, version=self._version)
-        entry = encoded.entry(path.name, f"{path.stem}.index.arrow", size=path.stat().st_size, sha256=sha256)
+        entry = encoded.entry(path.name, f"{path.stem}{INDEX_END}", size=path.stat().st_size, sha256=sha256)
         write_whole(inner / entry.index, encoded.data)
         return entry
 

@@ -66,7 +66,8 @@ class Members:
         """Read selectors, several separated by commas, the preferred first; None and "" stand for the usual members.
 
         Raises:
-            ConfigError: a text is no selector, or an image is said to be in JSON.
+            ConfigError: a text is no selector, an image is said to be in JSON, or captions are said to be in JSON
+                members of several extensions, or in a member and in a key of it.
         """
         given = {"image": image, "caption": caption, "label": label}
         found = {
@@ -75,6 +76,13 @@ class Members:
         }
         if in_json := [selector for selector in found["image"] if selector.key]:
             raise ConfigError(f"image '{in_json[0]}': an image is a member of its own, not a value in JSON")
+        # An index keeps where the member of a row lies, but not its extension: it must be one that tells the keys.
+        keyed = {selector.extension for selector in found["caption"] if selector.key}
+        if len(keyed) > 1 or keyed & {selector.extension for selector in found["caption"] if not selector.key}:
+            raise ConfigError(
+                f"captions '{caption}': keys may be named in one JSON member only, and not beside the whole member; "
+                "name those of one, such as json:TEXT,json:alt"
+            )
         return cls(**found)
 
     @classmethod

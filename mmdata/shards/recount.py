@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,8 @@ def add_lengths(
     count_tokens: CountTokens | None,
     tokenizer: str | None,
     make_tokenizer: Callable[[Iterable[str], Path], tuple[CountTokens, str]] | None,
+    *,
+    location: str,
     progress: Progress | None = None,
 ) -> Manifest:
     """Count the captions of an index, and publish the index with their lengths in place of the one without.
@@ -54,13 +57,14 @@ def add_lengths(
         folder: of the index.
         staging: of that folder.
         count_tokens, tokenizer, make_tokenizer: see `build_index`.
+        location: of the tars, relative to `folder`; they may have been moved since they were indexed.
         progress: called with (bytes of shards done, bytes in all).
 
     Raises:
         ConfigError: the corpus has labels only.
         DataError: a caption is not the one that was indexed.
     """
-    manifest = Manifest.read(folder)
+    manifest = replace(Manifest.read(folder), location=location)
     if not manifest.has_captions:
         raise ConfigError(
             f"shards '{folder}': {manifest.rows:,} rows with labels and no captions, so there is nothing to tokenize: "

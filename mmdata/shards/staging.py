@@ -29,6 +29,8 @@ from mmdata.shards.texts import Loss
 STAGING_NAME = ".mmdata-index"
 VERSION = 1
 """Of the staged files; raise it when a reader of samples changes what it finds."""
+INDEX_END = ".index.arrow"
+"""End of the names of index files."""
 TOKENIZER_NAME = "tokenizer"
 """Name of a trained tokenizer: a link to the folder of this name in `__mmdata__`, as a conversion makes it."""
 
@@ -122,10 +124,18 @@ class Staging:
             for name in names - (following if prefix else set()):
                 (old / name).unlink(missing_ok=True)
         # The run before may have moved pages of the new index already.
-        pages = {page.file for page in Manifest.read(self.new).pages}
+        new = Manifest.read(self.new)
+        pages = {page.file for page in new.pages}
         for path in old.iterdir():
             if PAGE_PATTERN.fullmatch(path.name) and path.name not in pages:
                 path.unlink()
+        # Or it was killed in this method, after it had removed the manifest that names the old files: then no page has
+        # been moved, and the new names can be read.
+        if prefix is None and pages <= following:
+            names = {entry.index for entry in new}
+            for path in old.iterdir():
+                if path.name.endswith(INDEX_END) and path.name not in names:
+                    path.unlink()
 
     def _place(self, tar: Path) -> Path:
         return self._path / f"{tar.name}.scan"

@@ -44,7 +44,7 @@ class ResumedHttpFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill a buffer; with fewer bytes only at the end of the file."""
+        """Fill a buffer with the bytes that have arrived, one or more; with none only at the end of the file."""
         if self._at - self._chunk >= fetch.CHUNK_BYTES:
             self._chunk, self._failures = self._at, 0
         return fetch.repeat_requests(Event(), failures=self._failures)(self._read_once, buffer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torchvision.datasets import ImageFolder
 from mmdata.convert import ConvertConfig, convert, load_recipe
 from mmdata.convert.cells import as_list
 from mmdata.errors import ConfigError, DataError
+from mmdata.shards import Index, Manifest
 from tests.convert.test_sources import NAMES, Photos, folder_of, frame
 from tests.convert.test_tables import captions
 from tests.programs import run_program
@@ -72,6 +74,32 @@ def test_class_numbers_are_those_of_torchvision(tmp_path: Path, photos: Photos) 
     (tmp_path / "corpus/a/0.jpg").write_bytes(b"no image")
     report = convert(tmp_path / "corpus", tmp_path / "out", ConvertConfig(max_bad_share=0.5))
     assert report.accounts["classes"] == ImageFolder(tmp_path / "corpus").classes
+
+
+def test_class_folders_named_by_numbers_are_numbered_by_torchvision(tmp_path: Path, photo: Any) -> None:
+    for i in range(12):
+        (tmp_path / f"corpus/{i}").mkdir(parents=True)
+        (tmp_path / f"corpus/{i}/a.jpg").write_bytes(photo(8, 12, seed=i))
+    theirs = ImageFolder(tmp_path / "corpus")
+    report = convert(tmp_path / "corpus", tmp_path / "out", ConvertConfig(caption_templates=["number {}"]))
+    assert report.accounts["classes"] == theirs.classes
+    assert Index.open(tmp_path / "out").column("label").tolist() == theirs.targets
+    assert captions(tmp_path / "out") == [[f"number {theirs.classes[label]}"] for label in theirs.targets]
+
+
+@pytest.mark.parametrize("above", ["corpus", "corpus/train"])
+def test_image_beside_the_folder_of_the_classes_is_accounted_for(tmp_path: Path, photos: Photos, above: str) -> None:
+    names = ["train/flowers/daisy/1.jpg", "train/flowers/rose/2.jpg"]
+    for name, photo in zip(names, photos, strict=False):
+        (tmp_path / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "corpus" / name).write_bytes(photo)
+    (tmp_path / above / "cover.jpg").write_bytes(photos[2])
+    with pytest.raises(DataError, match=r"1 of 3 rows are unusable.*lies in none of the folders of classes"):
+        convert(tmp_path / "corpus", tmp_path / "out")
+    report = convert(tmp_path / "corpus", tmp_path / "out", ConvertConfig(max_bad_share=0.5))
+    assert report.accounts["classes"] == ["daisy", "rose"]
+    assert (report.accounts["rows"], report.accounts["written"]) == (3, 2)
+    assert report.accounts["reasons"] == {"missing_caption": 1}
 
 
 def test_table_without_a_header_takes_the_names_of_its_columns(tmp_path: Path, photos: Photos) -> None:
@@ -159,6 +187,7 @@ def test_row_without_caption_and_label_is_quarantined(
         ("['a', __import__('os')]", None),
         ("['a' + 'b']", None),
         ("['\\N{no such name}']", None),
+        ("['a'" + " " * 200_000 + "x]", None),  # minutes, if each of the spaces were tried as the end
     ],
 )
 def test_list_written_as_text_is_read_and_nothing_is_executed(text: str, found: list[str] | None) -> None:
@@ -209,6 +238,19 @@ def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
         "1 of the duplicates have other captions, or another label, than the row of the same image that was written: "
         "--group-by content gives that row their captions",
     ]
+
+
+def test_command_says_that_an_earlier_version_merged_no_captions(tmp_path: Path, photos: Photos) -> None:
+    names = folder_of(tmp_path / "table", [photos[0], photos[0], photos[1]])
+    frame(names, caption=["a", "b", "c"]).to_csv(tmp_path / "table/t.csv", index=False)
+    convert(tmp_path / "table/t.csv", tmp_path / "out")
+    made = Manifest.read(tmp_path / "out")
+    accounts = {name: value for name, value in (made.accounts or {}).items() if name not in ("merged", "differing")}
+    (tmp_path / "out/__mmdata__/manifest.json").write_bytes(replace(made, accounts=accounts).to_json())
+    assert run_convert(tmp_path, "table/t.csv", "out")[-1] == (
+        "duplicates: an earlier version of mmdata made this conversion, and did not merge the captions of rows that "
+        "name one image; --overwrite converts anew, and does"
+    )
 
 
 def test_rows_of_json_that_cannot_be_used_are_quarantined(tmp_path: Path, photos: Photos) -> None:

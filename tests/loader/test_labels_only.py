@@ -239,3 +239,15 @@ def test_a_label_of_a_class_name_is_numbered(tmp_path, images):
     (tmp_path / "tars/0.tar").write_bytes(make_tar(members))
     assert build_index(tmp_path / "tars").accounts["classes"] == CLASSES
     assert Image.open(io.BytesIO(images[0])).size == (32, 20)
+
+
+def test_folders_with_and_without_captions_are_counted_by_rows(tmp_path, images):
+    """Two captions for each row of one folder and none in the other are as many captions as rows."""
+    for name, captions, label in (("captions", ["a cat", "a dog"], None), ("labels", [], 1)):
+        with ShardWriter(tmp_path / name) as writer:
+            for i in range(6):
+                writer.write(Sample(f"{i}", images[i], probe(images[i]), captions, label))
+    both = [{"shards": str(tmp_path / name), "weight": 1} for name in ("captions", "labels")]
+    with Loader.from_config(settings(tmp_path, shards=both, image_buckets=[[16, 16], [16, 32]])) as loader:
+        counts = loader.plan.rows.bucket_counts(loader.plan.policy, 0, slice(0, 2))
+        assert counts.sum(axis=1).tolist() == [6, 6]

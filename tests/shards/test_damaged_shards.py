@@ -207,6 +207,25 @@ def test_overwrite_leaves_no_file_of_the_old_index(folder):
     assert "3.index.arrow" not in listing(folder)
 
 
+def test_a_run_that_ends_while_it_removes_the_old_index_leaves_no_file_of_it(folder, monkeypatch):
+    build_index(folder)
+    (folder / "3.tar").unlink()
+    unlink = Path.unlink
+
+    def stops(path: Path, **given: bool) -> None:
+        if path.name == "3.index.arrow":
+            raise KeyboardInterrupt
+        unlink(path, **given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", stops)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(folder, overwrite=True)
+    build_index(folder)
+    assert len(Index.open(folder)) == 9
+    assert "3.index.arrow" not in listing(folder)
+
+
 def test_a_conversion_is_not_overwritten(shards):
     manifest = shards / "__mmdata__/manifest.json"
     changed = Manifest.read(shards)
@@ -233,6 +252,27 @@ def test_a_tokenizer_added_later_reads_captions_only(folder, monkeypatch, count)
     ours, theirs = listing(folder), listing(out)
     assert {name for name in ours if ours[name] != theirs[name]} == {"manifest.json"}  # its location
     assert json.loads(ours["manifest.json"])["root"] == json.loads(theirs["manifest.json"])["root"]
+
+
+def test_a_tokenizer_added_after_the_tars_were_moved(folder, tmp_path, count):
+    out = tmp_path / "index"
+    build_index(folder, out=out)
+    folder.rename(tmp_path / "moved")
+    report = build_index(tmp_path / "moved", out=out, count_tokens=count, tokenizer="characters")
+    assert (report.only_counted, report.manifest.location) == (True, "../moved")
+    assert report.manifest.lengths == [(7, 12)]
+
+
+def test_an_index_gets_nothing_of_a_run_that_was_killed(folder, count):
+    def is_killed(captions, tokenizer: Path):
+        tokenizer.mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_index(folder, make_tokenizer=is_killed)
+    build_index(folder, count_tokens=count, tokenizer="characters")
+    assert not (folder / "tokenizer").exists()
+    assert "tokenizer" not in {path.name for path in (folder / "__mmdata__").iterdir()}
 
 
 def test_a_caption_that_changed_since_it_was_indexed_is_not_counted(folder, count):

@@ -125,6 +125,14 @@ def test_a_caption_that_is_missing_is_named_as_it_was_asked_for(write):
         ({"caption": "a b"}, "member 'a b': expected"),
         ({"label": "a/b"}, "member 'a/b': expected"),
         ({"image": "json:image"}, "image 'json:image': an image is a member of its own, not a value in JSON"),
+        (
+            {"caption": "json:TEXT,meta.json:alt"},
+            "captions 'json:TEXT,meta.json:alt': keys may be named in one JSON member",
+        ),
+        (
+            {"caption": "txt:alt,txt"},
+            "captions 'txt:alt,txt': keys may be named in one JSON member only, and not beside the whole",
+        ),
     ],
 )
 def test_what_is_no_selector_is_refused(given, message):
