@@ -54,7 +54,7 @@ def test_index_that_may_not_grow_is_named_with_a_remedy(tmp_path: Path, photo) -
     samples = {f"{i}{end}": data for i in range(50) for end, data in ((".jpg", photo(9, 9, seed=i)), (".txt", b"x"))}
     pack(tmp_path / "in/a.tar", samples)
     told = limited(1_000, "index", tmp_path / "in", "--out", tmp_path / "index")
-    assert told == f"'{tmp_path}/index/__mmdata__/a.index.arrow': {TOO_LARGE}\n"
+    assert told == f"'{tmp_path}/index/.mmdata-index/a.tar.scan': {TOO_LARGE}\n"
     assert {path.name for path in (tmp_path / "index").iterdir()} == {".mmdata.lock"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmdata.config.config import Config, load_config
+from mmdata.config.strict_yaml import read_yaml
 from mmdata.errors import ConfigError
 from mmdata.recognize import Kind, recognize
 
@@ -27,4 +28,14 @@ def run_of_config(path: Path) -> Path:
     try:
         return run_folder(path, load_config(path))
     except ConfigError:  # the command that reads the config says what is wrong with it
-        return Path("runs") / path.stem
+        return Path(_output_of(path) or Path("runs") / path.stem)
+
+
+def _output_of(path: Path) -> str | None:
+    """`train.output` of a config file that is not valid as a whole; None if it is not set or cannot be read."""
+    try:
+        train = read_yaml(path, None, kind=Config).get("train")
+    except ConfigError:
+        return None
+    output = train.get("output") if isinstance(train, dict) else None
+    return output if isinstance(output, str) else None

@@ -14,7 +14,7 @@ import webdataset
 
 from mmdata import Batch, Index
 from mmdata.errors import DataError
-from mmdata.inspect.corpus import _card
+from mmdata.inspect.gallery import _card
 from mmdata.inspect.replay import find_step, replay
 from mmdata.loader import corpus as corpus_of_config
 from mmdata.loader.ledger import Ledger, LedgerEntry

@@ -14,7 +14,6 @@ from PIL import Image
 
 import mmdata
 from mmdata.commands.evaluate import evaluate_shards
-from mmdata.commands.trained import TrainedModel
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
@@ -22,6 +21,7 @@ from mmdata.loader import Loader
 from mmdata.shards import Index, Sample, ShardWriter, build_index, probe, verify
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.prompts import Classes
+from mmdata.trained import TrainedRun
 from mmdata.transform.text import Tokenizer, need_tokenizer, train_tokenizer
 from tests.programs import run_program
 from tests.shards.conftest import make_tar
@@ -217,7 +217,7 @@ def test_zero_shot_classification_of_shards_of_labels(folder, tmp_path):
     config = parse(Config, {"data": data, "model": {"name": "small"}}, origin="test")
     torch.manual_seed(0)
     model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size).eval()
-    trained = TrainedModel(model, config, tokenizer, Path("x.pt"), 0, 0)
+    trained = TrainedRun(model, config, tokenizer, Path("x.pt"), 0, 0)
     classes = Classes(classes=CLASSES, templates=["a photo of a {}"])
     scores = evaluate_shards(trained, str(folder), classes)
     assert scores["rows"] == 20
