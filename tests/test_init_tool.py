@@ -134,6 +134,21 @@ def test_init_of_a_tar_leaves_its_folder_alone(run, tmp_path: Path):
     assert loader.index.tokenizer == loader.maker.tokenizer.fingerprint
 
 
+def test_init_of_an_index_by_clips_tokenizer_takes_the_index_as_it_is(run, tmp_path: Path):
+    """CLIP's tokenizer ships with mmdata, so that none lies in the folder."""
+    with wds.TarWriter(str(tmp_path / "0.tar")) as writer:
+        for i in range(40):
+            writer.write({"__key__": f"{i:04d}", "png": paint(tmp_path / "p.png", i).read_bytes(), "txt": f"thing {i}"})
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (tmp_path / "0.tar").rename(theirs / "0.tar")
+    run("index", "theirs", "--tokenizer", "clip")
+    assert "theirs: shards with an index, 40 rows\n" in run("init", "theirs")
+    data = check_config(tmp_path / "theirs.yaml").data
+    assert (data.shards, data.tokenizer) == ("theirs", "clip")
+    assert not (tmp_path / "shards").exists()
+
+
 def test_init_takes_a_given_tokenizer(run, tmp_path: Path):
     convert(make_folder(tmp_path / "a"), tmp_path / "s", ConvertConfig(train_tokenizer=300))
     make_folder(tmp_path / "b", 40)

@@ -27,11 +27,14 @@ from mmdata.plan import IndexRows
 from mmdata.shards import Index, ShardStore
 from mmdata.shards.captions import captions_of
 from mmdata.shards.folder import local_folder, manifest_prefix
+from mmdata.transform.text import Tokenizer
 
 LOOKED_ROWS = 256
 """Rows of a raw source that are examined before anything is written; and rows of an index whose captions are read."""
 LOOKED_INDEX_ROWS = 2**20
 """Rows of an index whose sizes, captions and labels are counted: more would tell the same."""
+SHIPPED_TOKENIZER = "clip"
+"""Name of the tokenizer that ships with mmdata."""
 
 Ints = NDArray[np.int64]
 
@@ -157,7 +160,7 @@ def look(source: str, *, tokenizer: str | None = None) -> Look:
     if path.is_dir() and manifest_prefix(path) is not None:
         index = Index.open(path)
         beside = path / "tokenizer"
-        tokenizer = tokenizer or (str(beside) if beside.exists() else None)
+        tokenizer = tokenizer or (str(beside) if beside.exists() else _shipped_tokenizer(index))
         if index.captions and index.tokenizer is not None and tokenizer is not None:
             return Look(path, "shards", facts_of_index(index), None, tokenizer)
     try:
@@ -176,6 +179,13 @@ def look(source: str, *, tokenizer: str | None = None) -> Look:
             "OUT` lists each with its reason"
         )
     return Look(path, "tars" if is_packed(path) else "raw", facts, corpus)
+
+
+def _shipped_tokenizer(index: Index) -> str | None:
+    """Name of the tokenizer that ships with mmdata if it counted the index; no folder of shards holds a copy of it."""
+    if index.tokenizer is None:
+        return None
+    return SHIPPED_TOKENIZER if Tokenizer.load(SHIPPED_TOKENIZER).fingerprint == index.tokenizer else None
 
 
 def _facts_of_rows(source: Source) -> Facts:

@@ -189,6 +189,12 @@ class Index:
         spans = pairwise(self._first_shards)
         return [Source(manifest.folder, *span) for manifest, span in zip(self.manifests, spans, strict=True)]
 
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes, by label; None if labels are numbers only, or if folders differ in their names."""
+        names = [(manifest.accounts or {}).get("classes") for manifest in self.manifests]
+        return list(names[0]) if names[0] and all(other == names[0] for other in names) else None
+
     @cached_property
     def caches(self) -> list[ShardCache]:
         """The caches of the folders behind URLs, each once."""

@@ -156,11 +156,9 @@ class TrainedRun:
     def class_names(self) -> list[str] | None:
         """Names of the classes, by label; None where the training corpus has none or is not there any more."""
         try:
-            manifests = Index.open([source.shards for source in sources(self.config.data)]).manifests
+            return Index.open([source.shards for source in sources(self.config.data)]).class_names
         except (DataError, OSError):
             return None
-        names = [(manifest.accounts or {}).get("classes") for manifest in manifests]
-        return names[0] if names[0] and all(other == names[0] for other in names) else None
 
     @cached_property
     def embed_dim(self) -> int:

@@ -3,28 +3,138 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
 from PIL import Image, ImageDraw
+from transformers import CLIPConfig, CLIPModel
+from webdataset import TarWriter  # pyright: ignore
+
+from datasets import Dataset, Features, Value
+from datasets import Image as ImageFeature
 
 BALLS = {"red": (210, 40, 40), "green": (40, 160, 60), "blue": (40, 70, 210), "yellow": (230, 200, 40)}
 WALLS = {"white": 230, "black": 30}
 
 
-def photos(folder: Path) -> None:
-    """`photos/BALL-WALL-NN.jpg`, balls before a wall, and `photos/captions.csv` with columns filepath, caption."""
+class Scene(NamedTuple):
+    """A picture of a ball before a wall; no two are equal."""
+
+    number: int
+    ball: str
+    wall: str
+    jpeg: bytes
+
+    @property
+    def captions(self) -> list[str]:
+        return [f"a {self.ball} ball before a {self.wall} wall", f"the ball is {self.ball} and the wall is {self.wall}"]
+
+
+def scenes(count: int) -> Iterator[Scene]:
+    """Pictures of 48 x 48 pixels, each ball as often as any other."""
     rng = np.random.default_rng(0)
+    for number in range(count):
+        ball, wall = list(BALLS)[number % 4], list(WALLS)[number // 4 % 2]
+        image = Image.fromarray(rng.normal(WALLS[wall], 12, (48, 48, 3)).clip(0, 255).astype(np.uint8))
+        left, top = (int(x) for x in rng.integers(2, 18, 2))
+        ImageDraw.Draw(image).ellipse((left, top, left + 26, top + 26), BALLS[ball])
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=92)
+        yield Scene(number, ball, wall, file.getvalue())
+
+
+def photos(folder: Path) -> None:
+    """`photos/BALL-WALL-NN.jpg`, and `photos/captions.csv` with columns filepath, caption."""
     (folder / "photos").mkdir()
     with (folder / "photos" / "captions.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["filepath", "caption"])
-        for number in range(80):
-            ball, wall = list(BALLS)[number % 4], list(WALLS)[number // 4 % 2]
-            noise = rng.normal(WALLS[wall], 12, (48, 48, 3)).clip(0, 255).astype(np.uint8)  # no two images are equal
-            image = Image.fromarray(noise)
-            left, top = (int(x) for x in rng.integers(2, 18, 2))
-            ImageDraw.Draw(image).ellipse((left, top, left + 26, top + 26), BALLS[ball])
-            name = f"{ball}-{wall}-{number:02d}.jpg"
-            image.save(folder / "photos" / name, quality=92)
-            table.writerow([name, f"a {ball} ball before a {wall} wall"])
+        for scene in scenes(80):
+            name = f"{scene.ball}-{scene.wall}-{scene.number:02d}.jpg"
+            (folder / "photos" / name).write_bytes(scene.jpeg)
+            table.writerow([name, scene.captions[0]])
+
+
+def coco(folder: Path) -> None:
+    """`coco/val2017/*.jpg` and `coco/annotations/captions_val2017.json`, as COCO's archives unpack."""
+    (folder / "coco" / "val2017").mkdir(parents=True)
+    (folder / "coco" / "annotations").mkdir()
+    images, annotations = [], []
+    for scene in scenes(80):
+        name = f"{scene.number:012d}.jpg"
+        (folder / "coco" / "val2017" / name).write_bytes(scene.jpeg)
+        images.append({"id": scene.number, "file_name": name, "height": 48, "width": 48, "license": 1})
+        for caption in scene.captions:
+            annotations.append({"image_id": scene.number, "id": len(annotations), "caption": caption})
+    content = {"info": {"year": 2017}, "licenses": [{"id": 1}], "images": images, "annotations": annotations}
+    (folder / "coco" / "annotations" / "captions_val2017.json").write_text(json.dumps(content))
+
+
+def parquet(folder: Path) -> None:
+    """`balls/data/train-*.parquet` and `test-*.parquet`, written by `datasets` as for the Hugging Face hub."""
+    (folder / "balls" / "data").mkdir(parents=True)
+    features = Features({"image": ImageFeature(), "caption": Value("string")})
+    rows = [
+        {"image": {"bytes": scene.jpeg, "path": f"{scene.number}.jpg"}, "caption": scene.captions[0]}
+        for scene in scenes(80)
+    ]
+    parts = {"train-00000-of-00002": rows[:36], "train-00001-of-00002": rows[36:72], "test-00000-of-00001": rows[72:]}
+    for name, part in parts.items():
+        Dataset.from_list(part, features=features).to_parquet(folder / "balls" / "data" / f"{name}.parquet")
+
+
+def img2dataset(folder: Path) -> None:
+    """`laion/`: two shards with table and statistics each, as img2dataset writes them; some downloads had failed."""
+    (folder / "laion").mkdir()
+    found = list(scenes(80))
+    for shard in range(2):
+        rows = []
+        with TarWriter(str(folder / "laion" / f"{shard:05d}.tar")) as tar:
+            for scene in found[shard * 40 : shard * 40 + 40]:
+                failed = scene.number % 10 == 9
+                key = f"{shard:05d}{scene.number % 40:04d}"
+                row = {
+                    "url": f"https://example.com/{scene.number}.jpg",
+                    "caption": scene.captions[0],
+                    "key": key,
+                    "status": "failed_to_download" if failed else "success",
+                    "error_message": "HTTP Error 404: Not Found" if failed else None,
+                    "width": None if failed else 48,
+                    "height": None if failed else 48,
+                    "original_width": None if failed else 48,
+                    "original_height": None if failed else 48,
+                    "exif": None if failed else "{}",
+                    "sha256": None if failed else hashlib.sha256(scene.jpeg).hexdigest(),
+                }
+                rows.append(row)
+                if not failed:
+                    tar.write({"__key__": key, "jpg": scene.jpeg, "json": row, "txt": row["caption"]})
+        pq.write_table(pa.Table.from_pylist(rows), folder / "laion" / f"{shard:05d}.parquet")
+        stats = {"count": 40, "successes": 36, "failed_to_download": 4, "failed_to_resize": 0, "duration": 1.5}
+        (folder / "laion" / f"{shard:05d}_stats.json").write_text(json.dumps(stats))
+
+
+def classes(folder: Path) -> None:
+    """`balls/COLOUR/NN.jpg`: a folder for each class."""
+    for scene in scenes(160):
+        file = folder / "balls" / scene.ball / f"{scene.number:03d}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(scene.jpeg)
+
+
+def clip_folder(folder: Path) -> None:
+    """`photos/`, and `clip-small/`: a small CLIPModel with the vocabulary of OpenAI's, saved by transformers."""
+    photos(folder)
+    torch.manual_seed(0)
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = {**tower, "image_size": 32, "patch_size": 8}
+    config = CLIPConfig(text_config=tower, vision_config=vision, projection_dim=32)  # pyright: ignore
+    CLIPModel(config).save_pretrained(folder / "clip-small")

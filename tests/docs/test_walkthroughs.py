@@ -24,7 +24,8 @@ import pytest
 from tests.docs import sources
 from tests.programs import run_program
 
-PAGES = sorted((Path(__file__).parents[2] / "docs" / "walkthroughs").glob("*.md"))
+FOLDER = Path(__file__).parents[2] / "docs" / "walkthroughs"
+PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
 SETUP = re.compile(r"<!-- setup: (\w+) -->")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ANY = "…"
@@ -112,6 +113,13 @@ def test_there_are_pages_and_each_names_its_source():
     assert PAGES
     for path in PAGES:
         assert SETUP.search(path.read_text(encoding="utf-8")), f"{path.name} has no <!-- setup: NAME -->"
+
+
+def test_the_list_of_pages_names_each_of_them():
+    listed = re.findall(
+        r"^\| .* \| \[.*\]\((.*\.md)\) \|$", (FOLDER / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(listed) == [path.name for path in PAGES]
 
 
 def test_output_is_compared_without_its_numbers():

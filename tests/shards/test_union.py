@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import webdataset as wds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,6 +144,22 @@ def test_union_sums_up_its_folders(union, folders):
     assert [union.listed(shard).name for shard in range(7)] == [entry.name for each in manifests for entry in each]
     histogram = union.token_histogram()
     assert histogram.tolist() == np.bincount(union.lists("caption_tokens")[1]).tolist()
+
+
+def test_index_names_classes_if_its_folders_agree(tmp_path: Path, photo):
+    classes = {"a": ["cat", "dog"], "same": ["cat", "dog"], "other": ["dog", "cat"], "numbers": [0, 1]}
+    for folder, names in classes.items():
+        (tmp_path / folder).mkdir()
+        with wds.TarWriter(str(tmp_path / folder / f"{folder}.tar")) as tar:
+            for i, name in enumerate(names):
+                tar.write({"__key__": f"{folder}-{i}", "jpg": photo(8, 8 + i), "cls": str(name)})
+        build_index(tmp_path / folder)
+
+    def names_of(*folders: str) -> list[str] | None:
+        return Index.open([tmp_path / folder for folder in folders]).class_names
+
+    assert names_of("a") == names_of("a", "same") == ["cat", "dog"]
+    assert names_of("a", "other") is names_of("numbers") is names_of("a", "numbers") is None
 
 
 @pytest.mark.parametrize("shard", [-1, 7])
