@@ -32,6 +32,9 @@ _HOME = {
     "stream": "mmdata.streaming",
 }
 
+_ROOMS = ("batch", "config", "convert", "integrations", "samplers", "shards", "streaming", "train", "trained")
+"""Modules that the documentation names."""
+
 __all__ = [
     "Batch",
     "BucketBatchSampler",
@@ -48,10 +51,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("mmdata")
+    if name in _ROOMS:  # `import mmdata` is enough for mmdata.train.losses
+        return import_module(f"mmdata.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'mmdata' has no attribute '{name}'; it has {', '.join(__all__)}")
     return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:  # for tab completion: the names above are loaded when they are first used
-    return __all__
+    return sorted([*__all__, *_ROOMS])

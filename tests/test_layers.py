@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -221,7 +222,10 @@ def test_layers_every_public_name_exists_and_they_are_sorted():
 def test_layers_dir_lists_the_public_names_for_tab_completion():
     from mmdata import train
 
-    assert dir(mmdata) == mmdata.__all__
+    assert set(mmdata.__all__) < set(dir(mmdata))
+    for name in dir(mmdata):
+        assert getattr(mmdata, name) is not None
+    assert mmdata.__version__ == version("mmdata")
     assert dir(train) == sorted(train.__all__)
     for name in train.__all__:
         assert getattr(train, name) is not None

@@ -206,7 +206,13 @@ def one_folder(folder: Path, manifest: Manifest) -> str:
     accounts = manifest.accounts or {}
     left_out = sum(accounts["reasons"].values())
     listed = f"; {left_out:,} left out, each with its reason in {find_ledger(folder)}" if left_out else ""
-    return f"{manifest.num_shards} shards in {folder}, {manifest.rows:,} samples{listed}"
+    texts = counted(manifest.captions, "caption") if manifest.has_captions else "labels only"
+    return f"{counted(manifest.num_shards, 'shard')} in {folder}: {counted(manifest.rows, 'image')}, {texts}{listed}"
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 shard", "1,024 shards"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 if __name__ == "__main__":

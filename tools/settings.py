@@ -47,13 +47,15 @@ def print_settings(sections: list[Section], *, briefly: bool) -> None:
         for one in section.settings:
             value = f"{one.values}; {one.default}" if one.default else one.values
             if briefly:
-                print(f"  {one.name:{names}}  {textwrap.shorten(value, max(20, width - names - 4), placeholder=' …')}")
+                line = textwrap.shorten(value, max(20, width - names - 4), placeholder=" …")
+                print(f"{'↻' if one.may_change else ' '} {one.name:{names}}  {line}")
                 continue
             changes = "; may change when a run is resumed" if one.may_change else ""
             print(f"\n  {one.name}: {value}{changes}")
             print(textwrap.fill(one.meaning, width, initial_indent="      ", subsequent_indent="      "))
     if briefly:
-        print("\n`mmdata settings NAME` says what a section or a setting means: mmdata settings data.loading")
+        print("\n↻ may change when a run is resumed")
+        print("`mmdata settings NAME` says what a section or a setting means: mmdata settings data.loading")
 
 
 if __name__ == "__main__":

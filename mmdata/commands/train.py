@@ -23,6 +23,7 @@ from mmdata.train.ranks import collectives
 from mmdata.train.run.checkpoint import CHECKPOINTS, latest_checkpoint
 from mmdata.train.run.trainer import Trainer
 from mmdata.train.step import AUTOCAST
+from mmdata.trained.carried import keep_classes, keep_tokenizer
 
 
 def train(config: Config, output: Path, device: torch.device, *, command: str | None = None) -> int:
@@ -56,6 +57,11 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate, command=command)
     if rank == 0:
         write_whole(output / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
+        keep_tokenizer(output, config.data, tokenizer)
+        for each in (loader, val_loader):
+            if each is not None and (names := each.index.class_names):
+                keep_classes(output, names)
+                break
     state = loader.state_dict()
     loader.ledger.write_to(output / f"ledger-rank{rank}.jsonl", epoch=state["epoch"], step=state["step"])
     if rank == 0:

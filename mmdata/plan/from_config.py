@@ -73,7 +73,8 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens | None, *
         lengths = caption_lengths(index, tokenizer) if needed else None
     rows = IndexRows(index, lengths=lengths, limit=data.max_rows, selection=selection)
     num_rows = int(rows.starts[-1]) if selection is None else len(selection)
-    if data.global_batch_size > num_rows and data.token_budget is None:
+    evaluates = not data.shuffle and data.transform == "eval"  # then one batch that is not full costs nothing
+    if data.global_batch_size > num_rows and data.token_budget is None and not evaluates:
         logger.warning(
             "data.global_batch_size is %d, and there are %d rows: each batch is filled up with rows that are masked",
             data.global_batch_size,

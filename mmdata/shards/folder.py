@@ -81,6 +81,11 @@ class LocalFolder:
         if not self.path.is_dir() or kind is Kind.RUN:
             own = f"; the config of the run is '{self.path / 'config.yaml'}'" if kind is Kind.RUN else ""
             return f"'{self}': {kind.value}, and a folder of shards, with a {name}, is needed{own}"
+        parts = sorted(path.parent.parent.name for path in self.path.glob(f"*/{INNER_NAME}/{name}"))
+        if parts:
+            return f"folder '{self}': no {name}; it holds folders of shards: give '{self.path / parts[0]}'" + (
+                f" ({', '.join(parts)})" if len(parts) > 1 else ""
+            )
         made = f"folder '{self}': no {name}; `mmdata index {self}` makes one for WebDataset tars"
         return made if kind is Kind.TARS else f"{made}, `mmdata convert {self} OUT` shards of images and captions"
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, SupportsIndex, overload
+from typing import Any, NamedTuple, SupportsIndex, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,9 @@ class Index:
     """
 
     def __init__(self, *manifests: Manifest) -> None:
+        for given in cast("tuple[object, ...]", manifests):
+            if not isinstance(given, Manifest):
+                raise TypeError(f"an index is opened from its folder: mmdata.Index.open({given!r})")
         if len(manifests) > 1:
             check_distinct(manifests)
         self.manifests = list(manifests)

@@ -70,7 +70,12 @@ class Staging:
         self._path.mkdir(exist_ok=True)
         content = {"of": {**self._settings, **identity}, "sha256": sha256, "scan": _content_of(scan)}
         data = json.dumps(content, ensure_ascii=True, separators=(",", ":")).encode()
-        write_whole(self._place(tar), _checksum(data) + b"\n" + data)
+        try:
+            write_whole(self._place(tar), _checksum(data) + b"\n" + data)
+        except OSError:
+            with suppress(OSError):  # holds what was kept of other tars
+                self._path.rmdir()
+            raise
 
     def make_new(self) -> Path:
         """An empty folder for the finished index."""

@@ -29,6 +29,7 @@ from mmdata.train.evaluation.prompts import Classes, check_templates, embed_prom
 from mmdata.train.run.checkpoint import load_checkpoint, load_weights
 from mmdata.train.run.find import find_checkpoint
 from mmdata.train.step import AUTOCAST
+from mmdata.trained.carried import kept_classes, kept_tokenizer
 from mmdata.trained.preprocess import ImageLike, Preprocess, stack
 from mmdata.transform.text import Tokenizer, need_tokenizer
 
@@ -69,7 +70,8 @@ def load_run(
 
     Raises:
         DataError: no run is there, or its checkpoint is damaged; says what was found.
-        ConfigError: the weights do not fit the settings, or the tokenizer is not where it was.
+        ConfigError: the weights do not fit the settings, or the tokenizer is another one than the run was trained with;
+            or, for a run that keeps no copy of it in RUN/tokenizer, is not where it was.
 
     Example:
         run = mmdata.load_run("runs/photos")
@@ -88,7 +90,7 @@ class TrainedRun:
 
     Attributes:
         model: in eval mode, on its device.
-        config: settings of the run.
+        config: settings of the run; `data.tokenizer` is RUN/tokenizer, if the run keeps its tokenizer.
         tokenizer: of the run.
         checkpoint: the file.
         step: updates made.
@@ -112,6 +114,9 @@ class TrainedRun:
         path = find_checkpoint(run)
         state: dict[str, Any] = load_checkpoint(path)
         config = parse(Config, without_removed(Config, state["settings"]), origin=f"settings in '{path}'")
+        if own_tokenizer := kept_tokenizer(path, state):
+            data = config.data.model_copy(update={"tokenizer": own_tokenizer})
+            config = config.model_copy(update={"data": data})
         tokenizer = need_tokenizer(config.data, to="use a dual encoder")
         own = config.model.model_copy(update={"init_from": None})  # the run's weights are in its checkpoint
         model = DualEncoder.from_config(own, vocab_size=tokenizer.vocab_size)
@@ -154,7 +159,12 @@ class TrainedRun:
 
     @cached_property
     def class_names(self) -> list[str] | None:
-        """Names of the classes, by label; None where the training corpus has none or is not there any more."""
+        """Names of the classes, by label: those that the run keeps (classes.json), else those of its training corpus.
+
+        None where neither has any.
+        """
+        if names := kept_classes(self.checkpoint):
+            return names
         try:
             return Index.open([source.shards for source in sources(self.config.data)]).class_names
         except (DataError, OSError):

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,19 +72,7 @@ class Tokenizer:
         found = locate_tokenizer(name)
         if plain := _plain_backend(Path(found)):
             return cls(plain[0], max_length=max_length, pad_id=plain[1])
-        # transformers takes a second and 26 MB to import, so it is imported only if it is needed.
-        from transformers import AutoTokenizer
-
-        if not Path(found).exists():
-            logger.warning("tokenizer '%s': no such folder here; asking the Hugging Face hub", name)
-        try:
-            tokenizer: Any = AutoTokenizer.from_pretrained(found)
-        except Exception as error:  # transformers checks little: a broken folder may raise a KeyError or anything else
-            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ConfigError(
-                f"tokenizer '{name}': cannot be loaded ({first_line}); give a folder that "
-                "AutoTokenizer.from_pretrained loads, or make one with `mmdata convert --train-tokenizer 8192`"
-            ) from error
+        tokenizer = _from_transformers(found, name)
         if not tokenizer.is_fast:
             raise ConfigError(f"tokenizer '{name}': has no fast version; mmdata needs one with a tokenizer.json")
         pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
@@ -122,6 +111,26 @@ class Tokenizer:
         return input_ids, attention_mask
 
 
+def save_tokenizer(name: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
+    """Copy a tokenizer, and nothing else that lies with it, such as a model's weights.
+
+    Args:
+        name: as for `Tokenizer.load`.
+        folder: created if it does not exist; `Tokenizer.load` and `AutoTokenizer.from_pretrained` load it.
+
+    Raises:
+        ConfigError: see `Tokenizer.load`.
+        OSError: the disk is full or read-only.
+    """
+    found = locate_tokenizer(name)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    if _plain_backend(Path(found)):
+        for file in PLAIN_FILES:
+            shutil.copyfile(Path(found) / file, Path(folder) / file)
+        return
+    _from_transformers(found, name).save_pretrained(str(folder))
+
+
 def load_tokenizer(data: DataConfig) -> Tokenizer | None:
     """The tokenizer of a section `data`; None if it names none, and batches have no texts.
 
@@ -145,6 +154,24 @@ def need_tokenizer(data: DataConfig, *, to: str) -> Tokenizer:
     return tokenizer
 
 
+def _from_transformers(found: str, name: str | os.PathLike[str]) -> Any:
+    """A tokenizer as transformers loads it; `name` is for messages."""
+    # transformers takes a second and 26 MB to import, so it is imported only if it is needed.
+    from transformers import AutoTokenizer
+
+    if not Path(found).exists():
+        logger.warning("tokenizer '%s': no such folder here; asking the Hugging Face hub", name)
+    try:
+        return AutoTokenizer.from_pretrained(found)
+    except Exception as error:  # transformers checks little: a broken folder may raise a KeyError or anything else
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"tokenizer '{name}': cannot be loaded ({first_line}); give a folder that "
+            "AutoTokenizer.from_pretrained loads, or make one with `mmdata convert --train-tokenizer 8192`"
+        ) from error
+
+
+PLAIN_FILES = {"tokenizer.json", "tokenizer_config.json"}
 PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 PLAIN_TOKENS = ("pad_token", "eos_token", "bos_token", "unk_token")
 PLAIN_KEYS = {"backend", "tokenizer_class", "model_max_length", *PLAIN_TOKENS}
@@ -159,7 +186,7 @@ def _plain_backend(folder: Path) -> tuple[tokenizers.Tokenizer, int] | None:
     """
     classes = PLAIN_CLASSES | {"CLIPTokenizer"} if folder == CLIP else PLAIN_CLASSES
     try:
-        if {path.name for path in folder.iterdir()} != {"tokenizer.json", "tokenizer_config.json"}:
+        if {path.name for path in folder.iterdir()} != PLAIN_FILES:
             return None
         config: Any = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
         saved: Any = json.loads((folder / "tokenizer.json").read_text("utf-8"))

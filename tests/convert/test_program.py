@@ -98,7 +98,7 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
     ]
     assert stdout.splitlines()[8:] == [
         "columns: image = image, captions = captions",
-        f"5 shards in {tmp_path}/out, 40 samples; 1 left out, each with its reason in "
+        f"5 shards in {tmp_path}/out: 40 images, 82 captions; 1 left out, each with its reason in "
         f"{tmp_path}/out/__mmdata__/quarantine.jsonl",
     ]
     config = ConvertConfig(shard_rows=9, train_tokenizer=400, keep=("path",))
@@ -107,7 +107,7 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
     small = raw_corpus / "small.jsonl"
     small.write_text(table.read_text().splitlines()[0])
     stdout = start(small, tmp_path / "small").communicate(timeout=300)[0]
-    assert stdout.endswith(f"\n1 shards in {tmp_path}/small, 1 samples\n")
+    assert stdout.endswith(f"\n1 shard in {tmp_path}/small: 1 image, 1 caption\n")
     index = Index.open(tmp_path / "out")
     assert len(index) == 40
     assert index.lists("caption_tokens")[1].min() > 3
@@ -135,6 +135,6 @@ def test_program_shrinks_shards(raw_corpus: Path, tmp_path: Path) -> None:
     process = start(tmp_path / "shards", tmp_path / "small", "--resize", 44, "--quality", 80)
     stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stderr) == (0, "")
-    assert stdout.endswith(f"\n1 shards in {tmp_path}/small, 40 samples\n")
+    assert stdout.endswith(f"\n1 shard in {tmp_path}/small: 40 images, 82 captions\n")
     convert(tmp_path / "shards", tmp_path / "small2", ConvertConfig(resize=44, quality=80))
     assert content(tmp_path / "small") == content(tmp_path / "small2")

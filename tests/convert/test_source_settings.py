@@ -226,15 +226,16 @@ def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
         "classes: 2: cat, dog",
         "captions: none, a corpus of labels; leave data.tokenizer out, or convert with "
         '--caption-template "a photo of a {}."',
-        "1 shards in out, 3 samples",
+        "1 shard in out: 3 images, labels only",
     ]
     names = folder_of(tmp_path / "table", [photos[0], photos[0], photos[1]], below="images")
     frame(names, caption=["a", "b", "c"]).to_csv(tmp_path / "table/t.csv", index=False)
     assert run_convert(tmp_path, "table/t.csv", "out2", "--val-share", "0.6")[1:] == [
         "images: found in the folder 'images'; --images names another one",
         "columns: image = filepath, captions = caption",
-        "1 shards in out2/train, 1 samples",
-        "1 shards in out2/val, 1 samples; 1 left out, each with its reason in out2/val/__mmdata__/quarantine.jsonl",
+        "1 shard in out2/train: 1 image, 1 caption",
+        "1 shard in out2/val: 1 image, 1 caption; 1 left out, each with its reason in "
+        "out2/val/__mmdata__/quarantine.jsonl",
         "1 of the duplicates have other captions, or another label, than the row of the same image that was written: "
         "--group-by content gives that row their captions",
     ]

@@ -16,13 +16,21 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from transformers import AutoTokenizer
+from transformers.models.bert import BertTokenizerFast  # pyright: ignore[reportAttributeAccessIssue]
 
+import mmdata
 from mmdata import Index, Loader, cli
-from mmdata.config import load_config
+from mmdata.commands.evaluate import evaluate_shards
+from mmdata.config import DataConfig, load_config
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.hashing import in_share
 from mmdata.train.run.overfit import FirstBatches
+from mmdata.trained.carried import keep_tokenizer
+from mmdata.trained.export import export_to_transformers
+from mmdata.transform.text import Tokenizer, train_tokenizer
+from mmdata.transform.tokenizer_names import CLIP
 from tests.programs import Program
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -325,3 +333,74 @@ def test_evaluate_says_in_one_line_what_is_wrong(
         said = capsys.readouterr().err
         assert expected in said
         assert "embedding" not in said
+
+
+def test_run_moved_to_another_machine_embeds_and_classifies_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for i in range(6):
+        photo = tmp_path / "raw" / ("red", "blue")[i % 2] / f"{i}.png"
+        photo.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (40 * i, 0, 90)).save(photo)
+    shards = tmp_path / "shards"
+    convert(tmp_path / "raw", shards, ConvertConfig(caption_templates=["a {} square"], train_tokenizer=300))
+    # A folder with a model beside the tokenizer: only the tokenizer is copied.
+    (shards / "tokenizer" / "model.safetensors").write_bytes(bytes(1000))
+    data: dict[str, Any] = {"shards": str(shards), "tokenizer": str(shards / "tokenizer")}
+    data |= {"global_batch_size": 6, "image_size": 16, "loading": {"num_workers": 0}}
+    config = tmp_path / "moved.yaml"
+    train = {"output": str(tmp_path / "run"), "steps": 1, "device": "cpu"}
+    config.write_text(yaml.safe_dump({"data": data, "model": {"name": "micro"}, "train": train}))
+    assert run_tool("train", config, monkeypatch=monkeypatch) == 0
+    assert {path.name for path in (tmp_path / "run" / "tokenizer").iterdir()} == {
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert json.loads((tmp_path / "run" / "classes.json").read_text()) == {"classes": ["blue", "red"]}
+    photos = sorted((tmp_path / "raw").rglob("*.png"))
+    texts = ["a red square", "a blue one"]
+    before = mmdata.load_run(tmp_path / "run", "cpu")
+    expected = before.embed_images(photos), before.embed_texts(texts), before.zero_shot(photos).probabilities
+
+    moved = tmp_path / "elsewhere" / "copy"
+    moved.parent.mkdir()
+    shutil.move(tmp_path / "run", moved)
+    shutil.move(shards, tmp_path / "gone")
+    after = mmdata.load_run(moved, "cpu")
+    assert after.class_names == ["blue", "red"]
+    found = after.embed_images(photos), after.embed_texts(texts), after.zero_shot(photos).probabilities
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    convert(tmp_path / "raw", tmp_path / "new", ConvertConfig(caption_templates=["a {} square"]))
+    assert evaluate_shards(after, str(tmp_path / "new"))["rows"] == 6
+    export_to_transformers(after, tmp_path / "exported")
+    exported = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    ids, _ = after.tokenizer.encode(texts[:1], after.tokenizer.count(texts[:1])[0])
+    assert exported(texts[0])["input_ids"] == ids[0].tolist()
+
+    train_tokenizer(["quite other words"], moved / "tokenizer", vocab_size=310)
+    message = r"tokenizer '.*copy/tokenizer': not the one that the run was trained with \(fingerprint .*remove it"
+    with pytest.raises(ConfigError, match=message):
+        mmdata.load_run(moved, "cpu")
+    shutil.rmtree(moved / "tokenizer")  # as a run of an earlier version
+    with pytest.raises(ConfigError, match=r"tokenizer '.*shards/tokenizer': no such folder"):
+        mmdata.load_run(moved, "cpu")
+    shutil.move(tmp_path / "gone", shards)
+    assert torch.equal(mmdata.load_run(moved, "cpu").embed_texts(texts), expected[1])
+
+
+def test_run_keeps_clip_and_unusual_tokenizers_whole(tmp_path: Path):
+    clip = Tokenizer.load("clip")
+    clip_data = DataConfig(shards="none", tokenizer="clip", global_batch_size=2)
+    keep_tokenizer(tmp_path / "run", clip_data, clip)
+    keep_tokenizer(tmp_path / "run", clip_data, clip)  # as a resumed run does
+    text = "a photo of a Cat, sitting"
+    kept = AutoTokenizer.from_pretrained(tmp_path / "run" / "tokenizer")
+    assert kept(text)["input_ids"] == AutoTokenizer.from_pretrained(CLIP)(text)["input_ids"]
+    assert Tokenizer.load(tmp_path / "run" / "tokenizer").identity == clip.identity
+
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog"]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
+    BertTokenizerFast(vocab=str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
+    bert = Tokenizer.load(tmp_path / "bert")
+    keep_tokenizer(tmp_path / "run", clip_data.model_copy(update={"tokenizer": str(tmp_path / "bert")}), bert)
+    assert Tokenizer.load(tmp_path / "run" / "tokenizer").identity == bert.identity != clip.identity
+    assert AutoTokenizer.from_pretrained(tmp_path / "run" / "tokenizer").mask_token == "[MASK]"

@@ -144,7 +144,10 @@ class Trainer:
                     f"{f'`{self.command}`' if self.command else 'the same command'} resumes"
                 )
                 return 128 + stopped
-            self.log.say(f"finished after step {self.step}; checkpoint in {self.output / CHECKPOINTS}")
+            self.log.say(
+                f"finished after step {self.step}; checkpoint in {self.output / CHECKPOINTS}; "
+                f"next: `mmdata report --run {self.output}`, or in Python mmdata.load_run('{self.output}')"
+            )
         return 0
 
     def _run_epoch(self, stop: StopSignals) -> int:
@@ -290,7 +293,7 @@ class Trainer:
             raise ConfigError(f"train.output '{self.output}': the ranks see different files there; share the folder")
         if path is None:
             self._evaluated_step = None
-            return f"starting: {self.total_steps} steps"
+            return f"starting: {self.total_steps} steps, in {self.output}"
         state = checkpoint.load_checkpoint(path)
         check_same_run(state, self.settings, self.config, self.total_steps, origin=str(path))
         for name in COUNTERS:

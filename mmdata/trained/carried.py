@@ -1,0 +1,124 @@
+"""What a run keeps of its corpus, so that its folder can be moved to another machine: tokenizer and class names."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmdata.atomic import write_whole
+from mmdata.config import DataConfig
+from mmdata.errors import ConfigError, DataError
+from mmdata.train.evaluation.prompts import read_classes
+from mmdata.train.run.checkpoint import CHECKPOINTS
+from mmdata.transform.text import Tokenizer, save_tokenizer
+
+logger = logging.getLogger("mmdata")
+
+TOKENIZER = "tokenizer"
+CLASSES = "classes.json"
+
+
+def keep_tokenizer(output: Path, data: DataConfig, tokenizer: Tokenizer) -> None:
+    """Copy a run's tokenizer into RUN/tokenizer, unless an equal one is there.
+
+    A kill at any moment leaves a whole folder or none. If the copy would give other ids, there is none, and the log
+    says so: the run then needs `data.tokenizer` where it is now.
+
+    Args:
+        output: the run's folder.
+        data: names the tokenizer.
+        tokenizer: as the run has loaded it.
+    """
+    assert data.tokenizer is not None, "a run has a tokenizer"
+    folder, aside = output / TOKENIZER, output / f".{TOKENIZER}.part"
+    if _identity(folder) == tokenizer.identity:
+        return
+    shutil.rmtree(aside, ignore_errors=True)  # left by a run that was killed while it copied
+    output.mkdir(parents=True, exist_ok=True)
+    try:
+        save_tokenizer(data.tokenizer, aside)
+        if _identity(aside) != tokenizer.identity:
+            logger.warning(
+                "data.tokenizer '%s': transformers saves it as one that gives other ids, so the run keeps no copy of "
+                "it; keep the tokenizer itself to use the run",
+                data.tokenizer,
+            )
+            return
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that ended before its first checkpoint
+        os.replace(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def keep_classes(output: Path, names: Sequence[str]) -> None:
+    """Write the names of a corpus's classes into RUN/classes.json, a file as `mmdata evaluate --classes` takes it.
+
+    Args:
+        output: the run's folder.
+        names: by label.
+    """
+    write_whole(output / CLASSES, json.dumps({"classes": list(names)}, ensure_ascii=False, indent=1).encode() + b"\n")
+
+
+def kept_tokenizer(checkpoint: Path, state: Mapping[str, Any]) -> str | None:
+    """The folder of a run's own tokenizer; None for a checkpoint alone, and for a run that keeps none.
+
+    Args:
+        checkpoint: the file.
+        state: its content, whose loader state says which tokenizer has made the batches.
+
+    Raises:
+        ConfigError: the folder holds another tokenizer, or none that can be loaded.
+    """
+    run = _run_of(checkpoint)
+    if run is None or not (run / TOKENIZER).is_dir():
+        return None
+    folder = run / TOKENIZER
+    expected = _trained_with(state)
+    found = Tokenizer.load(folder).identity
+    if expected is not None and found != expected:
+        raise ConfigError(
+            f"tokenizer '{folder}': not the one that the run was trained with (fingerprint {found}; checkpoint "
+            f"'{checkpoint}' has {expected}): put back the folder as the run wrote it, or remove it, and the tokenizer "
+            "is loaded from data.tokenizer of the run's settings"
+        )
+    return str(folder)
+
+
+def kept_classes(checkpoint: Path) -> list[str] | None:
+    """The names in a run's classes.json; None where it has none.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    run = _run_of(checkpoint)
+    return read_classes(run / CLASSES).classes if run is not None and (run / CLASSES).is_file() else None
+
+
+def _run_of(checkpoint: Path) -> Path | None:
+    """The folder of the run that a checkpoint lies in; None for a file that was copied out of one."""
+    folder = checkpoint.absolute().parent
+    return folder.parent if folder.name == CHECKPOINTS else None
+
+
+def _trained_with(state: Mapping[str, Any]) -> str | None:
+    """Identity of the tokenizer in the state of a checkpoint's loader; None if the batches did not say it."""
+    batches: Any = state.get("batches")
+    plan: Any = batches.get("plan") if isinstance(batches, dict) else None
+    found: Any = plan.get("tokenizer") if isinstance(plan, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _identity(folder: Path) -> str | None:
+    """Identity of the tokenizer in a folder; None if there is none that can be loaded."""
+    if not folder.is_dir():
+        return None
+    try:
+        return Tokenizer.load(folder).identity
+    except (ConfigError, DataError, OSError):
+        return None
