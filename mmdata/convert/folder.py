@@ -205,4 +205,4 @@ def _hint(folder: str) -> str:
     if not tables:
         return ""
     first = shlex.quote(os.path.join(folder, tables[0]))
-    return f"; it has tables ({', '.join(tables[:3])}): give one as the source, mmdata convert {first} OUT"
+    return f"; it has tables ({', '.join(tables[:3])}): give one as the source, as {first}"

@@ -107,7 +107,7 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
     small = raw_corpus / "small.jsonl"
     small.write_text(table.read_text().splitlines()[0])
     stdout = start(small, tmp_path / "small").communicate(timeout=300)[0]
-    assert stdout.endswith(f"\n1 shard in {tmp_path}/small: 1 image, 1 caption\n")
+    assert stdout.endswith(f"\n1 shard in {tmp_path}/small: 1 image, 2 captions\n")
     index = Index.open(tmp_path / "out")
     assert len(index) == 40
     assert index.lists("caption_tokens")[1].min() > 3

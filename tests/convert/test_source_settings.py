@@ -47,7 +47,7 @@ def photos(photo: Any) -> Photos:
         (
             ["images/1.jpg", "images/2.jpg", "captions.txt"],
             {},
-            "no captions beside them; it has tables .captions.txt.: give one as the source, mmdata convert .* OUT",
+            "no captions beside them; it has tables .captions.txt.: give one as the source, as .*captions.txt$",
         ),
         (
             ["val2017/1.jpg", "train2017/2.jpg", "annotations/captions_val2017.json"],

@@ -235,6 +235,7 @@ def test_pixels_are_normalised_as_the_model_was_trained(tmp_path: Path):
         ),
         ({"hidden_size": 3}, "model.clip: a config needs a model_type, such as clip; got {'hidden_size': 3}"),
         ({"model_type": "nope"}, "model.clip: cannot load .* a config with a known model_type"),
+        ({"model_type": "clip", "projection_dim": "many"}, "model.clip: cannot load .*projection_dim"),
         ({"model_type": "bert", **TEXT}, "model.clip: model_type 'bert'; expected clip, siglip, siglip2"),
     ],
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.image_processing_base import ImageProcessingMixin
@@ -164,7 +165,7 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
             model = AutoModel.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
     except KeyError as error:
         raise ConfigError(f"{key}: a config needs a model_type, such as clip; got {source!r}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:  # the last: a value of a wrong type
         why = textwrap.shorten(str(error), 200)
         raise ConfigError(
             f"{key}: cannot load {source!r}: give a folder with config.json and model.safetensors, a Hugging Face "
