@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from inspect import Parameter, Signature
 from pathlib import Path
 from textwrap import fill, indent
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import to_jsonable_python
 from typing_extensions import Self
 
 from mmdata.config.words import PATH, default_in_words, type_in_words
@@ -161,6 +162,26 @@ def without_removed(kind: type[Settings], content: Mapping[str, Any]) -> dict[st
     return kept
 
 
+def with_defaults(kind: type[Settings], content: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings with the defaults of those that are not given, as plain data. A section that is None stays so.
+
+    An earlier version did not save the settings that it did not have: a run that it began went by their defaults.
+    """
+    full = dict(content)
+    for name, field in kind.model_fields.items():
+        if name not in full:
+            if not field.is_required():
+                full[name] = to_jsonable_python(field.get_default(call_default_factory=True))
+            continue
+        for section in sections_of(field.annotation):
+            if isinstance(full[name], list):
+                items = cast("list[Any]", full[name])
+                full[name] = [with_defaults(section, item) if isinstance(item, dict) else item for item in items]
+            elif isinstance(full[name], dict) and _is_of(section, full[name]):
+                full[name] = with_defaults(section, full[name])
+    return full
+
+
 def changeable_settings(kind: type[Settings], prefix: str = "") -> Iterator[str]:
     """Dotted names of the settings that a resumed run may change, without positions in lists."""
     for name, field in kind.model_fields.items():
@@ -180,6 +201,13 @@ def sections_of(annotation: Any) -> list[type[Settings]]:
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     return [section for part in get_args(annotation) for section in sections_of(part)]
+
+
+def _is_of(kind: type[Settings], content: Mapping[str, Any]) -> bool:
+    """Whether values are of this section, where a setting takes several, as `train.miner` does: its name tells."""
+    names = {name: field.annotation for name, field in kind.model_fields.items() if field.is_required()}
+    literals = {name: get_args(kinds) for name, kinds in names.items() if get_origin(kinds) is Literal}
+    return all(content.get(name) in values for name, values in literals.items())
 
 
 def _own_current_names(kind: type[Settings], content: Mapping[str, Any]) -> dict[str, Any]:

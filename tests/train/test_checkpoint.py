@@ -268,6 +268,31 @@ def test_settings_saved_under_old_names_are_compared_under_the_new_ones():
         check_same_settings(saved, current, origin="x")
 
 
+def test_settings_that_came_after_a_checkpoint_had_their_defaults():
+    """A run of an earlier version goes on, unless a setting that it did not have is given another value."""
+    from mmdata.config import Config
+    from mmdata.config.settings import with_defaults
+
+    of_source = with_defaults(Config, {"data": {"shards": [{"shards": "a"}]}})["data"]["shards"]
+    assert of_source == [{"shards": "a", "weight": None, "repeat": None}]
+    miner = {"name": "top_k", "k": 2}
+    data = {"shards": [{"shards": "a"}], "tokenizer": "t", "global_batch_size": 8}
+    config = Config.model_validate({"data": data, "train": {"miner": miner}})
+    current = config.model_dump(mode="json")
+    saved = config.model_dump(mode="json")
+    for name in ("split", "skip_damaged", "add_captions"):
+        del saved["data"][name]
+    saved["data"]["val_shards"] = saved["data"].pop("val")["shards"]
+    saved["train"]["miner"] = miner
+    check_same_settings(saved, current, origin="x")
+    current["data"]["skip_damaged"] = True
+    current["train"]["miner"]["after_steps"] = 7
+    with pytest.raises(
+        ConfigError, match=r"from x: data.skip_damaged was False, is True; train.miner.after_steps was 0, is 7. Rest"
+    ):
+        check_same_settings(saved, current, origin="x")
+
+
 def test_settings_of_a_mixture_may_change_in_their_folders_only():
     def mixture(*sources: tuple[str, int]) -> dict[str, object]:
         return {"data": {"shards": [{"shards": shards, "weight": weight} for shards, weight in sources]}}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmdata.config import Config, TrainConfig
-from mmdata.config.settings import changeable_settings, current_names
+from mmdata.config.settings import changeable_settings, current_names, with_defaults
 from mmdata.errors import ConfigError
 from mmdata.train.run.optimizer import scheduled_rate
 
@@ -89,11 +89,15 @@ def check_same_settings(
     Raises:
         ConfigError: names each key that differs, with both values.
     """
-    # An earlier version may have saved settings under their old names.
+    # An earlier version may have saved settings under their old names, and has not saved those that came later.
     try:
-        before, now = _flat(current_names(Config, saved)), _flat(current_names(Config, current))
+        named = [current_names(Config, settings) for settings in (saved, current)]
     except ValueError as error:  # a removed setting that was on
         raise ConfigError(f"cannot resume from {origin}: {error}") from None
+    before, now = (_flat(settings) for settings in named)
+    before_in_full, now_in_full = (_flat(with_defaults(Config, settings)) for settings in named)
+    before |= {key: before_in_full.get(key) for key in now.keys() - before.keys()}
+    now |= {key: now_in_full.get(key) for key in before.keys() - now.keys()}
     differ = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
     changed = sorted(key for key in differ if _POSITION.sub("", key) not in MAY_CHANGE | except_for)
     if changed:
