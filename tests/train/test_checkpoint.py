@@ -268,6 +268,13 @@ def test_settings_saved_under_old_names_are_compared_under_the_new_ones():
         check_same_settings(saved, current, origin="x")
 
 
+def test_a_run_of_the_earlier_vit_b_16_is_told_its_name():
+    saved, current = {"model": {"name": "base"}}, {"model": {"name": "vit_b_16"}}
+    said = r"model.name was 'base', is 'vit_b_16' \(the towers that an earlier version called vit_b_16 are now base\)\. Rest"
+    with pytest.raises(ConfigError, match=said):
+        check_same_settings(saved, current, origin="x")
+
+
 def test_settings_that_came_after_a_checkpoint_had_their_defaults():
     """A run of an earlier version goes on, unless a setting that it did not have is given another value."""
     from mmdata.config import Config

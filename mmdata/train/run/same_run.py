@@ -102,8 +102,10 @@ def check_same_settings(
     changed = sorted(key for key in differ if _POSITION.sub("", key) not in MAY_CHANGE | except_for)
     if changed:
         listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed)
+        renamed = "model.name" in changed and (before["model.name"], now["model.name"]) == ("base", "vit_b_16")
+        why = " (the towers that an earlier version called vit_b_16 are now base)" if renamed else ""
         raise ConfigError(
-            f"cannot resume from {origin}: {listed}. Restore the values, or give another train.output to start anew"
+            f"cannot resume from {origin}: {listed}{why}. Restore the values, or give another train.output to start anew"
         )
 
 
