@@ -105,7 +105,8 @@ def check_same_settings(
         renamed = "model.name" in changed and (before["model.name"], now["model.name"]) == ("base", "vit_b_16")
         why = " (the towers that an earlier version called vit_b_16 are now base)" if renamed else ""
         raise ConfigError(
-            f"cannot resume from {origin}: {listed}{why}. Restore the values, or give another train.output to start anew"
+            f"cannot resume from {origin}: {listed}{why}. Restore the values, or give another train.output to start "
+            "anew"
         )
 
 
