@@ -154,7 +154,7 @@ def test_repr_of_a_section_says_what_differs_from_the_defaults():
 
 def test_settings_command_prints_sections_settings_and_the_schema():
     everything, one = settings_command(), settings_command("num_workers")
-    assert "  data.loading.num_workers       integer ≥ 0 or auto; default auto\n" in everything.stdout
+    assert "\n↻ data.loading.num_workers       integer ≥ 0 or auto; default auto\n" in everything.stdout
     assert "  data.loading.num_workers: integer ≥ 0 or auto; default auto; may change when a run" in one.stdout
     assert "Number of threads that make batches." in one.stdout
     assert json.loads(settings_command("--schema").stdout) == json_schema()
