@@ -37,6 +37,8 @@ def main() -> None:
     crops = {"crop_scale": [0.25, 1.0], "augment": {"horizontal_flip_prob": 0.5}}
     train = mmdata.Loader.from_config({"shards": given.shards, **data, **crops})
     val = mmdata.Loader.from_config({"shards": given.val_shards, **data, "transform": "eval", "shuffle": False})
+    if train.index.class_names != val.index.class_names:  # labels are numbers, each folder's own
+        parser.error(f"the classes differ: {train.index.class_names} and {val.index.class_names}")
     num_classes = int(train.index.column("label").max()) + 1
     model = models.get_model(given.model, num_classes=num_classes).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr, weight_decay=0.05)

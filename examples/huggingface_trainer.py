@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from transformers import CLIPModel, TrainingArguments
+from transformers import AutoTokenizer, CLIPModel, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from mmdata.integrations.huggingface import LoaderTrainer
@@ -49,6 +49,7 @@ def main() -> None:
     trainer = LoaderTrainer(data, model=model, args=arguments)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(given.out)) if given.out.is_dir() else None)
     trainer.save_model(str(given.out / "model"))
+    AutoTokenizer.from_pretrained(given.model).save_pretrained(given.out / "model")
 
 
 if __name__ == "__main__":

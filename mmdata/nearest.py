@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 NEAR = 0.6
 """Least similarity of two names, as difflib counts it: twice the letters in common, by the letters of both."""
+SHORT = 3
+"""Up to this many letters the first one must be the same: another one makes another word, as cpu of gpu."""
 
 
 def nearest(word: str, known: Iterable[str], *, least: float = NEAR) -> str | None:
@@ -25,7 +27,9 @@ def nearest(word: str, known: Iterable[str], *, least: float = NEAR) -> str | No
     names: dict[str, str] = {}
     for name in known:
         names.setdefault(_plain(name), name)
-    found = difflib.get_close_matches(_plain(word), names, n=1, cutoff=least)
+    plain = _plain(word)
+    likely = [name for name in names if len(plain) > SHORT or name[:1] == plain[:1]]
+    found = difflib.get_close_matches(plain, likely, n=1, cutoff=least)
     return names[found[0]] if found else None
 
 

@@ -122,9 +122,10 @@ def test_config_missing_file_is_suggested_only_where_one_is_near(file, tmp_path:
 
 def test_config_that_is_something_else_is_said_to_be_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    for folder in ("shards/scenes/__mmdata__", "photos", "my run/checkpoints"):
+    for folder in ("shards/scenes/__mmdata__", "photos", "fifty", "my run/checkpoints"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "my run/config.yaml").write_text("data: {}")
+    (tmp_path / "fifty.yaml").write_text("data: {}")
     with tarfile.open("shards/scenes/0.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("0.jpg"))
     for name, text in (("c.csv", "filepath,caption\n"), ("t.py", "import x\n"), ("n.txt", "two words\n")):
@@ -135,6 +136,7 @@ def test_config_that_is_something_else_is_said_to_be_that(tmp_path: Path, monkey
         "shards/scenes": "is a folder of shards, {}: `mmdata init shards/scenes` writes one",
         "shards/scenes/0.tar": "is a tar, {}: `mmdata init shards/scenes` writes one",
         "photos": "is a folder, {}: `mmdata init photos` writes one",
+        "fifty": "is a folder, {}: 'fifty.yaml' is one",
         "c.csv": "is a table, {}: `mmdata init c.csv` writes one",
         "t.py": "is a Python file, {}; `mmdata init SOURCE` writes one for a table, a folder of images, or shards",
         "n.txt": "is a text file, {}; `mmdata init SOURCE` writes one for a table, a folder of images, or shards",

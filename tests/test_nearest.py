@@ -22,6 +22,7 @@ COMMANDS = ["bench", "compare", "convert", "doctor", "evaluate", "plan", "replay
         ("foo", ["dropout", "loss", "for_all"], None),
         ("lrr", ["lr", "k"], "lr"),
         ("ab", ["bc"], None),  # half of two letters is no likeness
+        ("gpu", ["auto", "cpu", "cuda"], None),
         ("", COMMANDS, None),
         ("x", [], None),
     ],

@@ -13,18 +13,16 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mmdata.cli import Parser, run
+from mmdata.cli import Parser, progress_in_rows, run
 from mmdata.convert import Report, convert, load_recipe
 from mmdata.convert.engines import Engine, threads
-from mmdata.convert.rows import Row
 from mmdata.errors import printable
 from mmdata.shards import Manifest
 from mmdata.shards.folder import find_ledger
@@ -74,21 +72,7 @@ def main() -> int:
     options = parse_arguments()
     signal.signal(signal.SIGTERM, stop)
     config = load_recipe(options.recipe, overrides(options))
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
-    ) as progress:
-
-        def track(rows: Iterable[Row], what: str, total: int) -> Iterator[Row]:
-            task = progress.add_task(what, total=total)
-            count = 0
-            for row in rows:
-                yield row
-                count += 1
-                progress.advance(task)
-            progress.update(task, total=count)
-
+    with progress_in_rows() as track:
         report = convert(
             options.source,
             options.out,

@@ -13,7 +13,7 @@ from rich.progress import track
 from mmdata.batch import Batch
 from mmdata.compositional import load_pairs
 from mmdata.config.data import DataConfig, ValConfig, evaluation_data
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
 from mmdata.shards import Index
@@ -76,10 +76,13 @@ def evaluate_shards(trained: TrainedRun, shards: str | None, classes: Classes | 
 
 
 def _check_labels(index: Index, classes: Classes, data: DataConfig) -> None:
-    """Check before anything is embedded that each label has a class.
+    """Check before anything is embedded that each label has a class, and that it is the one of its name.
+
+    Shards may name their classes otherwise than prompts do (n01440764, tench): only a name that both have must have the
+    same number in both.
 
     Raises:
-        DataError: there are no labels, or more than there are classes.
+        DataError: there are no labels, or more than there are classes, or a class has another number in the shards.
     """
     if not index.has_labels:
         raise DataError(f"--classes needs labels, and shards '{data.shards}' have none")
@@ -89,6 +92,13 @@ def _check_labels(index: Index, classes: Classes, data: DataConfig) -> None:
             f"--classes has {known} classes, for the labels 0 to {known - 1}, and shards '{data.shards}' have labels "
             f"up to {highest}: list a class for each label"
         )
+    numbers = {name: label for label, name in enumerate(classes.classes)}
+    for label, name in enumerate(index.class_names or []):
+        if numbers.get(name, label) != label:
+            raise DataError(
+                f"--classes has '{name}' as class {numbers[name]}, and shards '{data.shards}' as label {label}: "
+                f"list the classes in the order of the shards: {excerpt(', '.join(index.class_names or []))}"
+            )
 
 
 def evaluate_pairs(trained: TrainedRun, path: Path) -> dict[str, dict[str, float]]:

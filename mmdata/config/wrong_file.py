@@ -27,6 +27,8 @@ def not_a_config(path: Path) -> str:
     named = f"'{path}' is {kind.value}, {EXPECTED}"
     if kind in (Kind.RUN, Kind.CHECKPOINTS, Kind.CHECKPOINT) and (run := find_run(path)):
         return f"{named}: that of the run is '{run / 'config.yaml'}'"
+    if (config := path.with_name(f"{path.name}.yaml")).is_file():
+        return f"{named}: '{config}' is one"
     if kind.is_corpus:
         source = path.parent if kind is Kind.TAR and recognize(path.parent) is Kind.SHARDS else path
         return f"{named}: `mmdata init {shlex.quote(str(source))}` writes one"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mmdata.config import DataConfig
 from mmdata.config.data import sources
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, excerpt
 from mmdata.loader.negative_captions import NegativeCaptions
 from mmdata.loader.shard_prefetch import warn_of_small_cache
 from mmdata.loader.workers.open_files import ensure_files, files_needed
@@ -62,6 +62,7 @@ def open_index(data: DataConfig) -> Index:
     # A batch mixes the rows of a window, and prefetching reaches into the next window: with fewer rows held, each batch
     # would open the columns of its shards anew.
     index.held_rows = max(index.held_rows, 4 * data.shuffle_window_rows)
+    _check_class_names(data, index)
     _warn_of_missing_hashes(data, index)
     ensure_files(files_needed(data, index.num_shards))
     return index
@@ -71,6 +72,26 @@ def needs_hashes(data: DataConfig) -> bool:
     """Whether batches have hashes: they are set, or a batch may hold a row twice, which is no negative of itself."""
     again = any((source.repeat or 1.0) != 1.0 or source.weight is not None for source in sources(data))
     return data.add_hashes or again or (data.groups is not None and data.groups.candidates is not None)
+
+
+def _check_class_names(data: DataConfig, index: Index) -> None:
+    """Refuse a mixture whose datasets give a label to different classes, if the labels are what it is for.
+
+    Raises:
+        ConfigError: names both classes.
+    """
+    needed = data.tokenizer is None or (data.groups is not None and data.groups.source == "label")
+    known = [(part.folder, names) for part in index.manifests if (names := (part.accounts or {}).get("classes"))]
+    for folder, names in known[1:]:
+        pairs = enumerate(zip(known[0][1], names, strict=False))
+        if (differing := next((pair for pair in pairs if pair[1][0] != pair[1][1]), None)) is None:
+            continue
+        label, (first, other) = differing
+        said = f"label {label} is {excerpt(first)} in '{known[0][0]}' and {excerpt(other)} in '{folder}'"
+        if needed:
+            raise ConfigError(f"{said}: convert both sources together, so that their classes are numbered alike")
+        logger.warning("%s: the labels of batches mix them", said)
+        return
 
 
 def _warn_of_missing_hashes(data: DataConfig, index: Index) -> None:

@@ -54,13 +54,15 @@ def usage(kind: str, folder: str) -> str:
     padding = '"max_length"' if kind.startswith("Siglip") else "True"
     return "\n".join(
         [
-            "from PIL import Image",
+            "from PIL import Image, ImageOps",
             f"from transformers import {', '.join(sorted(['AutoImageProcessor', load, tokenizer]))}",
             "",
             f'model = {load}.from_pretrained("{folder}"{trust}).eval()',
             f'processor = AutoImageProcessor.from_pretrained("{folder}")',
             f'tokenizer = {tokenizer}.from_pretrained("{folder}")',
-            'images = processor(Image.open("photo.jpg").convert("RGB"), return_tensors="pt")',
+            'photo = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGBA")',
+            'photo = Image.alpha_composite(Image.new("RGBA", photo.size, "white"), photo).convert("RGB")',
+            'images = processor(photo, return_tensors="pt")',
             f'texts = tokenizer(["a dog", "a cat"], padding={padding}, truncation=True, return_tensors="pt")',
             "print(model(**texts, **images).logits_per_image)",
         ]
@@ -71,8 +73,9 @@ def _facts(run: TrainedRun, kind: str) -> list[str]:
     """What a user of the folder must know of images and texts."""
     data = run.config.data
     lines = [
-        "Images are resized in another order and with other rounding than in training, and an EXIF orientation is not "
-        "applied: turn images upright first (`PIL.ImageOps.exif_transpose`).",
+        "Images are resized in another order and with other rounding than in training. The image processor neither "
+        "turns images upright by their EXIF orientation nor composites transparent ones on white, as the training did: "
+        "the code above does both.",
     ]
     if data.image_buckets is not None:
         lines.append(

@@ -162,13 +162,20 @@ def _from_transformers(found: str, name: str | os.PathLike[str]) -> Any:
     if not Path(found).exists():
         logger.warning("tokenizer '%s': no such folder here; asking the Hugging Face hub", name)
     try:
-        return AutoTokenizer.from_pretrained(found)
+        tokenizer = AutoTokenizer.from_pretrained(found)
     except Exception as error:  # transformers checks little: a broken folder may raise a KeyError or anything else
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"tokenizer '{name}': cannot be loaded ({first_line}); give a folder that "
             "AutoTokenizer.from_pretrained loads, or make one with `mmdata convert --train-tokenizer 8192`"
         ) from error
+    # Of a folder that holds a model only, transformers makes a tokenizer that knows no word: all captions look alike.
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise ConfigError(
+            f"tokenizer '{name}': it has special tokens only, as transformers makes it of a folder with a model and no "
+            "tokenizer files; save the model's tokenizer into the folder too, or give another one, such as `clip`"
+        )
+    return tokenizer
 
 
 PLAIN_FILES = {"tokenizer.json", "tokenizer_config.json"}

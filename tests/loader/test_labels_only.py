@@ -16,7 +16,7 @@ import mmdata
 from mmdata.commands.evaluate import evaluate_shards
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, DataError
 from mmdata.loader import Loader
 from mmdata.shards import Index, Sample, ShardWriter, build_index, probe, verify
 from mmdata.train import DualEncoder
@@ -241,6 +241,42 @@ def test_a_label_of_a_class_name_is_numbered(tmp_path, images):
     (tmp_path / "tars/0.tar").write_bytes(make_tar(members))
     assert build_index(tmp_path / "tars").accounts["classes"] == CLASSES
     assert Image.open(io.BytesIO(images[0])).size == (32, 20)
+
+
+def named(folder: Path, images: list[bytes], classes: list[str]) -> str:
+    """An index of tars whose labels are names, numbered as they come; a row for each class."""
+    folder.mkdir()
+    members = [(f"{i}.{e}", d) for i, c in enumerate(classes) for e, d in (("jpg", images[i]), ("cls", c.encode()))]
+    (folder / "0.tar").write_bytes(make_tar(members))
+    build_index(folder)
+    return str(folder)
+
+
+def test_a_mixture_in_which_a_label_means_two_classes_is_refused(tmp_path, images):
+    first = named(tmp_path / "a", images, ["clock", "flag", "hand"])
+    more = named(tmp_path / "b", images, ["clock", "flag", "hand", "moon"])
+    other = named(tmp_path / "c", images, ["clock", "hand"])
+    both = [{"shards": first}, {"shards": more}]
+    assert len(Loader.from_config(settings(tmp_path, shards=both)).index) == 7
+    with pytest.raises(
+        ConfigError, match=r"^label 1 is 'flag' in '.*a' and 'hand' in '.*c': convert both sources toge"
+    ):
+        Loader.from_config(settings(tmp_path, shards=[*both, {"shards": other}]))
+
+
+def test_zero_shot_of_classes_in_another_order_than_the_labels_is_refused(tmp_path, images):
+    train_tokenizer([f"a photo of a {name}" for name in CLASSES], tmp_path / "tokenizer", vocab_size=300)
+    data = {**settings(tmp_path), "tokenizer": str(tmp_path / "tokenizer"), "max_length": 12}
+    config = parse(Config, {"data": data, "model": {"name": "micro"}}, origin="test")
+    tokenizer = need_tokenizer(config.data, to="test")
+    model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size).eval()
+    trained = TrainedRun(model, config, tokenizer, tmp_path / "x.pt", 1, 1)
+    shards = named(tmp_path / "a", images, ["clock", "flag", "hand"])
+    for good in (["clock", "flag", "hand"], ["a clock", "a flag", "a hand", "a moon"]):
+        assert "zero_shot_top1" in evaluate_shards(trained, shards, Classes(classes=good))
+    message = r"--classes has 'clock' as class 1, and shards '.*a' as label 0: list .* the shards: 'clock, flag, hand'$"
+    with pytest.raises(DataError, match=message):
+        evaluate_shards(trained, shards, Classes(classes=["flag", "clock", "hand"]))
 
 
 def test_folders_with_and_without_captions_are_counted_by_rows(tmp_path, images):

@@ -223,6 +223,10 @@ def test_export_program_says_how_to_load_the_folder(
     Image.open(photos / "raw" / "00.jpg").save("photo.jpg")
     exec(code, {})
     assert re.fullmatch(r"tensor\(\[\[.*, .*\]\], grad_fn=<.*>\)\n", capsys.readouterr().out)
+    Image.new("RGBA", (9, 9), (200, 0, 0, 0)).save("photo.jpg", "PNG")  # the loader composites it on white, too
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["photo"].getextrema() == ((255, 255),) * 3
 
 
 def test_export_of_a_size_by_name_is_a_clip(export, photos: Path, monkeypatch: pytest.MonkeyPatch):

@@ -183,3 +183,10 @@ def test_tokenizer_that_cannot_be_loaded_is_named(folder: Path, tmp_path: Path, 
         ConfigError, match=r"^tokenizer '.*broken': cannot be loaded \(.+\); give a folder that AutoTok"
     ):
         Tokenizer.load(broken)
+
+
+def test_tokenizer_of_a_folder_with_a_model_alone_is_refused(tmp_path: Path):
+    """transformers makes a tokenizer of it that knows no word."""
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    with pytest.raises(ConfigError, match=r"it has special tokens only, .* a model and no tokenizer files; .*`clip`$"):
+        Tokenizer.load(tmp_path)
