@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ settings.load_profile("shared")
 # A test run in the background, or under nohup, is started with these ignored, and so are the programs it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -37,6 +39,17 @@ def _one_thread_of_torch() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _handlers_of_signals_stay() -> Iterator[None]:
+    """A test that left a handler of its own would take the signals of the tests that this process runs after it."""
+    handlers = {number: signal.getsignal(number) for number in HANDLED}
+    yield
+    changed = {number.name: now for number in HANDLED if (now := signal.getsignal(number)) != handlers[number]}
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    assert not changed
 
 
 @pytest.fixture(autouse=True)

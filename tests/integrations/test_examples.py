@@ -49,10 +49,16 @@ def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
             modes.update(part.training for part in module.modules())
 
     def run(name: str, *arguments: str) -> None:
+        """A program's handlers of signals end with it; here they end with the call."""
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        try:
+            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
     hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
     yield run
