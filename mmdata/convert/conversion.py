@@ -18,7 +18,7 @@ from mmdata.convert.accounts import Accounts, Balance
 from mmdata.convert.engines import Engine
 from mmdata.convert.examine import Digester, Examined, Examiner
 from mmdata.convert.group import GroupedSource, Said, find_repeated, image_key, row_key
-from mmdata.convert.output import TOKENIZER_NAME, Output, Run
+from mmdata.convert.output import TOKENIZER_NAME, Output, Run, publish_all
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Row, Source
 from mmdata.convert.seen import SeenImages
@@ -85,8 +85,7 @@ class Conversion:
             classes = {"classes": self._labels.names} if self._labels.names else {}
             for part in parts:
                 part.close({**classes, "run": run})
-        for output in self._outputs:
-            output.publish()
+        publish_all(self._outputs)
 
     def _train(self, folders: Sequence[Path], vocab_size: int) -> Tokenizer:
         """Train a tokenizer on the captions of the training samples; each folder gets a copy."""
@@ -200,20 +199,23 @@ class Conversion:
             if first is not None:
                 accounts.merged += 1
                 return _Outcome(number)
-            sample, losses = self._accept(examined, accounts)
+            sample, losses = self._accept(examined)
             parts[number].writer.write(sample)
         except BadSample as bad:
             accounts.leave_out(
                 row=examined.row, place=examined.place, path=examined.path, reason=bad.reason, detail=bad.detail
             )
-            return _Outcome(number, (bad.reason, bad.detail))
+            # A row that would have been merged into a differing duplicate has captions of its own, lost as well.
+            differs = isinstance(bad, _DifferingDuplicate) or (taken.differs and not examined.fault)
+            accounts.differing += differs
+            return _Outcome(number, (bad.reason, bad.detail), differs)
         self._seen.add(examined.digest, examined.row, sample.captions, examined.label)
         accounts.written += 1
         for loss in accounts.losses.add(examined.place, losses):
             logger.warning("%s (%s); written without it, as all like it", accounts.losses.first[loss], loss)
         return _Outcome(number)
 
-    def _accept(self, examined: Examined, accounts: Accounts) -> tuple[Sample, dict[Loss, str]]:
+    def _accept(self, examined: Examined) -> tuple[Sample, dict[Loss, str]]:
         """The sample of an examined row, with its class number, and its losses.
 
         Raises:
@@ -228,28 +230,38 @@ class Conversion:
                 raise
             losses = {**losses, Loss.LABEL_NAME: bad.detail}
         if not self._config.keep_duplicates:
-            self._refuse_duplicate(examined, accounts)
+            self._refuse_duplicate(examined)
         return replace(examined.sample, label=label), losses
 
-    def _refuse_duplicate(self, examined: Examined, accounts: Accounts) -> None:
+    def _refuse_duplicate(self, examined: Examined) -> None:
         """Raise BadSample if the image was written before."""
         assert examined.sample is not None
         found = self._seen.find(examined.digest, examined.sample.captions, examined.label)
         if found is None:
             return
         detail = f"the image of row {found.row} again, byte for byte"
-        if not found.says_the_same:
-            accounts.differing += 1
-            detail += ", with other captions or another label"
-        raise BadSample(Reason.DUPLICATE_IMAGE, detail)
+        if found.says_the_same:
+            raise BadSample(Reason.DUPLICATE_IMAGE, detail)
+        raise _DifferingDuplicate(Reason.DUPLICATE_IMAGE, f"{detail}, with other captions or another label")
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What became of a row: the number of its part, and why it was not written."""
+    """What became of a row.
+
+    Attributes:
+        part: number of the folder whose accounts have it.
+        bad: why it was not written; None if it was.
+        differs: whether it is a duplicate with other captions or another label than the written row.
+    """
 
     part: int = 0
     bad: tuple[Reason, str] | None = None
+    differs: bool = False
+
+
+class _DifferingDuplicate(BadSample):
+    """The image was written before, with other captions or another label."""
 
 
 class _Part:

@@ -83,7 +83,6 @@ class Output:
 
     def publish(self) -> None:
         """Move a complete conversion into place, the manifest last. It may be killed at any point and repeated."""
-        self._withdraw_old()
         prefix = manifest_prefix(self.private) or BESIDE  # "": an earlier version was killed in this method
         manifest, inner = prefix + MANIFEST_NAME, self.folder / prefix
         inner.mkdir(exist_ok=True)
@@ -96,8 +95,8 @@ class Output:
         sync_folder(inner)
         shutil.rmtree(self.private)
 
-    def _withdraw_old(self) -> None:
-        """Remove the conversion that is replaced."""
+    def withdraw_old(self) -> None:
+        """Remove the conversion that is replaced. It may be killed at any point and repeated."""
         # The old manifest is first moved, not deleted: after a kill it still names the files to remove. Its pages are
         # moved too, because the new manifest has pages of the same names.
         old = self.private / OLD_NAME
@@ -120,6 +119,17 @@ class Output:
             sync_folder(self.folder)
             (old / top).unlink()
             sync_folder(old / manifest.prefix)
+
+
+def publish_all(outputs: Sequence[Output]) -> None:
+    """Publish complete conversions. Old ones are withdrawn from all folders first.
+
+    If the process is killed in between, no folder holds the old val beside the new train, whose images may overlap.
+    """
+    for output in outputs:
+        output.withdraw_old()
+    for output in outputs:
+        output.publish()
 
 
 def are_complete(outputs: Sequence[Output], run: Run, *, overwrite: bool) -> bool:
@@ -188,10 +198,10 @@ def _recover(outputs: Sequence[Output]) -> None:
     """Publish the complete conversion of a killed run, or remove its incomplete one."""
     # The parts are completed in order, and published in order after that: the last one decides.
     complete = manifest_prefix(outputs[-1].private) is not None
+    if complete:
+        publish_all([output for output in outputs if manifest_prefix(output.private) is not None])
     for output in outputs:
-        if complete and manifest_prefix(output.private) is not None:
-            output.publish()
-        elif output.private.exists():
+        if output.private.exists():
             shutil.rmtree(output.private)
 
 

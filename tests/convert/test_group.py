@@ -116,6 +116,14 @@ def test_equal_images_under_other_paths_are_merged_by_content(corpus: Path, tmp_
     assert counts(report.accounts) == {"rows": 4, "written": 2, "merged": 2}
 
 
+def test_all_rows_of_a_differing_copy_are_counted(corpus: Path, make: Any) -> None:
+    (corpus / "copy.jpg").write_bytes((corpus / "a.jpg").read_bytes())
+    (corpus / "t.csv").write_text("image,caption\na.jpg,one\ncopy.jpg,two\ncopy.jpg,three\ncopy.jpg,two\n")
+    accounts = make(corpus / "t.csv").accounts
+    assert counts(accounts) == {"rows": 4, "written": 1, "duplicate": 3}
+    assert accounts["differing"] == 2  # rows with "two" and "three"; the last row brings no caption that is new
+
+
 def test_folder_is_merged_by_content_when_asked(corpus: Path, tmp_path: Path, make: Any) -> None:
     (corpus / "copy.jpg").write_bytes((corpus / "a.jpg").read_bytes())
     for name in ("a", "b", "c", "copy"):

@@ -140,6 +140,31 @@ def test_kill_while_publishing_is_finished_by_the_next_run(
     assert content(tmp_path / "out") == content(tmp_path / "expected")
 
 
+def test_kill_while_replacing_leaves_no_old_part_beside_a_new_one(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old val may hold images of the new train: a run on such a pair would evaluate on what it learned."""
+    config = ConvertConfig(max_bad_share=0.9, val_share=0.3)
+    convert(table, tmp_path / "expected", config)
+    convert(table, tmp_path / "out", tolerant(val_share=0.6))
+    publish = Output.publish
+
+    def publish_train_and_die(output: Output) -> None:
+        if output.folder.name == "val":
+            raise Killed
+        publish(output)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Output, "publish", publish_train_and_die)
+        with pytest.raises(Killed):
+            convert(table, tmp_path / "out", config, overwrite=True)
+    assert Manifest.read(tmp_path / "out/train").rows == Manifest.read(tmp_path / "expected/train").rows
+    with pytest.raises(DataError, match="out/val"):
+        Index.open(tmp_path / "out/val")
+    assert convert(table, tmp_path / "out", config).was_complete
+    assert content(tmp_path / "out") == content(tmp_path / "expected")
+
+
 def test_part_that_was_not_finished_is_made_anew_with_the_other(table: Path, tmp_path: Path) -> None:
     config = ConvertConfig(max_bad_share=0.9, val_share=0.3)
     convert(table, tmp_path / "expected", config)
