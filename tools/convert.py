@@ -1,8 +1,9 @@
 """mmdata convert: a raw corpus, or shards, to shards with an index and a ledger of every row that was left out.
 
-SOURCE is a table (.csv .tsv .txt .jsonl .json .parquet) of images and captions, COCO's captions, a folder with caption
-files beside the images (.txt, .caption or .json), class folders, an imagefolder or Parquet files of the Hugging Face
-hub, or shards: a folder of WebDataset tars, whose keys, captions, labels and metadata are kept.
+SOURCE is a table (.csv .tsv .txt .jsonl .json .parquet .arrow) of images and captions, COCO's captions, a folder with
+caption files beside the images (.txt, .caption or .json), class folders, an imagefolder or Parquet files of the Hugging
+Face hub, a dataset of save_to_disk, or shards: a folder of WebDataset tars, whose keys, captions, labels and metadata
+are kept.
 Shrinking makes web photos load twice as fast, larger ones more:
 
     mmdata convert shards/photos shards/photos-256 --resize 256 --tokenizer shards/photos/tokenizer
@@ -31,7 +32,7 @@ SETTINGS = {
     "table": "table in SOURCE, or a pattern for several",
     "images": "folder that the table's paths are relative to, itself relative to SOURCE (or to the folder of a table)",
     "split": "part of SOURCE to convert, such as train, where it has several",
-    "format": "format of the table, where its name does not tell: csv, tsv, jsonl, json or parquet",
+    "format": "format of the table, where its name does not tell: csv, tsv, jsonl, json, parquet or arrow",
     "delimiter": 'character between the fields of a CSV, or "tab" (default: the one that fits the first lines)',
     "encoding": "encoding of text tables, such as latin-1 (default utf-8)",
     "columns": "names of the columns of a CSV without a header line, as image,caption",

@@ -1,20 +1,27 @@
-"""What a folder of a corpus is: Hugging Face's Parquet files or imagefolder, and its parts (train, validation, …)."""
+"""What a folder of a corpus is, and its parts (train, validation, …).
+
+Hugging Face's forms are known: Parquet files of the hub, an imagefolder, a dataset that `save_to_disk` wrote.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
 
 from mmdata.convert.folder import IMAGE_SUFFIXES
 from mmdata.convert.tables import choose_part
+from mmdata.errors import DataError
 
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 """Names of the table of an imagefolder; its paths are relative to the folder that it is in."""
+STATE, PARTS_OF_DICT = "state.json", "dataset_dict.json"
+"""Files in a Dataset and in a DatasetDict that `datasets` wrote with `save_to_disk`."""
 
 
 def find_tables_of_folder(folder: Path, split: str | None) -> list[Path]:
-    """The tables of an imagefolder, or of a folder of Parquet files as the Hugging Face hub has them; else none.
+    """The tables of an imagefolder, of a dataset on disk, or of a folder of Parquet files as of the hub; else none.
 
     Raises:
         DataError: there are several parts, and `split` is None or none of them.
@@ -22,6 +29,8 @@ def find_tables_of_folder(folder: Path, split: str | None) -> list[Path]:
     for name in METADATA:
         if (folder / name).is_file():
             return [folder / name]
+    if saved := _saved_parts(folder):
+        return choose_part(folder, saved, split)
     listing = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     parts = {
         name: [folder / name / table] for name in listing for table in METADATA if (folder / name / table).is_file()
@@ -35,6 +44,28 @@ def find_tables_of_folder(folder: Path, split: str | None) -> list[Path]:
         for path in sorted(folder.glob(depth)):
             found.setdefault(_part_of(path.relative_to(folder)), []).append(path)
     return choose_part(folder, found, split) if found else []
+
+
+def _saved_parts(folder: Path) -> dict[str, list[Path]]:
+    """The Arrow files of each part of a Dataset or DatasetDict on disk; empty for other folders."""
+    try:
+        if (folder / PARTS_OF_DICT).is_file():
+            names = json.loads((folder / PARTS_OF_DICT).read_bytes())["splits"]
+            return {name: _arrow_files(folder / name)[1] for name in names}
+        if (folder / STATE).is_file() and any(folder.glob("*.arrow")):
+            return dict([_arrow_files(folder)])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"dataset '{folder}': not whole, as save_to_disk writes it ({type(error).__name__}: {error}); write it "
+            'again, or as Parquet with to_parquet("train.parquet")'
+        ) from error
+    return {}
+
+
+def _arrow_files(folder: Path) -> tuple[str, list[Path]]:
+    """Name and files of a Dataset on disk. The caches of `map` lie in its folder too, and state.json lists none."""
+    state = json.loads((folder / STATE).read_bytes())
+    return state["_split"] or "all", [folder / os.path.basename(file["filename"]) for file in state["_data_files"]]
 
 
 def _part_of(path: Path) -> str:

@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmdata.convert.arrow import ARROW_MAGIC, ArrowFile, ParquetTable
 from mmdata.convert.delimited import DelimitedTable
 from mmdata.convert.json_tables import JsonLinesTable, JsonTable, parse_json
-from mmdata.convert.parquet import ParquetTable
 from mmdata.convert.tables import Table, TableFormat, TableOptions
 from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.safe_read import check_regular
@@ -24,6 +24,8 @@ FORMATS: dict[str, TableFormat] = {
     ".json": "json",
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
 }
 PARQUET_MAGIC = b"PAR1"
 HEAD_BYTES = 2**16
@@ -79,7 +81,7 @@ def open_table(path: Path, options: TableOptions | None = None) -> Table:
 
     Raises:
         DataError: unknown format, not a regular file, another encoding, no header, a duplicate column name, a Parquet
-            file that is cut short, JSON without a table in it.
+            or Arrow file that is cut short, JSON without a table in it.
     """
     options = options or TableOptions()
     check_regular(path, "table")
@@ -92,7 +94,9 @@ def open_table(path: Path, options: TableOptions | None = None) -> Table:
         return JsonTable(path, options.encoding)
     if kind == "parquet":
         return ParquetTable(path)
-    raise DataError(f"table '{path}': {_what_it_is(path)}; known: .csv .tsv .txt .jsonl .json .parquet")
+    if kind == "arrow":
+        return ArrowFile(path)
+    raise DataError(f"table '{path}': {_what_it_is(path)}; known: .csv .tsv .txt .jsonl .json .parquet .arrow")
 
 
 def find_format(path: Path, options: TableOptions) -> TableFormat | None:
@@ -106,6 +110,8 @@ def find_format(path: Path, options: TableOptions) -> TableFormat | None:
         head = file.read(HEAD_BYTES).removeprefix(b"\xef\xbb\xbf")
     if head.startswith(PARQUET_MAGIC):
         return "parquet"
+    if head.startswith(ARROW_MAGIC):
+        return "arrow"
     if suffix in (".json", ".jsonl", ".ndjson", ".txt") and head.lstrip()[:1] in (b"[", b"{"):
         return _json_format(head, usual="json" if suffix == ".json" else "jsonl")
     if suffix == ".txt":

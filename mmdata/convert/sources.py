@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from mmdata.convert.arrow import ArrowTable, as_text
 from mmdata.convert.folder import FolderSource
 from mmdata.convert.layouts import METADATA, find_tables_of_folder
 from mmdata.convert.open_table import find_tables, fingerprint, open_table
 from mmdata.convert.packed import PackedSource, is_packed
-from mmdata.convert.parquet import ParquetTable, as_text
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Row, Source
 from mmdata.convert.tables import Table, differences, shown
@@ -82,7 +82,7 @@ class TableSource:
         self.columns = choose_columns(self._tables[0], config)
         self._split = config.split
         for table in self._tables:
-            if isinstance(table, ParquetTable):
+            if isinstance(table, ArrowTable):
                 table.refuse_as_image(self.columns.image)
                 self._refuse_to_keep(table)
         self.has_captions = bool(self.columns.captions)
@@ -118,7 +118,7 @@ class TableSource:
         paths = (row.cells.get(self.columns.image) for row in rows if row.cells is not None)
         return [path for path in paths if isinstance(path, str) and path]
 
-    def _refuse_to_keep(self, table: ParquetTable) -> None:
+    def _refuse_to_keep(self, table: ArrowTable) -> None:
         """Raise ConfigError if a column of images, not of paths, is to be kept in each sample's JSON."""
         for stored, name in self.columns.keep.items():
             if name == self.columns.image and table.holds_images(name):

@@ -18,7 +18,7 @@ from mmdata.errors import ConfigError, DataError, excerpt
 
 T = TypeVar("T")
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq")
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".arrow", ".feather")
 MAX_LINE = 64 * 2**20
 """Longest line of a text table; a file with a longer one is something else."""
 MAX_NAMES = 20
@@ -27,7 +27,7 @@ MAX_DIFFERENCES = 5
 """Differences between two tables that a message names."""
 
 
-TableFormat = Literal["csv", "tsv", "jsonl", "json", "parquet"]
+TableFormat = Literal["csv", "tsv", "jsonl", "json", "parquet", "arrow"]
 """Formats of tables; a CSV may have any delimiter."""
 
 

@@ -211,6 +211,26 @@ def _(root: Path, photos: Photos) -> Given:
     return Given("t.parquet", {}, FIVE, ["cat", "dog", "bird"])
 
 
+@kind("a Dataset on disk")
+def _(root: Path, photos: Photos) -> Given:
+    hugging_face(photos).save_to_disk(str(root), num_shards=2)
+    (root / "cache-0123456789abcdef.arrow").write_bytes(b"of Dataset.map")  # beside the files of the dataset
+    return Given("", {}, FIVE, ["cat", "dog", "bird"])
+
+
+@kind("a DatasetDict on disk")
+def _(root: Path, photos: Photos) -> Given:
+    table = hugging_face(photos)
+    datasets.DatasetDict(train=table, test=table.select([0])).save_to_disk(str(root / "saved"))
+    return Given("saved", {"split": "train"}, FIVE, ["cat", "dog", "bird"])
+
+
+@kind("Feather")
+def _(root: Path, photos: Photos) -> Given:
+    frame(folder_of(root, photos), caption=[said[0] for said in ONE]).to_feather(root / "t.feather")
+    return Given("t.feather")
+
+
 @kind("Parquet with {bytes, path} and a row for each caption")
 def _(root: Path, photos: Photos) -> Given:
     rows = [(photo, said) for photo, five in zip(photos, FIVE, strict=True) for said in five]

@@ -90,7 +90,12 @@ def test_parquet_schemas_that_differ_say_which_column_and_types(corpus: Path, ma
         ("t.tar.zst", "x", "a compressed tar, which is not read"),
         ("t.csv.gz", "x", "a packed file, which is not read; unpack it, and give the table or folder that comes out"),
         ("t.zip", "x", "a packed file"),
-        ("t.xlsx", "x", "unknown kind '.xlsx'; known: .csv .tsv .txt .jsonl .json .parquet"),
+        ("t.xlsx", "x", "unknown kind '.xlsx'; known: .csv .tsv .txt .jsonl .json .parquet .arrow"),
+        (
+            "t.arrow",
+            "x" * 100,
+            r"t.arrow': not a whole Arrow file \(.*\); write it again .*to_parquet",
+        ),
     ],
 )
 def test_what_is_no_table_is_told_for_what_it_is(
@@ -99,6 +104,13 @@ def test_what_is_no_table_is_told_for_what_it_is(
     (corpus / name).write_text(content)
     with pytest.raises(DataError, match=message):
         make(corpus / name)
+
+
+def test_dataset_on_disk_that_lacks_a_part_is_an_error(tmp_path: Path, make: Any) -> None:
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved/dataset_dict.json").write_text('{"splits": ["train"]}')
+    with pytest.raises(DataError, match=r"saved': not whole, as save_to_disk writes it .*train/state.json.*write it"):
+        make(tmp_path / "saved")
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tar"])

@@ -1,8 +1,9 @@
-"""Parquet tables with captions and either paths of images or, in a binary column, the images."""
+"""Parquet and Arrow tables with captions and either paths of images or, in a binary column, the images."""
 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -13,15 +14,16 @@ import pyarrow.parquet as pq
 from mmdata.convert.tables import Table, TableRow, refuse_twice
 from mmdata.errors import ConfigError, DataError, excerpt
 
+ARROW_MAGIC = b"ARROW1"
+"""First bytes of an Arrow file with a footer; a stream has no magic."""
 
-class ParquetTable(Table):
-    """A Parquet file."""
 
-    def __init__(self, path: Path) -> None:
+class ArrowTable(Table):
+    """A table whose columns have Arrow types: a `ParquetTable` or an `ArrowFile`."""
+
+    def __init__(self, path: Path, schema: Any, num_rows: int) -> None:
         self.path = path
-        with self._open() as file:
-            schema: pa.Schema = file.schema_arrow
-            self.num_rows = cast(int, file.metadata.num_rows)
+        self.num_rows = num_rows
         self._features = _hugging_face_features(schema.metadata or {})
         self.columns = list(schema.names)
         refuse_twice(path, self.columns)
@@ -55,21 +57,66 @@ class ParquetTable(Table):
         """All rows; only `columns` are read. See `Table.rows`."""
         number = 0
         size = 32 if any(self.holds_images(name) for name in columns) else 1024  # images are large
-        with self._open() as file:
-            try:
-                for batch in file.iter_batches(batch_size=size, columns=list(columns)):
-                    values = [_as_python(batch.column(name)) for name in columns]
-                    for cells in zip(*values, strict=True):
-                        number += 1
-                        yield TableRow(f"{self.path.name}, row {number}", dict(zip(columns, cells, strict=True)))
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(f"table '{self.path}', after row {number}: not readable as Parquet: {error}") from error
-
-    def _open(self) -> Any:
         try:
-            return pq.ParquetFile(self.path)
+            for batch in self._batches(list(columns), size):
+                values = [_as_python(batch.column(name)) for name in columns]
+                for cells in zip(*values, strict=True):
+                    number += 1
+                    yield TableRow(f"{self.path.name}, row {number}", dict(zip(columns, cells, strict=True)))
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"table '{self.path}': not a whole Parquet file: {error}") from error
+            raise DataError(f"table '{self.path}', after row {number}: not readable: {error}") from error
+
+    @abstractmethod
+    def _batches(self, columns: list[str], size: int) -> Iterator[Any]:
+        """All rows with at least these columns, at most `size` of them at a time."""
+
+
+class ParquetTable(ArrowTable):
+    """A Parquet file."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with pq.ParquetFile(path) as file:
+                super().__init__(path, file.schema_arrow, file.metadata.num_rows)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"table '{path}': not a whole Parquet file: {error}") from error
+
+    def _batches(self, columns: list[str], size: int) -> Iterator[Any]:
+        with pq.ParquetFile(self.path) as file:
+            yield from file.iter_batches(batch_size=size, columns=columns)
+
+
+class ArrowFile(ArrowTable):
+    """A file in Arrow's IPC format: a stream, as `datasets` writes it to disk, or a file with a footer (Feather)."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with pa.memory_map(str(path)) as file:
+                reader, batches = _open_ipc(file)
+                num_rows = sum(batch.num_rows for batch in batches)  # the file is mapped: this reads little of it
+                super().__init__(path, reader.schema, num_rows)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"table '{path}': not a whole Arrow file ({error}); write it again with save_to_disk, or as Parquet "
+                'with to_parquet("train.parquet")'
+            ) from error
+
+    def _batches(self, columns: list[str], size: int) -> Iterator[Any]:
+        with pa.memory_map(str(self.path)) as file:
+            for batch in _open_ipc(file)[1]:
+                for start in range(0, batch.num_rows, size):
+                    yield batch.slice(start, size)
+
+
+def _open_ipc(file: Any) -> tuple[Any, Iterator[Any]]:
+    """The reader of an open file in Arrow's IPC format, and its batches."""
+    is_stream = file.read(len(ARROW_MAGIC)) != ARROW_MAGIC
+    file.seek(0)
+    if is_stream:
+        stream = pa.ipc.open_stream(file)
+        return stream, iter(stream)
+    footed = pa.ipc.open_file(file)
+    return footed, (footed.get_batch(number) for number in range(footed.num_record_batches))
 
 
 def _hugging_face_features(metadata: dict[bytes, bytes]) -> dict[str, Any]:
