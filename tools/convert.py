@@ -22,7 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mmdata.cli import Parser, progress_in_rows, run
-from mmdata.convert import Report, convert, load_recipe
+from mmdata.commands.next_commands import next_commands
+from mmdata.config.train import MASK_REMEDY
+from mmdata.convert import ConvertConfig, Report, convert, load_recipe
 from mmdata.convert.engines import Engine, threads
 from mmdata.errors import printable
 from mmdata.shards import Manifest
@@ -82,7 +84,7 @@ def main() -> int:
             overwrite=options.overwrite,
             track=track,
         )
-    show(report, options.out)
+    show(report, options.out, config)
     return 0
 
 
@@ -136,8 +138,8 @@ def stop(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def show(report: Report, out: Path) -> None:
-    """Print the accounts and the places of the files."""
+def show(report: Report, out: Path, config: ConvertConfig) -> None:
+    """Print the accounts, the places of the files, and the next commands."""
     if report.was_complete:
         print(f"{printable(str(out))} already holds this conversion; nothing to do")
     table = Table("rows", "count", box=None, pad_edge=False)
@@ -167,6 +169,8 @@ def show(report: Report, out: Path) -> None:
             "captions: none, a corpus of labels; leave data.tokenizer out, or convert with "
             '--caption-template "a photo of a {}."'
         )
+    elif config.caption_templates:
+        print(f"captions: images of one class have equal ones, false negatives of each other; {MASK_REMEDY}")
     parts = {out: report.manifest}
     if report.val is not None:
         parts = {out / "train": report.manifest, out / "val": report.val}
@@ -184,6 +188,9 @@ def show(report: Report, out: Path) -> None:
         )
     elif accounts["duplicate"]:
         print("duplicates: the first row of each image was written; --keep-duplicates writes all")
+    folder, val = (out, None) if report.val is None else (out / "train", out / "val")
+    for line in next_commands(folder, report.manifest, val=val):
+        print(printable(line))
 
 
 def one_folder(folder: Path, manifest: Manifest) -> str:

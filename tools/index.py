@@ -13,12 +13,12 @@ finished: run the same command again, and only new and changed tars are read.
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from mmdata.cli import Parser, progress_in_bytes, run
+from mmdata.commands.next_commands import next_commands
 from mmdata.errors import printable
 from mmdata.shards import IndexReport, build_index
 from mmdata.shards.build import MakeTokenizer
@@ -49,7 +49,7 @@ def main() -> int:
             overwrite=options.overwrite,
             progress=progress,
         )
-    for line in (*account_lines(report), *next_commands(report)):
+    for line in (*account_lines(report), *next_commands(report.folder, report.manifest)):
         print(printable(line))
     accounts = report.accounts
     return 0 if accounts.get("samples", 0) == accounts.get("indexed", 0) + accounts.get("quarantined", 0) else 1
@@ -110,20 +110,6 @@ def account_lines(report: IndexReport) -> list[str]:
         f"{accounts['samples']} samples in = {accounts['indexed']} indexed + {accounts['quarantined']} quarantined; "
         f"{shards} shards, {accounts['ignored_members']} members ignored; index in {folder}",
     ]
-
-
-def next_commands(report: IndexReport) -> list[str]:
-    """What to type next."""
-    folder, manifest = shlex.quote(str(report.folder)), report.manifest
-    lines = [
-        f"mmdata init {folder}    # writes a config to train with",
-        f"mmdata plan {folder}    # batches, shapes and padding",
-    ]
-    if manifest.has_captions and manifest.tokenizer is None:
-        tars = folder if manifest.location == "." else shlex.quote(str(report.folder / manifest.location))
-        out = "" if tars == folder else f" --out {folder}"
-        lines.insert(0, f"mmdata index {tars}{out} --tokenizer clip    # counts captions; reads no image again")
-    return [("next: " if i == 0 else "      ") + line for i, line in enumerate(lines)]
 
 
 def _trainer(vocab_size: int) -> MakeTokenizer:

@@ -18,6 +18,9 @@ Schedule = Literal["cosine", "constant", "cooldown"]
 PositivesBy = Literal["labels", "image_hash", "caption_hash"]
 """The entry of a batch in which rows that are positives of each other are equal."""
 
+MASK_REMEDY = "train.mask_false_negatives=true makes them no negatives"
+"""What commands advise where captions or images repeat."""
+
 
 class MinerConfig(Settings):
     """Which negatives of the batch enter the loss. The negatives that these settings leave out never reach the

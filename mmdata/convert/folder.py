@@ -51,7 +51,8 @@ class FolderSource:
             raise DataError(f"source '{folder}': no images in it; the corpus is empty{_hint(self.root)}")
         self.classes: tuple[str, ...] = ()
         if not self._kinds:
-            self.has_captions = self._find_classes(folder, config)
+            self.has_captions = False
+            self._find_classes(folder, config)
         else:
             self.has_captions = self._kinds != {".json"} or self._finds_caption()
 
@@ -77,11 +78,11 @@ class FolderSource:
                     return True
         return False
 
-    def _find_classes(self, folder: Path, config: ConvertConfig) -> bool:
-        """Take the folders for classes; True if they are none, and images lack captions.
+    def _find_classes(self, folder: Path, config: ConvertConfig) -> None:
+        """Take the folders for classes.
 
         Raises:
-            DataError: a table goes with the images, or the folders are several parts.
+            DataError: a table goes with the images, the folders are several parts, or there are not two folders.
         """
         if hint := _hint(self.root):
             raise DataError(f"source '{folder}': its images have no captions beside them{hint}")
@@ -91,9 +92,13 @@ class FolderSource:
         while len(names := _folders(self.root)) == 1 and _folders(os.path.join(self.root, names[0])):
             self._descend(os.path.join(self.root, names[0]))  # flowers/ holds daisy/ and rose/
         if len(names) < 2:
-            return True  # each image is left out for its missing caption, and the error says so
+            raise DataError(
+                f"source '{folder}': its images have neither captions nor labels; put a .txt with the "
+                "caption beside each image (1.jpg, 1.txt), or give a table of paths and captions as the source "
+                "(captions.csv with the columns filepath and caption), or sort the images into a folder for each class "
+                "(cat/1.jpg, dog/2.jpg)"
+            )
         self.classes = tuple(names)
-        return False
 
     def _descend(self, folder: str) -> None:
         """Take a sub-folder for the one that holds the classes; images beside it stay rows, which are left out."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.convert.arrow import ArrowTable, as_text
+from mmdata.convert.belonging import Kind, refuse_strangers
+from mmdata.convert.delimited import DelimitedTable
 from mmdata.convert.folder import FolderSource
 from mmdata.convert.layouts import METADATA, find_tables_of_folder
 from mmdata.convert.open_table import find_tables, fingerprint, open_table
@@ -39,13 +41,16 @@ def open_source(path: Path, config: ConvertConfig) -> Source:
 
     Raises:
         DataError: no such path, an unreadable table, a damaged tar, an empty corpus, several parts and no `split`.
-        ConfigError: no such column.
+        ConfigError: no such column, or a setting that does not belong to this kind of source.
     """
     if not path.exists():
         raise DataError(f"source '{path}': no such file or folder")
     if not path.is_dir():
         check_regular(path, "source")
+    if config.table is not None and path.is_file() and not path.match(config.table):
+        raise ConfigError(f"table '{config.table}': '{path}' is a file itself; give its folder, or leave --table out")
     if config.table is None and is_packed(path):
+        refuse_strangers(path, config, Kind.TARS)
         if config.split is not None:
             raise ConfigError(f"split '{config.split}': '{path}' holds tars, all of one part; give those of the part")
         return PackedSource(path, config)
@@ -53,6 +58,7 @@ def open_source(path: Path, config: ConvertConfig) -> Source:
         if tables := find_tables_of_folder(path, config.split):
             folder = tables[0].parent if tables[0].name in METADATA else path
             return TableSource(folder, tables, config.model_copy(update={"split": None}))
+        refuse_strangers(path, config, Kind.FOLDER)
         return FolderSource(path, config)
     if path.is_dir():
         return TableSource(path, find_tables(path, config.table or ""), config)
@@ -66,6 +72,7 @@ class TableSource:
 
     def __init__(self, folder: Path, paths: Sequence[Path], config: ConvertConfig) -> None:
         self._tables = [open_table(path, config.tables) for path in paths]
+        refuse_strangers(paths[0], config, _kind(self._tables[0]))
         for table in self._tables[1:]:
             if difference := differences(self._tables[0], table):
                 raise DataError(
@@ -137,6 +144,12 @@ class TableSource:
             "label": next(iter(self.columns.label), None),
             **({"images": self._found_in} if self._found_in else {}),
         }
+
+
+def _kind(table: Table) -> Kind:
+    if isinstance(table, ArrowTable):
+        return Kind.ARROW
+    return Kind.DELIMITED if isinstance(table, DelimitedTable) else Kind.JSON
 
 
 def _find_images(folder: Path, images: str, paths: Sequence[str]) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mmdata.config import DataConfig
+from mmdata.config.train import MASK_REMEDY
 from mmdata.plan import Groups, Plan, PlanSummary
 from mmdata.shards import Index
 
@@ -38,7 +39,7 @@ def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataCon
     yield f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle ({best})"
     yield (
         f"duplicates: {summary.duplicates:,} rows meet their own image or caption in a batch"
-        + ("; train.mask_false_negatives=true makes them no negatives" if summary.duplicates else "")
+        + (f"; {MASK_REMEDY}" if summary.duplicates else "")
     )
     sizes = np.array([shard.bytes for manifest in index.manifests for shard in manifest])
     read = [int(sizes[shards].sum()) for shards in summary.touched]

@@ -100,6 +100,8 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
         "columns: image = image, captions = captions",
         f"5 shards in {tmp_path}/out: 40 images, 82 captions; 1 left out, each with its reason in "
         f"{tmp_path}/out/__mmdata__/quarantine.jsonl",
+        f"next: mmdata init {tmp_path}/out    # writes a config to train with",
+        f"      mmdata plan {tmp_path}/out    # batches, shapes and padding",
     ]
     config = ConvertConfig(shard_rows=9, train_tokenizer=400, keep=("path",))
     convert(table, tmp_path / "out2", config)
@@ -107,7 +109,7 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
     small = raw_corpus / "small.jsonl"
     small.write_text(table.read_text().splitlines()[0])
     stdout = start(small, tmp_path / "small").communicate(timeout=300)[0]
-    assert stdout.endswith(f"\n1 shard in {tmp_path}/small: 1 image, 2 captions\n")
+    assert f"\n1 shard in {tmp_path}/small: 1 image, 2 captions\n" in stdout
     index = Index.open(tmp_path / "out")
     assert len(index) == 40
     assert index.lists("caption_tokens")[1].min() > 3
@@ -135,6 +137,6 @@ def test_program_shrinks_shards(raw_corpus: Path, tmp_path: Path) -> None:
     process = start(tmp_path / "shards", tmp_path / "small", "--resize", 44, "--quality", 80)
     stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stderr) == (0, "")
-    assert stdout.endswith(f"\n1 shard in {tmp_path}/small: 40 images, 82 captions\n")
+    assert f"\n1 shard in {tmp_path}/small: 40 images, 82 captions\n" in stdout
     convert(tmp_path / "shards", tmp_path / "small2", ConvertConfig(resize=44, quality=80))
     assert content(tmp_path / "small") == content(tmp_path / "small2")

@@ -67,6 +67,54 @@ def test_folder_that_is_not_one_corpus_says_what_it_holds(
         convert(tmp_path / "corpus", tmp_path / "out", ConvertConfig(**settings))
 
 
+@pytest.mark.parametrize(
+    ("source", "settings", "message"),
+    [
+        (
+            "",
+            {"delimiter": ";", "quotes": False, "caption_columns": ["x"]},
+            "'.*corpus': it is a folder of images, .*; --delimiter, --no-quotes only for a CSV or TSV "
+            "table; --caption-column only for a table or WebDataset tars; leave out what .*, or give a table as the s",
+        ),
+        (
+            "t.json",
+            {"columns": ["a", "b"]},
+            "it is a JSON table; --columns only for a CSV or TSV table;",
+        ),
+        (
+            "t.parquet",
+            {"encoding": "latin-1"},
+            "it is a Parquet or .*; --encoding only for a CSV or .* or a JSON table;",
+        ),
+        ("t.tar", {"images": "x", "format": "csv"}, "it is WebDataset tars; --format, --images only for a table;"),
+        (
+            "t.json",
+            {"table": "other.json"},
+            "table 'other.json': '.*t.json' is a file itself; give its folder, or leave",
+        ),
+    ],
+)
+def test_setting_that_does_not_belong_to_the_kind_of_source_is_an_error(
+    tmp_path: Path, photos: Photos, source: str, settings: dict[str, Any], message: str
+) -> None:
+    names = folder_of(tmp_path / "corpus", photos)
+    (tmp_path / "corpus/1.txt").write_text("x")
+    frame(names, caption=NAMES).to_parquet(tmp_path / "corpus/t.parquet")
+    (tmp_path / "corpus/t.json").write_text(json.dumps([{"image": names[0], "caption": "x"}]))
+    (tmp_path / "corpus/t.tar").write_bytes(bytes(10240))
+    with pytest.raises(ConfigError, match=message):
+        convert(tmp_path / "corpus" / source, tmp_path / "out", ConvertConfig(**settings))
+
+
+def test_images_alone_are_an_error_that_names_the_ways(tmp_path: Path, photos: Photos) -> None:
+    folder_of(tmp_path / "corpus/cat", photos)
+    message = (
+        "neither captions nor labels; put a .txt with .* or give a table of .* or sort the images into a folder for"
+    )
+    with pytest.raises(DataError, match=message):
+        convert(tmp_path / "corpus", tmp_path / "out")
+
+
 def test_class_numbers_are_those_of_torchvision(tmp_path: Path, photos: Photos) -> None:
     for name, photo in zip(["b/2.jpg", "a/9.jpg", "c d/1.jpg"], photos, strict=True):
         (tmp_path / "corpus" / name).parent.mkdir(parents=True)
@@ -227,6 +275,14 @@ def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
         "captions: none, a corpus of labels; leave data.tokenizer out, or convert with "
         '--caption-template "a photo of a {}."',
         "1 shard in out: 3 images, labels only",
+        "next: mmdata plan out    # batches, shapes and padding",
+    ]
+    assert run_convert(tmp_path, "classes", "out3", "--caption-template", "a {}", "--train-tokenizer", "300")[1:] == [
+        "captions: images of one class have equal ones, false negatives of each other; "
+        "train.mask_false_negatives=true makes them no negatives",
+        "1 shard in out3: 3 images, 3 captions",
+        "next: mmdata init out3    # writes a config to train with",
+        "      mmdata plan out3    # batches, shapes and padding",
     ]
     names = folder_of(tmp_path / "table", [photos[0], photos[0], photos[1]], below="images")
     frame(names, caption=["a", "b", "c"]).to_csv(tmp_path / "table/t.csv", index=False)
@@ -238,6 +294,9 @@ def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
         "out2/val/__mmdata__/quarantine.jsonl",
         "1 of the duplicates have other captions, or another label, than the row of the same image that was written: "
         "--group-by content gives that row their captions",
+        "next: mmdata index out2/train --tokenizer clip    # counts captions; reads no image again",
+        "      mmdata init out2/train    # writes a config to train with; replace data.val by {shards: out2/val}",
+        "      mmdata plan out2/train    # batches, shapes and padding",
     ]
 
 
@@ -248,7 +307,7 @@ def test_command_says_that_an_earlier_version_merged_no_captions(tmp_path: Path,
     made = Manifest.read(tmp_path / "out")
     accounts = {name: value for name, value in (made.accounts or {}).items() if name not in ("merged", "differing")}
     (tmp_path / "out/__mmdata__/manifest.json").write_bytes(replace(made, accounts=accounts).to_json())
-    assert run_convert(tmp_path, "table/t.csv", "out")[-1] == (
+    assert run_convert(tmp_path, "table/t.csv", "out")[-4] == (
         "duplicates: an earlier version of mmdata made this conversion, and did not merge the captions of rows that "
         "name one image; --overwrite converts anew, and does"
     )

@@ -1,0 +1,28 @@
+"""What to type next, once shards have been made or indexed."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from mmdata.shards import Manifest
+
+
+def next_commands(folder: Path, manifest: Manifest, *, val: Path | None = None) -> list[str]:
+    """Lines of a command's output that name the commands to type next, each with what it does.
+
+    Args:
+        folder: of the shards or of their index.
+        manifest: of this folder.
+        val: folder of shards to evaluate on, if they were set aside.
+    """
+    quoted = shlex.quote(str(folder))
+    lines = [f"mmdata plan {quoted}    # batches, shapes and padding"]
+    if manifest.has_captions:  # a config for a dual encoder needs texts
+        also = "" if val is None else f"; replace data.val by {{shards: {val}}}"
+        lines.insert(0, f"mmdata init {quoted}    # writes a config to train with{also}")
+    if manifest.has_captions and manifest.tokenizer is None:
+        tars = quoted if manifest.location == "." else shlex.quote(str(folder / manifest.location))
+        out = "" if tars == quoted else f" --out {quoted}"
+        lines.insert(0, f"mmdata index {tars}{out} --tokenizer clip    # counts captions; reads no image again")
+    return [("next: " if i == 0 else "      ") + line for i, line in enumerate(lines)]
