@@ -16,6 +16,7 @@ import pytest
 import webdataset as wds
 from PIL import Image
 
+import datasets
 from mmdata import Index, Loader, cli
 from mmdata.commands.init import Init, Request
 from mmdata.commands.look import Facts, Look
@@ -179,6 +180,43 @@ def test_init_of_a_dry_run_writes_nothing(run, tmp_path: Path):
     assert "would convert: mmdata convert photos shards/photos --train-tokenizer 512\n" in said
     assert "would write photos.yaml, about so:\n\n# mmdata train photos.yaml\n" in said
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+@pytest.mark.parametrize("out", ["theirs", "apart"])
+def test_init_of_damaged_tars_takes_what_their_index_has(run, tmp_path: Path, out: str):
+    (tmp_path / "theirs").mkdir()
+    for t in range(2):
+        with wds.TarWriter(str(tmp_path / f"theirs/{t}.tar")) as writer:
+            for i in range(20 * t, 20 * t + 20):
+                image = paint(tmp_path / "p.png", i).read_bytes()
+                writer.write({"__key__": f"{i:04d}", "png": image, "txt": f"thing {i}"})
+    tar = tmp_path / "theirs/1.tar"
+    tar.write_bytes(tar.read_bytes()[: tar.stat().st_size // 2])
+    assert "or index what can be read with `mmdata index theirs --skip-damaged`, then `mmdata init theirs`" in run(
+        "init", "theirs", code=2
+    )
+    run("index", "theirs", "--skip-damaged", "--out", out, "--max-bad-share", "0.5")
+    said = run("init", out)
+    assert f"{out}: shards with an index without caption lengths, " in said
+    assert "left out: 1 samples (damaged_shard)" in said
+    loader = Loader.from_config(check_config(tmp_path / f"{out}.yaml").data)
+    assert 0 < loader.plan.num_rows < len(Index.open(f"shards/{out}")) == len(Index.open(out)) < 40
+
+
+def test_init_takes_one_part_of_a_hub_folder(run, tmp_path: Path):
+    rows = [paint(tmp_path / "photos" / f"{i}.png", i).read_bytes() for i in range(45)]
+    table = datasets.Dataset.from_dict({"image": rows, "text": [f"thing {i}" for i in range(45)]})
+    (tmp_path / "hub/data").mkdir(parents=True)
+    table.select(range(40)).to_parquet(str(tmp_path / "hub/data/train-00000-of-00001.parquet"))
+    table.select(range(40, 45)).to_parquet(str(tmp_path / "hub/data/test-00000-of-00001.parquet"))
+    message = "source 'hub': has 2 parts, which are converted one by one: test, train; choose one with --split train"
+    assert run("init", "hub", code=2) == f"error: {message}\n"
+    said = run("init", "hub", "--split", "train")
+    assert "converting: mmdata convert hub shards/hub --split train --train-tokenizer 512\n" in said
+    assert "# made by `mmdata init hub --split train` for 40 rows" in (tmp_path / "hub.yaml").read_text()
+    assert run("init", "shards/hub", "--split", "train", code=2) == (
+        "error: split 'train': 'shards/hub' holds shards, all of one part; give the folder of the part\n"
+    )
 
 
 def write_labels_only(tar: Path) -> None:

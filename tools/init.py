@@ -26,11 +26,18 @@ def main() -> int:
     parser.add_argument("--out", metavar="CONFIG", help="YAML file; default: configs/NAME.yaml or NAME.yaml")
     parser.add_argument("--shards", metavar="OUT", help="folder for the shards or the index; default: shards/NAME")
     parser.add_argument("--tokenizer", help="folder or Hugging Face name; default: one is trained, or CLIP's is taken")
+    parser.add_argument("--split", help="part of SOURCE, such as train, where it has several")
     parser.add_argument("--overwrite", action="store_true", help="replace the config, and another conversion in OUT")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done, and print the config")
     options = parser.parse_args()
     request = Request(
-        options.source, options.out, options.shards, options.tokenizer, options.overwrite, options.dry_run
+        options.source,
+        options.out,
+        options.shards,
+        options.tokenizer,
+        overwrite=options.overwrite,
+        dry_run=options.dry_run,
+        split=options.split,
     )
 
     def say(line: str) -> None:

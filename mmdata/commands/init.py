@@ -47,6 +47,7 @@ class Request:
         tokenizer: folder or name of a tokenizer to use; None: one is chosen.
         overwrite: replace an existing config, and another conversion in `shards`.
         dry_run: write nothing.
+        split: part of the source, where it has several.
     """
 
     source: str
@@ -55,6 +56,7 @@ class Request:
     tokenizer: str | None = None
     overwrite: bool = False
     dry_run: bool = False
+    split: str | None = None
 
 
 class ChosenTokenizer(NamedTuple):
@@ -90,7 +92,7 @@ class Init:
             ConfigError: the config exists, the source has labels only and no names for them, or a setting is wrong.
             DataError: the source cannot be read, or too much of it is damaged.
         """
-        found = look(self.request.source, tokenizer=self.request.tokenizer)
+        found = look(self.request.source, tokenizer=self.request.tokenizer, split=self.request.split)
         path = Path(self.request.config or default_path(found.name))
         if path.exists() and not self.request.overwrite:
             raise ConfigError(f"config '{path}' exists: give another name with --out, or replace it with --overwrite")
@@ -140,6 +142,8 @@ class Init:
     def _convert(self, found: Look, out: str, chosen: ChosenTokenizer) -> None:
         self.say(f"converting: {self._convert_command(found, out, chosen)}")
         settings: dict[str, object] = {"tokenizer": chosen.name, "train_tokenizer": chosen.entries}
+        if self.request.split is not None:
+            settings["split"] = self.request.split
         if not found.facts.captions:
             settings["caption_templates"] = [TEMPLATE]
         config = parse(ConvertConfig, settings, origin="settings of the conversion")
@@ -151,14 +155,18 @@ class Init:
 
     def _convert_command(self, found: Look, out: str, chosen: ChosenTokenizer) -> str:
         words = ["mmdata", "convert", str(found.path), out]
+        words += self._split_words()
         words += ["--tokenizer", chosen.name] if chosen.name else ["--train-tokenizer", str(chosen.entries)]
         if not found.facts.captions:
             words += ["--caption-template", TEMPLATE]
         return shlex.join(words)
 
+    def _split_words(self) -> list[str]:
+        return [] if self.request.split is None else ["--split", self.request.split]
+
     def _index(self, found: Look, out: str, chosen: ChosenTokenizer) -> None:
         self.say(f"indexing into {out}; the tars stay where they are, unchanged")
-        given = Tokenizer.load(chosen.name) if chosen.name else None
+        given, made = Tokenizer.load(chosen.name) if chosen.name else None, found.indexed
 
         def train(captions: Iterable[str], folder: Path) -> tuple[CountTokens, str]:
             train_tokenizer(captions, folder, vocab_size=chosen.entries or 0)
@@ -167,11 +175,15 @@ class Init:
 
         with self.bytes_bar() as progress:
             report = build_index(
-                found.path,
+                found.tars,
                 out=out,
                 count_tokens=given.count if given else None,
                 tokenizer=given.fingerprint if given else None,
                 make_tokenizer=None if given else train,
+                members=None if made is None else made.members,
+                # The user has accepted what the existing index leaves out.
+                max_bad_share=0.05 if made is None else 1.0,
+                skip_damaged=made is not None and "damaged_shards" in (made.accounts or {}),
                 overwrite=self.request.overwrite,
                 progress=progress,
             )
@@ -205,7 +217,7 @@ class Init:
         return config_text(
             starter,
             path=str(path),
-            made_by=shlex.join(["mmdata", "init", self.request.source]),
+            made_by=shlex.join(["mmdata", "init", self.request.source, *self._split_words()]),
             shards=shards,
             tokenizer=tokenizer,
             about_tokenizer=about_tokenizer,
@@ -220,6 +232,8 @@ class Init:
 def _kind(found: Look) -> str:
     if found.kind == "shards":
         return "shards with an index"
+    if found.indexed is not None:
+        return "shards with an index without caption lengths"
     if found.kind == "tars" or found.source is None:
         return "WebDataset tars"
     return str(found.source.describe().get("kind", "corpus"))

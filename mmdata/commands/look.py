@@ -22,9 +22,9 @@ from mmdata.convert.examine import Examined, Examiner
 from mmdata.convert.packed import is_packed
 from mmdata.convert.rows import Source
 from mmdata.convert.sources import open_source
-from mmdata.errors import BadSample, ConfigError, DataError
+from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError
 from mmdata.plan import IndexRows
-from mmdata.shards import Index, ShardStore
+from mmdata.shards import Index, Manifest, ShardStore
 from mmdata.shards.captions import captions_of
 from mmdata.shards.folder import local_folder, manifest_prefix
 from mmdata.transform.text import Tokenizer
@@ -123,7 +123,7 @@ class Look:
         path: of the source.
         kind: shards have an index that a tokenizer whose folder is known has counted; tars need one; all else is raw.
         facts: of its rows.
-        source: of a raw corpus or of tars; None for shards.
+        source: of a raw corpus or of tars without an index; else None.
         tokenizer: folder or name of the tokenizer that counted the shards; None for the other kinds.
     """
 
@@ -132,6 +132,17 @@ class Look:
     facts: Facts
     source: Source | None = None
     tokenizer: str | None = None
+    indexed: Manifest | None = None
+    """Of the index that the tars have already, which lacks the lengths that a known tokenizer has counted."""
+
+    @property
+    def tars(self) -> Path:
+        """The tars to index: a folder, or a tar."""
+        if self.indexed is None:
+            return self.path
+        folder = self.path / self.indexed.location
+        names = [entry.name for entry in self.indexed]
+        return folder / names[0] if len(names) == 1 else folder
 
     @property
     def name(self) -> str:
@@ -145,29 +156,37 @@ USUAL_NAMES = {"annotations", "captions", "data", "images", "labels", "metadata"
 """Names that say nothing of a corpus."""
 
 
-def look(source: str, *, tokenizer: str | None = None) -> Look:
+def look(source: str, *, tokenizer: str | None = None, split: str | None = None) -> Look:
     """Look at a table, a folder, a tar or shards.
 
     Args:
         source: the path.
         tokenizer: folder or name of the tokenizer that counted the shards, if it is not beside them.
+        split: part of a raw corpus.
 
     Raises:
         DataError: no such path, an empty or unreadable corpus, or none of the first rows can be used.
-        ConfigError: a URL, or a table without columns of the usual names.
+        ConfigError: a URL, a table without columns of the usual names, or no such part.
     """
     path = local_folder(source)
     if path.is_dir() and manifest_prefix(path) is not None:
+        if split is not None:
+            raise ConfigError(f"split '{split}': '{path}' holds shards, all of one part; give the folder of the part")
         index = Index.open(path)
         beside = path / "tokenizer"
         tokenizer = tokenizer or (str(beside) if beside.exists() else _shipped_tokenizer(index))
         if index.captions and index.tokenizer is not None and tokenizer is not None:
             return Look(path, "shards", facts_of_index(index), None, tokenizer)
+        return Look(path, "tars", facts_of_index(index), indexed=index.manifests[0])
     try:
-        corpus = open_source(path, ConvertConfig())
+        corpus = open_source(path, ConvertConfig(split=split))
         facts = _facts_of_rows(corpus)
+    except DamagedShard as error:
+        raise DataError(
+            f"{error}; or index what can be read with `mmdata index {path} --skip-damaged`, then `mmdata init {path}`"
+        ) from error
     except (ConfigError, DataError) as error:
-        if "--" not in str(error):
+        if "--" not in str(error) or "--split" in str(error):
             raise
         raise type(error)(
             f"{error}; that is an option of `mmdata convert {path} OUT`: then `mmdata init OUT`"
@@ -250,6 +269,6 @@ def refuse_labels_only(look: Look) -> None:
     if not look.facts.captions:
         raise ConfigError(
             f"'{look.path}': shards with labels and no captions, and a dual encoder needs texts: make captions of the "
-            f'class names with `mmdata convert {look.path} OUT --caption-template "a photo of a {{}}."`, and then '
+            f'class names with `mmdata convert {look.tars} OUT --caption-template "a photo of a {{}}."`, and then '
             "`mmdata init OUT`; a loader of your own needs no texts (leave data.tokenizer out)"
         )
