@@ -18,7 +18,7 @@ from mmdata.plan import Plan, rank_slice
 from mmdata.shards import Index, ShardCache
 from mmdata.shards.remote.cache import GB
 from mmdata.train.models.limits import length_problem, limits_of, shape_problems
-from mmdata.train.objective import check_objective
+from mmdata.train.objective import check_loss
 from mmdata.transform.text import Tokenizer, need_tokenizer
 
 logger = logging.getLogger("mmdata")
@@ -59,9 +59,9 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
             f"{limits.vocab_size}: use the tokenizer that belongs to the model"
         )
     problems += _missing_files(data)
-    anything = nn.Identity()  # whether the model has the bias that a loss needs is checked once it is built
+    has_bias = limits.has_bias is not False  # that of a model on the hub is checked once the model is built
     has_negatives = data.negative_captions is not None
-    _note(problems, lambda: check_objective(config.train, anything, has_negative_captions=has_negatives))
+    _note(problems, lambda: check_loss(config.train, has_bias=has_bias, has_negative_captions=has_negatives))
     if problems:
         raise Problems(*problems)
     assert tokenizer is not None, "a tokenizer that cannot be loaded is a problem"

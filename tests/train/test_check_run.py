@@ -162,11 +162,38 @@ def test_shapes_that_the_model_does_not_take_are_told(limits: Limits, changes: d
 
 def test_limits_of_transformers_models_come_from_their_settings():
     clip = limits_of(ModelConfig(name="pretrained", clip=CLIP))
-    assert clip == Limits(takes_patches=False, positions=12, vocab_size=500)
+    assert clip == Limits(takes_patches=False, positions=12, vocab_size=500, has_bias=False)
     siglip = limits_of(ModelConfig(name="pretrained", clip=SIGLIP2))
-    assert siglip == Limits(patch_size=14, takes_patches=True, native_patch_size=14, positions=64, vocab_size=500)
-    assert limits_of(ModelConfig(name="vit_l_14")) == Limits(takes_patches=False, positions=77)
+    assert siglip == Limits(
+        patch_size=14, takes_patches=True, native_patch_size=14, positions=64, vocab_size=500, has_bias=True
+    )
+    assert limits_of(ModelConfig(name="vit_l_14")) == Limits(takes_patches=False, positions=77, has_bias=False)
     assert limits_of(ModelConfig(name="pretrained", clip="google/unknown-on-this-disk")) == Limits()
+
+
+@pytest.mark.parametrize(
+    ("model", "refused"),
+    [
+        ({"name": "micro"}, True),
+        ({"name": "micro", "logit_bias_init": -10.0}, False),
+        ({"name": "vit_b_32"}, True),
+        ({"name": "pretrained", "clip": CLIP}, True),
+        ({"name": "pretrained", "clip": CLIP, "logit_bias_init": -10.0}, False),
+        ({"name": "pretrained", "clip": SIGLIP2}, False),
+        ({"name": "pretrained", "clip": "google/unknown-on-this-disk"}, False),
+        ({"name": "pretrained", "vision": "on-no/disk", "text": "on-no/disk"}, True),
+    ],
+)
+def test_sigmoid_loss_without_a_bias_is_refused_before_the_model_is_built(
+    sections: dict[str, Any], tmp_path: Path, model: dict[str, Any], refused: bool
+):
+    config = config_of(sections, data={"max_length": 12, "patch_size": 14}, model=model, train={"loss": "siglip"})
+    try:
+        check_run(config, tmp_path / "run", world_size=1)
+        said = ""
+    except Problems as error:
+        said = str(error)
+    assert ("train.loss 'siglip' needs a bias: set model.logit_bias_init (-10 in the paper)" in said) is refused
 
 
 def test_longest_caption_is_checked_against_the_positions_of_the_text_tower(sections: dict[str, Any]):
