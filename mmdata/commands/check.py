@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,9 +13,9 @@ from torch import nn
 from mmdata.atomic import explain
 from mmdata.config import Config, DataConfig
 from mmdata.config.data import evaluation_data, sources
-from mmdata.config.train import DistanceWeightedConfig, GumbelTopKConfig, SameGroupConfig, TopKConfig
+from mmdata.config.train import DistanceWeightedConfig, GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
 from mmdata.errors import ConfigError, Problems
-from mmdata.plan import Plan, rank_slice
+from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, rank_slice
 from mmdata.shards import Index, ShardCache
 from mmdata.shards.remote.cache import GB
 from mmdata.train.models.limits import length_problem, limits_of, shape_problems
@@ -22,6 +23,11 @@ from mmdata.train.objective import check_loss
 from mmdata.transform.text import Tokenizer, need_tokenizer
 
 logger = logging.getLogger("mmdata")
+
+COUNTED_BATCHES = 8
+"""Batches of which the false negatives are counted."""
+NOTICEABLE_DUPLICATES = 0.01
+"""Share of rows that meet their own image or caption from which on the log says so."""
 
 Found = TypeVar("Found")
 
@@ -102,6 +108,25 @@ def warn_of_no_effect(config: Config, *, world_size: int) -> None:
             part,
             rows // world_size,
         )
+
+
+def warn_of_false_negatives(config: TrainConfig, plan: Plan) -> None:
+    """Log that rows are trained against their own image or caption as negatives, by the first batches of the plan.
+
+    Captions of a template, such as those of class names, are equal in many rows of a batch.
+    """
+    rows = plan.rows
+    if config.mask_false_negatives or config.loss == "multi_positive" or not isinstance(rows, IndexRows):
+        return
+    batches = duplicates = counted = 0
+    for step in islice(plan.steps(0), COUNTED_BATCHES):
+        batches += 1
+        valid = step.rows >= 0
+        duplicates += count_duplicates(rows.hashes(step.rows[valid], step.passes[valid]))
+        counted += int(valid.sum())
+    if duplicates >= NOTICEABLE_DUPLICATES * counted:
+        said = duplicates_in_words(duplicates)
+        logger.warning("false negatives: in the first %d batches, of %s rows, %s", batches, f"{counted:,}", said)
 
 
 def _note(problems: list[str], check: Callable[[], Found], where: str = "") -> Found | None:

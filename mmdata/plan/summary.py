@@ -168,6 +168,12 @@ def count_duplicates(hashes: Hashes) -> int:
     return int((_repeated(hashes.image) | _repeated(hashes.caption)).sum())
 
 
+def duplicates_in_words(duplicates: int) -> str:
+    """A number of `count_duplicates`, and what keeps such rows from being negatives of each other."""
+    remedy = "; train.mask_false_negatives=true makes them no negatives" if duplicates else ""
+    return f"{duplicates:,} rows meet their own image or caption in a batch{remedy}"
+
+
 def _repeated(keys: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which keys occur earlier in their batch; bool (n,), as `keys`."""
     repeated = np.ones(len(keys), np.bool_)

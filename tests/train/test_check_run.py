@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from mmdata import Loader
-from mmdata.commands.check import check_lengths, check_run, warn_of_no_effect
+from mmdata.commands.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
 from mmdata.config import Config, DataConfig, ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, Problems
@@ -228,3 +229,40 @@ def test_settings_without_an_effect_are_told(
     with caplog.at_level(logging.WARNING, "mmdata"):
         warn_of_no_effect(config_of(sections, train=train), world_size=2)
     assert "".join(record.getMessage() for record in caplog.records)[: len(message) or None] == message
+
+
+@pytest.mark.parametrize(
+    ("captions", "train", "message"),
+    [
+        (
+            ["a photo of a dog", "a photo of a cat"],
+            {},
+            "false negatives: in the first 8 batches, of 32 rows, {} rows meet their own image or caption in a batch; "
+            "train.mask_false_negatives=true makes them no negatives",
+        ),
+        (["a photo of a dog", "a photo of a cat"], {"mask_false_negatives": True}, ""),
+        (["a photo of a dog", "a photo of a cat"], {"loss": "multi_positive"}, ""),
+        ([f"photo {i}" for i in range(40)], {}, ""),
+    ],
+)
+def test_captions_that_meet_themselves_are_told(
+    sections: dict[str, Any],
+    tmp_path: Path,
+    photo: Any,
+    captions: list[str],
+    train: dict[str, Any],
+    message: str,
+    caplog: pytest.LogCaptureFixture,
+):
+    with ShardWriter(tmp_path / "shards") as writer:
+        for i in range(40):
+            image = photo(24, 24, seed=i)
+            writer.write(Sample(str(i), image, probe(image), [captions[i % len(captions)]]))
+    data = {"shards": str(tmp_path / "shards"), "global_batch_size": 4, "add_hashes": True}
+    config = config_of(sections, data=data, train=train)
+    loader = Loader.from_config(config.data)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "mmdata"):
+        warn_of_false_negatives(config.train, loader.plan)
+    equal = sum(4 - len(batch["caption_hash"].unique()) for batch in islice(loader, 8))
+    assert "".join(record.getMessage() for record in caplog.records) == message.format(equal)
