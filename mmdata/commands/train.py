@@ -23,7 +23,7 @@ from mmdata.train.ranks import collectives
 from mmdata.train.run.checkpoint import CHECKPOINTS, latest_checkpoint
 from mmdata.train.run.trainer import Trainer
 from mmdata.train.step import AUTOCAST
-from mmdata.trained.carried import keep_classes, keep_tokenizer
+from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
 
 
 def train(config: Config, output: Path, device: torch.device, *, command: str | None = None) -> int:
@@ -60,6 +60,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     if rank == 0:
         write_whole(output / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
         keep_tokenizer(output, config.data, tokenizer)
+        keep_model(output, config.model, model)
         for each in (loader, val_loader):
             if each is not None and (names := each.index.class_names):
                 keep_classes(output, names)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import AutoTokenizer, CLIPConfig, CLIPModel
+from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel
 
 import mmdata
 from mmdata.commands.train import train
@@ -18,6 +18,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.train import DualEncoder
 from mmdata.train.run.checkpoint import load_checkpoint
 from mmdata.train.run.find import find_checkpoint
+from mmdata.trained.carried import keep_model
 from mmdata.trained.export import export_to_transformers
 from tests.trained.conftest import MakeRun
 from tests.trained.test_export import CLIP, SIGLIP, TEXTS, pretrained
@@ -130,3 +131,37 @@ def test_clip_that_is_fine_tuned_from_a_folder_is_loaded_by_clip_again(make_run:
     (tmp_path / "first" / "model.safetensors").unlink()  # the run goes on, and is used, without it
     assert train(config, tmp_path / "run", torch.device("cpu")) == 0
     assert mmdata.load_run(tmp_path / "run", "cpu").step == 2
+
+
+def test_load_run_needs_no_folder_of_transformers_that_the_run_was_trained_from(photos: Path, tmp_path: Path):
+    CLIPModel(CLIPConfig(**{name: part for name, part in CLIP.items() if name != "model_type"})).half().save_pretrained(
+        tmp_path / "clip"
+    )
+    CLIPImageProcessor(image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]).save_pretrained(tmp_path / "clip")
+    data = {"shards": str(photos / "shards"), "tokenizer": str(photos / "shards" / "tokenizer"), "global_batch_size": 4}
+    data |= {"image_size": 32, "max_length": 16, "loading": {"num_workers": 1}}
+    training = {"steps": 1, "device": "cpu", "stall_timeout_s": None}
+    pictures = sorted((photos / "raw").glob("*.png"))
+    for towers in ({"clip": "clip"}, {"vision": "clip", "text": "clip"}):
+        output = tmp_path / f"run-{len(towers)}"
+        model = {"name": "pretrained", **{name: str(tmp_path / folder) for name, folder in towers.items()}}
+        config = parse(Config, {"data": data, "model": model, "train": training}, origin="test")
+        assert train(config, output, torch.device("cpu")) == 0
+        before = mmdata.load_run(output, "cpu")
+        kept = (output / "model.json").read_bytes()
+        (output / "model.json").unlink()
+        expected = mmdata.load_run(output, "cpu").embed_images(pictures)  # with the towers of the folder
+        (output / "model.json").write_bytes(kept)
+        (tmp_path / "clip").rename(tmp_path / "gone")
+        after = mmdata.load_run(output, "cpu")
+        (tmp_path / "gone").rename(tmp_path / "clip")
+        assert after.config == before.config
+        assert {value.dtype for value in after.model.parameters()} == {torch.float32}
+        torch.testing.assert_close(after.model.pixel_mean.flatten(), torch.tensor([0.1, 0.2, 0.3]) * 255)
+        assert torch.equal(after.embed_texts(["a dog"]), before.embed_texts(["a dog"]))
+        torch.testing.assert_close(after.embed_images(pictures), expected, rtol=0, atol=1e-6)
+    (output / "model.json").write_text("{}")
+    with pytest.raises(DataError, match=r"model.json': not the towers of a run .*KeyError.* remove the file"):
+        mmdata.load_run(output, "cpu")
+    keep_model(output, ModelConfig(name="micro"), after.model)
+    assert not (output / "model.json").exists()
