@@ -16,6 +16,8 @@ from mmdata.config import Config, ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, DataError
 from mmdata.train import DualEncoder
+from mmdata.train.models.clip_sizes import CLIP_SIZES, ClipSize, clip_config
+from mmdata.train.models.towers import TransformerSize
 from mmdata.train.run.checkpoint import load_checkpoint
 from mmdata.train.run.find import find_checkpoint
 from mmdata.trained.carried import keep_model
@@ -64,18 +66,21 @@ def test_init_from_keeps_a_scale_and_a_bias_that_are_set(make_run: MakeRun):
 
 def test_init_from_weights_that_do_not_fit_names_the_tensors(make_run: MakeRun, tmp_path: Path):
     run = make_run({"name": "micro"})
+    of_run = r'a run with model: {"name": "micro"} and data.tokenizer: .*/shards/tokenizer'
     for model, said in (
         (
             {"name": "micro", "embed_dim": 32},
-            r"image_projection.weight is \(64, 64\), and the model's is \(32, 64\); .*\. That run has model: "
-            r'{"name": "micro"} and data.tokenizer: .*/shards/tokenizer$',
+            r"micro. Set model and data.tokenizer to the same. What does not fit: "
+            r"image_projection.weight is \(64, 64\), and the model's is \(32, 64\); text_projection.*$",
         ),
         (
             pretrained(clip=CLIP),
-            r"it lacks image_tower.tower.model.embeddings.class_embedding, .* more; the model has no",
+            r"pretrained. Set .*: it lacks image_tower.tower.model.embeddings.class_embedding, .* more; the model has",
         ),
     ):
-        with pytest.raises(ConfigError, match=rf"model.init_from '{run}': its weights do not fit the model: {said}"):
+        with pytest.raises(
+            ConfigError, match=rf"model.init_from '{run}': it is {of_run}, and the config's model is {said}"
+        ):
             build(model, run)
     with pytest.raises(DataError, match="no such run"):
         build({"name": "micro"}, tmp_path / "none")
@@ -85,9 +90,14 @@ def test_init_from_a_folder_of_transformers(tmp_path: Path):
     settings = {name: value for name, value in CLIP.items() if name != "model_type"}
     saved = CLIPModel(CLIPConfig(**settings))
     saved.save_pretrained(tmp_path / "quick")
-    said = r"its image_tower has hidden_act quick_gelu, and the model's gelu; .*\. To train this model as it is: "
     gelu = {**CLIP, **{f"{k}_config": {**CLIP[f"{k}_config"], "hidden_act": "gelu"} for k in ("vision", "text")}}
-    with pytest.raises(ConfigError, match=rf"{said}model.name=pretrained model.clip={tmp_path}/quick"):
+    said = (
+        r"it is a clip with \d image layers of width \d+ and patches of 8, and \d text layers of width \d+ and 400 "
+        r"tokens, and the config's model is pretrained. To train it as it is, set model.name=pretrained "
+        rf"model.clip={tmp_path}/quick, without model.init_from. "
+        "What does not fit: its image_tower has hidden_act quick_gelu, and the model's gelu; "
+    )
+    with pytest.raises(ConfigError, match=said):
         build(pretrained(clip=gelu), tmp_path / "quick")
     found = build(pretrained(clip=CLIP), tmp_path / "quick")
     assert torch.equal(found.get_parameter("image_tower.projection.weight"), saved.visual_projection.weight)
@@ -165,3 +175,32 @@ def test_load_run_needs_no_folder_of_transformers_that_the_run_was_trained_from(
         mmdata.load_run(output, "cpu")
     keep_model(output, ModelConfig(name="micro"), after.model)
     assert not (output / "model.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("hidden_act", "said"),
+    [
+        (
+            "gelu",
+            "it is a clip of the size vit_l_14, and the config's model is micro. Set model.name=vit_l_14, and "
+            "data.tokenizer to the one that it was trained with. What does not fit: ",
+        ),
+        (
+            "quick_gelu",
+            "it is a clip of the size vit_l_14, with quick_gelu in place of gelu, and the config's model is micro. To "
+            "train it as it is, set model.name=pretrained model.clip=",
+        ),
+    ],
+)
+def test_init_from_a_clip_of_another_size_names_the_size_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden_act: str, said: str
+):
+    small = TransformerSize(width=48, depth=1, heads=2)
+    monkeypatch.setitem(CLIP_SIZES, "vit_l_14", ClipSize(image=small, text=small, embed_dim=32, patch_size=8))
+    settings = clip_config("vit_l_14", vocab_size=300)
+    for tower in ("vision_config", "text_config"):
+        settings[tower]["hidden_act"] = hidden_act
+    del settings["model_type"]
+    CLIPModel(CLIPConfig(**settings)).save_pretrained(tmp_path / "clip")
+    with pytest.raises(ConfigError, match=f"model.init_from '{tmp_path}/clip': {said}"):
+        build({"name": "micro"}, tmp_path / "clip")
