@@ -327,7 +327,10 @@ def test_evaluate_says_in_one_line_what_is_wrong(
     listed.write_text('["a", "b"]')
     for words, expected in (
         ([tmp_path / "none"], f"'{tmp_path / 'none'}': no such run; `mmdata train CONFIG` makes one"),
-        ([tmp_path / "run", "--classes", tmp_path / "no.json"], f"classes '{tmp_path / 'no.json'}': no such file; it is JSON such as {{"),
+        (
+            [tmp_path / "run", "--classes", tmp_path / "no.json"],
+            f"classes '{tmp_path / 'no.json'}': no such file; it is JSON",
+        ),
         (
             [tmp_path / "run", "--classes", listed],
             f"classes '{listed}': file: Input should be an object; expected JSON such as "
