@@ -249,6 +249,24 @@ def test_init_says_in_one_line_what_it_cannot_do(run, tmp_path: Path):
     assert not (tmp_path / "shards").exists()
 
 
+def test_init_of_the_train_part_of_a_conversion_evaluates_on_its_val_part(run, tmp_path: Path):
+    make_folder(tmp_path / "photos")
+    convert(tmp_path / "photos", tmp_path / "out", ConvertConfig(val_share=0.3))
+    parts = [len(Index.open(tmp_path / "out" / part)) for part in ("train", "val")]
+    assert sum(parts) == 50
+    run("index", "out/train", "--tokenizer", "clip")
+    run("init", "out/train")
+    config = check_config(tmp_path / "out.yaml")
+    assert config.data.val.shards is None, "val is not counted by the tokenizer of train"
+
+    run("index", "out/val", "--tokenizer", "clip")
+    run("init", "out/train", "--overwrite")
+    config = check_config(tmp_path / "out.yaml")
+    assert (config.data.val.shards, config.data.val.share) == ("out/val", None)
+    assert f"# {parts[1]} rows to evaluate on" in (tmp_path / "out.yaml").read_text()
+    assert f"{-(-parts[0] // config.data.global_batch_size)} steps an epoch" in (tmp_path / "out.yaml").read_text()
+
+
 def facts_of(rows: int, *, short_side: int = 480, longest: int = 20, repeated: int = 0) -> Facts:
     sides = np.full(4, short_side)
     return Facts(rows, 4, sides, sides + 100, 4, ["a red square"] * 4, 0, longest, repeated)

@@ -188,8 +188,8 @@ def show(report: Report, out: Path, config: ConvertConfig) -> None:
         )
     elif accounts["duplicate"]:
         print("duplicates: the first row of each image was written; --keep-duplicates writes all")
-    folder, val = (out, None) if report.val is None else (out / "train", out / "val")
-    for line in next_commands(folder, report.manifest, val=val):
+    folder = out if report.val is None else out / "train"
+    for line in next_commands(folder, report.manifest):
         print(printable(line))
 
 

@@ -6,6 +6,7 @@
     torchrun --nproc-per-node 8 -m mmdata evaluate runs/scenes
 
 classes.json: {"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}; label 0 is the first class.
+Shards of labels only that name their classes need no file.
 Writes a JSON file (RUN/evaluation.json unless --out is given) and prints a table. Under torchrun each rank embeds its
 share of the rows and pairs, and rank 0 writes; the numbers are those of one process.
 """
@@ -24,7 +25,7 @@ from rich.table import Table
 
 from mmdata.atomic import write_whole
 from mmdata.cli import Parser, run
-from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards
+from mmdata.commands.evaluate import classes_of_labels, evaluate_pairs, evaluate_shards
 from mmdata.compositional import read_pairs
 from mmdata.config.data import ValConfig, val_in_words
 from mmdata.errors import ConfigError, printable
@@ -37,12 +38,14 @@ from mmdata.trained import TrainedRun
 def main() -> int:
     """Evaluate, write the JSON file, print the table."""
     options = parse_arguments()
-    classes = read_classes(options.classes) if options.classes else None
+    classes = read_classes(options.classes) if options.classes else None  # a mistake is told before the model is loaded
     device = collectives.init(options.device)
     trained = TrainedRun.load(options.run, device)
     val = ValConfig(shards=options.shards) if options.shards else trained.config.data.val
     if not val and options.pairs is None:
         raise ConfigError("nothing to evaluate on: the run has no data.val; give --shards or --pairs")
+    if val and classes is None:
+        classes = classes_of_labels(trained, options.shards)
     if not val and classes is not None:
         raise ConfigError("--classes needs images with labels: the run has no data.val; give --shards")
     if options.pairs is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,16 +13,21 @@ from torch import nn
 from mmdata.atomic import explain
 from mmdata.config import Config, DataConfig
 from mmdata.config.data import evaluation_data, sources
-from mmdata.config.train import DistanceWeightedConfig, GumbelTopKConfig, SameGroupConfig, TopKConfig
+from mmdata.config.train import DistanceWeightedConfig, GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
 from mmdata.errors import ConfigError, Problems
-from mmdata.plan import Plan, rank_slice
+from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, rank_slice
 from mmdata.shards import Index, ShardCache
 from mmdata.shards.remote.cache import GB
 from mmdata.train.models.limits import length_problem, limits_of, shape_problems
-from mmdata.train.objective import check_objective
+from mmdata.train.objective import check_loss
 from mmdata.transform.text import Tokenizer, need_tokenizer
 
 logger = logging.getLogger("mmdata")
+
+COUNTED_BATCHES = 8
+"""Batches of which the false negatives are counted."""
+NOTICEABLE_DUPLICATES = 0.01
+"""Share of rows that meet their own image or caption from which on the log says so."""
 
 Found = TypeVar("Found")
 
@@ -59,9 +65,9 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
             f"{limits.vocab_size}: use the tokenizer that belongs to the model"
         )
     problems += _missing_files(data)
-    anything = nn.Identity()  # whether the model has the bias that a loss needs is checked once it is built
+    has_bias = limits.has_bias is not False  # that of a model on the hub is checked once the model is built
     has_negatives = data.negative_captions is not None
-    _note(problems, lambda: check_objective(config.train, anything, has_negative_captions=has_negatives))
+    _note(problems, lambda: check_loss(config.train, has_bias=has_bias, has_negative_captions=has_negatives))
     if problems:
         raise Problems(*problems)
     assert tokenizer is not None, "a tokenizer that cannot be loaded is a problem"
@@ -102,6 +108,25 @@ def warn_of_no_effect(config: Config, *, world_size: int) -> None:
             part,
             rows // world_size,
         )
+
+
+def warn_of_false_negatives(config: TrainConfig, plan: Plan) -> None:
+    """Log that rows are trained against their own image or caption as negatives, by the first batches of the plan.
+
+    Captions of a template, such as those of class names, are equal in many rows of a batch.
+    """
+    rows = plan.rows
+    if config.mask_false_negatives or config.loss == "multi_positive" or not isinstance(rows, IndexRows):
+        return
+    batches = duplicates = counted = 0
+    for step in islice(plan.steps(0), COUNTED_BATCHES):
+        batches += 1
+        valid = step.rows >= 0
+        duplicates += count_duplicates(rows.hashes(step.rows[valid], step.passes[valid]))
+        counted += int(valid.sum())
+    if duplicates >= NOTICEABLE_DUPLICATES * counted:
+        said = duplicates_in_words(duplicates)
+        logger.warning("false negatives: in the first %d batches, of %s rows, %s", batches, f"{counted:,}", said)
 
 
 def _note(problems: list[str], check: Callable[[], Found], where: str = "") -> Found | None:

@@ -18,7 +18,7 @@ from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
 from mmdata.shards import Index
 from mmdata.train.evaluation.evaluate import compositional, embed, score_retrieval, zero_shot
-from mmdata.train.evaluation.prompts import Classes, embed_prompts
+from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes, embed_prompts
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
 from mmdata.trained import TrainedRun
@@ -48,8 +48,8 @@ def evaluate_shards(trained: TrainedRun, shards: str | None, classes: Classes | 
     if not open_index(data).has_captions:
         if classes is None:
             raise ConfigError(
-                f"shards '{data.shards}' have labels and no captions, so there is nothing to retrieve: give --classes, "
-                "a JSON file with the names of the classes, for zero-shot accuracy"
+                f"shards '{data.shards}' have labels and no captions, so there is nothing to retrieve: give --classes "
+                f"FILE for zero-shot accuracy, the run's classes.json or JSON such as {CLASSES_EXAMPLE}"
             )
         data = data.model_copy(update={"tokenizer": None, "text_buckets": "auto"})
     # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
@@ -73,6 +73,23 @@ def evaluate_shards(trained: TrainedRun, shards: str | None, classes: Classes | 
         prompts = embed_prompts(trained.model, classes, trained.tokenizer)
         scores |= zero_shot(features.image, features.labels, prompts)
     return {**scores, "rows_masked": masked}
+
+
+def classes_of_labels(trained: TrainedRun, shards: str | None) -> Classes | None:
+    """The classes of shards of labels only, by the names in the shards; None if these have none, or captions.
+
+    The run's own names may be numbered otherwise, so they serve only where they are given.
+
+    Args:
+        trained: the model.
+        shards: to evaluate on; None: what `data.val` of the run names.
+    """
+    data = trained.config.data
+    if shards is not None:
+        data = data.model_copy(update={"val": ValConfig(shards=shards)})
+    index = open_index(evaluation_data(data))
+    names = None if index.has_captions else index.class_names
+    return Classes(classes=names) if names else None
 
 
 def _check_labels(index: Index, classes: Classes, data: DataConfig) -> None:

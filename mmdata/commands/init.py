@@ -22,6 +22,7 @@ from mmdata.convert.conversion import Track
 from mmdata.errors import ConfigError
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.selection import by_image_hash
+from mmdata.recognize import Kind, recognize
 from mmdata.shards import Index, build_index
 from mmdata.shards.columns.encode import CountTokens
 from mmdata.shards.folder import find_ledger
@@ -192,10 +193,12 @@ class Init:
             self.say(f"left out: {len(report.quarantined):,} samples ({listed}), listed in {find_ledger(Path(out))}")
 
     def _starter(self, facts: Facts, index: Index | None) -> Starter:
-        """The settings; with an index, the rows that are evaluated on are counted, and there is at least one."""
+        """The settings; with an index, the rows to evaluate on are counted, and are at least one."""
         share = choose_share(facts.rows)
         if index is None:
             return Starter(facts, self.machine, share, round(share * facts.rows))
+        if (val := _val_beside(self.request.source, index)) is not None:
+            return Starter(facts, self.machine, 0.0, len(Index.open(val)), val)
         while not (val := len(by_image_hash(index, index.starts, share, below=True, name="val"))) and share < 0.5:
             share *= 2
         return Starter(facts, self.machine, share, val)
@@ -227,6 +230,16 @@ class Init:
         """Make the plan of the config before it is written: what cannot train is an error here."""
         data = parse(Config, yaml.safe_load(text), origin=f"config '{path}'").data
         build_plan(data, index, load_tokenizer(data))
+
+
+def _val_beside(source: str, index: Index) -> str | None:
+    """The folder `val` of a `convert --val-share`, if the source is the folder `train` of it."""
+    folder = Path(source)
+    val = folder.parent / "val"
+    if folder.name != "train" or recognize(val) is not Kind.SHARDS:
+        return None
+    other = Index.open(val)
+    return str(val) if len(other) and other.tokenizer == index.tokenizer else None
 
 
 def _kind(found: Look) -> str:

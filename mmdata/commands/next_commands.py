@@ -8,19 +8,17 @@ from pathlib import Path
 from mmdata.shards import Manifest
 
 
-def next_commands(folder: Path, manifest: Manifest, *, val: Path | None = None) -> list[str]:
+def next_commands(folder: Path, manifest: Manifest) -> list[str]:
     """Lines of a command's output that name the commands to type next, each with what it does.
 
     Args:
         folder: of the shards or of their index.
         manifest: of this folder.
-        val: folder of shards to evaluate on, if they were set aside.
     """
     quoted = shlex.quote(str(folder))
     lines = [f"mmdata plan {quoted}    # batches, shapes and padding"]
     if manifest.has_captions:  # a config for a dual encoder needs texts
-        also = "" if val is None else f"; replace data.val by {{shards: {val}}}"
-        lines.insert(0, f"mmdata init {quoted}    # writes a config to train with{also}")
+        lines.insert(0, f"mmdata init {quoted}    # writes a config to train with")
     if manifest.has_captions and manifest.tokenizer is None:
         tars = quoted if manifest.location == "." else shlex.quote(str(folder / manifest.location))
         out = "" if tars == quoted else f" --out {quoted}"

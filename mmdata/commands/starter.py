@@ -69,17 +69,19 @@ class Starter:
         machine: that trains.
         share: of the rows that are evaluated on.
         val_rows: how many these are.
+        val_shards: folder of the shards that are evaluated on; None: a share of the corpus is.
     """
 
     facts: Facts
     machine: Machine
     share: float
     val_rows: int
+    val_shards: str | None = None
 
     @property
     def train_rows(self) -> int:
         """Rows to train on."""
-        return self.facts.rows - self.val_rows
+        return self.facts.rows - (self.val_rows if self.val_shards is None else 0)
 
     @property
     def model(self) -> str:
@@ -130,11 +132,7 @@ class Starter:
         """The section `data`."""
         facts = self.facts
         yield Setting("shards", _quoted(shards), f"{facts.rows:,} images with {facts.captions_in_all:,} captions")
-        yield Setting(
-            "val",
-            f"{{share: {np.format_float_positional(self.share)}}}",  # YAML takes 5e-06 for a text
-            f"{self.val_rows:,} rows are kept from training and evaluated on; the image's hash decides which",
-        )
+        yield self._val()
         yield Setting("tokenizer", _quoted(tokenizer), about_tokenizer)
         if facts.longest > 77 and self.model != "vit_b_16":
             length = min(-(-facts.longest // 8) * 8, 256)
@@ -149,6 +147,15 @@ class Starter:
             "global_batch_size",
             f"{self.batch_size}",
             f"{self.steps:,} steps an epoch; contrast needs large batches, and training needs many",
+        )
+
+    def _val(self) -> Setting:
+        if self.val_shards is not None:
+            return Setting("val", f"{{shards: {_quoted(self.val_shards)}}}", f"{self.val_rows:,} rows to evaluate on")
+        return Setting(
+            "val",
+            f"{{share: {np.format_float_positional(self.share)}}}",  # YAML takes 5e-06 for a text
+            f"{self.val_rows:,} rows are kept from training and evaluated on; the image's hash decides which",
         )
 
     def train(self) -> Iterator[Setting]:

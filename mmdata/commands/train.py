@@ -11,7 +11,7 @@ import yaml
 from torch import nn
 
 from mmdata.atomic import write_whole
-from mmdata.commands.check import check_lengths, check_run, warn_of_no_effect
+from mmdata.commands.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
 from mmdata.config import Config, DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.loader import Loader
@@ -23,7 +23,7 @@ from mmdata.train.ranks import collectives
 from mmdata.train.run.checkpoint import CHECKPOINTS, latest_checkpoint
 from mmdata.train.run.trainer import Trainer
 from mmdata.train.step import AUTOCAST
-from mmdata.trained.carried import keep_classes, keep_tokenizer
+from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
 
 
 def train(config: Config, output: Path, device: torch.device, *, command: str | None = None) -> int:
@@ -49,6 +49,8 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     model_config = config.model
     if latest_checkpoint(output / CHECKPOINTS) is not None:  # the run goes on with its own weights
         model_config = model_config.model_copy(update={"init_from": None})
+    elif rank == 0:
+        warn_of_false_negatives(config.train, loader.plan)
     model = DualEncoder.from_config(model_config, vocab_size=tokenizer.vocab_size).to(device)
     check_objective(config.train, model, has_negative_captions=data.negative_captions is not None)
     check_lengths(model, [loader.plan] if val_loader is None else [loader.plan, val_loader.plan])
@@ -58,6 +60,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     if rank == 0:
         write_whole(output / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
         keep_tokenizer(output, config.data, tokenizer)
+        keep_model(output, config.model, model)
         for each in (loader, val_loader):
             if each is not None and (names := each.index.class_names):
                 keep_classes(output, names)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mmdata.config import DataConfig
-from mmdata.config.train import MASK_REMEDY
-from mmdata.plan import Groups, Plan, PlanSummary
+from mmdata.plan import Groups, Plan, PlanSummary, duplicates_in_words
 from mmdata.shards import Index
 
 
@@ -37,10 +36,8 @@ def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataCon
     yield f"masked: {summary.masked:,} places that no row fills; merged into another bucket: {summary.merged:,} rows"
     best = "1 is best" if len(summary.rows_by_span) == 1 else "the shares of the datasets move it away from 1"
     yield f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle ({best})"
-    yield (
-        f"duplicates: {summary.duplicates:,} rows meet their own image or caption in a batch"
-        + (f"; {MASK_REMEDY}" if summary.duplicates else "")
-    )
+    assert summary.duplicates is not None, "counted"
+    yield f"duplicates: {duplicates_in_words(summary.duplicates)}"
     sizes = np.array([shard.bytes for manifest in index.manifests for shard in manifest])
     read = [int(sizes[shards].sum()) for shards in summary.touched]
     yield (

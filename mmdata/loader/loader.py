@@ -25,7 +25,7 @@ from mmdata.loader.captions import all_captions
 from mmdata.loader.corpus import open_corpus
 from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, RowCounts
-from mmdata.loader.state import Identity, identity_of, position_of
+from mmdata.loader.state import Identity, identity_of, other_shards, position_of
 from mmdata.loader.stats import Stats
 from mmdata.loader.work import BatchSource
 from mmdata.loader.workers.choose import make_source
@@ -206,6 +206,10 @@ class Loader(Interoperable):
         self.ledger.restore(RowCounts.of(state))
         self._position.restore(epoch, step)
         self._discard_prefetched_epoch()
+
+    def other_shards(self, state: dict[str, Any]) -> str:
+        """In words, that a state was taken with other shards, which `load_state_dict` would refuse; "" if not."""
+        return other_shards(state, self.identity, [str(source.folder) for source in self.index.sources])
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the current epoch, from where `load_state_dict` put it, or from its start.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmdata.errors import ConfigError
@@ -73,6 +73,29 @@ def differences(saved: dict[str, Any], identity: Identity, *, of: str) -> list[s
         )
     compared = [name for name in identity if name != "transform_source" and name not in missing]
     return [name for name in compared if saved.get(name) != identity[name]]
+
+
+def other_shards(state: Mapping[str, Any], identity: Identity, shards: Sequence[str]) -> str:
+    """In words, that a state was taken with other shards; "" if it was not, or does not say.
+
+    Args:
+        state: of a loader.
+        identity: of the loader that is to go on from it.
+        shards: the folders of that loader.
+    """
+    plan = state.get("plan")
+    saved = plan.get("rows") if isinstance(plan, Mapping) else None
+    if not isinstance(saved, str) or saved.count("-") != 2:
+        return ""
+    # INDEX-LENGTHS-ROWS, see IndexRows: only the index is of the shards.
+    (before, _, rows_before), (now, _, rows_now) = saved.split("-"), str(identity["rows"]).split("-")
+    if before == now:
+        return ""
+    listed = ", ".join(f"'{one}'" for one in shards[:3]) + (", …" if len(shards) > 3 else "")
+    return (
+        f"data.shards {listed}: other shards than before: their index was {before} ({int(rows_before):,} "
+        f"rows), and is {now} ({int(rows_now):,} rows)"
+    )
 
 
 def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tuple[int, int]:

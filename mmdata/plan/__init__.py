@@ -13,7 +13,7 @@ from mmdata.plan.groups import Groups
 from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
 from mmdata.plan.plan import Plan, Step, rank_slice
 from mmdata.plan.rows import Hashes, IndexRows, Rows, choose_captions, count_buckets
-from mmdata.plan.summary import BucketCount, PlanSummary, summarize
+from mmdata.plan.summary import BucketCount, PlanSummary, count_duplicates, duplicates_in_words, summarize
 from mmdata.renamed import renamed_names
 from mmdata.shards.caption_lengths import CaptionTokens
 
@@ -41,6 +41,8 @@ __all__ = [
     "choose_lengths",
     "choose_lengths_by_shape",
     "count_buckets",
+    "count_duplicates",
+    "duplicates_in_words",
     "rank_slice",
     "summarize",
 ]

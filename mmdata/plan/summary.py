@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.config.train import MASK_REMEDY
 from mmdata.plan.buckets import Bucket
 from mmdata.plan.plan import Plan, rank_slice
 from mmdata.plan.row_ranges import occurrences_of
@@ -166,6 +167,12 @@ class _Lift:
 def count_duplicates(hashes: Hashes) -> int:
     """Rows of a batch with the image or the caption of an earlier row."""
     return int((_repeated(hashes.image) | _repeated(hashes.caption)).sum())
+
+
+def duplicates_in_words(duplicates: int) -> str:
+    """A number of `count_duplicates`, and what keeps such rows from being negatives of each other."""
+    remedy = f"; {MASK_REMEDY}" if duplicates else ""
+    return f"{duplicates:,} rows meet their own image or caption in a batch{remedy}"
 
 
 def _repeated(keys: NDArray[np.int64]) -> NDArray[np.bool_]:

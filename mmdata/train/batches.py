@@ -49,6 +49,7 @@ class LoaderExtras:
         all_captions: takes row numbers int64 (n,); gives the captions of those of the rows that have several.
         merge_states: takes the states of all ranks at the same step; gives one, with the rows of all of them counted.
         check_rows: raises a DataError if too many of the rows that a state counts could not be used.
+        other_shards: says in words that a state was taken with other shards; "" if it was not.
     """
 
     index: Sized | None
@@ -56,6 +57,7 @@ class LoaderExtras:
     all_captions: Callable[[NDArray[np.int64]], CaptionBatch] | None
     merge_states: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] | None
     check_rows: Callable[[dict[str, Any]], None] | None
+    other_shards: Callable[[dict[str, Any]], str] | None
 
     @classmethod
     def of(cls, batches: object) -> Self:

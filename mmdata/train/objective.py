@@ -223,9 +223,18 @@ def check_objective(config: TrainConfig, model: nn.Module, *, has_negative_capti
     Raises:
         ConfigError: see `ContrastiveLoss`; or a miner that cannot be made.
     """
+    has_bias = not isinstance(model, DualEncoder) or model.logit_bias is not None
+    check_loss(config, has_bias=has_bias, has_negative_captions=has_negative_captions)
+
+
+def check_loss(config: TrainConfig, *, has_bias: bool, has_negative_captions: bool) -> None:
+    """`check_objective` for a model that is not built yet, of which only `has_bias` is known.
+
+    Raises:
+        ConfigError: see `ContrastiveLoss`; or a miner that cannot be made.
+    """
     teacher_mask = None if config.teacher is None else All()  # stands for any miner
     queue = None if config.queue is None else FeatureQueue(config.queue.rows)
-    has_bias = not isinstance(model, DualEncoder) or model.logit_bias is not None
     try:
         loss = make_loss(sys.maxsize, config, teacher_mask, queue)
         loss.check_fits(has_bias=has_bias, has_negative_captions=has_negative_captions)

@@ -50,7 +50,8 @@ def usage(kind: str, folder: str) -> str:
     load = "AutoModel" if own else kind
     trust = ", trust_remote_code=True" if own else ""
     # AutoTokenizer takes Siglip2Tokenizer for every model of this type, whatever the folder says.
-    tokenizer = "PreTrainedTokenizerFast" if kind == "Siglip2Model" else "AutoTokenizer"
+    # With our own code it asks whether to run it, though a tokenizer has none.
+    tokenizer = "PreTrainedTokenizerFast" if own or kind == "Siglip2Model" else "AutoTokenizer"
     padding = '"max_length"' if kind.startswith("Siglip") else "True"
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""What a run keeps of its corpus, so that its folder can be moved to another machine: tokenizer and class names."""
+"""What a run keeps beside its checkpoints, so that its folder can be moved: tokenizer, class names, kind of towers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mmdata.atomic import write_whole
-from mmdata.config import DataConfig
+from mmdata.config import DataConfig, ModelConfig
 from mmdata.errors import ConfigError, DataError
 from mmdata.train.evaluation.prompts import read_classes
+from mmdata.train.models.dual_encoder import DualEncoder
 from mmdata.train.run.checkpoint import CHECKPOINTS
 from mmdata.transform.text import Tokenizer, save_tokenizer
 
@@ -21,6 +22,9 @@ logger = logging.getLogger("mmdata")
 
 TOKENIZER = "tokenizer"
 CLASSES = "classes.json"
+MODEL = "model.json"
+TOWERS = ("clip", "vision", "text")
+"""Settings of `model` that may name a folder of transformers, or a model on the Hugging Face hub."""
 
 
 def keep_tokenizer(output: Path, data: DataConfig, tokenizer: Tokenizer) -> None:
@@ -65,6 +69,58 @@ def keep_classes(output: Path, names: Sequence[str]) -> None:
     write_whole(output / CLASSES, json.dumps({"classes": list(names)}, ensure_ascii=False, indent=1).encode() + b"\n")
 
 
+def keep_model(output: Path, config: ModelConfig, model: DualEncoder) -> None:
+    """Write what the towers of transformers are into RUN/model.json, if the settings name their folder only.
+
+    Args:
+        output: the run's folder.
+        config: the section `model`.
+        model: as the run has built it.
+    """
+    named = {name: getattr(config, name) for name in TOWERS if isinstance(getattr(config, name), str)}
+    if not named:
+        (output / MODEL).unlink(missing_ok=True)  # of a run that ended before its first checkpoint
+        return
+    # Imported here: transformers takes seconds to import, and the built-in towers do not need it.
+    from transformers import AutoConfig
+
+    configs = {name: AutoConfig.from_pretrained(source) for name, source in named.items()}
+    towers = {name: _without_dtype(json.loads(one.to_json_string(use_diff=False))) for name, one in configs.items()}
+    mean, std = ((buffer / 255).flatten().tolist() for buffer in (model.pixel_mean, model.pixel_std))
+    content = {"towers": towers, "image_mean": mean, "image_std": std}
+    write_whole(output / MODEL, json.dumps(content, indent=1).encode() + b"\n")
+
+
+def kept_model(checkpoint: Path, config: ModelConfig, *, vocab_size: int) -> DualEncoder:
+    """A model for the weights of a checkpoint; its towers are those of RUN/model.json, if the run keeps them.
+
+    Args:
+        checkpoint: the file.
+        config: the section `model` of the run.
+        vocab_size: entries of the tokenizer.
+
+    Raises:
+        ConfigError: the towers cannot be built, or the run keeps none and they are not where they were.
+        DataError: model.json was not written by `keep_model`.
+    """
+    config = config.model_copy(update={"init_from": None})  # the run's weights are in its checkpoint
+    run = _run_of(checkpoint)
+    if run is None or not (run / MODEL).is_file():
+        return DualEncoder.from_config(config, vocab_size=vocab_size)
+    try:
+        kept: Any = json.loads((run / MODEL).read_text(encoding="utf-8"))
+        towers = {name: dict(kept["towers"][name]) for name in TOWERS if name in kept["towers"]}
+        stats = tuple(kept["image_mean"]), tuple(kept["image_std"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"'{run / MODEL}': not the towers of a run that `mmdata train` writes ({error!r}); remove the file, and "
+            "the towers are loaded from where the run's settings say"
+        ) from error
+    model = DualEncoder.from_config(config.model_copy(update=towers), vocab_size=vocab_size)
+    model.set_pixel_stats(*stats)
+    return model
+
+
 def kept_tokenizer(checkpoint: Path, state: Mapping[str, Any]) -> str | None:
     """The folder of a run's own tokenizer; None for a checkpoint alone, and for a run that keeps none.
 
@@ -98,6 +154,13 @@ def kept_classes(checkpoint: Path) -> list[str] | None:
     """
     run = _run_of(checkpoint)
     return read_classes(run / CLASSES).classes if run is not None and (run / CLASSES).is_file() else None
+
+
+def _without_dtype(settings: dict[str, Any]) -> dict[str, Any]:
+    """The config of a model without the type of its file: towers are float32."""
+    kept = {name: value for name, value in settings.items() if name not in ("dtype", "torch_dtype")}
+    nested = {name: cast("dict[str, Any]", value) for name, value in kept.items() if isinstance(value, dict)}
+    return {**kept, **{name: _without_dtype(value) for name, value in nested.items()}}
 
 
 def _run_of(checkpoint: Path) -> Path | None:

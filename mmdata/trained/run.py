@@ -29,7 +29,7 @@ from mmdata.train.evaluation.prompts import Classes, check_templates, embed_prom
 from mmdata.train.run.checkpoint import load_checkpoint, load_weights
 from mmdata.train.run.find import find_checkpoint
 from mmdata.train.step import AUTOCAST
-from mmdata.trained.carried import kept_classes, kept_tokenizer
+from mmdata.trained.carried import kept_classes, kept_model, kept_tokenizer
 from mmdata.trained.preprocess import ImageLike, Preprocess, stack
 from mmdata.transform.text import Tokenizer, need_tokenizer
 
@@ -118,8 +118,7 @@ class TrainedRun:
             data = config.data.model_copy(update={"tokenizer": own_tokenizer})
             config = config.model_copy(update={"data": data})
         tokenizer = need_tokenizer(config.data, to="use a dual encoder")
-        own = config.model.model_copy(update={"init_from": None})  # the run's weights are in its checkpoint
-        model = DualEncoder.from_config(own, vocab_size=tokenizer.vocab_size)
+        model = kept_model(path, config.model, vocab_size=tokenizer.vocab_size)
         load_weights(model, state, origin=str(path))
         return cls(model.to(device).eval(), config, tokenizer, path, state["step"], state["epoch"], precision=precision)
 

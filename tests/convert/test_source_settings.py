@@ -295,7 +295,7 @@ def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
         "1 of the duplicates have other captions, or another label, than the row of the same image that was written: "
         "--group-by content gives that row their captions",
         "next: mmdata index out2/train --tokenizer clip    # counts captions; reads no image again",
-        "      mmdata init out2/train    # writes a config to train with; replace data.val by {shards: out2/val}",
+        "      mmdata init out2/train    # writes a config to train with",
         "      mmdata plan out2/train    # batches, shapes and padding",
     ]
 

@@ -13,7 +13,7 @@ import webdataset
 from PIL import Image
 
 import mmdata
-from mmdata.commands.evaluate import evaluate_shards
+from mmdata.commands.evaluate import classes_of_labels, evaluate_shards
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, DataError
@@ -209,7 +209,7 @@ def test_hashes_without_texts_are_those_of_the_images(folder):
     assert "caption_hash" not in batch
 
 
-def test_zero_shot_classification_of_shards_of_labels(folder, tmp_path):
+def test_zero_shot_classification_of_shards_of_labels(folder, tmp_path, images):
     build_index(folder)
     train_tokenizer([f"a photo of a {name}" for name in CLASSES], tmp_path / "tokenizer", vocab_size=300)
     tokenizer = Tokenizer.load(tmp_path / "tokenizer")
@@ -231,9 +231,17 @@ def test_zero_shot_classification_of_shards_of_labels(folder, tmp_path):
     expected = float((nearest == torch.arange(20) % 3).double().mean())
     assert scores["zero_shot_top1"] == pytest.approx(expected)
     with pytest.raises(
-        ConfigError, match="have labels and no captions, so there is nothing to retrieve: give --classes"
+        ConfigError,
+        match="so there is nothing to retrieve: give --classes FILE for zero-shot accuracy, the run.s classes.json or "
+        r'JSON such as {"classes": \["dog", "cat"\], "templates"',
     ):
         evaluate_shards(trained, str(folder))
+    assert classes_of_labels(trained, str(folder)) is None  # numbers without names
+    (tmp_path / "named").mkdir()
+    members = [(f"{i}.{e}", d) for i in range(3) for e, d in (("jpg", images[i]), ("cls", CLASSES[i].encode()))]
+    (tmp_path / "named/0.tar").write_bytes(make_tar(members))
+    build_index(tmp_path / "named")
+    assert classes_of_labels(trained, str(tmp_path / "named")) == Classes(classes=CLASSES)
 
 
 def test_a_label_of_a_class_name_is_numbered(tmp_path, images):

@@ -316,8 +316,15 @@ def test_loader_refuses_the_state_of_other_shards(corpus: Corpus, tmp_path: Path
     with ShardWriter(tmp_path / "s", shard_rows=17) as writer:
         for sample in corpus.samples[::-1]:
             writer.write(sample)
+    state, other = corpus.loader().state_dict(), corpus.loader(shards=str(tmp_path / "s"))
     with pytest.raises(ConfigError, match=r"another plan: rows was '.*' and is '.*'; resume"):
-        corpus.loader(shards=str(tmp_path / "s")).load_state_dict(corpus.loader().state_dict())
+        other.load_state_dict(state)
+    assert other.other_shards(state).startswith(
+        f"data.shards '{tmp_path / 's'}': other shards than before: their index"
+    )
+    for same in (corpus.loader(), corpus.loader(max_rows=40), corpus.loader(seed=9)):
+        assert same.other_shards(state) == ""
+    assert other.other_shards({"epoch": 0}) == ""
 
 
 def test_loader_refuses_what_is_no_state_of_its_own(corpus: Corpus):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from mmdata import Loader
-from mmdata.commands.check import check_lengths, check_run, warn_of_no_effect
+from mmdata.commands.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
 from mmdata.config import Config, DataConfig, ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, Problems
@@ -162,11 +163,38 @@ def test_shapes_that_the_model_does_not_take_are_told(limits: Limits, changes: d
 
 def test_limits_of_transformers_models_come_from_their_settings():
     clip = limits_of(ModelConfig(name="pretrained", clip=CLIP))
-    assert clip == Limits(takes_patches=False, positions=12, vocab_size=500)
+    assert clip == Limits(takes_patches=False, positions=12, vocab_size=500, has_bias=False)
     siglip = limits_of(ModelConfig(name="pretrained", clip=SIGLIP2))
-    assert siglip == Limits(patch_size=14, takes_patches=True, native_patch_size=14, positions=64, vocab_size=500)
-    assert limits_of(ModelConfig(name="vit_l_14")) == Limits(takes_patches=False, positions=77)
+    assert siglip == Limits(
+        patch_size=14, takes_patches=True, native_patch_size=14, positions=64, vocab_size=500, has_bias=True
+    )
+    assert limits_of(ModelConfig(name="vit_l_14")) == Limits(takes_patches=False, positions=77, has_bias=False)
     assert limits_of(ModelConfig(name="pretrained", clip="google/unknown-on-this-disk")) == Limits()
+
+
+@pytest.mark.parametrize(
+    ("model", "refused"),
+    [
+        ({"name": "micro"}, True),
+        ({"name": "micro", "logit_bias_init": -10.0}, False),
+        ({"name": "vit_b_32"}, True),
+        ({"name": "pretrained", "clip": CLIP}, True),
+        ({"name": "pretrained", "clip": CLIP, "logit_bias_init": -10.0}, False),
+        ({"name": "pretrained", "clip": SIGLIP2}, False),
+        ({"name": "pretrained", "clip": "google/unknown-on-this-disk"}, False),
+        ({"name": "pretrained", "vision": "on-no/disk", "text": "on-no/disk"}, True),
+    ],
+)
+def test_sigmoid_loss_without_a_bias_is_refused_before_the_model_is_built(
+    sections: dict[str, Any], tmp_path: Path, model: dict[str, Any], refused: bool
+):
+    config = config_of(sections, data={"max_length": 12, "patch_size": 14}, model=model, train={"loss": "siglip"})
+    try:
+        check_run(config, tmp_path / "run", world_size=1)
+        said = ""
+    except Problems as error:
+        said = str(error)
+    assert ("train.loss 'siglip' needs a bias: set model.logit_bias_init (-10 in the paper)" in said) is refused
 
 
 def test_longest_caption_is_checked_against_the_positions_of_the_text_tower(sections: dict[str, Any]):
@@ -201,3 +229,40 @@ def test_settings_without_an_effect_are_told(
     with caplog.at_level(logging.WARNING, "mmdata"):
         warn_of_no_effect(config_of(sections, train=train), world_size=2)
     assert "".join(record.getMessage() for record in caplog.records)[: len(message) or None] == message
+
+
+@pytest.mark.parametrize(
+    ("captions", "train", "message"),
+    [
+        (
+            ["a photo of a dog", "a photo of a cat"],
+            {},
+            "false negatives: in the first 8 batches, of 32 rows, {} rows meet their own image or caption in a batch; "
+            "train.mask_false_negatives=true makes them no negatives",
+        ),
+        (["a photo of a dog", "a photo of a cat"], {"mask_false_negatives": True}, ""),
+        (["a photo of a dog", "a photo of a cat"], {"loss": "multi_positive"}, ""),
+        ([f"photo {i}" for i in range(40)], {}, ""),
+    ],
+)
+def test_captions_that_meet_themselves_are_told(
+    sections: dict[str, Any],
+    tmp_path: Path,
+    photo: Any,
+    captions: list[str],
+    train: dict[str, Any],
+    message: str,
+    caplog: pytest.LogCaptureFixture,
+):
+    with ShardWriter(tmp_path / "shards") as writer:
+        for i in range(40):
+            image = photo(24, 24, seed=i)
+            writer.write(Sample(str(i), image, probe(image), [captions[i % len(captions)]]))
+    data = {"shards": str(tmp_path / "shards"), "global_batch_size": 4, "add_hashes": True}
+    config = config_of(sections, data=data, train=train)
+    loader = Loader.from_config(config.data)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "mmdata"):
+        warn_of_false_negatives(config.train, loader.plan)
+    equal = sum(4 - len(batch["caption_hash"].unique()) for batch in islice(loader, 8))
+    assert "".join(record.getMessage() for record in caplog.records) == message.format(equal)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import shlex
 import shutil
@@ -258,6 +259,29 @@ def test_train_refuses_to_resume_under_other_settings(
     assert "data.seed was 0, is 5" in error
 
 
+def test_train_on_other_shards_than_the_run_names_them_before_the_settings_that_follow(
+    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    words = [config, "data.val=null", "train.epochs=null", f"data.shards={tmp_path / 'shards'}"]
+    lines = (corpus / "raw" / "captions.jsonl").read_text().splitlines(keepends=True)
+    for rows, warmup_steps, code in ((24, 2, 0), (20, 1, 2)):
+        table = corpus / "raw" / f"first-{rows}.jsonl"
+        table.write_text("".join(lines[:rows]))
+        shutil.rmtree(tmp_path / "shards", ignore_errors=True)
+        convert(table, tmp_path / "shards", ConvertConfig(tokenizer=str(corpus / "shards" / "tokenizer")))
+        settings = ["train.steps=1", f"train.warmup_steps={warmup_steps}"]
+        assert run_tool("train", *words, *settings, monkeypatch=monkeypatch) == code
+    run = tmp_path / "run"
+    error = capsys.readouterr().err
+    assert re.fullmatch(
+        rf"error: cannot resume from {run}/checkpoints/step-0000000001.pt: data.shards '{tmp_path}/shards': other "
+        r"shards than before: their index was \w{16} \(24 rows\), and is \w{16} \(20 rows\). The settings differ too: "
+        r"train.warmup_steps was 2, is 1. To train on these shards, give another train.output, or delete "
+        rf"'{run}'; to go on with the run, put back the shards that it was trained on\n",
+        error,
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -303,7 +327,10 @@ def test_evaluate_says_in_one_line_what_is_wrong(
     listed.write_text('["a", "b"]')
     for words, expected in (
         ([tmp_path / "none"], f"'{tmp_path / 'none'}': no such run; `mmdata train CONFIG` makes one"),
-        ([tmp_path / "run", "--classes", tmp_path / "no.json"], f"classes '{tmp_path / 'no.json'}': no such file"),
+        (
+            [tmp_path / "run", "--classes", tmp_path / "no.json"],
+            f"classes '{tmp_path / 'no.json'}': no such file; it is JSON",
+        ),
         (
             [tmp_path / "run", "--classes", listed],
             f"classes '{listed}': file: Input should be an object; expected JSON such as "

@@ -20,6 +20,7 @@ from mmdata.errors import ConfigError
 from mmdata.train.models.clip_sizes import CLIP_SIZES, ClipSize
 from mmdata.train.models.towers import TransformerSize
 from mmdata.trained import TrainedRun
+from mmdata.trained.card import usage
 from mmdata.trained.export import export_to_transformers
 from tests.trained.conftest import MakeRun
 from tests.trained.test_load_run import PATCHES
@@ -116,7 +117,9 @@ def test_export_of_siglip2_takes_patches(export, photos: Path):
     [{"name": "micro"}, {"name": "micro", "logit_bias_init": -10.0, "embed_dim": 48}, pretrained(**PAIR)],
     ids=["micro", "bias", "pair"],
 )
-def test_export_of_other_towers_brings_their_code(export, photos: Path, model: dict[str, Any]):
+def test_export_of_other_towers_brings_their_code(
+    export, photos: Path, model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
     run, folder = export(model)
     images = sorted((photos / "raw").glob("*.png"))
     pixels = torch.stack([run.preprocess(path) for path in images])
@@ -136,6 +139,12 @@ def test_export_of_other_towers_brings_their_code(export, photos: Path, model: d
     imported = set(re.findall(r"^\s*(?:from|import) (\S+)", code, re.MULTILINE))
     assert {".towers", ".transformers_towers"} < imported
     assert not any(name.startswith("mmdata") for name in imported), "it is loaded where mmdata is not installed"
+
+    def ask(question: str) -> str:
+        raise AssertionError(question)
+
+    monkeypatch.setattr("builtins.input", ask)  # transformers asks whether to run code that it is not told to trust
+    exec(usage("MmdataModel", str(folder)).replace("photo.jpg", str(photos / "raw" / "00.jpg")), {})
 
 
 def test_export_has_an_image_processor_near_the_loaders(export, photos: Path):

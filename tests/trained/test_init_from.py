@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import AutoTokenizer, CLIPConfig, CLIPModel
+from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel
 
 import mmdata
 from mmdata.commands.train import train
@@ -16,8 +16,11 @@ from mmdata.config import Config, ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, DataError
 from mmdata.train import DualEncoder
+from mmdata.train.models.clip_sizes import CLIP_SIZES, ClipSize, clip_config
+from mmdata.train.models.towers import TransformerSize
 from mmdata.train.run.checkpoint import load_checkpoint
 from mmdata.train.run.find import find_checkpoint
+from mmdata.trained.carried import keep_model
 from mmdata.trained.export import export_to_transformers
 from tests.trained.conftest import MakeRun
 from tests.trained.test_export import CLIP, SIGLIP, TEXTS, pretrained
@@ -63,18 +66,21 @@ def test_init_from_keeps_a_scale_and_a_bias_that_are_set(make_run: MakeRun):
 
 def test_init_from_weights_that_do_not_fit_names_the_tensors(make_run: MakeRun, tmp_path: Path):
     run = make_run({"name": "micro"})
+    of_run = r'a run with model: {"name": "micro"} and data.tokenizer: .*/shards/tokenizer'
     for model, said in (
         (
             {"name": "micro", "embed_dim": 32},
-            r"image_projection.weight is \(64, 64\), and the model's is \(32, 64\); .*\. That run has model: "
-            r'{"name": "micro"} and data.tokenizer: .*/shards/tokenizer$',
+            r"micro. Set model and data.tokenizer to the same. What does not fit: "
+            r"image_projection.weight is \(64, 64\), and the model's is \(32, 64\); text_projection.*$",
         ),
         (
             pretrained(clip=CLIP),
-            r"it lacks image_tower.tower.model.embeddings.class_embedding, .* more; the model has no",
+            r"pretrained. Set .*: it lacks image_tower.tower.model.embeddings.class_embedding, .* more; the model has",
         ),
     ):
-        with pytest.raises(ConfigError, match=rf"model.init_from '{run}': its weights do not fit the model: {said}"):
+        with pytest.raises(
+            ConfigError, match=rf"model.init_from '{run}': it is {of_run}, and the config's model is {said}"
+        ):
             build(model, run)
     with pytest.raises(DataError, match="no such run"):
         build({"name": "micro"}, tmp_path / "none")
@@ -84,9 +90,14 @@ def test_init_from_a_folder_of_transformers(tmp_path: Path):
     settings = {name: value for name, value in CLIP.items() if name != "model_type"}
     saved = CLIPModel(CLIPConfig(**settings))
     saved.save_pretrained(tmp_path / "quick")
-    said = r"its image_tower has hidden_act quick_gelu, and the model's gelu; .*\. To train this model as it is: "
     gelu = {**CLIP, **{f"{k}_config": {**CLIP[f"{k}_config"], "hidden_act": "gelu"} for k in ("vision", "text")}}
-    with pytest.raises(ConfigError, match=rf"{said}model.name=pretrained model.clip={tmp_path}/quick"):
+    said = (
+        r"it is a clip with \d image layers of width \d+ and patches of 8, and \d text layers of width \d+ and 400 "
+        r"tokens, and the config's model is pretrained. To train it as it is, set model.name=pretrained "
+        rf"model.clip={tmp_path}/quick, without model.init_from. "
+        "What does not fit: its image_tower has hidden_act quick_gelu, and the model's gelu; "
+    )
+    with pytest.raises(ConfigError, match=said):
         build(pretrained(clip=gelu), tmp_path / "quick")
     found = build(pretrained(clip=CLIP), tmp_path / "quick")
     assert torch.equal(found.get_parameter("image_tower.projection.weight"), saved.visual_projection.weight)
@@ -130,3 +141,66 @@ def test_clip_that_is_fine_tuned_from_a_folder_is_loaded_by_clip_again(make_run:
     (tmp_path / "first" / "model.safetensors").unlink()  # the run goes on, and is used, without it
     assert train(config, tmp_path / "run", torch.device("cpu")) == 0
     assert mmdata.load_run(tmp_path / "run", "cpu").step == 2
+
+
+def test_load_run_needs_no_folder_of_transformers_that_the_run_was_trained_from(photos: Path, tmp_path: Path):
+    CLIPModel(CLIPConfig(**{name: part for name, part in CLIP.items() if name != "model_type"})).half().save_pretrained(
+        tmp_path / "clip"
+    )
+    CLIPImageProcessor(image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]).save_pretrained(tmp_path / "clip")
+    data = {"shards": str(photos / "shards"), "tokenizer": str(photos / "shards" / "tokenizer"), "global_batch_size": 4}
+    data |= {"image_size": 32, "max_length": 16, "loading": {"num_workers": 1}}
+    training = {"steps": 1, "device": "cpu", "stall_timeout_s": None}
+    pictures = sorted((photos / "raw").glob("*.png"))
+    for towers in ({"clip": "clip"}, {"vision": "clip", "text": "clip"}):
+        output = tmp_path / f"run-{len(towers)}"
+        model = {"name": "pretrained", **{name: str(tmp_path / folder) for name, folder in towers.items()}}
+        config = parse(Config, {"data": data, "model": model, "train": training}, origin="test")
+        assert train(config, output, torch.device("cpu")) == 0
+        before = mmdata.load_run(output, "cpu")
+        kept = (output / "model.json").read_bytes()
+        (output / "model.json").unlink()
+        expected = mmdata.load_run(output, "cpu").embed_images(pictures)  # with the towers of the folder
+        (output / "model.json").write_bytes(kept)
+        (tmp_path / "clip").rename(tmp_path / "gone")
+        after = mmdata.load_run(output, "cpu")
+        (tmp_path / "gone").rename(tmp_path / "clip")
+        assert after.config == before.config
+        assert {value.dtype for value in after.model.parameters()} == {torch.float32}
+        torch.testing.assert_close(after.model.pixel_mean.flatten(), torch.tensor([0.1, 0.2, 0.3]) * 255)
+        assert torch.equal(after.embed_texts(["a dog"]), before.embed_texts(["a dog"]))
+        torch.testing.assert_close(after.embed_images(pictures), expected, rtol=0, atol=1e-6)
+    (output / "model.json").write_text("{}")
+    with pytest.raises(DataError, match=r"model.json': not the towers of a run .*KeyError.* remove the file"):
+        mmdata.load_run(output, "cpu")
+    keep_model(output, ModelConfig(name="micro"), after.model)
+    assert not (output / "model.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("hidden_act", "said"),
+    [
+        (
+            "gelu",
+            "it is a clip of the size vit_l_14, and the config's model is micro. Set model.name=vit_l_14, and "
+            "data.tokenizer to the one that it was trained with. What does not fit: ",
+        ),
+        (
+            "quick_gelu",
+            "it is a clip of the size vit_l_14, with quick_gelu in place of gelu, and the config's model is micro. To "
+            "train it as it is, set model.name=pretrained model.clip=",
+        ),
+    ],
+)
+def test_init_from_a_clip_of_another_size_names_the_size_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden_act: str, said: str
+):
+    small = TransformerSize(width=48, depth=1, heads=2)
+    monkeypatch.setitem(CLIP_SIZES, "vit_l_14", ClipSize(image=small, text=small, embed_dim=32, patch_size=8))
+    settings = clip_config("vit_l_14", vocab_size=300)
+    for tower in ("vision_config", "text_config"):
+        settings[tower]["hidden_act"] = hidden_act
+    del settings["model_type"]
+    CLIPModel(CLIPConfig(**settings)).save_pretrained(tmp_path / "clip")
+    with pytest.raises(ConfigError, match=f"model.init_from '{tmp_path}/clip': {said}"):
+        build({"name": "micro"}, tmp_path / "clip")

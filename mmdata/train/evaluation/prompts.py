@@ -13,6 +13,8 @@ from torch import Tensor
 from mmdata.errors import DataError
 from mmdata.train.models.dual_encoder import DualEncoder
 
+CLASSES_EXAMPLE = '{"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}'
+"""What a file of classes holds, for messages."""
 PROMPTS_AT_ONCE = 256
 """Prompts of a forward."""
 
@@ -33,15 +35,14 @@ def read_classes(path: Path) -> Classes:
         DataError: no such file, another format, or a template without {}.
     """
     if not path.is_file():
-        raise DataError(f"classes '{path}': no such file")
+        raise DataError(f"classes '{path}': no such file; it is JSON such as {CLASSES_EXAMPLE}")
     try:
         classes = Classes.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
         raise DataError(
-            f"classes '{path}': {where}: {first['msg']}; expected JSON such as "
-            '{"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}'
+            f"classes '{path}': {where}: {first['msg']}; expected JSON such as {CLASSES_EXAMPLE}"
         ) from error
     try:
         check_templates(classes.templates)

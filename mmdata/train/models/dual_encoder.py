@@ -108,9 +108,7 @@ class DualEncoder(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(math.log(logit_scale_init)))
         self.clamp_logit_scale_()
         self.logit_bias = None if logit_bias_init is None else nn.Parameter(torch.tensor(float(logit_bias_init)))
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in pixel_stats)
-        self.register_buffer("pixel_mean", mean * 255, persistent=False)
-        self.register_buffer("pixel_std", std * 255, persistent=False)
+        self.set_pixel_stats(*pixel_stats)
         self._frozen: list[nn.Module] = []
         self.pixel_mean: Tensor
         self.pixel_std: Tensor
@@ -184,6 +182,11 @@ class DualEncoder(nn.Module):
             logit_bias_init=bias,
             pixel_stats=towers.pixel_stats,
         )
+
+    def set_pixel_stats(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        """Set mean and standard deviation of each channel, on the scale 0 to 1, by which pixels are normalised."""
+        for name, values in (("pixel_mean", mean), ("pixel_std", std)):
+            self.register_buffer(name, torch.tensor(values).view(3, 1, 1) * 255, persistent=False)
 
     def freeze(self, *, image: bool = False, text: bool = False) -> None:
         """Freeze towers: no gradients, and eval mode (no dropout) even while the rest trains.

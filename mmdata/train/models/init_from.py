@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
+from mmdata.train.models.clip_sizes import CLIP_SIZES, clip_config
 
 if TYPE_CHECKING:
     from mmdata.train.models.dual_encoder import DualEncoder
@@ -25,14 +26,24 @@ logger = logging.getLogger("mmdata")
 
 NAMED = 2
 """Tensors of a kind that a message names."""
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size")
+"""Settings of a tower by which a CLIP is one of `CLIP_SIZES`."""
 SAME = ("hidden_act", "num_attention_heads", "layer_norm_eps")
 """Settings of a tower that decide what its weights mean, and that no shape tells."""
 
 
 class Source(NamedTuple):
-    """Weights by the names of DualEncoder, and what is known of the model that they are of."""
+    """Weights by the names of DualEncoder, and what is known of the model that they are of.
+
+    Attributes:
+        weights: of all parameters.
+        what: the model in words, the end of a sentence that begins with "it is".
+        remedy: a sentence that says how to train it.
+        model: the model, where it was built to read the weights.
+    """
 
     weights: dict[str, Tensor]
+    what: str
     remedy: str
     model: nn.Module | None = None
 
@@ -43,7 +54,7 @@ def init_from(model: DualEncoder, config: ModelConfig) -> None:
     The scale comes with them unless `logit_scale_init` is set, and the bias unless `logit_bias_init` is.
 
     Raises:
-        ConfigError: the weights are of another architecture; names the tensors.
+        ConfigError: the weights are of another architecture; names it, and then the tensors.
         DataError: nothing is there, or it is damaged.
     """
     assert config.init_from is not None
@@ -57,8 +68,9 @@ def init_from(model: DualEncoder, config: ModelConfig) -> None:
             weights.pop(name, None)
     if differences := [*_differences(weights, own), *_other_settings(source.model, model)]:
         raise ConfigError(
-            f"model.init_from '{config.init_from}': its weights do not fit the model: {'; '.join(differences)}. "
-            f"{source.remedy}"
+            f"model.init_from '{config.init_from}': it is {source.what}, and the config's "
+            f"model is {_in_words(config)}. "
+            f"{source.remedy}. What does not fit: {'; '.join(differences)}"
         )
     model.load_state_dict(weights)
     model.clamp_logit_scale_()
@@ -76,7 +88,7 @@ def _read(path: Path) -> Source:
         if not (path / "model.safetensors").is_file():
             raise ConfigError(f"model.init_from '{path}': no model.safetensors in it; export the run again")
         remedy = "Set model to the settings in its README.md, and data.tokenizer to this folder"
-        return Source(load_file(path / "model.safetensors"), remedy)
+        return Source(load_file(path / "model.safetensors"), "an exported run", remedy)
     # Imported here: the model imports this module, and transformers takes seconds to import.
     from mmdata.train.models.dual_encoder import DualEncoder
     from mmdata.train.models.pretrained import CLIP_TYPES
@@ -87,8 +99,40 @@ def _read(path: Path) -> Source:
             f"{', '.join(CLIP_TYPES)}. Other towers go to model.vision and model.text"
         )
     loaded = DualEncoder.from_config(ModelConfig(name="pretrained", clip=str(path)))
-    remedy = f"To train this model as it is: model.name=pretrained model.clip={path}, without model.init_from"
-    return Source(loaded.state_dict(), remedy, loaded)
+    what, name = _of_transformers(path)
+    remedy = f"To train it as it is, set model.name=pretrained model.clip={path}, without model.init_from"
+    if name is not None:
+        remedy = f"Set model.name={name}, and data.tokenizer to the one that it was trained with"
+    return Source(loaded.state_dict(), what, remedy, loaded)
+
+
+def _of_transformers(path: Path) -> tuple[str, str | None]:
+    """A CLIP or SigLIP in words, and the `model.name` that builds the same towers, if there is one."""
+    from transformers import AutoConfig
+
+    config: Any = AutoConfig.from_pretrained(path)
+    image, text = config.vision_config, config.text_config
+    what = (
+        f"a {config.model_type} with {image.num_hidden_layers} image layers of width {image.hidden_size} and patches "
+        f"of {image.patch_size}, and {text.num_hidden_layers} text layers of width {text.hidden_size} and "
+        f"{text.vocab_size:,} tokens"
+    )
+    if config.model_type != "clip":
+        return what, None
+    for name in CLIP_SIZES:
+        own = clip_config(name, vocab_size=text.vocab_size)
+        towers = ((image, own["vision_config"]), (text, own["text_config"]))
+        if all(getattr(one, key) == same[key] for one, same in towers for key in SIZES if key in same):
+            quick = f", with {image.hidden_act} in place of gelu" if image.hidden_act != "gelu" else ""
+            return f"a clip of the size {name}{quick}", None if quick else name
+    return what, None
+
+
+def _in_words(config: ModelConfig) -> str:
+    """The model that the settings name."""
+    towers = [getattr(config, name) for name in ("clip", "vision", "text")]
+    named = ", ".join(f"'{one}'" for one in towers if isinstance(one, str))
+    return f"{config.name} ({named})" if named else config.name
 
 
 def _of_run(path: Path) -> Source:
@@ -102,8 +146,8 @@ def _of_run(path: Path) -> Source:
     model = {name: value for name, value in settings.get("model", {}).items() if value != defaults.get(name)}
     model.pop("init_from", None)
     tokenizer = settings.get("data", {}).get("tokenizer")
-    remedy = f"That run has model: {json.dumps({'name': defaults['name'], **model})} and data.tokenizer: {tokenizer}"
-    return Source(state["model"], remedy)
+    what = f"a run with model: {json.dumps({'name': defaults['name'], **model})} and data.tokenizer: {tokenizer}"
+    return Source(state["model"], what, "Set model and data.tokenizer to the same")
 
 
 def _differences(weights: dict[str, Tensor], own: dict[str, Tensor]) -> list[str]:

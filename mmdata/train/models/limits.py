@@ -1,8 +1,8 @@
-"""Which shapes a model takes, as far as its settings tell it: known before weights are loaded or downloaded."""
+"""What a model takes, as far as its settings tell it: known before weights are loaded or downloaded."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from mmdata.train.models.towers import PRESETS
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Shapes that the towers take; None: any, or not known from the settings.
+    """Shapes that the towers take, and what losses ask for; None: any, or not known from the settings.
 
     Attributes:
         patch_size: sides of whole images must be multiples of it.
@@ -21,6 +21,7 @@ class Limits:
         native_patch_size: side of such patches.
         positions: longest text in tokens.
         vocab_size: entries of the text tower's vocabulary.
+        has_bias: whether the model has a logit_bias.
     """
 
     patch_size: int | None = None
@@ -28,19 +29,21 @@ class Limits:
     native_patch_size: int | None = None
     positions: int | None = None
     vocab_size: int | None = None
+    has_bias: bool | None = None
 
 
 def limits_of(config: ModelConfig) -> Limits:
     """The limits of the towers that settings name; of a model on the Hugging Face hub nothing is known."""
+    bias_is_set = config.logit_bias_init is not None
+    own = Limits(takes_patches=False, vocab_size=config.vocab_size or None, has_bias=bias_is_set)
     if config.name in PRESETS:
-        return Limits(
-            patch_size=PRESETS[config.name].patch_size, takes_patches=False, vocab_size=config.vocab_size or None
-        )
+        return replace(own, patch_size=PRESETS[config.name].patch_size)
     if config.name in CLIP_SIZES:
-        return Limits(takes_patches=False, positions=TEXT_POSITIONS, vocab_size=config.vocab_size or None)
+        return replace(own, positions=TEXT_POSITIONS)
     image, text = _config_of(config.clip or config.vision), _config_of(config.clip or config.text)
     if image is None or text is None:
-        return Limits()
+        # Two towers have no bias of their own. Which kind of model `clip` names is not known.
+        return Limits(has_bias=True if bias_is_set else None if config.clip else False)
     words = getattr(text, "text_config", text)
     native = image.vision_config.patch_size if image.model_type == "siglip2" else None
     return Limits(
@@ -49,6 +52,7 @@ def limits_of(config: ModelConfig) -> Limits:
         native_patch_size=native,
         positions=getattr(words, "max_position_embeddings", None) or None,
         vocab_size=getattr(words, "vocab_size", None),
+        has_bias=bias_is_set or (config.clip is not None and image.model_type in ("siglip", "siglip2")),
     )
 
 

@@ -26,7 +26,13 @@ _POSITION = re.compile(r"\.\d+(?=\.)")
 
 
 def check_same_run(
-    state: dict[str, Any], settings: dict[str, Any], config: TrainConfig, total_steps: int, *, origin: str
+    state: dict[str, Any],
+    settings: dict[str, Any],
+    config: TrainConfig,
+    total_steps: int,
+    *,
+    origin: str,
+    other_shards: str = "",
 ) -> None:
     """Refuse to resume under settings that would change what is computed.
 
@@ -39,10 +45,20 @@ def check_same_run(
         config: the section train of these settings.
         total_steps: of this run.
         origin: the checkpoint, for the message.
+        other_shards: that the run was trained on other shards, in words; "" if it was not.
 
     Raises:
-        ConfigError: names what differs, with both values.
+        ConfigError: names what differs, with both values; other shards first.
     """
+    if other_shards:
+        # A config that was made for the new shards has other settings too: they follow from the shards.
+        changed = _changed_settings(state["settings"], settings, origin=origin)
+        also = f". The settings differ too: {'; '.join(changed)}" if changed else ""
+        folder = Path(origin).parent.parent
+        raise ConfigError(
+            f"cannot resume from {origin}: {other_shards}{also}. To train on these shards, give another train.output, "
+            f"or delete '{folder}'; to go on with the run, put back the shards that it was trained on"
+        )
     check_same_settings(state["settings"], settings, origin=origin, except_for=LENGTH)
     before: dict[str, Any] = state["settings"].get("train", {})
     defaults = {name: TrainConfig.model_fields[name].default for name in LENGTH_NAMES}
@@ -89,6 +105,17 @@ def check_same_settings(
     Raises:
         ConfigError: names each key that differs, with both values.
     """
+    if changed := _changed_settings(saved, current, origin=origin, except_for=except_for):
+        raise ConfigError(
+            f"cannot resume from {origin}: {'; '.join(changed)}. Restore the values, or give another train.output to "
+            "start anew"
+        )
+
+
+def _changed_settings(
+    saved: dict[str, Any], current: dict[str, Any], *, origin: str, except_for: frozenset[str] = frozenset()
+) -> list[str]:
+    """The settings that differ and may not, each with both values; arguments as for `check_same_settings`."""
     # An earlier version may have saved settings under their old names, and has not saved those that came later.
     try:
         named = [current_names(Config, settings) for settings in (saved, current)]
@@ -100,14 +127,10 @@ def check_same_settings(
     now |= {key: now_in_full.get(key) for key in before.keys() - now.keys()}
     differ = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
     changed = sorted(key for key in differ if _POSITION.sub("", key) not in MAY_CHANGE | except_for)
-    if changed:
-        listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed)
-        renamed = "model.name" in changed and (before["model.name"], now["model.name"]) == ("base", "vit_b_16")
-        why = " (the towers that an earlier version called vit_b_16 are now base)" if renamed else ""
-        raise ConfigError(
-            f"cannot resume from {origin}: {listed}{why}. Restore the values, or give another train.output to start "
-            "anew"
-        )
+    listed = [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed]
+    if "model.name" in changed and (before["model.name"], now["model.name"]) == ("base", "vit_b_16"):
+        listed[-1] += " (the towers that an earlier version called vit_b_16 are now base)"
+    return listed
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

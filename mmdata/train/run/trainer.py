@@ -21,7 +21,7 @@ from mmdata.atomic import write_whole
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError, TrainingError
-from mmdata.train.batches import Batches, count_steps
+from mmdata.train.batches import Batches, LoaderExtras, count_steps
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.kept import FeatureMemory
 from mmdata.train.objective import check_objective, make_loss
@@ -295,7 +295,9 @@ class Trainer:
             self._evaluated_step = None
             return f"starting: {self.total_steps} steps, in {self.output}"
         state = checkpoint.load_checkpoint(path)
-        check_same_run(state, self.settings, self.config, self.total_steps, origin=str(path))
+        extras = LoaderExtras.of(self.source)
+        other_shards = extras.other_shards(state["batches"]) if extras.other_shards else ""
+        check_same_run(state, self.settings, self.config, self.total_steps, origin=str(path), other_shards=other_shards)
         for name in COUNTERS:
             setattr(self, name, state[name])
         self.updates.skipped, self.updates.bad_in_a_row = state["skipped_updates"], state.get("bad_in_a_row", 0)
