@@ -41,7 +41,7 @@ def main() -> None:
         type=int,
         default=QUERY_ROWS,
         metavar="N",
-        help=f"validation images that the first run's model searches (default: {QUERY_ROWS:,}; 0: no search)",
+        help=f"validation images that each run's model searches (default: {QUERY_ROWS:,}; 0: no search)",
     )
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="default: report.html")
     given = parser.parse_args()
@@ -58,7 +58,7 @@ def main() -> None:
     if not shards:
         raise ConfigError("say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`")
     data, settings = (config.data, config.model_dump(mode="json")) if config else (None, None)
-    found = found_by(given.run[0], max_rows=given.query_rows) if given.run else []
+    found = found_by(given.run, max_rows=given.query_rows)
     write_report(given.out, shards=shards, data=data, run=given.run, settings=settings, found=found)
     print(f"{printable(str(given.out))}: {given.out.stat().st_size / 1000:.0f} kB; open it in a browser")
 

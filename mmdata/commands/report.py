@@ -1,29 +1,40 @@
-"""What a run's model finds, for the report: the model of its newest checkpoint searches its validation set."""
+"""What runs' models find, for the report: the model of a run's newest checkpoint searches the run's validation set."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.inspect.page import Section
 from mmdata.inspect.queries import TITLE, queries
+from mmdata.inspect.runs import short_names
 from mmdata.trained import TrainedRun
 
 QUERY_ROWS = 1000
 """Images that the queries of a report are asked among."""
 MAX_SECONDS = 60.0
-"""After this time the report embeds no further images."""
+"""After this time the report embeds no further images; several runs share it."""
 
 
-def found_by(run: Path, *, max_rows: int = QUERY_ROWS) -> list[Section]:
+def found_by(runs: Sequence[Path], *, max_rows: int = QUERY_ROWS) -> list[Section]:
     """Sections with queries and what they find, on the CPU; where something is missing, a section that says what.
 
     Args:
-        run: folder that `mmdata train` wrote.
+        runs: folders that `mmdata train` wrote. Runs with one validation set get the same queries.
         max_rows: images to search; with 0 there are no sections.
     """
     if not max_rows:
         return []
+    sections: list[Section] = []
+    for run, name in zip(runs, short_names(runs), strict=True):
+        found = _found_by(run, max_rows, MAX_SECONDS / len(runs))
+        sections += [replace(part, title=f"{part.title}: {name}") for part in found] if len(runs) > 1 else found
+    return sections
+
+
+def _found_by(run: Path, max_rows: int, max_seconds: float) -> list[Section]:
     try:
         trained = TrainedRun.load(run)
         return queries(
@@ -31,7 +42,7 @@ def found_by(run: Path, *, max_rows: int = QUERY_ROWS) -> list[Section]:
             trained.config.data,
             name=str(run),
             max_rows=max_rows,
-            max_seconds=MAX_SECONDS,
+            max_seconds=max_seconds,
             autocast_dtype=trained.autocast_dtype,
         )
     except (ConfigError, DataError, OSError) as error:

@@ -154,16 +154,18 @@ def line_chart(series: Mapping[str, Series], *, x_label: str, y_label: str, perc
 
 
 def share_bars(bars: Mapping[str, float]) -> Markup:
-    """Horizontal bars of shares from 0 to 1, each with its name and value."""
+    """Horizontal bars of shares from 0 to 1, each with its name and value, as wide as the page."""
     parts: list[Markup] = []
     for number, (name, share) in enumerate(bars.items()):
         y = 4 + 46 * number
-        parts.append(_text(0, y + 12, name, "label"))
-        parts.append(_text(WIDTH, y + 12, f"{share:.1%}", "label end"))
-        parts.append(Markup('<rect class="track" x="0" y="{}" width="{}" height="16" rx="4"/>').format(y + 18, WIDTH))
-        bar = '<rect class="bar tint{}" x="0" y="{}" width="{}" height="16" rx="4"/>'
-        parts.append(Markup(bar).format(number % 2, y + 18, f"{WIDTH * share:.1f}"))
-    return _svg(parts, "shares", height=46 * len(bars))
+        parts.append(Markup('<text class="label" x="0" y="{}">{}</text>').format(y + 12, name))
+        parts.append(Markup('<text class="label end" x="100%" y="{}">{}</text>').format(y + 12, f"{share:.1%}"))
+        bar = '<rect class="{}" x="0" y="{}" width="{}" height="16" rx="4"/>'
+        parts.append(Markup(bar).format("track", y + 18, "100%"))
+        parts.append(Markup(bar).format(f"bar tint{number % 2}", y + 18, f"{share:.2%}"))
+    # Without a viewBox nothing is scaled: the text keeps its size on a narrow screen.
+    head = Markup('<svg class="shares" style="height: {}px" role="img" aria-label="shares">').format(46 * len(bars))
+    return head + Markup("").join(parts) + Markup("</svg>")
 
 
 def ticks(low: float, high: float, *, count: int) -> list[float]:
@@ -253,6 +255,6 @@ def _mark_line(frame: _Frame, mark: Mark) -> Markup:
     return Markup(line).format(f"{frame.x(mark.x):.1f}", f"{frame.top - 4:.1f}", HEIGHT - BOTTOM, mark.label)
 
 
-def _svg(parts: Sequence[Markup], title: str, *, height: int = HEIGHT) -> Markup:
-    head = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, height, title)
+def _svg(parts: Sequence[Markup], title: str) -> Markup:
+    head = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, title)
     return head + Markup("").join(parts) + Markup("</svg>")

@@ -114,7 +114,11 @@ def waste(summary: PlanSummary, data: DataConfig, *, num_rows: int) -> Section:
         for bucket, count in summary.buckets.items()
         if count.rows
     ]
-    note = f"Epoch 0: {summary.steps:,} steps; {summary.masked:,} places of the last batch are masked."
+    filled = f"the last of them filled up with {summary.masked:,} masked rows" if summary.masked else "all of them full"
+    note = f"Epoch 0: {summary.rows:,} rows in {summary.steps:,} batches, {filled}."
+    if len(rows) > 1:
+        padding = f"{summary.padding_share:.1%}" if has_texts else "no texts"
+        rows.append(("all", "", f"{summary.steps:,}", f"{summary.rows:,}", padding))
     if not has_texts:
         note += " Without data.tokenizer batches have no texts, and so no padding."
     if summary.cut:

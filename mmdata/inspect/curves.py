@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from mmdata.inspect.charts import Series, line_chart
-from mmdata.inspect.page import Chart, Section
+from mmdata.inspect.page import Chart, Section, Table
 from mmdata.inspect.run_sections import WAYS
 from mmdata.inspect.runs import METRICS, Run
 
@@ -15,56 +16,73 @@ BY_STEP = " Runs with batches of other sizes have seen other numbers of rows at 
 
 
 def curves(runs: Sequence[Run]) -> Section:
-    """Loss, retrieval, shares of time and padding, and speed, by step. Of several runs, each chart shows one number."""
-    charts: list[Chart] = []
-    _add(charts, runs, "train", {"loss": "loss"}, y_label="loss", caption="Mean training loss between two log lines.")
+    """Loss, retrieval, shares of time and padding, and speed, by step. Of several runs, each chart shows one number.
+
+    A number that no run has logged twice makes no line: a table gives it.
+    """
+    drawn = _Drawn(runs)
+    drawn.add("train", {"loss": "loss"}, y_label="loss", caption="Mean training loss between two log lines.")
     said = "Retrieval over the evaluation rows: the right one {}."
     if len(runs) == 1:
         recalls = {f"{name} R@{k}": f"{key}_r{k}" for name, key in WAYS.items() for k in (1, 10)}
-        _add(
-            charts,
-            runs,
-            "evaluation",
-            recalls,
-            y_label="recall",
-            percent=True,
-            caption=said.format("first, or among the first ten"),
-        )
+        caption = said.format("first, or among the first ten")
+        drawn.add("evaluation", recalls, y_label="recall", caption=caption, percent=True)
         shares = {"waiting for data": "data_wait_share", "padding": "padding_share"}
         caption = "Share of time spent waiting for data, and of text positions that hold padding."
-        _add(charts, runs, "train", shares, y_label="share", percent=True, caption=caption)
+        drawn.add("train", shares, y_label="share", caption=caption, percent=True)
     else:
         for name, key in WAYS.items():
-            one = {name: f"{key}_r1"}
-            _add(charts, runs, "evaluation", one, y_label=f"{name} R@1", percent=True, caption=said.format("first"))
-        shares = {"waiting": "data_wait_share"}
+            recall = {f"{name} R@1": f"{key}_r1"}
+            drawn.add("evaluation", recall, y_label=f"{name} R@1", caption=said.format("first"), percent=True)
+        shares = {"waiting for data": "data_wait_share"}
         caption = "Share of time spent waiting for data."
-        _add(charts, runs, "train", shares, y_label="share of time", percent=True, caption=caption)
-    _add(charts, runs, "train", {"samples/s": "samples_per_s"}, y_label="samples/s", caption="Speed over all ranks.")
+        drawn.add("train", shares, y_label="share of time", caption=caption, percent=True)
+    drawn.add("train", {"samples/s": "samples_per_s"}, y_label="samples/s", caption="Speed over all ranks.")
     without = [run.name for run in runs if not run.metrics]
     note = f"Without a {METRICS}, and so without curves: {', '.join(without)}." if without else ""
-    if charts:
-        return Section("Training", note + (BY_STEP if len(runs) > 1 else ""), charts=charts)
-    return Section("Training", missing=f"The run has no {METRICS} yet: `mmdata train` writes it.")
+    if not (drawn.charts or drawn.single):
+        return Section("Training", missing=f"The run has no {METRICS} yet: `mmdata train` writes it.")
+    note += BY_STEP if drawn.charts and len(runs) > 1 else ""
+    return Section("Training", note.strip(), charts=drawn.charts, tables=drawn.tables())
 
 
-def _add(
-    charts: list[Chart],
-    runs: Sequence[Run],
-    kind: str,
-    names: Mapping[str, str],
-    *,
-    y_label: str,
-    caption: str,
-    percent: bool = False,
-) -> None:
-    """Add a chart of the numbers in the lines of a kind, unless no run has any. Of several runs each is a line."""
-    found: dict[str, Series] = {}
-    for run in runs:
-        for name, key in names.items():
-            lines = [line for line in run.metrics if line.get("kind") == kind and line.get(key) is not None]
-            if lines:
-                x, y = np.asarray([(line["step"], line[key]) for line in lines], np.float64).T
-                found[run.name if len(runs) > 1 else name] = Series(x, y)
-    if found:
-        charts.append(Chart(line_chart(found, x_label="step", y_label=y_label, percent=percent), caption))
+@dataclass
+class _Drawn:
+    """The charts of the runs' numbers, and the table rows of those numbers that were logged once."""
+
+    runs: Sequence[Run]
+    charts: list[Chart] = field(default_factory=list[Chart])
+    single: list[tuple[str, str, str, str]] = field(default_factory=list[tuple[str, str, str, str]])
+
+    def add(self, kind: str, names: Mapping[str, str], *, y_label: str, caption: str, percent: bool = False) -> None:
+        """Add a chart of the numbers in the lines of a kind, unless no run has any. Of several runs each is a line.
+
+        Args:
+            kind: of the lines of metrics.jsonl: train or evaluation.
+            names: name of a number → its key in the lines. For several runs: one number.
+            y_label: what the chart measures.
+            caption: below the chart.
+            percent: the numbers are shares, shown in per cent.
+        """
+        found: dict[tuple[str, str], Series] = {}
+        for run in self.runs:
+            for name, key in names.items():
+                lines = [line for line in run.metrics if line.get("kind") == kind and line.get(key) is not None]
+                if lines:
+                    x, y = np.asarray([(line["step"], line[key]) for line in lines], np.float64).T
+                    found[run.name, name] = Series(x, y)
+        if any(len(np.asarray(line.x)) > 1 for line in found.values()):
+            several = len(self.runs) > 1
+            lines = {run if several else name: line for (run, name), line in found.items()}
+            self.charts.append(Chart(line_chart(lines, x_label="step", y_label=y_label, percent=percent), caption))
+            return
+        for (run, name), line in found.items():
+            (step,), (value,) = np.asarray(line.x), np.asarray(line.y)
+            self.single.append((name, run, f"{step:,.0f}", f"{value:.1%}" if percent else f"{value:.4g}"))
+
+    def tables(self) -> list[Table]:
+        """The numbers that were logged once: no table if there are none."""
+        if not self.single:
+            return []
+        caption = "Logged once so far; a second time makes a curve"
+        return [Table(("", "run", "step", "value"), self.single, caption)]

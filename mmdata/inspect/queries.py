@@ -19,6 +19,7 @@ from mmdata.inspect.gallery import row_thumbnail
 from mmdata.inspect.page import Found, Query, Section
 from mmdata.loader import Loader
 from mmdata.loader.samples import IndexSamples
+from mmdata.plan.from_config import num_rows
 from mmdata.shards import Index, ShardStore
 from mmdata.train.evaluation.embedding import embed
 from mmdata.train.evaluation.retrieval import TIE
@@ -36,6 +37,7 @@ class Retrieved:
 
     Attributes:
         rows: int64 (N,), of the validation set.
+        ids: int64 (N, 2), hashes of image and caption.
         ranks: int64 (N,), place of the first right image for the caption of each row, from 1. A tie counts against the
             model. Images with the same bytes, or with the same caption, are right too.
         nearest: int64 (N, K), positions of the nearest distinct images, best first.
@@ -44,6 +46,7 @@ class Retrieved:
     """
 
     rows: NDArray[np.int64]
+    ids: NDArray[np.int64]
     ranks: NDArray[np.int64]
     nearest: NDArray[np.int64]
     scores: NDArray[np.float32]
@@ -73,8 +76,11 @@ def queries(
         DataError: the validation set cannot be read.
         ConfigError: there is none.
     """
-    changes = {"shuffle": True, "seed": 0, "max_rows": None, "num_lanes": 1, "global_batch_size": BATCH_SIZE}
-    loader = Loader.from_config(evaluation_data(data, hashes=True).model_copy(update=changes), rank=0, world_size=1)
+    changes = {"shuffle": True, "seed": 0, "max_rows": None, "num_lanes": 1}
+    searched = evaluation_data(data, hashes=True).model_copy(update=changes)
+    batch_size = min(BATCH_SIZE, max(1, num_rows(searched)))  # a larger batch would be filled up with masked rows
+    searched = searched.model_copy(update={"global_batch_size": batch_size})
+    loader = Loader.from_config(searched, rank=0, world_size=1)
     started = time.monotonic()
 
     def some() -> Iterator[Batch]:
@@ -121,24 +127,45 @@ def retrieve(image: Tensor, text: Tensor, ids: Tensor, *, rows: Tensor) -> Retri
     shown = scores.nan_to_num(-2.0).masked_fill(~distinct, -torch.inf)
     top = shown.topk(min(NUM_FOUND, int(distinct.sum())), dim=1)
     found = right.gather(1, top.indices)
-    return Retrieved(rows.numpy(), ranks.numpy(), top.indices.numpy(), top.values.numpy(), found.numpy())
+    return Retrieved(rows.numpy(), ids.numpy(), ranks.numpy(), top.indices.numpy(), top.values.numpy(), found.numpy())
 
 
 def sections(retrieved: Retrieved, index: Index, note: str) -> list[Section]:
-    """Twelve queries at even distances, and those with the largest ranks."""
-    count = len(retrieved.rows)
+    """Twelve different captions at even distances, and those with the largest ranks that are not among the twelve."""
     store = ShardStore(index)
     first = retrieved.ranks == 1
     top = retrieved.ranks <= NUM_FOUND
     note += f" The right image is the first for {first.mean():.1%} of them, among the first five for {top.mean():.1%}."
-    chosen = np.unique(np.linspace(0, count - 1, NUM_QUERIES).round().astype(np.int64))
-    shown = [_query(retrieved, index, store, int(i)) for i in chosen]
-    worst = [int(i) for i in np.argsort(-retrieved.ranks, kind="stable")[:NUM_MISSES] if not first[i]]
-    missed = [_query(retrieved, index, store, i) for i in worst]
-    why = "The captions whose own image comes last. Often the caption is wrong, not the model: look at both."
-    if not missed:
-        why = "None: each caption finds its own image first."
-    return [Section(TITLE, note, queries=shown), Section(TITLE_OF_MISSES, why, queries=missed)]
+    different = np.sort(np.unique(retrieved.ids[:, 1], return_index=True)[1])  # an equal caption finds the same images
+    chosen = different[np.unique(np.linspace(0, len(different) - 1, NUM_QUERIES).round().astype(np.int64))]
+    worst = _worst(retrieved)
+    above = [i for i in worst if i in chosen]
+    missed = [i for i in worst if i not in chosen]
+    why = "None: each caption finds its own image first."
+    if worst:
+        why = "The captions whose own image comes last. Often the caption is wrong, not the model: look at both."
+    if above:
+        keys = index.keys(retrieved.rows[above])
+        named = ", ".join(f"{key} (rank {retrieved.ranks[i]:,})" for key, i in zip(keys, above, strict=True))
+        why += f" Already among the queries of the section before: {named}."
+    shown, misses = ([_query(retrieved, index, store, int(i)) for i in part] for part in (chosen, missed))
+    return [Section(TITLE, note, queries=shown), Section(TITLE_OF_MISSES, why, queries=misses)]
+
+
+def _worst(retrieved: Retrieved) -> list[int]:
+    """Positions of the captions whose image has the largest ranks above 1; no image and no caption comes twice."""
+    worst: list[int] = []
+    images: set[int] = set()
+    captions: set[int] = set()
+    for i in np.argsort(-retrieved.ranks, kind="stable"):
+        image, caption = retrieved.ids[i].tolist()
+        if retrieved.ranks[i] > 1 and image not in images and caption not in captions:
+            worst.append(int(i))
+            images.add(image)
+            captions.add(caption)
+        if len(worst) == NUM_MISSES:
+            break
+    return worst
 
 
 def _query(retrieved: Retrieved, index: Index, store: ShardStore, i: int) -> Query:

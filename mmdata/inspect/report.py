@@ -13,14 +13,15 @@ import numpy as np
 
 from mmdata.atomic import write_whole
 from mmdata.config import DataConfig
-from mmdata.config.data import SourceConfig, sources
+from mmdata.config.data import SourceConfig, evaluation_data, sources, val_in_words
+from mmdata.errors import ConfigError, DataError
 from mmdata.inspect import corpus, run_sections
 from mmdata.inspect.curves import curves
 from mmdata.inspect.gallery import samples
 from mmdata.inspect.page import Fact, Page, Section, render
 from mmdata.inspect.runs import Run, read_runs
 from mmdata.plan import Plan, PlanSummary, summarize
-from mmdata.plan.from_config import build_plan
+from mmdata.plan.from_config import build_plan, num_rows
 from mmdata.shards import Index
 from mmdata.shards.folder import local_folder
 from mmdata.transform.text import load_tokenizer
@@ -82,10 +83,15 @@ def write_report(
     subtitle = ", ".join(
         [*map(str, resolved), f"manifest {index.fingerprint[:12]}", *(f"run {one}" for one in folders_of_runs)]
     )
-    title = " + ".join(folder.name for folder in resolved)
+    title = " + ".join(map(_name, resolved))
     page = Page(title, subtitle, _facts(index, data, summary, runs), sections)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, render(page).encode("utf-8", "replace"))
+
+
+def _name(folder: Path) -> str:
+    """shards/photos → "photos", and shards/photos/train, which `mmdata convert --val-share` makes → "photos/train"."""
+    return f"{folder.parent.name}/{folder.name}" if folder.name in ("train", "val") else folder.name
 
 
 def _plan(index: Index, data: DataConfig) -> Plan:
@@ -94,10 +100,10 @@ def _plan(index: Index, data: DataConfig) -> Plan:
 
 def _facts(index: Index, data: DataConfig | None, summary: PlanSummary | None, runs: Sequence[Run]) -> list[Fact]:
     used = f", {data.max_rows:,} used" if data and data.max_rows is not None and data.max_rows < len(index) else ""
-    facts = [
-        Fact(f"{len(index):,}", "rows", f"{index.captions:,} captions{used}"),
-        Fact(f"{index.num_shards:,}", "shards", _bytes(index.bytes)),
-    ]
+    facts = [Fact(f"{len(index):,}", "rows", f"{index.captions:,} captions{used}")]
+    if data and data.val:
+        facts += _validation_fact(index, data)
+    facts.append(Fact(f"{index.num_shards:,}", "shard" if index.num_shards == 1 else "shards", _bytes(index.bytes)))
     counts = corpus.caption_lengths(index)
     if counts.sum():
         half = int(np.searchsorted(np.cumsum(counts), counts.sum() / 2))
@@ -116,6 +122,23 @@ def _facts(index: Index, data: DataConfig | None, summary: PlanSummary | None, r
     if mean := (evaluation.get("compositional") or {}).get("mean"):
         facts.append(Fact(f"{mean['accuracy']:.1%}", "compositional", "chance is 50%" + of_best))
     return facts
+
+
+def _validation_fact(index: Index, data: DataConfig) -> list[Fact]:
+    """The rows of the validation set, and how they and the rows of the page add up; empty for one that is not here."""
+    evaluated = evaluation_data(data)
+    try:
+        folders = {local_folder(source.shards).resolve() for source in sources(evaluated)}
+        count = num_rows(evaluated)
+    except (ConfigError, DataError):  # on another machine, or deleted since: the page is on the other rows
+        return []
+    own = {Path(str(source.folder)).resolve() for source in index.sources}
+    total = len(index)
+    if folders <= own:
+        note = f"of the {total:,} rows; {total - count:,} others"
+    else:
+        note = f"{val_in_words(data)}; {total:,} + {count:,} = {total + count:,} rows"
+    return [Fact(f"{count:,}", "validation rows", note)]
 
 
 def _bytes(size: float) -> str:

@@ -124,6 +124,18 @@ def select_rows(data: DataConfig, index: Index) -> Selection | None:
     return selection
 
 
+def num_rows(data: DataConfig) -> int:
+    """The number of rows that a section `data` loads in an epoch, without the repeats of a mixture.
+
+    Raises:
+        ConfigError: as `select_rows`.
+        DataError: no manifest.
+    """
+    index = Index.open([source.shards for source in sources(data)])
+    selection = select_rows(data, index)
+    return int(starts_of(index, data.max_rows)[-1]) if selection is None else len(selection)
+
+
 def _check_captions(index: Index) -> None:
     """Raise a ConfigError if a folder of the index holds labels only."""
     for part in index.manifests:

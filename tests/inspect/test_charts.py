@@ -63,8 +63,8 @@ def test_line_chart_of_one_point_and_of_equal_values():
 
 
 def test_share_bars_are_as_long_as_their_shares():
-    widths = [float(bar.attrib["width"]) for bar in bars(share_bars({"a": 0.25, "b": 0.75}))]
-    assert widths == [160.0, 480.0]
+    widths = [bar.attrib["width"] for bar in bars(share_bars({"a": 0.25, "b": 0.75}))]
+    assert widths == ["25.00%", "75.00%"]
 
 
 def test_charts_escape_names():

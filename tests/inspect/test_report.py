@@ -165,6 +165,32 @@ def test_report_counts_the_rows_and_captions_that_settings_cut(data: dict[str, A
     assert "Caption lengths of the captions of epoch 0, 10 rows" in text
 
 
+def test_report_adds_the_rows_of_training_and_validation_up(data: dict[str, Any], two: list[Path], tmp_path: Path):
+    def fact(shards: list[Path], val: dict[str, Any]) -> list[str]:
+        write_report(tmp_path / "r.html", shards=shards, data=DataConfig.model_validate(data | {"val": val}))
+        pattern = r'<b>([\d,]+)</b><span>validation rows</span><span class="soft">(.*?)</span>'
+        return [f"{count}: {note}" for count, note in re.findall(pattern, (tmp_path / "r.html").read_text())]
+
+    train, val = two
+    assert fact([train], {"shards": str(val)}) == [f"3: {val}; 22 + 3 = 25 rows"]
+    assert fact([train, val], {"shards": str(val)}) == ["3: of the 25 rows; 22 others"]
+    assert fact([train], {"shards": str(tmp_path / "gone")}) == fact([train], {"shards": "s3://b/val"}) == []
+    (found,) = fact([train], {"share": 0.3})
+    count, others = map(int, re.fullmatch(r"(\d+): of the 22 rows; (\d+) others", found).groups())  # type: ignore[union-attr]
+    assert count + others == 22
+    assert f"Epoch 0: {others} rows in " in (tmp_path / "r.html").read_text()
+    assert fact([train], {}) == []
+    whole = "Epoch 0: 22 rows in 3 batches, the last of them filled up with 2 masked rows."
+    assert whole in (tmp_path / "r.html").read_text()
+    assert cells((tmp_path / "r.html").read_text(), "all")[:3] == ["", "3", "22"]
+
+
+def test_report_is_named_after_the_corpus_of_a_split(data: dict[str, Any], tmp_path: Path):
+    shutil.copytree(data["shards"], tmp_path / "photos" / "train")
+    write_report(tmp_path / "r.html", shards=tmp_path / "photos" / "train")
+    assert "<title>photos/train</title>" in (tmp_path / "r.html").read_text()
+
+
 def test_report_shows_an_image_that_does_not_decode_as_such(photo: Any, tmp_path: Path):
     whole = photo(40, 60)
     with ShardWriter(tmp_path / "shards") as writer:

@@ -54,55 +54,84 @@ def test_a_tie_and_nan_count_against_the_model():
     assert found.ranks.tolist() == [4, 4, 4, 4]
 
 
-def test_worst_misses_come_first_and_what_is_found_is_not_a_miss(data: dict[str, Any]):
+def test_worst_misses_come_first_and_what_is_found_is_not_a_miss(data: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     index = Index.open(data["shards"])
     image = torch.eye(4)
     text = torch.eye(4)[[0, 2, 1, 3]] + 0.1 * torch.eye(4)[[1, 3, 3, 2]]  # the captions of rows 1 and 2 are swapped
+    monkeypatch.setattr(queries, "NUM_QUERIES", 2)
     found = retrieve(image, text, ids_of([*range(4)], [*range(4)]), rows=torch.arange(4))
     shown, missed = sections(found, index, "")
     assert [query.note for query in shown.queries] == [
         "rank 1 of 4 · 0000",
-        "rank 4 of 4 · 0001",
-        "rank 4 of 4 · 0002",
         "rank 1 of 4 · 0003",
     ]
     assert [query.note for query in missed.queries] == ["rank 4 of 4 · 0001", "rank 4 of 4 · 0002"]
     assert shown.note.strip() == "The right image is the first for 50.0% of them, among the first five for 100.0%."
     right = [[image.right for image in query.images] for query in shown.queries]
     assert right[0] == [True, True, False, False, False]
-    assert shown.queries[1].images[0].label == "wanted"
+    assert all(query.images[0].label == "wanted" for query in [*shown.queries, *missed.queries])
     assert shown.queries[0].images[1].label.startswith("1 · 1.0")
     found = retrieve(image, image, ids_of([*range(4)], [*range(4)]), rows=torch.arange(4))
     assert sections(found, index, "")[1].note == "None: each caption finds its own image first."
 
 
-def test_queries_of_a_trained_run(trained_run: Path):
-    shown, missed = found_by(trained_run)
+def test_no_caption_and_no_image_is_shown_twice(data: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    # Rows 0 and 1 have one caption, rows 2 and 3 one image; each caption finds the image of row 4 first.
+    image = normalize(torch.eye(5)[[0, 1, 2, 2, 4]])
+    text = normalize(torch.eye(5) + 2 * torch.eye(5)[[4] * 5])
+    text[1] = text[0]
+    found = retrieve(image, text, ids_of([0, 1, 2, 2, 4], [0, 0, 2, 3, 4]), rows=torch.arange(5))
+    shown, missed = sections(found, Index.open(data["shards"]), "")
+    assert [query.note.split()[-1] for query in shown.queries] == ["0000", "0002", "0003", "0004"]
+    assert missed.queries == []
+    named = ", ".join(f"{key} (rank {found.ranks[i]})" for i, key in ((3, "0003"), (0, "0000")))
+    assert missed.note.endswith(f" Already among the queries of the section before: {named}.")
+    monkeypatch.setattr(queries, "NUM_QUERIES", 1)
+    missed = sections(found, Index.open(data["shards"]), "")[1]
+    assert [query.note.split()[-1] for query in missed.queries] == ["0003"]
+    assert missed.note.endswith(f": 0000 (rank {found.ranks[0]}).")
+
+
+def test_queries_of_a_trained_run(trained_run: Path, caplog: pytest.LogCaptureFixture):
+    shown, missed = found_by([trained_run])
+    assert caplog.messages == []  # fewer rows than a batch of the queries: no advice about data.global_batch_size
     assert len(shown.queries) == 12
-    assert len(missed.queries) == 6
+    texts = [query.text for query in [*shown.queries, *missed.queries]]
+    assert 1 <= len(missed.queries) < 6  # the others are among the twelve
+    assert len(set(texts)) == len(texts)
     assert f"model of {trained_run}, among all {ROWS} images" in shown.note
     assert all(len(query.images) == 6 for query in shown.queries)
     pictures = [image.picture for query in [*shown.queries, *missed.queries] for image in query.images]
     assert all(picture.startswith("data:image/webp;base64,") for picture in pictures)
-    assert found_by(trained_run)[0] == shown  # the same each time
+    assert found_by([trained_run])[0] == shown  # the same each time
     ranks = [int(query.note.split()[1]) for query in missed.queries]
     assert ranks == sorted(ranks, reverse=True)
 
 
 def test_queries_of_a_part_of_the_images_say_so(trained_run: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(queries, "BATCH_SIZE", 4)
-    shown = found_by(trained_run, max_rows=10)[0]
+    shown = found_by([trained_run], max_rows=10)[0]
     assert f"among 10 images drawn from {ROWS}" in shown.note
     assert len(shown.queries) == 10
     monkeypatch.setattr("mmdata.commands.report.MAX_SECONDS", 0.0)
-    shown = found_by(trained_run)[0]
+    shown = found_by([trained_run])[0]
     assert f"among 4 images drawn from {ROWS}" in shown.note
     assert "No more were embedded, as that took 0 s." in shown.note
-    assert found_by(trained_run, max_rows=0) == []
+    assert found_by([trained_run], max_rows=0) == []
+    assert found_by([]) == []
+
+
+def test_several_runs_get_the_same_queries(trained_run: Path, tmp_path: Path):
+    shutil.copytree(trained_run, tmp_path / "other")
+    found = found_by([trained_run, tmp_path / "other", tmp_path])
+    titles = ["What the model finds: run", "Worst misses: run", "What the model finds: other", "Worst misses: other"]
+    assert [section.title for section in found] == [*titles, f"What the model finds: {tmp_path.name}"]
+    assert found[0].queries == found[2].queries
+    assert found[4].missing.startswith("No queries: ")
 
 
 def test_queries_that_cannot_be_made_say_why(trained_run: Path, tmp_path: Path):
-    (section,) = found_by(tmp_path)
+    (section,) = found_by([tmp_path])
     assert section.missing.startswith(f"No queries: '{tmp_path}': neither a checkpoint nor the folder of a run")
 
 
@@ -115,7 +144,7 @@ def test_report_of_a_trained_run_escapes_captions_and_has_alternative_texts(
     assert HOSTILE not in text
     assert "<script" not in text
     images = re.findall(r"<img [^>]*>", text)
-    assert len(images) == ROWS + 18 * 6
+    assert len(images) == ROWS + text.count('<article class="query">') * 6
     assert all(re.search(r' alt="[^"]+"', image) for image in images)
     assert text.count("✓ right") >= 1
     assert len(text) < 900_000

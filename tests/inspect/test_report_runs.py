@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from mmdata.errors import DataError
+from mmdata.inspect.curves import curves
 from mmdata.inspect.report import write_report
 from mmdata.inspect.run_sections import duration, evaluations, overview
-from mmdata.inspect.runs import differences, read_runs, short_names
+from mmdata.inspect.runs import differences, read_metrics, read_runs, short_names
 
 
 def make_run(folder: Path, template: Path, *, data: dict[str, Any], sessions: list[dict[str, Any]], lr: float) -> Path:
@@ -85,6 +86,22 @@ def test_report_draws_several_runs_into_the_same_charts(two_runs: list[Path], da
     assert text.count("</svg>a/run</span>") == text.count("</svg>b/run</span>") == 5
     assert "50 × chance" not in text
     assert "51 × chance, best: a/run" in text
+
+
+def test_numbers_that_were_logged_once_are_a_table_and_no_chart(two_runs: list[Path]):
+    for run in two_runs:
+        lines = [line for line in read_metrics(run) if line["kind"] == "train" or line["step"] == 60]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    section = curves(read_runs(two_runs[:1]))
+    drawn = re.findall(r'aria-label="(.*?) over', "".join(chart.svg for chart in section.charts))
+    assert drawn == ["loss", "share", "samples/s"]
+    (table,) = section.tables
+    assert table.rows == [("image → text R@1", "run", "60", "66.7%"), ("text → image R@1", "run", "60", "60.0%")]
+    (table,) = curves(read_runs(two_runs)).tables
+    assert table.rows[:2] == [("image → text R@1", name, "60", "66.7%") for name in ("a/run", "b/run")]
+    (two_runs[0] / "metrics.jsonl").write_text('{"kind": "train", "step": 2, "loss": 1.23456}\n')
+    section = curves(read_runs(two_runs[:1]))
+    assert (section.charts, section.tables[0].rows) == ([], [("loss", "run", "2", "1.235")])
 
 
 def test_report_of_a_run_without_record_says_so(run_folder: Path, tmp_path: Path):
