@@ -26,7 +26,7 @@ from mmdata.shards.folder import manifest_prefix
 from mmdata.shards.foreign import find_shards, guess_members
 from mmdata.shards.members import USUAL, Members
 from mmdata.shards.samples import TEXT_MEMBERS, Group, SampleReader, split_sample
-from mmdata.shards.tar import header
+from mmdata.shards.tar import header, read_members
 
 LONGEST_EXTENSION = ".json"
 
@@ -82,7 +82,7 @@ class PackedSource:
         for tar in self._tars:
             indexed = self._indexed(tar)
             with tar.open("rb") as file:
-                for group in SampleReader(file, name=tar.name):
+                for group in SampleReader(read_members(file, name=tar.name), name=tar.name):
                     yield self._row(number, tar, group, indexed)
                     number += 1
 
@@ -167,7 +167,7 @@ def _scan(tars: Iterable[Path]) -> Iterator[_Scan]:
     for tar in tars:
         keys, unread, kinds = array("q"), 0, set[str]()
         with tar.open("rb") as file:
-            reader = SampleReader(file, name=tar.name)
+            reader = SampleReader(read_members(file, name=tar.name), name=tar.name)
             last: Group | None = None
             for group in reader:
                 if last is None and before:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmdata.atomic import lock, write_whole
 from mmdata.errors import ConfigError, DamagedShard, DataError
@@ -172,6 +172,21 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+class _Counts(NamedTuple):
+    """What the accounts take of a `Scan`, without its rows."""
+
+    rows: int
+    mute: bool
+    samples: int
+    ignored: int
+    quarantined: list[dict[str, Any]]
+    edges: list[Edge]
+
+    @classmethod
+    def of(cls, scan: Scan) -> _Counts:
+        return cls(len(scan.rows), scan.has_mute, scan.samples, scan.ignored, scan.quarantined, scan.edges)
+
+
 class _Build:
     """An index that grows shard by shard: all tars are read first, and then encoded as the whole corpus decides."""
 
@@ -193,6 +208,7 @@ class _Build:
         self._version = version
         self._has_captions = False
         self._damaged: dict[str, str] = {}  # name of the tar to its damage
+        self._read: list[_Counts] = []
         self._samples = self._ignored = self._indexed = 0
 
     @property
@@ -228,6 +244,7 @@ class _Build:
                 self._damaged[path.name] = scan.damage.what
                 damaged.append(scan.damage)
             self._has_captions = self._has_captions or scan.has_captions
+            self._read.append(_Counts.of(scan))
             done += identity["bytes"]
             step(identity["bytes"])
         if damaged and not skip_damaged:
@@ -237,12 +254,14 @@ class _Build:
     def _count(self) -> None:
         """Count the samples as the whole corpus decides."""
         edge: tuple[Edge, str] | None = None  # the last sample, and its shard
-        for path, scan, _ in self._scans():
-            edge = _check_edge(edge, path, scan)
-            self.quarantined += scan.quarantined
-            self._samples += scan.samples
-            self._ignored += scan.ignored
-            self._indexed += len(scan.rows)
+        for path, counts in zip(self._shards, self._read, strict=True):
+            if self._has_captions and counts.mute:
+                counts = _Counts.of(self._scan(path)[0])
+            edge = _check_edge(edge, path, counts.edges)
+            self.quarantined += counts.quarantined
+            self._samples += counts.samples
+            self._ignored += counts.ignored
+            self._indexed += counts.rows
 
     def check(self, max_bad_share: float) -> None:
         bad = len(self.quarantined)
@@ -289,11 +308,15 @@ class _Build:
     def _scans(self) -> Iterator[tuple[Path, Scan, str]]:
         """The tars, what was read of each, and their SHA-256."""
         for path in self._shards:
-            known = self._staging.load(path)
-            if known is None:
-                raise DataError(f"shard '{path}': changed while it was indexed; run this again when it is complete")
-            scan, sha256 = known
-            yield path, scan.without_labels_only(path.name, self._members) if self._has_captions else scan, sha256
+            yield path, *self._scan(path)
+
+    def _scan(self, path: Path) -> tuple[Scan, str]:
+        """What was read of a tar, as the whole corpus decides, and its SHA-256."""
+        known = self._staging.load(path)
+        if known is None:
+            raise DataError(f"shard '{path}': changed while it was indexed; run this again when it is complete")
+        scan, sha256 = known
+        return scan.in_captioned_corpus(path.name, self._members) if self._has_captions else scan, sha256
 
     def _encode(self, path: Path, scan: Scan, sha256: str, inner: Path, count_tokens: CountTokens | None) -> ShardEntry:
         rows, names_lost = number_labels(scan.rows, scan.labels, self._labels)
@@ -316,15 +339,15 @@ class _Build:
         )
 
 
-def _check_edge(before: tuple[Edge, str] | None, path: Path, scan: Scan) -> tuple[Edge, str] | None:
+def _check_edge(before: tuple[Edge, str] | None, path: Path, edges: list[Edge]) -> tuple[Edge, str] | None:
     """Raise DataError for a split sample: the last shard ends with its key, and one of the parts is incomplete.
 
     Returns:
         The last sample of this shard, or `before` if the shard has none.
     """
-    if not scan.edges:
+    if not edges:
         return before
-    first, last = scan.edges
+    first, last = edges
     if before and before[0].key == first.key and not (before[0].complete and first.complete):
         raise split_sample(first.key, before[1], path.name)
     return last, path.name

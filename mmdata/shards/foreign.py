@@ -15,7 +15,7 @@ from mmdata.safe_read import check_regular
 from mmdata.shards.captions import MAX_CAPTION_BYTES, decode_text, parse_json
 from mmdata.shards.members import USUAL, Members, guess_captions
 from mmdata.shards.samples import SampleReader, texts_of
-from mmdata.shards.tar import Member
+from mmdata.shards.tar import Member, read_members
 
 GUESSED_SAMPLES = 20
 """First samples that are looked at to find out where captions are."""
@@ -79,7 +79,7 @@ def guess_members(shards: list[Path]) -> Members:
             file.seek(member.offset)
             return file.read(min(member.size, MAX_CAPTION_BYTES + 1))
 
-        for group in islice(SampleReader(file, name=path.name), GUESSED_SAMPLES):
+        for group in islice(SampleReader(read_members(file, name=path.name), name=path.name), GUESSED_SAMPLES):
             try:
                 texts_of(group, read, needs_caption=False)
                 return USUAL

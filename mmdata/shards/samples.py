@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from mmdata.errors import BadSample, DamagedShard, DataError, Reason
 from mmdata.hashing import fast_hash, hash64
@@ -13,7 +13,7 @@ from mmdata.shards.columns.encode import Place, Row
 from mmdata.shards.images.probe import Limits, probe, sniff
 from mmdata.shards.images.unread import unread_format
 from mmdata.shards.members import USUAL, Members
-from mmdata.shards.tar import Member, read_members, split_name
+from mmdata.shards.tar import Member, split_name
 from mmdata.shards.texts import Loss, TextKind, Texts, read_texts
 
 IMAGE_EXTENSIONS = frozenset(("jpg", "jpeg", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic"))
@@ -43,31 +43,36 @@ class Group:
 class SampleReader:
     """Iterates over the samples of a tar, strictly.
 
+    Args:
+        members: of the tar, from `read_members`.
+        name: of the shard, for messages.
+
     Attributes:
         ignored: members so far that belong to no sample (no extension, `__meta__`).
-        unfinished: the sample whose members are being read; after an error, the one that may be incomplete.
 
     Raises (while iterating):
-        DamagedShard: what `read_members` refuses, a key that returns after another key, an extension twice in a sample.
+        DamagedShard: what `members` raises, a key that returns after another key, an extension twice in a sample.
     """
 
-    def __init__(self, file: BinaryIO, *, name: str) -> None:
-        self._file = file
+    def __init__(self, members: Iterable[Member], *, name: str) -> None:
+        self._members = members
         self._name = name
+        self._unfinished: Group | None = None  # the sample whose members are being read
+        self._last: Group | None = None  # the sample yielded last
         self.ignored = 0
-        self.unfinished: Group | None = None
 
     def __iter__(self) -> Iterator[Group]:
         starts: dict[str, int] = {}
-        group: Group | None = None
-        for member in read_members(self._file, name=self._name):
+        for member in self._members:
             split = split_name(member.name)
             if split is None:
                 self.ignored += 1
                 continue
             key, extension = split
+            group = self._unfinished
             if group is None or key != group.key:
                 if group is not None:
+                    self._last = group
                     yield group
                 if key in starts:
                     raise DamagedShard(
@@ -76,7 +81,7 @@ class SampleReader:
                         "other readers make two samples of it: pack the tar again, sorted by name",
                     )
                 starts[key] = member.start
-                group = self.unfinished = Group(key, member.start, {})
+                group = self._unfinished = Group(key, member.start, {})
             if extension in group.members:
                 raise DamagedShard(
                     f"shard '{self._name}': sample '{key}' has .{extension} at byte "
@@ -84,8 +89,24 @@ class SampleReader:
                     "remove one",
                 )
             group.members[extension] = member
-        if group is not None:
-            yield group
+        if self._unfinished is not None:
+            yield self._unfinished
+
+    def at_damage(self, error: DamagedShard) -> tuple[Group | None, tuple[str, int] | None]:
+        """What iterating did not yield because of its error.
+
+        Returns:
+            The sample before the damage, if all its members were read. Key and offset of the sample in which the damage
+            lies, if it is known: nobody knows whether that sample is complete.
+        """
+        before, last, damaged = self._unfinished, self._last, error.sample
+        if before is None or before is last:
+            before = None
+        elif damaged[0] in ("", before.key):
+            before, damaged = None, (before.key, before.start)
+        if not damaged[0] or (last is not None and damaged[0] == last.key):
+            return before, None
+        return before, damaged
 
 
 def split_sample(key: str, shard: str, following: str) -> DataError:

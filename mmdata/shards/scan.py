@@ -14,8 +14,8 @@ from mmdata.shards.columns.encode import Row
 from mmdata.shards.images.decoder_warnings import name_warnings, sample_name
 from mmdata.shards.images.probe import Limits
 from mmdata.shards.members import USUAL, Members
-from mmdata.shards.samples import Group, SampleReader, describe
-from mmdata.shards.tar import Member
+from mmdata.shards.samples import Described, Group, ReadMember, SampleReader, describe
+from mmdata.shards.tar import Member, read_members
 from mmdata.shards.texts import Loss, missing_caption
 
 Progress = Callable[[int, int], None]
@@ -42,11 +42,13 @@ class Scan:
 
     Attributes:
         rows: of the usable samples; the label is -1 if it is a name. Rows of NO_CAPTION have a label and no caption:
-            they are used only in a corpus of labels only (see `without_labels_only`).
+            they are used only in a corpus of labels only (see `in_captioned_corpus`).
         starts: offset of each row's first member.
         labels: of the usable samples: class number, class name, or None.
         losses: (key, what was lost) of usable samples with losses.
         quarantined: entries of the other samples, as in `IndexReport`.
+        mute: offsets of those of the other samples that have a label and no caption: the missing caption is the reason
+            in a corpus with captions, whatever their image is.
         samples: number of samples, counted independently of the two lists.
         ignored: members that belong to no sample.
         edges: the first and the last sample; empty if there is none.
@@ -58,6 +60,7 @@ class Scan:
     labels: list[int | str | None] = field(default_factory=list["int | str | None"])
     losses: list[tuple[str, dict[Loss, str]]] = field(default_factory=list[tuple[str, dict[Loss, str]]])
     quarantined: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    mute: list[int] = field(default_factory=list[int])
     samples: int = 0
     ignored: int = 0
     edges: list[Edge] = field(default_factory=list[Edge])
@@ -68,13 +71,21 @@ class Scan:
         """Whether any usable sample has a caption."""
         return any(row.captions for row in self.rows)
 
-    def without_labels_only(self, shard: str, members: Members = USUAL) -> Scan:
-        """The same samples as rows of a corpus with captions: those without a caption are quarantined."""
-        dropped = {i for i, row in enumerate(self.rows) if row.caption_format == NO_CAPTION}
-        if not dropped:
+    @property
+    def has_mute(self) -> bool:
+        """Whether any sample has a label and no caption."""
+        return bool(self.mute) or any(row.caption_format == NO_CAPTION for row in self.rows)
+
+    def in_captioned_corpus(self, shard: str, members: Members = USUAL) -> Scan:
+        """The same samples as those of a corpus with captions: those without a caption are quarantined for that."""
+        if not self.has_mute:
             return self
         bad = missing_caption(members)
+        dropped = {i for i, row in enumerate(self.rows) if row.caption_format == NO_CAPTION}
         lines = [_quarantine_line(shard, self.rows[i].key, self.starts[i], bad) for i in sorted(dropped)]
+        for line in self.quarantined:
+            mute = line["offset"] in self.mute
+            lines.append(_quarantine_line(shard, line["key"], line["offset"], bad) if mute else line)
         keys = {self.rows[i].key for i in dropped}
         kept = [i for i in range(len(self.rows)) if i not in dropped]
         return Scan(
@@ -82,7 +93,7 @@ class Scan:
             starts=[self.starts[i] for i in kept],
             labels=[self.labels[i] for i in kept],
             losses=[(key, lost) for key, lost in self.losses if key not in keys],
-            quarantined=sorted([*self.quarantined, *lines], key=lambda line: line["offset"]),
+            quarantined=sorted(lines, key=lambda line: line["offset"]),
             samples=self.samples,
             ignored=self.ignored,
             edges=[edge._replace(complete=edge.complete and edge.has_caption) for edge in self.edges],
@@ -113,23 +124,18 @@ def scan_shard(
             file.seek(member.offset)
             return file.read(member.size)
 
-        reader = SampleReader(file, name=path.name)
-        last: Group | None = None
+        reader = SampleReader(read_members(file, name=path.name), name=path.name)
         try:
             for group in reader:
                 scan.add(group, read)
                 step(group.start)
-                last = group
         except DamagedShard as error:
             damage = error
-            before, (key, start) = reader.unfinished, error.sample
-            if before is not None and before is not last:
-                if key in ("", before.key):
-                    key, start = before.key, before.start
-                else:
-                    scan.add(before, read)
-            if key and (last is None or key != last.key):
-                scan.add_damaged(key, start, error)
+            before, damaged = reader.at_damage(error)
+            if before is not None:
+                scan.add(before, read)
+            if damaged is not None:
+                scan.add_damaged(*damaged, error)
     return scan.finish(reader.ignored, damage)
 
 
@@ -141,28 +147,37 @@ class _Scanner:
         self._scan = Scan()
         self._samples = 0
 
-    def add(self, group: Group, read: Callable[[Member], bytes]) -> None:
+    def add(self, group: Group, read: ReadMember) -> None:
         """Examine a sample."""
-        scan, reason = self._scan, None
+        scan = self._scan
         self._samples += 1
-        has_caption = False
         try:
             with name_warnings(partial(sample_name, self._path.name, group.key)):
-                row, label, lost = describe(
-                    group, read, limits=self._limits, needs_caption=False, members=self._members
-                )
+                row, label, lost = self._describe(group, read, needs_caption=False)
             scan.rows.append(row)
             scan.starts.append(group.start)
             scan.labels.append(label)
-            has_caption = bool(row.captions)
+            edge = Edge(group.key, True, bool(row.captions))
             if lost:
                 scan.losses.append((group.key, lost))
         except BadSample as bad:
-            reason = bad.reason
             scan.quarantined.append(_quarantine_line(self._path.name, group.key, group.start, bad))
-        complete = reason not in (Reason.MISSING_IMAGE, Reason.MISSING_CAPTION)
-        edge = Edge(group.key, complete, has_caption or (complete and reason is not None))
+            if mute := self._lacks_caption(group, read):
+                scan.mute.append(group.start)
+            complete = bad.reason not in (Reason.MISSING_IMAGE, Reason.MISSING_CAPTION)
+            edge = Edge(group.key, complete, complete and not mute)
         scan.edges[:] = [edge, edge] if not scan.edges else [scan.edges[0], edge]
+
+    def _describe(self, group: Group, read: ReadMember, *, needs_caption: bool) -> Described:
+        return describe(group, read, limits=self._limits, needs_caption=needs_caption, members=self._members)
+
+    def _lacks_caption(self, group: Group, read: ReadMember) -> bool:
+        """Whether a bad sample would be quarantined for its missing caption in a corpus with captions."""
+        try:
+            self._describe(group, read, needs_caption=True)
+        except BadSample as bad:
+            return bad.reason is Reason.MISSING_CAPTION
+        return False
 
     def add_damaged(self, key: str, start: int, error: DamagedShard) -> None:
         """Quarantine the sample in which the tar is damaged."""

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from mmdata.shards.scan import Edge, Scan
 from mmdata.shards.texts import Loss
 
 STAGING_NAME = ".mmdata-index"
-VERSION = 1
+VERSION = 2
 """Of the staged files; raise it when a reader of samples changes what it finds."""
 INDEX_END = ".index.arrow"
 """End of the names of index files."""
@@ -159,12 +159,12 @@ def _checksum(data: bytes) -> bytes:
 def _content_of(scan: Scan) -> dict[str, Any]:
     """A scan as JSON."""
     damage = scan.damage and [scan.damage.what, scan.damage.remedy]
-    return {**vars(scan), "rows": [asdict(row) for row in scan.rows], "damage": damage}
+    return {**vars(scan), "rows": [_VALUES(row) for row in scan.rows], "damage": damage}
 
 
 def _scan_of(content: dict[str, Any]) -> Scan:
     """The inverse of `_content_of`."""
-    rows = [_row_of(row) for row in content["rows"]]
+    rows = [_row_of(*values) for values in content["rows"]]
     losses = [(key, {Loss(loss): detail for loss, detail in lost.items()}) for key, lost in content["losses"]]
     edges = [Edge(*edge) for edge in content["edges"]]
     damage = content["damage"] and DamagedShard(*content["damage"])
@@ -172,7 +172,27 @@ def _scan_of(content: dict[str, Any]) -> Scan:
     return Scan(**rest)
 
 
-def _row_of(content: dict[str, Any]) -> Row:
-    places = {name: Place(**content[name]) for name in ("image", "caption")}
-    values: dict[str, Any] = {**content, **places, "info": ImageInfo(**content["info"])}
-    return Row(**values)
+# A tuple, as `asdict` takes a fifth of the time of reading a tar of small images.
+_VALUES = attrgetter(
+    *("key", "image.offset", "image.size", "caption.offset", "caption.size", "caption_format"),
+    *("info.format", "info.height", "info.width", "info.orientation"),
+    *("label", "image_hash", "image_xxh3", "captions"),
+)
+
+
+def _row_of(
+    key: str,
+    image_offset: int,
+    image_size: int,
+    caption_offset: int,
+    caption_size: int,
+    caption_format: int,
+    format: str,
+    height: int,
+    width: int,
+    orientation: int,
+    *rest: Any,
+) -> Row:
+    """The inverse of `_VALUES`."""
+    image, caption = Place(image_offset, image_size), Place(caption_offset, caption_size)
+    return Row(key, image, caption, caption_format, ImageInfo(format, height, width, orientation), *rest)

@@ -14,12 +14,15 @@ from mmdata.shards.remote.http import HttpFile, request_options
 
 logger = logging.getLogger("mmdata")
 
+PIECE_BYTES = 2**18
+"""Bytes that may fail `fetch.ATTEMPTS` times."""
+
 
 class ResumedHttpFile(io.RawIOBase):
     """A file of unknown size, read from front to back.
 
-    As in a loader's fetching, each CHUNK_BYTES have the attempts and waits of `repeat_requests`: a server that ends
-    each connection after a few bytes is given up.
+    Each PIECE_BYTES have the attempts and waits of `repeat_requests`: a server that ends each connection after some
+    hundred KB is read to the end, and one that ends each after a few bytes is given up.
 
     Args:
         url: of the file.
@@ -34,8 +37,8 @@ class ResumedHttpFile(io.RawIOBase):
         self._file_system: Any = fsspec.filesystem("http", **request_options())
         self._url, self._name = url, name
         self._at = 0  # offset of the next byte
-        self._chunk = 0  # offset of the chunk that is read
-        self._failures = 0  # in this chunk
+        self._piece = 0  # offset of the piece that is read
+        self._failures = 0  # in this piece
         self._file: HttpFile | None = None  # None after a failure
         self._first: HttpFile = fetch.repeat_requests(Event())(self._open)
 
@@ -45,8 +48,8 @@ class ResumedHttpFile(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill a buffer with the bytes that have arrived, one or more; with none only at the end of the file."""
-        if self._at - self._chunk >= fetch.CHUNK_BYTES:
-            self._chunk, self._failures = self._at, 0
+        if self._at - self._piece >= PIECE_BYTES:
+            self._piece, self._failures = self._at, 0
         return fetch.repeat_requests(Event(), failures=self._failures)(self._read_once, buffer)
 
     def close(self) -> None:
@@ -61,6 +64,8 @@ class ResumedHttpFile(io.RawIOBase):
         return self._file
 
     def _read_once(self, buffer: Any) -> int:
+        if self._file is None and self._at == self._first.size:  # the connection broke behind the last byte
+            return 0
         try:
             if self._file is None:
                 logger.warning("shard '%s': reading goes on at byte %d with another request", self._name, self._at)

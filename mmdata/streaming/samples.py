@@ -1,28 +1,27 @@
 """Reads the samples of a shard in the order of the tar: the rows that `mmdata index` finds, and their bytes.
 
-The strict reader (`mmdata.shards.tar`) walks the tar, because Python's tarfile ends without an error if the tar is cut
-between members or a header is damaged. webdataset groups the members into samples.
+The readers of the index walk the tar and group its members, because Python's tarfile, and webdataset on it, end without
+an error if the tar is cut between members or a header is damaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, BinaryIO, Literal, NamedTuple, cast
+from typing import BinaryIO, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from webdataset.tariterators import group_by_keys
 
-from mmdata.errors import BadSample, DataError, excerpt
+from mmdata.errors import BadSample, DamagedShard, excerpt
 from mmdata.hashing import hash64
 from mmdata.shards import ImageInfo, Member, read_members
 from mmdata.shards.images.decoder_warnings import name_warnings, sample_name
 from mmdata.shards.images.probe import DEFAULT_LIMITS
 from mmdata.shards.members import USUAL, Members
 from mmdata.shards.remote.fetch import display_name
-from mmdata.shards.samples import MAX_IMAGE_BYTES, Group, describe
+from mmdata.shards.samples import MAX_IMAGE_BYTES, Group, SampleReader, describe
 from mmdata.shards.tar import split_name
 from mmdata.shards.texts import Loss
 from mmdata.streaming.forward_file import ForwardFile, open_shard
@@ -57,11 +56,6 @@ class Dropped(NamedTuple):
     error: BadSample
 
 
-class _Payload(NamedTuple):
-    member: Member
-    data: bytes  # empty if the member is larger than MAX_IMAGE_BYTES: `describe` then refuses it by its size
-
-
 def read_shard(shard: str, *, needs_caption: bool = True, members: Members = USUAL) -> Iterator[StreamSample | Dropped]:
     """The samples of a shard.
 
@@ -75,50 +69,44 @@ def read_shard(shard: str, *, needs_caption: bool = True, members: Members = USU
             The samples before the damage have been yielded.
     """
     name = display_name(shard)
-    starts: dict[str, int] = {}
+    payloads: dict[int, bytes] = {}  # by offset, of the samples that are in work
     with open_shard(shard) as file:
-        for group, payloads in _groups(file, name):
-            if group.key in starts:
-                raise DataError(
-                    f"shard '{name}': sample '{group.key}' starts at byte {starts[group.key]} and again at byte "
-                    f"{group.start}; pack the tar again, sorted by name"
-                )
-            starts[group.key] = group.start
+        reader = SampleReader(_members(file, name, payloads), name=name)
+        groups = iter(reader)
+        while True:
+            try:
+                group = next(groups, None)
+            except DamagedShard as error:
+                before, _ = reader.at_damage(error)
+                if before is not None:
+                    yield _sample(name, before, payloads, needs_caption=needs_caption, members=members)
+                raise
+            if group is None:
+                return
             yield _sample(name, group, payloads, needs_caption=needs_caption, members=members)
+            for member in group.members.values():
+                del payloads[member.offset]
 
 
-def _groups(file: ForwardFile, name: str) -> Iterator[tuple[Group, dict[int, bytes]]]:
-    """The members of each sample, and their payloads by offset."""
-    grouped = group_by_keys(_members(file, name), keys=lambda member: split_name(member) or (None, None))
-    try:
-        for entries in cast(Iterable[dict[str, Any]], grouped):
-            found = {extension: entry for extension, entry in entries.items() if isinstance(entry, _Payload)}
-            members = {extension: entry.member for extension, entry in found.items()}
-            start = min(member.start for member in members.values())
-            yield Group(entries["__key__"], start, members), {e.member.offset: e.data for e in found.values()}
-    except DataError:
-        raise
-    except ValueError as error:  # extensions that differ only in case
-        raise DataError(f"shard '{name}': {error.args[0]}; remove one") from error
-
-
-def _members(file: ForwardFile, name: str) -> Iterator[dict[str, Any]]:
-    """The members in the form that webdataset's `group_by_keys` takes."""
+def _members(file: ForwardFile, name: str, payloads: dict[int, bytes]) -> Iterator[Member]:
+    """The members that belong to samples, after their payloads were read: a stream cannot go back to them."""
     for member in read_members(cast(BinaryIO, file), name=name):
         split = split_name(member.name)
-        # Skipped, because webdataset's grouping takes an extension such as "__bad__" for a command.
-        if split is None or split[1].startswith("__"):
+        if split is None:
             continue
-        data = b""
+        data = b""  # of a member larger than MAX_IMAGE_BYTES, which `describe` refuses by its size
         if member.size <= MAX_IMAGE_BYTES:
             file.seek(member.offset)
             data = file.read(member.size)
             if len(data) < member.size:
-                raise DataError(
+                raise DamagedShard(
                     f"shard '{name}', byte {member.start}: member '{member.name}' has {member.size} bytes, and the "
-                    f"stream ends after {len(data)} of them: cut; fetch or convert the shard again"
+                    f"stream ends after {len(data)} of them: cut",
+                    "fetch or convert the shard again",
+                    (split[0], member.start),
                 )
-        yield {"fname": member.name, "data": _Payload(member, data), "__url__": name}
+        payloads[member.offset] = data
+        yield member
 
 
 def _sample(

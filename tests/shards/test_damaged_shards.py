@@ -136,7 +136,7 @@ def test_a_staged_file_that_is_damaged_is_not_used(folder, monkeypatch):
     with pytest.raises(DataError):
         build_index(folder)
     staged = folder / STAGING_NAME / "2.tar.scan"
-    staged.write_bytes(staged.read_bytes().replace(b'"height":20', b'"height":21', 1))
+    staged.write_bytes(staged.read_bytes().replace(b'"JPEG",20,', b'"JPEG",21,', 1))
     names = scanned(monkeypatch)
     build_index(folder, skip_damaged=True, max_bad_share=0.2)
     assert names == ["2.tar"]

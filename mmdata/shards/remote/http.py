@@ -116,10 +116,11 @@ class HttpFile(io.RawIOBase):
 
     Attributes:
         size: bytes of the whole file; None if the server does not say.
-        version: the server's tag of the file's content (ETag); "" if there is none.
+        etag, modified: what the server says of the file's version (ETag, Last-Modified); "" without it.
 
     Raises:
-        FileNotFoundError, WrongAnswer, Failed: see `read_http`; reading raises them too.
+        FileNotFoundError, WrongAnswer, Failed: see `read_http`; reading raises them too. Failed also if the body ends
+            before the file does: some servers send at most so many bytes for a request.
     """
 
     def __init__(self, file_system: Any, url: str, name: str, *, start: int = 0, of: HttpFile | None = None) -> None:
@@ -127,29 +128,44 @@ class HttpFile(io.RawIOBase):
         self._loop = file_system.loop
         self._rate = _Rate(name)
         self._response: ClientResponse = _sync(self._loop, _ask, file_system, url, None, start)
-        headers, length = self._response.headers, self._response.content_length
-        self.version = headers.get("ETag", "")
-        partial = self._response.status == 206
-        self.size = None if length is None else length + (start if partial else 0)
+        headers = self._response.headers
+        self.etag = headers.get("ETag", "").removeprefix("W/")
+        self.modified = headers.get("Last-Modified", "")
+        self._at = start
         try:
-            self._check(start if partial else 0, of)
-            if not partial:
+            if self._response.status == 206:
+                self._end, self.size = self._part(start)
+            else:
+                self._end = self.size = self._response.content_length
+            if of is not None:
+                self._check_same(of)
+            if self._response.status == 200:
                 _sync(self._loop, _skip, self._response, start, self._rate)
         except BaseException:
             self.close()
             raise
 
-    def _check(self, start: int, of: HttpFile | None) -> None:
-        """Raise WrongAnswer if the body begins elsewhere, or is another file's than the one that was read before."""
-        if start:
-            match = _RANGE.fullmatch(self._response.headers.get("Content-Range", "").strip())
-            if not match or int(match[1]) != start:
-                raise WrongAnswer(f"the bytes from {start} on were asked for, and the server answered with others")
-        if of is not None and (
-            (of.version and self.version and of.version != self.version)
-            or (None not in (of.size, self.size) and of.size != self.size)
-        ):
+    def _part(self, start: int) -> tuple[int, int | None]:
+        """The offset at which a part of the file ends, and the size of the whole file.
+
+        Raises:
+            WrongAnswer: the headers say that the part is another one than that from `start` on.
+        """
+        given, length = self._response.headers.get("Content-Range", ""), self._response.content_length
+        match = _RANGE.fullmatch(given.strip())
+        if not match or int(match[1]) != start or length not in (None, int(match[2]) + 1 - start):
+            raise WrongAnswer(
+                f"the bytes from {start} on were asked for, and the server answered with Content-Range '{given}' and "
+                f"{_of_bytes(length)}"
+            )
+        return int(match[2]) + 1, None if match[3] == "*" else int(match[3])
+
+    def _check_same(self, of: HttpFile) -> None:
+        """Raise WrongAnswer if this is another file, or another version of it, than the one that was read before."""
+        version = (of.etag, self.etag) if of.etag and self.etag else (of.modified, self.modified)
+        if any(before and now and before != now for before, now in (version, (of.size, self.size))):
             raise WrongAnswer("the file changed on the server while it was read; start again when it is complete")
+        self.size = of.size if self.size is None else self.size
 
     def readable(self) -> bool:
         """True."""
@@ -158,6 +174,11 @@ class HttpFile(io.RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         """Fill a buffer with the bytes that have arrived, one or more; with none only at the end of the file."""
         data = _sync(self._loop, _read_piece, self._response, len(buffer), self._rate)
+        self._at += len(data)
+        if self._end is not None and self._at > self._end:
+            raise WrongAnswer(f"the answer goes on after byte {self._end}, where it said that it ends")
+        if not data and self.size is not None and self._at < self.size:
+            raise Failed(f"the answer ended at byte {self._at} of {self.size}")
         buffer[: len(data)] = data
         return len(data)
 
@@ -290,8 +311,13 @@ def _check_size(response: ClientResponse, span: Span) -> None:
     if not match or (int(match[1]), int(match[2])) != (span.start, span.end - 1) or length not in (None, asked):
         raise WrongAnswer(
             f"bytes {span.start} to {span.end - 1} were asked for, and the server answered with Content-Range "
-            f"'{given}' and {'an unknown number of' if length is None else format(length, ',')} bytes"
+            f"'{given}' and {_of_bytes(length)}"
         )
+
+
+def _of_bytes(length: int | None) -> str:
+    """A Content-Length for messages."""
+    return "an unknown number of bytes" if length is None else f"{length:,} bytes"
 
 
 async def _skip(response: ClientResponse, size: int, rate: _Rate) -> None:
