@@ -8,7 +8,7 @@ import io
 import os
 import runpy
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -91,7 +91,7 @@ class Parser(argparse.ArgumentParser):
             settings.setdefault("default", [])
         return super().add_argument(*names, **settings)
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         """As argparse's; a setting may have dashes, as Lightning and transformers write it: --train.lr=1e-3."""
         words = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(_without_dashes(words) if self._takes_settings() else words, namespace)

@@ -100,6 +100,7 @@ def test_describe_unknown_name_is_an_error_with_what_is_near():
 @pytest.mark.parametrize(
     ("name", "end"),
     [
+        ("num_worker", "did you mean 'data.loading.num_workers'?"),
         ("batch_size", "did you mean 'data.global_batch_size' or 'train.micro_batch_size'?"),  # and not patch_size
         ("train.learning_rate", "did you mean 'train.lr'?"),
         ("max_grad_norm", "did you mean 'train.grad_clip_norm'?"),
