@@ -23,7 +23,6 @@ from mmdata.errors import ConfigError
 from mmdata.hashing import hash64
 from mmdata.loader import BatchMaker
 from mmdata.loader.workers import choose
-
 from tests.flat_settings import grouped
 
 from .conftest import Corpus
