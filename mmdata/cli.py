@@ -91,10 +91,11 @@ class Parser(argparse.ArgumentParser):
             settings.setdefault("default", [])
         return super().add_argument(*names, **settings)
 
-    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, *given: Any, **named: Any) -> Any:
         """As argparse's; a setting may have dashes, as Lightning and transformers write it: --train.lr=1e-3."""
-        words = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(_without_dashes(words) if self._takes_settings() else words, namespace)
+        words, *others = given or [named.pop("args", None)]
+        words = list(sys.argv[1:] if words is None else words)
+        return super().parse_known_args(_without_dashes(words) if self._takes_settings() else words, *others, **named)
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong in one line, and end with exit code 2."""
