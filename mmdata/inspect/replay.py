@@ -161,8 +161,10 @@ def place_in_ledger(path: Path, line: int, index: Index) -> tuple[int, int, int]
     """(row, epoch, step) of a line of a run's ledger, counted from 1.
 
     Raises:
-        DataError: there is no such line, or it is not of a row of this index.
+        DataError: there is no such file or line, or it is not of a row of this index.
     """
+    if not path.exists():
+        raise DataError(f"'{path}': no such file; a run has one for each rank that masked a row")
     lines = path.read_bytes().decode(errors="backslashreplace").splitlines()
     if not lines:
         raise DataError(f"'{path}': empty, so no row was masked")

@@ -117,6 +117,8 @@ def test_replay_ledger_line_must_be_of_these_shards(corpus: Corpus, tmp_path: Pa
     ):
         with pytest.raises(DataError, match=message):
             place_in_ledger(path, number, corpus.index)
+    with pytest.raises(DataError, match=r"none\.jsonl': no such file; a run has one for each rank that masked a row$"):
+        place_in_ledger(tmp_path / "none.jsonl", 1, corpus.index)
     path.write_bytes(b"\xff\x00\n")
     with pytest.raises(DataError, match=r"line 1: not a line of a run's ledger; JSONDecodeError"):
         place_in_ledger(path, 1, corpus.index)
