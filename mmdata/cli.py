@@ -91,6 +91,12 @@ class Parser(argparse.ArgumentParser):
             settings.setdefault("default", [])
         return super().add_argument(*names, **settings)
 
+    def parse_known_args(self, *given: Any, **named: Any) -> Any:
+        """As argparse's; a setting may have dashes, as Lightning and transformers write it: --train.lr=1e-3."""
+        words, *others = given or [named.pop("args", None)]
+        words = list(sys.argv[1:] if words is None else words)
+        return super().parse_known_args(_without_dashes(words) if self._takes_settings() else words, *others, **named)
+
     def error(self, message: str) -> NoReturn:
         """Print what is wrong in one line, and end with exit code 2."""
         word = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
@@ -105,9 +111,38 @@ class Parser(argparse.ArgumentParser):
     def _meant(self, word: str) -> str:
         """The end of a message for an unknown option."""
         known = [option for action in self._actions for option in action.option_strings]
-        near = did_you_mean(word.partition("=")[0], known)
-        takes_settings = any(action.metavar == SETTING for action in self._actions)
-        return near or ("; settings are given without dashes, as in train.lr=1e-3" if takes_settings else "")
+        name, _, value = word.partition("=")
+        near = did_you_mean(name, known)
+        if near or not self._takes_settings():
+            return near
+        from mmdata.config.describe import settings_named
+
+        if found := settings_named(name.lstrip("-").replace("-", "_")):
+            lines = [f"{setting}={value or 'VALUE'}" for setting in found]
+            return f"; write it as {' or '.join(lines)}"
+        return "; settings are given with their section, as in train.lr=1e-3"
+
+    def _takes_settings(self) -> bool:
+        return any(SETTING in str(action.metavar) for action in self._actions)
+
+
+def _without_dashes(words: list[str]) -> list[str]:
+    """The words of a command line, in which "--train.lr=1e-3" and "--train.lr", "1e-3" are "train.lr=1e-3".
+
+    No option of a command has a dot, so these can only be settings.
+    """
+    plain: list[str] = []
+    waits_for_value = False
+    for word in words:
+        name = word.removeprefix("--")
+        if waits_for_value and name == word:
+            plain[-1] += f"={word}"
+            waits_for_value = False
+        else:
+            is_setting = name != word and "." in name.partition("=")[0]
+            plain.append(name if is_setting else word)
+            waits_for_value = is_setting and "=" not in name
+    return plain
 
 
 def run(program: Callable[[], int | None], *, under_torchrun: bool = False) -> NoReturn:

@@ -74,8 +74,17 @@ def test_cli_unknown_command_names_the_near_one_or_all(
         (["c", "--epohc", "2"], "no option '--epohc'; did you mean '--epoch'?"),
         (
             ["c", "--lr=2"],
-            "no option '--lr=2'; settings are given without dashes, as in train.lr=1e-3; `mmdata x --help` shows the "
-            "arguments",
+            "no option '--lr=2'; write it as train.lr=2; `mmdata x --help` shows the arguments",
+        ),
+        (
+            ["c", "--batch-size", "2"],
+            "no option '--batch-size'; write it as data.global_batch_size=VALUE or train.micro_batch_size=VALUE; "
+            "`mmdata x --help` shows the arguments",
+        ),
+        (
+            ["c", "--bogus"],
+            "no option '--bogus'; settings are given with their section, as in train.lr=1e-3; `mmdata x --help` shows "
+            "the arguments",
         ),
         (["c", "--epoch", "x"], "argument --epoch: invalid int value: 'x'; `mmdata x --help` shows the arguments"),
     ],
@@ -91,6 +100,36 @@ def test_cli_mistake_in_arguments_is_one_line(
         parser.parse_intermixed_args(words)
     assert (ended.value.code, *capsys.readouterr()) == (2, "", f"error: {message}\n")
     assert parser.parse_intermixed_args(["c"]).overrides == []
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        (["c", "train.lr=1e-3"], ["train.lr=1e-3"]),
+        (["c", "--train.lr=1e-3"], ["train.lr=1e-3"]),
+        (["c", "--train.lr", "1e-3", "--epoch", "2", "data.seed=1"], ["train.lr=1e-3", "data.seed=1"]),
+        (["c", "--model.logit_bias_init", "-10", "--data.seed", "1"], ["model.logit_bias_init=-10", "data.seed=1"]),
+        (
+            ["c", "--train.compile", "--data.seed=1"],
+            ["train.compile", "data.seed=1"],
+        ),  # loading it says what is missing
+    ],
+)
+def test_cli_setting_may_have_dashes_and_a_space_as_other_programs_write_it(words: list[str], settings: list[str]):
+    parser = cli.Parser("x", "A command.")
+    parser.add_argument("config")
+    parser.add_argument("overrides", nargs="*", metavar=cli.SETTING)
+    parser.add_argument("--epoch", type=int)
+    given = parser.parse_intermixed_args(words)
+    assert (given.config, given.overrides) == ("c", settings)
+
+
+def test_cli_command_without_settings_takes_no_setting_with_dashes(capsys: pytest.CaptureFixture[str]):
+    parser = cli.Parser("x", "A command.")
+    parser.add_argument("config")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["c", "--train.lr=1"])
+    assert capsys.readouterr().err.startswith("error: no option '--train.lr=1'; `mmdata x --help`")
 
 
 def test_cli_version_is_the_packages():

@@ -89,10 +89,34 @@ def test_describe_finds_a_section_a_setting_and_the_last_part_of_a_name():
 
 
 def test_describe_unknown_name_is_an_error_with_what_is_near():
-    with pytest.raises(ConfigError, match=r"^no setting or section 'num_worker'; did you mean 'num_workers'\?$"):
+    with pytest.raises(
+        ConfigError, match=r"^no setting or section 'num_worker'; did you mean 'data.loading.num_workers'\?$"
+    ):
         find_sections("num_worker")
     with pytest.raises(ConfigError, match=r"^no setting or section 'qqqqq'; `mmdata settings` lists all$"):
         find_sections("qqqqq")
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("num_worker", "did you mean 'data.loading.num_workers'?"),
+        ("batch_size", "did you mean 'data.global_batch_size' or 'train.micro_batch_size'?"),  # and not patch_size
+        ("train.learning_rate", "did you mean 'train.lr'?"),
+        ("max_grad_norm", "did you mean 'train.grad_clip_norm'?"),
+        ("train.worker", "did you mean 'data.loading.num_workers' or 'data.loading.worker_type'?"),
+        ("augmentation", "did you mean 'data.augment'?"),
+        ("data.extra_captions", "it is now 'data.negative_captions'"),
+        ("data.prefetch_batch", "did you mean 'data.loading.prefetch_batches'?"),
+        ("dta", "did you mean 'data'?"),
+        ("gpu", "settings that mention it: data.loading.worker_type, train.precision, train.device"),
+        ("train.eps", "`mmdata settings train` lists this section"),  # and neither steps nor epochs
+        ("epsilon", "`mmdata settings` lists all"),  # and not precision
+    ],
+)
+def test_describe_unknown_name_names_what_is_near_in_meaning_and_nothing_else(name, end):
+    with pytest.raises(ConfigError, match=f"^no setting or section '{name}'; {re.escape(end)}$"):
+        find_sections(name)
 
 
 def test_settings_page_of_the_docs_is_up_to_date():

@@ -27,7 +27,7 @@ DATA_HALF = [*TOP, "shards", "plan", "transform", "loader", "samplers", "streami
 
 MAY_IMPORT: dict[str, list[str]] = {
     **dict.fromkeys(GROUND, GROUND),
-    "cli": GROUND,
+    "cli": [*GROUND, "config"],
     "config": GROUND,
     "shards": TOP,
     "plan": [*TOP, "shards"],

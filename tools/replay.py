@@ -2,6 +2,7 @@
 
 mmdata replay configs/scenes.yaml 1234 --epoch 2 --save row.png
 mmdata replay configs/scenes.yaml --key 00001234
+mmdata replay shards/photos 1234               # a folder of shards: default settings, without a tokenizer
 mmdata replay runs/scenes/config.yaml --ledger runs/scenes/ledger-rank0.jsonl --line 1
 """
 
@@ -13,7 +14,7 @@ from pathlib import Path
 from PIL import Image
 
 from mmdata.cli import Parser, run
-from mmdata.config import load_config
+from mmdata.commands.replay import data_of
 from mmdata.errors import ConfigError, printable
 from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
 from mmdata.loader import Loader
@@ -22,7 +23,7 @@ from mmdata.loader import Loader
 def main() -> int:
     """Print the row's stages; the exit code is 1 where it is masked."""
     parser = Parser("replay", __doc__)
-    parser.add_argument("config", help="YAML file")
+    parser.add_argument("config", metavar="CONFIG_OR_SHARDS", help="YAML file, or a folder (URL) of shards")
     parser.add_argument("words", nargs="*", metavar="ROW | section.key=value", help="the row's number in the index")
     parser.add_argument("--key", help="the row's key, in place of its number")
     parser.add_argument("--ledger", type=Path, metavar="FILE", help="a run's ledger-rankN.jsonl, in place of ROW")
@@ -34,9 +35,8 @@ def main() -> int:
     if given.save:
         check_image_name(given.save)
 
-    loader = Loader.from_config(
-        load_config(given.config, [word for word in given.words if "=" in word]).data, rank=0, world_size=1
-    )
+    data = data_of(given.config, [word for word in given.words if "=" in word])
+    loader = Loader.from_config(data, rank=0, world_size=1)
     epoch, step = given.epoch, 0
     if given.ledger:
         row, epoch, step = place_in_ledger(given.ledger, given.line, loader.index)

@@ -52,7 +52,8 @@ def plan_of(place: str, overrides: list[str]) -> Planned:
 
 
 def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
-    given = with_overrides({"data": {"shards": place}}, overrides, kind=Config)["data"]
+    content = with_overrides({"data": {"shards": place}}, overrides, kind=Config)
+    given = content["data"]
     index = Index.open(place)
     assumed: dict[str, Any] = {"global_batch_size": max(min(BATCH_ROWS, len(index)), 1)}
     if "tokenizer" not in given and index.has_captions:
@@ -62,7 +63,8 @@ def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
                 f"(data.tokenizer=NAME_OR_FOLDER), or store the lengths with `mmdata index {place} --tokenizer …`"
             )
         assumed["tokenizer"] = f"the one that counted the index ({index.tokenizer})"
-    data = parse(DataConfig, assumed | given, origin=f"settings for shards '{place}'")
+    content["data"] = assumed | given
+    data = parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data
     # Where the index holds the lengths, the plan needs no more of a tokenizer.
     tokenizer = CountedLengths(str(index.tokenizer)) if "tokenizer" in assumed else load_tokenizer(data)
     index = open_index(data)

@@ -214,7 +214,7 @@ class DataConfig(Settings):
     negatives."""
     add_captions: bool = False
     """Adds `captions` to each batch: the text of each row's caption, as a list of str; "" where a row has none that can
-    be used."""
+    be used. Needs no tokenizer."""
     negative_captions: Location | None = None
     """Parquet file with the columns key and captions: wrong captions of images, as hard negatives (NegCLIP). Each batch
     then has one of them for each row. null: none."""
@@ -266,7 +266,6 @@ class DataConfig(Settings):
             of_texts = {
                 "text_buckets": isinstance(self.text_buckets, list),
                 "negative_captions": self.negative_captions is not None,
-                "add_captions": self.add_captions,
             }
             if given := [name for name, is_given in of_texts.items() if is_given]:
                 raise ValueError(

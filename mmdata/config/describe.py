@@ -5,6 +5,7 @@ Names, types and defaults are those of the classes, and the meaning is the text 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
@@ -12,12 +13,17 @@ from typing import Any, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from mmdata.config.config import Config
+from mmdata.config.explain import OTHER_NAMES
 from mmdata.config.settings import Settings, changeable_settings, own_text, sections_of
 from mmdata.config.words import default_in_words, type_in_words
 from mmdata.errors import ConfigError
-from mmdata.nearest import did_you_mean
+from mmdata.nearest import SHORT, did_you_mean, nearest
 
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"
+MOST_NAMES = 4
+"""Names that an error suggests at most."""
+NEAR_NAME = 0.7
+"""Least similarity for a suggestion: below it are other words, as "precision" for "epsilon"."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +95,19 @@ def find_sections(name: str | None) -> list[Section]:
             found += [Section(section.name, section.title, section.meaning, fits)] if fits else []
         if found:
             return found
-    known = {section.name for section in sections} | {s.name for section in sections for s in section.settings}
-    parts = {part for one in known for part in (one, one.rpartition(".")[2])}
-    hint = did_you_mean(name, sorted(parts)) or "; `mmdata settings` lists all"
-    raise ConfigError(f"no setting or section '{name}'{hint}")
+    raise ConfigError(f"no setting or section '{name}'{_probably_meant(name, sections)}")
+
+
+def settings_named(name: str) -> list[str]:
+    """The settings that a name without sections may mean, with their sections, the likeliest first.
+
+    Those of the same name, of the name that mmdata has for what other programs call so, of a longer name that holds
+    it, or of a near name; the first of these ways that finds any decides.
+
+    Example:
+        "learning_rate" is ["train.lr"], "batch_size" is ["data.global_batch_size", "train.micro_batch_size"].
+    """
+    return _named(name, [one.name for section in all_sections() for one in section.settings])
 
 
 def markdown() -> str:
@@ -148,6 +163,45 @@ def json_schema() -> dict[str, Any]:
         elif reference is not None:
             section["$ref"] = reference
     return {"$schema": SCHEMA, "title": "mmdata config", **{k: v for k, v in schema.items() if k != "title"}}
+
+
+def _probably_meant(name: str, sections: list[Section]) -> str:
+    """The end of a message for a name that nothing has: its new name, names that are near, or where it is mentioned."""
+    former = {old: new for kind in _kinds(Config).values() for old, new in kind.RENAMED.items()}
+    if name in former:
+        return f"; it is now '{former[name]}'"
+    settings = [one for section in sections for one in section.settings]
+    section, _, last = name.rpartition(".")
+    inside = [one.name for one in settings if section and one.name.startswith(f"{section}.")]
+    if found := _named(last, inside) or _named(last, [one.name for one in settings]):
+        return f"; did you mean {_or(found)}?"
+    if not inside and (near := did_you_mean(name, [section.name for section in sections])):
+        return near
+    word = re.compile(rf"\b{re.escape(last.replace('_', ' '))}", re.IGNORECASE)
+    if mentions := list(dict.fromkeys(one.name for one in settings if word.search(one.meaning))):
+        return f"; settings that mention it: {', '.join(mentions[:MOST_NAMES])}"
+    return f"; `mmdata settings {section}` lists this section" if inside else "; `mmdata settings` lists all"
+
+
+def _named(name: str, known: list[str]) -> list[str]:
+    """Of known settings those that a name without sections may mean; see `settings_named`."""
+    lasts = {one: one.rpartition(".")[2] for one in known}
+    for same in (name, OTHER_NAMES.get(name)):
+        if found := [one for one, last in lasts.items() if last == same]:
+            return found[:MOST_NAMES]
+    # batch_size is global_batch_size or micro_batch_size, and not patch_size, which has more letters in common with it.
+    if len(name) <= SHORT:  # any name holds or resembles so few letters: "eps" is neither "steps" nor "epochs"
+        return []
+    if found := [one for one, last in lasts.items() if name in last]:
+        return found[:MOST_NAMES]
+    near = nearest(name, lasts.values(), least=NEAR_NAME)
+    return [one for one, last in lasts.items() if last == near][:MOST_NAMES]
+
+
+def _or(names: list[str]) -> str:
+    """Names for a question: 'a', 'b' or 'c'."""
+    quoted = [f"'{name}'" for name in names]
+    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
 def _sections(kind: type[Settings], name: str, title: str, changeable: set[str]) -> Iterator[Section]:

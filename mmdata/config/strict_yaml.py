@@ -173,7 +173,8 @@ def _override(content: dict[str, Any], override: str, kind: type[Settings]) -> N
     dotted, equals, value = override.partition("=")
     keys = dotted.split(".")
     if not equals or not all(keys):
-        raise ConfigError(f"override '{override}': expected section.key=value, as in data.loading.num_workers=4")
+        wanted = f"{dotted}=VALUE" if "." in dotted and all(keys) else "data.loading.num_workers=4"
+        raise ConfigError(f"override '{override}': expected section.key=value, as in {wanted}")
     keys = _current_keys(kind, keys)
     node = content
     for key in keys[:-1]:

@@ -286,7 +286,7 @@ class _Part:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stack.__exit__(*error)  # type: ignore[arg-type]
+        self._stack.__exit__(*error)  # type: ignore[arg-type]  # the three that `with` gives
 
     def close(self, more: dict[str, object]) -> None:
         """Finish the shards and the manifest, which gets the accounts and `more`."""

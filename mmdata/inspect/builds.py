@@ -34,11 +34,10 @@ def check_torchvision() -> None:
     Raises:
         ImportError: one of the two is missing, or they were built for different releases or devices.
     """
-    builds = {name: build_of(name) for name in ("torch", "torchvision")}
-    for name, build in builds.items():
-        if build is None:
-            raise ImportError(f"{name} is not installed; {TORCH_PAIR}")
-    problem = mismatch(builds["torch"], builds["torchvision"], torchvision_needs())  # type: ignore[arg-type]
+    torch, torchvision = build_of("torch"), build_of("torchvision")
+    if torch is None or torchvision is None:
+        raise ImportError(f"{'torch' if torch is None else 'torchvision'} is not installed; {TORCH_PAIR}")
+    problem = mismatch(torch, torchvision, torchvision_needs())
     if problem:
         raise ImportError(problem)
 

@@ -96,8 +96,7 @@ def histogram(
     edge, count = np.asarray(edges, np.float64), np.asarray(counts, np.float64)
     top = TOP + MARK_ROWS * MARK_ROW_HEIGHT if marks else TOP
     frame = _Frame((edge[0], edge[-1]), (0.0, float(count.max(initial=1.0)) * 1.02), top=top)
-    whole: Labels = lambda values: [compact(value) if value == int(value) else "" for value in values]  # noqa: E731
-    parts = [frame.axes(x_ticks, x_label, y_label, whole)]
+    parts = [frame.axes(x_ticks, x_label, y_label, _whole)]
     rising = sorted(mark.x for mark in marks)
     for low, high, number in zip(edge[:-1], edge[1:], count, strict=True):
         if number > 0:
@@ -222,6 +221,11 @@ def place_labels(labels: Sequence[tuple[float, str]], *, rows: int) -> list[list
                 ends[row] = x + half
                 break
     return placed
+
+
+def _whole(values: Sequence[float]) -> list[str]:
+    """Labels of counts: there is no half row."""
+    return [compact(value) if value == int(value) else "" for value in values]
 
 
 def _plain(value: float) -> str:

@@ -225,7 +225,7 @@ def _account_order(name: str) -> tuple[int, str]:
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}: ") if isinstance(value, Mapping) else {prefix + name: value}  # type: ignore[arg-type]
+        flat |= _flat(value, f"{prefix}{name}: ") if isinstance(value, Mapping) else {prefix + name: value}
     return flat
 
 

@@ -62,8 +62,9 @@ class Replay:
             yield "decode", f"{image}, to {decoded}", wall_s["decode"]
             crop = f"{box.height:.1f} × {box.width:.1f} at ({box.top:.1f}, {box.left:.1f})"
             yield "transform", f"crop {crop}, to {_by(self.decoded.size)}", wall_s["transform"]
-        if "input_ids" in batch and "attention_mask" in batch:
+        if self.caption:
             yield "caption", repr(self.caption), None
+        if "input_ids" in batch and "attention_mask" in batch:
             ids = batch["input_ids"][0][batch["attention_mask"][0] == 1].tolist()
             yield "tokenize", f"{len(ids)} tokens: {' '.join(map(str, ids))}", wall_s["tokenize"]
         pixels = batch["pixel_values"][0]
@@ -160,8 +161,10 @@ def place_in_ledger(path: Path, line: int, index: Index) -> tuple[int, int, int]
     """(row, epoch, step) of a line of a run's ledger, counted from 1.
 
     Raises:
-        DataError: there is no such line, or it is not of a row of this index.
+        DataError: there is no such file or line, or it is not of a row of this index.
     """
+    if not path.exists():
+        raise DataError(f"'{path}': no such file; a run has one for each rank that masked a row")
     lines = path.read_bytes().decode(errors="backslashreplace").splitlines()
     if not lines:
         raise DataError(f"'{path}': empty, so no row was masked")

@@ -119,7 +119,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, st
     flat: dict[str, str] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
-            flat |= flat_settings(value, f"{prefix}{name}.")  # type: ignore[arg-type]
+            flat |= flat_settings(value, f"{prefix}{name}.")
         else:
             flat[f"{prefix}{name}"] = json.dumps(value, ensure_ascii=False, default=str)
     return flat

@@ -127,7 +127,7 @@ class LoaderTrainer(Trainer):
         if self._evaluation is None:
             self._evaluation = self._batches(evaluation_data(self.data), repeat=True)
             # The Trainer computes a loss only if the batches have all of `label_names`.
-            has_labels = self._evaluation.dataset.loader.index.has_labels  # type: ignore[attr-defined]
+            has_labels = self._evaluation.dataset.loader.index.has_labels  # type: ignore[attr-defined]  # `_Batches`
             self.label_names = [name for name in self.label_names if name == "labels" and has_labels]
         return self._evaluation
 

@@ -42,7 +42,7 @@ class BatchSpec:
     """The settings that all batches of a loader or a stream share.
 
     Attributes:
-        tokenizer: for the captions; None: batches have no texts.
+        tokenizer: for the captions; None: batches have no tokens.
         transform: for the pixels.
         add_hashes: add image_hash and caption_hash to the batches.
         add_captions: add the text of the captions to the batches.
@@ -54,6 +54,11 @@ class BatchSpec:
     add_hashes: bool = False
     add_captions: bool = False
     buffers: BufferPool = field(default_factory=BufferPool)
+
+    @property
+    def reads_captions(self) -> bool:
+        """Whether batches have anything of the captions: tokens or text."""
+        return self.tokenizer is not None or self.add_captions
 
 
 class _Part:
@@ -121,11 +126,10 @@ class BatchBuilder:
         n = len(self._places)
         rows = min(UNIT_ROWS, -(-n // MIN_UNITS))
         units: list[Callable[[], None]] = []
-        if (tokenizer := self._spec.tokenizer) is not None:
-            if self._negatives is not None:
-                units.append(partial(self._do, partial(self._tokenize_negatives, tokenizer), range(0)))
-            tokenize = partial(self._tokenize, tokenizer)
-            units += [partial(self._do, tokenize, samples) for samples in _split(n, CAPTIONS_PER_CALL)]
+        if (tokenizer := self._spec.tokenizer) is not None and self._negatives is not None:
+            units.append(partial(self._do, partial(self._tokenize_negatives, tokenizer), range(0)))
+        if self._spec.reads_captions:
+            units += [partial(self._do, self._write_captions, samples) for samples in _split(n, CAPTIONS_PER_CALL)]
         units += [partial(self._do, self._write_pixels, samples) for samples in _split(n, rows)]
         return units
 
@@ -205,8 +209,8 @@ class BatchBuilder:
         i = part.current
         return "" if i is None else sample_name(self._samples.shard(i), self._samples.keys[i])
 
-    def _tokenize(self, tokenizer: Tokenizer, part: _Part) -> None:
-        """Read the captions, and tokenize them in one call."""
+    def _write_captions(self, part: _Part) -> None:
+        """Read the captions, and tokenize them in one call if there is a tokenizer."""
         captions: list[str] = []
         for i in part.samples:
             if self._failed:
@@ -222,9 +226,10 @@ class BatchBuilder:
         places = self._places[part.samples.start : part.samples.stop]
         for place, caption in zip(places.tolist(), captions, strict=True):
             self._captions[place] = caption
-        encoded = tokenizer.encode(captions, self._step.bucket.length)
-        self._input_ids[places], self._attention_mask[places] = encoded
-        part.clock.lap("tokenize")
+        if (tokenizer := self._spec.tokenizer) is not None:
+            encoded = tokenizer.encode(captions, self._step.bucket.length)
+            self._input_ids[places], self._attention_mask[places] = encoded
+            part.clock.lap("tokenize")
 
     def _tokenize_negatives(self, tokenizer: Tokenizer, part: _Part) -> None:
         """Tokenize the negative captions in one call."""
@@ -263,7 +268,7 @@ class BatchBuilder:
             batch["captions"] = self._captions
         if self._spec.add_hashes:
             batch["image_hash"] = self._spread(self._samples.image_hashes(), fill=0)
-            if self._spec.tokenizer is not None:
+            if self._spec.reads_captions:
                 batch["caption_hash"] = self._spread(self._samples.caption_hashes(), fill=0)
         if self._negatives is not None:
             present = self._spread(self._negatives.present().astype(np.int64), fill=0).bool()

@@ -62,6 +62,7 @@ def open_index(data: DataConfig) -> Index:
     # A batch mixes the rows of a window, and prefetching reaches into the next window: with fewer rows held, each batch
     # would open the columns of its shards anew.
     index.held_rows = max(index.held_rows, 4 * data.shuffle_window_rows)
+    _check_captions(data, index)
     _check_class_names(data, index)
     _warn_of_missing_hashes(data, index)
     ensure_files(files_needed(data, index.num_shards))
@@ -72,6 +73,15 @@ def needs_hashes(data: DataConfig) -> bool:
     """Whether batches have hashes: they are set, or a batch may hold a row twice, which is no negative of itself."""
     again = any((source.repeat or 1.0) != 1.0 or source.weight is not None for source in sources(data))
     return data.add_hashes or again or (data.groups is not None and data.groups.candidates is not None)
+
+
+def _check_captions(data: DataConfig, index: Index) -> None:
+    """Raise a ConfigError if batches are to have the text of captions, and a folder holds labels only."""
+    for part in index.manifests:
+        if data.add_captions and not part.has_captions:
+            raise ConfigError(
+                f"data.add_captions: shards '{part.folder}' hold labels and no captions: leave data.add_captions out"
+            )
 
 
 def _check_class_names(data: DataConfig, index: Index) -> None:

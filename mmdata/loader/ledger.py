@@ -72,14 +72,14 @@ class RowCounts:
     def of(cls, state: dict[str, Any]) -> RowCounts:
         """Read the entries of a loader's state; raises ConfigError for impossible ones."""
         seen, masked = state.get("rows_seen"), state.get("rows_masked")
-        counts = list(masked.values()) if isinstance(masked, dict) else [None]
-        if any(type(count) is not int or count < 0 for count in [seen, *counts]) or sum(counts) > seen:  # type: ignore[arg-type,operator]
+        counts: list[Any] = [seen, *masked.values()] if isinstance(masked, dict) else [None]
+        if any(type(count) is not int or count < 0 for count in counts) or sum(counts[1:]) > counts[0]:
             raise ConfigError(
                 "loader state: 'rows_seen' must be an integer from 0 on, and 'rows_masked' integers by reason, at most "
                 f"'rows_seen' in sum: got {seen!r} and {masked!r}; give the dictionary that state_dict() returned, or "
                 "start anew"
             )
-        return cls(seen, Counter(masked))  # type: ignore[arg-type]
+        return cls(counts[0], Counter(masked))
 
 
 class Ledger(Sequence[LedgerEntry]):
@@ -99,7 +99,7 @@ class Ledger(Sequence[LedgerEntry]):
         own: counts of this rank since then.
     """
 
-    def __init__(self, max_bad_share: float, ranks: Ranks = Ranks()) -> None:  # noqa: B008
+    def __init__(self, max_bad_share: float, ranks: Ranks = Ranks()) -> None:  # noqa: B008  # immutable
         self.earlier = self.own = RowCounts()
         self._entries: deque[LedgerEntry] = deque(maxlen=KEPT_ENTRIES)
         self._ranks = ranks
@@ -107,7 +107,7 @@ class Ledger(Sequence[LedgerEntry]):
         self._max_bad_share = max_bad_share
         self._path: Path | None = None
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as a list: it grows
 
     def __eq__(self, other: object) -> bool:
         """Whether a ledger or a list has the same entries."""

@@ -36,6 +36,12 @@ from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
 from mmdata.renamed import renamed_arguments
 
+SHOWN = [
+    *("all_captions", "batch_size", "check_rows", "close", "from_config", "index", "ledger", "load_state_dict"),
+    *("maker", "merge_states", "plan", "rank", "set_epoch", "state_dict", "stats", "world_size"),
+]
+"""What `dir(loader)` and tab completion show: what users call. The other names are for frameworks, or old names."""
+
 
 class Loader(Interoperable):
     """The batches of one rank, epoch after epoch.
@@ -134,6 +140,9 @@ class Loader(Interoperable):
         Epochs differ only with batches of several sizes, rows in groups, or a repeat that is not an integer.
         """
         return self.plan.num_steps(self._position.epoch)
+
+    def __dir__(self) -> list[str]:
+        return SHOWN
 
     def __repr__(self) -> str:
         epoch, rank = self._position.epoch, f"rank {self.rank} of {self.world_size}"

@@ -44,6 +44,13 @@ Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 
 
+SHOWN = [
+    *("bytes", "captions", "class_names", "column", "fingerprint", "has_captions", "has_labels", "keys", "lists"),
+    *("locate", "manifests", "num_shards", "open", "sample", "shard_path", "take", "take_lists", "tokenizer"),
+]
+"""What `dir(index)` and tab completion show: what users call. The other names are for mmdata's own parts."""
+
+
 class Source(NamedTuple):
     """A folder of an index, and its shards.
 
@@ -131,6 +138,9 @@ class Index:
 
     def __len__(self) -> int:
         return self._num_rows
+
+    def __dir__(self) -> list[str]:
+        return SHOWN
 
     def __repr__(self) -> str:
         where = f"'{self.manifests[0].folder}'" if len(self.manifests) == 1 else f"{len(self.manifests)} folders"

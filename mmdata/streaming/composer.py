@@ -65,7 +65,7 @@ class Composer:
 
     Args:
         data: settings.
-        tokenizer: counts the tokens of captions; None: batches have no texts.
+        tokenizer: counts the tokens of captions; None: batches have no tokens.
         rank: 0 … world_size-1.
         world_size: processes that share a global batch.
 
@@ -73,6 +73,7 @@ class Composer:
         lengths: text bounds. With `text_buckets: auto` they are None until the first buffer is full, then chosen from
             its captions and kept, so that later passes have the same shapes.
         members: which members of a sample are image, caption and label.
+        reads_captions: whether batches have anything of the captions; otherwise a sample may be without one.
         policy: the buckets; None while `lengths` is None.
 
     Raises:
@@ -82,6 +83,7 @@ class Composer:
     def __init__(self, data: DataConfig, tokenizer: Tokenizer | None, *, rank: int, world_size: int) -> None:
         self.data = data
         self.tokenizer = tokenizer
+        self.reads_captions = tokenizer is not None or data.add_captions
         self.members = Members.parse(**data.members.model_dump()) if data.members else USUAL
         self.rank, self.world_size = rank, world_size
         self.batch_size = data.global_batch_size // world_size
@@ -180,11 +182,12 @@ class Pass:
         # The image's hash, not the position in the pass, decides where a sample starts in its list of captions. So it
         # goes through them in turn, one each epoch, whatever the order of the pass.
         captions, tokens = [""] * len(samples), [0] * len(samples)
-        if (tokenizer := self._composer.tokenizer) is not None:
+        if self._composer.reads_captions:
             hashes = np.asarray([sample.image_hash for sample in samples], np.int64)
             num_captions = np.asarray([len(sample.captions) for sample in samples], np.int64)
             chosen = choose_captions(hashes, num_captions, self._epoch).tolist()
             captions = [sample.captions[i] for sample, i in zip(samples, chosen, strict=True)]
+        if (tokenizer := self._composer.tokenizer) is not None:
             tokens = tokenizer.count(captions)
         rank, world_size = self._composer.rank, self._composer.world_size
         # Rank r numbers its samples r, r + world_size, …, so that rows are unique over all ranks.

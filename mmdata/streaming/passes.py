@@ -101,7 +101,7 @@ class Passes:
     def _read(self, shard: str) -> Iterator[StreamSample | Dropped]:
         """The samples of a shard; with `data.skip_damaged` a damaged shard ends with a loss, not with an error."""
         composer = self._composer
-        needs_caption = composer.tokenizer is not None
+        needs_caption = composer.reads_captions
         try:
             yield from read_shard(shard, needs_caption=needs_caption, members=composer.members)
         except DataError as error:

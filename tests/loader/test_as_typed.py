@@ -20,8 +20,10 @@ import mmdata
 from mmdata import Batch, Loader
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
+from mmdata.hashing import hash64
 from mmdata.loader import BatchMaker
 from mmdata.loader.workers import choose
+from tests.flat_settings import grouped
 
 from .conftest import Corpus
 
@@ -141,6 +143,27 @@ def test_captions_are_text_in_the_batches_of_a_stream(corpus: Corpus):
     pairs = [pair for batch in stream for pair in zip(batch["keys"], captions(batch), strict=True)]
     assert {key for key, _ in pairs if key} == of_key.keys()
     assert all(text in of_key[key] if key else text == "" for key, text in pairs)
+
+
+def test_captions_are_text_without_a_tokenizer_too(corpus: Corpus):
+    settings = {**corpus.settings, "tokenizer": None, "text_buckets": "auto", "add_captions": True, "add_hashes": True}
+    loader = Loader.from_config(grouped(**settings))
+    texts = [
+        {key: text for batch in some for key, text in zip(batch["keys"], captions(batch), strict=True)}
+        for some in (loader, corpus.loader(add_captions=True))
+    ]
+    assert texts[0] == texts[1]
+    batch = next(iter(loader))
+    assert "input_ids" not in batch
+    hashes = [hash64(text.encode()) if text else 0 for text in captions(batch)]
+    assert cast("dict[str, Any]", batch)["caption_hash"].tolist() == hashes
+    del settings["shards"]
+    batches = list(mmdata.stream(str(corpus.folder / "shards"), grouped(**settings)))
+    of_key = {sample.key: sample.captions for sample in corpus.samples}
+    pairs = [pair for batch in batches for pair in zip(batch["keys"], captions(batch), strict=True)]
+    assert {key for key, _ in pairs if key} == of_key.keys()
+    assert all(text in of_key[key] if key else text == "" for key, text in pairs)
+    assert all("input_ids" not in batch for batch in batches)
 
 
 @pytest.mark.parametrize("given", ["cc", Path("cc"), {"shards": "cc"}], ids=["str", "path", "dict"])

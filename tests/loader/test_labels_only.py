@@ -194,6 +194,14 @@ def test_settings_of_texts_without_a_tokenizer_are_refused(folder, given):
         Loader.from_config(settings(folder, **given))
 
 
+def test_captions_as_text_need_captions(folder):
+    build_index(folder)
+    with pytest.raises(
+        ConfigError, match=r"data\.add_captions: shards '.*' hold labels and no captions: leave data\.add"
+    ):
+        Loader.from_config(settings(folder, add_captions=True))
+
+
 def test_what_needs_texts_says_so(folder):
     config = parse(Config, {"data": settings(folder)}, origin="test").data
     with pytest.raises(

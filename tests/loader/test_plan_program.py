@@ -123,5 +123,5 @@ def test_plan_of_shards_without_caption_lengths_asks_for_a_tokenizer(corpus, tmp
         plan_of(str(tmp_path / "uncounted"), [])
     with pytest.raises(ConfigError, match=r"override 'data\.global_batch_size': expected section\.key=value"):
         plan_of(corpus.settings["shards"], ["data.global_batch_size"])
-    with pytest.raises(ConfigError, match=r"settings for shards '.*': unknown key 'batch'"):
+    with pytest.raises(ConfigError, match=r"on the command line: unknown key 'data\.batch'"):
         plan_of(corpus.settings["shards"], ["data.batch=3"])

@@ -117,6 +117,8 @@ def test_replay_ledger_line_must_be_of_these_shards(corpus: Corpus, tmp_path: Pa
     ):
         with pytest.raises(DataError, match=message):
             place_in_ledger(path, number, corpus.index)
+    with pytest.raises(DataError, match=r"none\.jsonl': no such file; a run has one for each rank that masked a row$"):
+        place_in_ledger(tmp_path / "none.jsonl", 1, corpus.index)
     path.write_bytes(b"\xff\x00\n")
     with pytest.raises(DataError, match=r"line 1: not a line of a run's ledger; JSONDecodeError"):
         place_in_ledger(path, 1, corpus.index)
@@ -192,3 +194,20 @@ def test_replay_program_takes_the_config_first(monkeypatch: pytest.MonkeyPatch, 
     assert run_tool(monkeypatch, 3, "configs/scenes.yaml") == 2
     said = capsys.readouterr().err
     assert said == "error: the config comes first, then the row: `mmdata replay CONFIG 3`\n"
+
+
+def test_replay_program_takes_a_folder_of_shards(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    shards, png = corpus.folder / "shards", tmp_path / "out.png"
+    assert run_tool(monkeypatch, shards, 7, "data.image_size=48", "data.transform=eval", "--save", png) == 0
+    shown = capsys.readouterr().out
+    names = [line.split()[0] for line in shown.splitlines()]
+    assert names == ["row", "batch", "read", "decode", "transform", "caption", "pixels", "pixels:"]
+    assert "row                   7, key '00007', shard '000000.tar'\n" in shown
+    assert any(f"caption               {caption!r}\n" in shown for caption in corpus.samples[7].captions)
+    assert Image.open(png).size == (48, 48)
+
+    assert run_tool(monkeypatch, shards, 7, "data.image_siz=48") == 2
+    said = capsys.readouterr().err
+    assert said == "error: on the command line: unknown key 'data.image_siz'; did you mean 'data.image_size'?\n"

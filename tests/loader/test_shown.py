@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import pytest
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -27,6 +28,20 @@ def test_loader_whose_batches_differ_in_size_is_shown_without_reading_the_index(
     loader = corpus.loader(num_workers=0, token_budget=256, batch_multiple=2)
     loader.index.shard = None  # type: ignore[method-assign,assignment]
     assert repr(loader) == "Loader(50 rows in batches of up to 8 rows, rank 0 of 1; epoch 0, step 0)"
+
+
+@pytest.mark.filterwarnings("error::DeprecationWarning")
+def test_tab_completion_shows_what_users_call_and_no_old_name(corpus: Corpus):
+    loader = corpus.loader(num_workers=0)
+    for shown, names in {
+        loader: {"from_config", "set_epoch", "state_dict", "load_state_dict", "close", "plan", "index", "ledger"},
+        loader.index: {"open", "sample", "keys", "column", "take", "class_names", "num_shards", "fingerprint"},
+    }.items():
+        assert names <= set(dir(shown))
+        assert len(dir(shown)) < 20
+        assert all(hasattr(shown, name) for name in dir(shown))  # none is misspelt, none warns of a new name
+    assert not {"masked", "judge_together", "worker", "write_ledger", "dataset"} & set(dir(loader))
+    assert not {"manifest", "held_rows", "part", "cells"} & set(dir(loader.index))
 
 
 def test_ledger_is_shown_in_a_line(corpus: Corpus):

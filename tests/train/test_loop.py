@@ -25,6 +25,7 @@ from mmdata.train.objective import make_loss
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
 from mmdata.train.run.optimizer import learning_rate, make_optimizer
 from mmdata.train.run.sessions import SESSIONS, read_sessions
+from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.trainer import Trainer
 from tests.programs import Program, run_program
 from tests.rounding import RUN_IN_DOUBLE
@@ -146,6 +147,21 @@ def test_loop_signal_finishes_step_saves_and_same_command_resumes(
     assert last_state(tmp_path)["step"] == 5
     assert make_trainer(tmp_path).run() == 0
     assert read_metrics(tmp_path) == read_metrics(whole)
+
+
+def test_stop_signals_leave_where_a_library_in_c_had_set_a_handler(monkeypatch: pytest.MonkeyPatch):
+    install, number = signal.signal, signal.SIGHUP
+    # What Python says of a handler that it has not set itself.
+    before = install(number, signal.SIG_DFL)
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "signal", lambda n, handler: (install(n, handler), None)[1])
+        stop = StopSignals().__enter__()
+    try:
+        stop.__exit__(None, None, None)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        install(number, before)
+        install(signal.SIGINT, signal.default_int_handler)
 
 
 def test_loop_signal_in_last_step_of_epoch_resumes_at_next_epoch(whole: Path, tmp_path: Path):

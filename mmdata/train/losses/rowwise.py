@@ -40,14 +40,12 @@ def rowwise_sum(row_loss: RowLoss, anchors: Tensor, columns: Tensor, scalars: Se
     if not torch.is_grad_enabled():
         losses = [row_loss(anchors[r] @ columns.T, r, *scalars).sum() for r in _blocks(anchors, columns)]
         return torch.stack([anchors.new_zeros(()), *losses]).sum()
-    return _RowwiseSum.apply(row_loss, anchors, columns, *scalars)  # type: ignore[no-any-return]
+    return _RowwiseSum.apply(row_loss, anchors, columns, *scalars)
 
 
 class _RowwiseSum(torch.autograd.Function):
     @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, row_loss: RowLoss, anchors: Tensor, columns: Tensor, *scalars: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, row_loss: RowLoss, anchors: Tensor, columns: Tensor, *scalars: Tensor) -> Tensor:
         total = anchors.new_zeros(())
         grad_anchors, grad_columns = torch.zeros_like(anchors), torch.zeros_like(columns)
         leaves = [scalar.detach().requires_grad_() for scalar in scalars]
@@ -67,7 +65,7 @@ class _RowwiseSum(torch.autograd.Function):
 
     @staticmethod
     @first_order_only
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return (None, *(grad * saved for saved in ctx.saved_tensors))
 
 

@@ -44,7 +44,7 @@ def log_sum_exps(
     """
     # In the rows' type: its gradient is accumulated over tiles in that type, and autograd casts it back once.
     scale = rows.new_ones(()) if scale is None else scale.to(rows.dtype)
-    return _LogSumExps.apply(rows, columns, scale, mask, first)  # type: ignore[no-any-return]
+    return _LogSumExps.apply(rows, columns, scale, mask, first)
 
 
 def tile_size(rows: int, columns: int, device: torch.device) -> tuple[int, int]:
@@ -56,7 +56,7 @@ def tile_size(rows: int, columns: int, device: torch.device) -> tuple[int, int]:
 
 class _LogSumExps(torch.autograd.Function):
     @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(
         ctx: Any, rows: Tensor, columns: Tensor, scale: Tensor, mask: Mask, first: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         over_columns = rows.new_full((len(rows),), -torch.inf)
@@ -81,7 +81,7 @@ class _LogSumExps(torch.autograd.Function):
 
     @staticmethod
     @first_order_only
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(
         ctx: Any, grad_over_columns: Tensor, grad_over_rows: Tensor, grad_partners: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:
         rows, columns, scale, over_columns, over_rows, kept = ctx.saved_tensors

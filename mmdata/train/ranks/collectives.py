@@ -168,17 +168,17 @@ def gather(rows: Tensor) -> Tensor:
 
 def gather_with_grad(rows: Tensor) -> Tensor:
     """As `gather`; backward sums the ranks' gradients of these rows (a reduce-scatter)."""
-    return rows if world_size() == 1 else _Gather.apply(rows)  # type: ignore[no-any-return]
+    return rows if world_size() == 1 else _Gather.apply(rows)
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
         return gather(rows)
 
     @staticmethod
     @first_order_only
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         own = grad.new_empty((grad.shape[0] // world_size(), *grad.shape[1:]))
         dist.reduce_scatter_tensor(own, grad.contiguous())  # pyright: ignore[reportDeprecated]
         return own
@@ -186,12 +186,12 @@ class _Gather(torch.autograd.Function):
 
 def log_sum_exp(partial: Tensor) -> Tensor:
     """Element by element, the log of the sum over ranks of exp(partial), with gradient."""
-    return partial if world_size() == 1 else _LogSumExp.apply(partial)  # type: ignore[no-any-return]
+    return partial if world_size() == 1 else _LogSumExp.apply(partial)
 
 
 class _LogSumExp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, partial: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx: Any, partial: Tensor) -> Tensor:
         top = partial.clone()
         dist.all_reduce(top, dist.ReduceOp.MAX)
         top = top.where(top != -torch.inf, 0.0)
@@ -202,7 +202,7 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     @first_order_only
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         total = grad.clone()
         dist.all_reduce(total)
         return total * ctx.share

@@ -193,7 +193,7 @@ def seed_rank(seed: int, rank: int) -> None:
 
 def rng_state(device: torch.device) -> dict[str, Any]:
     """State of the generators of Python, numpy and torch (and of the GPU) in this process, as plain data."""
-    keys, position, has_gauss, cached = np.random.get_state(legacy=True)[1:]  # type: ignore[misc]
+    keys, position, has_gauss, cached = np.random.get_state(legacy=True)[1:]  # type: ignore[misc]  # a tuple, as legacy says
     return {
         "python": random.getstate(),
         "numpy": [keys.tolist(), int(position), int(has_gauss), float(cached)],

@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,7 +38,7 @@ class StopSignals:
         self._group = group
         self.received = 0
         """Number of the first signal that this process got; 0: none."""
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
@@ -51,7 +53,8 @@ class StopSignals:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            # None: a library in C had set it, and Python cannot set it again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def agreed(self) -> int:
         """The signal that any rank got, or 0; the same on every rank. A collective."""
