@@ -40,7 +40,7 @@ def test_cli_help_lists_the_commands():
     assert done.stdout.startswith("usage: mmdata COMMAND ...\n")
     listed = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("  ")]
     assert [name for name, _ in listed] == cli.commands()
-    assert ["plan", "Dry run of a plan: steps, shapes and padding of an epoch. No image is read."] in listed
+    assert ["plan", "steps, shapes and padding of an epoch; no image is read."] in listed
 
 
 def test_cli_without_a_command_is_an_error():
