@@ -5,7 +5,7 @@ Every array of a batch has the same number of rows B, whatever could or could no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any, NamedTuple, TypedDict, cast
 
 import torch
@@ -36,7 +36,8 @@ class Batch(TypedDict):
         attention_mask: int64 (B, L), 1 on tokens, 0 on padding; the first position is 1 in every row.
         labels: int64 (B,), -1 where a row has none; only when the corpus has labels.
         image_hash: int64 (B,), equal for equal image bytes; only with `data.add_hashes`.
-        caption_hash: int64 (B,), equal for equal captions; only with `data.add_hashes` and `data.tokenizer`.
+        caption_hash: int64 (B,), equal for equal captions; only with `data.add_hashes`, where captions are read
+                (`data.tokenizer` or `data.add_captions`).
         negative_input_ids: int64 (B, Lx), a negative caption for each row; Lx is the same in all
             batches. This and the three below: only with `data.negative_captions`.
         negative_attention_mask: int64 (B, Lx), as attention_mask.
@@ -76,7 +77,7 @@ class BatchDict(dict[str, Any]):
         entries = [
             f"{name}: {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
             if isinstance(value, Tensor)
-            else f"{name}: {type(value).__name__} of {len(value)}"
+            else f"{name}: {type(value).__name__}{f' of {len(value)}' if isinstance(value, Sized) else ''}"
             for name, value in self.items()
         ]
         valid = self.get("valid")

@@ -84,3 +84,7 @@ def test_batch_is_a_tree_of_its_tensors_for_torch_and_lightning(corpus: Corpus):
     assert type(moved) is BatchDict
     assert moved.keys() == batch.keys()
     assert model_inputs(batch).keys() == valid_inputs(batch).keys()
+
+
+def test_batch_to_which_a_loop_adds_a_number_is_still_shown():
+    assert repr(BatchDict(loss=0.5, keys=["a", "b"])) == "Batch(loss: float, keys: list of 2)"
