@@ -70,9 +70,16 @@ def _holdings(folder: Path) -> str:
 
 
 def guess_members(shards: list[Path]) -> Members:
-    """The members by the first samples of the first tar, where these have no usual caption and no label."""
+    """The members by the first samples, where these have no usual caption and no label.
+
+    They are those of the first tar in which a sample can be read: tars before it may be damaged or empty.
+    """
+    return next((members for path in shards if (members := _guess(path)) is not None), USUAL)
+
+
+def _guess(path: Path) -> Members | None:
+    """The members by the first samples of a tar; None if no sample of it can be read."""
     samples: list[tuple[list[str], dict[str, Any]]] = []
-    path = shards[0]
     with suppress(DataError), path.open("rb") as file:  # damage is told when the tar is read whole
 
         def read(member: Member) -> bytes:
@@ -88,7 +95,7 @@ def guess_members(shards: list[Path]) -> Members:
                     return USUAL
             found = group.members.get("json")
             samples.append((list(group.members), parse_json(decode_text(read(found))) if found else {}))
-    return guess_captions(samples) or USUAL
+    return guess_captions(samples) or USUAL if samples else None
 
 
 def refuse_not_utf8(name: str) -> None:

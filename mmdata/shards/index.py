@@ -6,9 +6,10 @@ import hashlib
 import operator
 import os
 import warnings
+import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -116,6 +117,8 @@ class Index:
         self._rows_open = 0
         self._checksums: dict[int, int] = {}  # 0 from a shard's first read; its checksum once its columns made room
         self._lock = Lock()
+        # A weak reference: a store refers to its index, and its files must close when the last sample is gone.
+        self._store: Callable[[], ShardStore | None] = lambda: None
 
     @classmethod
     def open(cls, folder: Location | Sequence[Location], *, cache: ShardCache | None = None) -> Index:
@@ -168,8 +171,11 @@ class Index:
         number = operator.index(row)
         if not -len(self) <= number < len(self):
             raise IndexError(f"row {number} of an index of {len(self):,} rows, 0 to {len(self) - 1}")
-        # A store of its own: one that the index kept would refer to the index, and close its files late.
-        return IndexedSample.at(self, ShardStore(self), number % len(self))
+        # All samples that exist share a store: with a store each, a list of samples would open a file for each sample.
+        if (store := self._store()) is None:
+            store = ShardStore(self)
+            self._store = weakref.ref(store)
+        return IndexedSample.at(self, store, number % len(self))
 
     def sample(self, key: str) -> IndexedSample:
         """The sample with a key.

@@ -108,3 +108,19 @@ def test_index_and_sample_are_shown_in_a_line(shards: Path):
     assert repr(index) == f"Index(10 rows in 3 shards of '{shards}', 19 captions, with labels)"
     assert repr(index[4]) == "Sample(row 4, key '0004', PNG 24 × 30, 2 captions, label 4, in '000001.tar')"
     assert repr(index[3]) == "Sample(row 3, key '0003', JPEG 23 × 30, 1 caption, in '000000.tar')"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds open shards in /proc")
+def test_many_samples_share_their_open_shards(shards: Path, samples: list[Sample]):
+    """Each file is open once, however many samples are held, and closed with the last of them."""
+    index = Index.open(shards)
+
+    def num_open() -> int:
+        links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return sum(link.suffix == ".tar" and link.parent == shards.resolve() for link in links)
+
+    held = [*index[:], *(index[row] for row in range(10))]
+    assert [one.captions for one in held] == 2 * [sample.captions for sample in samples]
+    assert num_open() == index.num_shards == 3
+    del held
+    assert num_open() == 0

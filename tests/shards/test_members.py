@@ -97,6 +97,15 @@ def test_nothing_is_guessed_where_not_exactly_one_name_fits(write, members):
         build_index(write(**members))
 
 
+def test_captions_are_guessed_from_the_first_tar_that_has_samples(write, tar):
+    folder = write(json=documents(TEXT=CAPTIONS))
+    (folder / "a.tar").write_bytes(b"<html>login</html>" + bytes(600))
+    (folder / "b.tar").write_bytes(tar([]))
+    report = build_index(folder, skip_damaged=True)
+    assert (report.guessed, report.manifest.members) == (True, Members.parse(caption="json:TEXT"))
+    assert (report.accounts["indexed"], report.quarantined) == (3, [])
+
+
 def test_usual_captions_are_never_replaced_by_a_guess():
     assert guess_captions([]) is None
     assert guess_captions([(["jpg", "json"], {"TEXT": "a"})]) == Members(caption=(Selector("json", "TEXT"),))
