@@ -1,8 +1,8 @@
 """mmdata bench: how fast a config's loader is, where its time goes, and what would make it faster.
 
-    mmdata bench configs/scenes.yaml
-    mmdata bench configs/scenes.yaml data.loading.num_workers=4 --steps 200 --step-ms 50
-    mmdata bench configs/scenes.yaml --against webdataset,torch
+mmdata bench configs/scenes.yaml
+mmdata bench configs/scenes.yaml data.loading.num_workers=4 --steps 200 --step-ms 50
+mmdata bench configs/scenes.yaml --against webdataset,torch
 """
 
 from __future__ import annotations

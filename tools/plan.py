@@ -1,9 +1,9 @@
 """mmdata plan: steps, shapes and padding of an epoch; no image is read.
 
-    mmdata plan shards/photos                      # a folder of shards: says which settings it assumes
-    mmdata plan shards/photos data.global_batch_size=1024 data.image_buckets=auto
-    mmdata plan configs/scenes.yaml
-    mmdata plan configs/scenes.yaml data.global_batch_size=1024 --world-size 8
+mmdata plan shards/photos                      # a folder of shards: says which settings it assumes
+mmdata plan shards/photos data.global_batch_size=1024 data.image_buckets=auto
+mmdata plan configs/scenes.yaml
+mmdata plan configs/scenes.yaml data.global_batch_size=1024 --world-size 8
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """mmdata replay: one row as the loader makes it, stage by stage, or why it is masked.
 
-    mmdata replay configs/scenes.yaml 1234 --epoch 2 --save row.png
-    mmdata replay configs/scenes.yaml --key 00001234
-    mmdata replay shards/photos 1234               # a folder of shards: default settings, without a tokenizer
-    mmdata replay runs/scenes/config.yaml --ledger runs/scenes/ledger-rank0.jsonl --line 1
+mmdata replay configs/scenes.yaml 1234 --epoch 2 --save row.png
+mmdata replay configs/scenes.yaml --key 00001234
+mmdata replay shards/photos 1234               # a folder of shards: default settings, without a tokenizer
+mmdata replay runs/scenes/config.yaml --ledger runs/scenes/ledger-rank0.jsonl --line 1
 """
 
 from __future__ import annotations

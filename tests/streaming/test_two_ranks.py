@@ -81,4 +81,4 @@ def test_error_in_the_shards_of_one_rank_ends_both(spec):
     assert first != 0
     assert second != 0
     assert "2.tar', byte" in said
-    assert "rank 0 got no batch, and all ranks stop: DataError: shard '" in heard
+    assert "rank 0 got no batch, and all ranks stop: DamagedShard: shard '" in heard
