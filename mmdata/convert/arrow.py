@@ -6,7 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +19,13 @@ ARROW_MAGIC = b"ARROW1"
 
 
 class ArrowTable(Table):
-    """A table whose columns have Arrow types: a `ParquetTable` or an `ArrowFile`."""
+    """A table whose columns have Arrow types: a `ParquetTable` or an `ArrowFile`.
+
+    Attributes:
+        form: name of the file's format, for messages.
+    """
+
+    form: ClassVar[str]
 
     def __init__(self, path: Path, schema: Any, num_rows: int) -> None:
         self.path = path
@@ -63,8 +69,8 @@ class ArrowTable(Table):
                 for cells in zip(*values, strict=True):
                     number += 1
                     yield TableRow(f"{self.path.name}, row {number}", dict(zip(columns, cells, strict=True)))
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"table '{self.path}', after row {number}: not readable: {error}") from error
+        except (pa.ArrowException, OSError, UnicodeError) as error:
+            raise DataError(f"table '{self.path}', after row {number}: not readable as {self.form}: {error}") from error
 
     @abstractmethod
     def _batches(self, columns: list[str], size: int) -> Iterator[Any]:
@@ -74,11 +80,13 @@ class ArrowTable(Table):
 class ParquetTable(ArrowTable):
     """A Parquet file."""
 
+    form = "Parquet"
+
     def __init__(self, path: Path) -> None:
         try:
             with pq.ParquetFile(path) as file:
                 super().__init__(path, file.schema_arrow, file.metadata.num_rows)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeError) as error:
             raise DataError(f"table '{path}': not a whole Parquet file: {error}") from error
 
     def _batches(self, columns: list[str], size: int) -> Iterator[Any]:
@@ -89,13 +97,15 @@ class ParquetTable(ArrowTable):
 class ArrowFile(ArrowTable):
     """A file in Arrow's IPC format: a stream, as `datasets` writes it to disk, or a file with a footer (Feather)."""
 
+    form = "Arrow"
+
     def __init__(self, path: Path) -> None:
         try:
             with pa.memory_map(str(path)) as file:
                 reader, batches = _open_ipc(file)
                 num_rows = sum(batch.num_rows for batch in batches)  # the file is mapped: this reads little of it
                 super().__init__(path, reader.schema, num_rows)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeError) as error:
             raise DataError(
                 f"table '{path}': not a whole Arrow file ({error}); write it again with save_to_disk, or as Parquet "
                 'with to_parquet("train.parquet")'
@@ -103,7 +113,9 @@ class ArrowFile(ArrowTable):
 
     def _batches(self, columns: list[str], size: int) -> Iterator[Any]:
         with pa.memory_map(str(self.path)) as file:
-            for batch in _open_ipc(file)[1]:
+            for whole in _open_ipc(file)[1]:
+                batch = whole.select(columns)
+                batch.validate(full=True)  # Arrow itself trusts the offsets in a file, and would read behind its end
                 for start in range(0, batch.num_rows, size):
                     yield batch.slice(start, size)
 

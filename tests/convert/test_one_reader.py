@@ -88,10 +88,11 @@ def readings(members: dict[str, bytes]) -> tuple[Reading, Reading, Reading]:
 def check_folder(members: dict[str, bytes], expected: Reading) -> None:
     """The same files, unpacked into a folder, say the same; it knows no .cls, and a text without image comes last."""
     with tempfile.TemporaryDirectory() as name:
-        for file, data in members.items():
+        # With the second sample of `readings`: a folder in which no image has a caption or a label is refused.
+        for file, data in {**members, "z.jpg": make_photo(9, 9, seed=3), "z.txt": b"z"}.items():
             (Path(name) / file).write_bytes(data)
         source = FolderSource(Path(name), ConvertConfig())
-        (row,) = source.rows()
+        row = next(iter(source.rows()))
         found = Examiner.from_config(source, ConvertConfig())(row)
     if found.fault or expected.refused:
         assert found.fault is not None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mmdata.convert.arrow import ArrowFile
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards import Index, ShardStore, captions_of
 
@@ -224,6 +227,32 @@ def test_parquet_damaged_inside_is_an_error_with_its_place(corpus: Path, make: A
     table.write_bytes(data)
     with pytest.raises(DataError, match=r"t.parquet', after row \d+: not readable as Parquet"):
         make(table)
+
+
+def test_arrow_whose_offsets_leave_the_file_is_an_error_with_its_place(tmp_path: Path) -> None:
+    """Arrow trusts offsets: without a check the program would read memory that is not the file's."""
+    table = pa.table({"image": [f"{i}.jpg" for i in range(40)], "caption": ["x"] * 40})
+    path = tmp_path / "t.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    whole = path.read_bytes()
+    names = "".join(f"{i}.jpg" for i in range(40)).encode()
+    start = whole.index(names) - 168  # 41 offsets, as int32, end at a multiple of 8
+    offsets = np.frombuffer(whole, np.int32, count=41, offset=start)
+    assert (offsets[0], offsets[-1]) == (0, len(names))
+
+    assert len(list(ArrowFile(path).rows(["image", "caption"]))) == 40
+    data = bytearray(whole)
+    data[start + 4 * 20 : start + 4 * 21] = (2**30).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"t.arrow', after row 0: not readable as Arrow"):
+        list(ArrowFile(path).rows(["image", "caption"]))
+    read = 0
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
+        with suppress(DataError):
+            read += len(list(ArrowFile(path).rows(["image", "caption"]))) == 40
+    assert 0 < read < len(whole)
 
 
 def test_several_tables_are_read_in_name_order(corpus: Path, tmp_path: Path, make: Any) -> None:
