@@ -292,6 +292,9 @@ def test_starter_fits_machine_and_corpus(machine: Machine, rows: int, expected: 
     starter = Starter(facts_of(rows), machine, share, round(share * rows))
     assert (starter.model, starter.image_size, starter.batch_size, starter.epochs) == expected
     assert starter.batch_size % max(machine.gpus, 1) == 0
+    kept = {one.key: int(one.value) for one in starter.train() if one.key == "checkpoint_every_steps"}
+    total = starter.steps * starter.epochs  # a run of 20,000 updates has the default, 1,000
+    assert kept == ({"checkpoint_every_steps": total // 20} if total < 20_000 else {})
 
 
 def test_starter_says_how_to_launch_and_what_it_does_for_the_captions():

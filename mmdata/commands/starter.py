@@ -173,6 +173,8 @@ class Starter:
             reason = f"{share:.1%} of the captions occur more than once: such pairs are no negatives of each other"
             yield Setting("mask_false_negatives", "true", reason)
         yield Setting("evaluate_every_epochs", f"{max(1, self.epochs // 5)}", "about five times in the run")
+        if total // 20 < 1_000:  # the default
+            yield Setting("checkpoint_every_steps", f"{max(1, total // 20)}", "what a kill -9 may cost at most")
         yield Setting("log_every_steps", f"{min(max(1, total // 50), 50)}", "about fifty lines, or one for 50 steps")
 
 

@@ -177,7 +177,7 @@ def quarantine(folders: Sequence[Path]) -> Section:
         return Section(
             "Left out", missing=f"No {QUARANTINE_NAME} beside the manifest: no row is known to have been left out."
         )
-    return ledger("Left out", paths, "Rows that are not in the shards, each with its reason: {}.")
+    return ledger("Left out", paths, "{} rows were left out of the shards.")
 
 
 def ledger(title: str, paths: Sequence[Path], note: str) -> Section:

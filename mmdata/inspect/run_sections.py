@@ -36,12 +36,16 @@ def _facts_of(run: Run) -> dict[str, str]:
         return " → ".join(dict.fromkeys(str(entry[key]) for entry in run.sessions if entry.get(key)))
 
     facts = {"folder": str(run.folder)}
-    if training := [line for line in run.metrics if line.get("kind") == "train"]:
-        facts |= {"updates": f"{training[-1]['step']:,}"}
+    training = [line for line in run.metrics if line.get("kind") == "train"]
+    updates = int(training[-1]["step"]) if training else 0
+    if training:
+        facts |= {"updates": f"{updates:,}"}
     if run.sessions:
-        starts = len(run.sessions)
+        starts, written = len(run.sessions), int(run.sessions[-1].get("step", 0))
         took = duration(sum(float(entry.get("wall_s", 0)) for entry in run.sessions))
-        facts |= {"wall time": took + (f", {starts} starts" if starts > 1 else "")}
+        # Written with each checkpoint, and metrics.jsonl more often.
+        until = f", up to update {written:,}" if written < updates else ""
+        facts |= {"wall time": took + (f", {starts} starts" if starts > 1 else "") + until}
         facts |= {"started": str(run.sessions[0].get("started", ""))}
         facts |= {"machine": " → ".join(dict.fromkeys(_machine(entry) for entry in run.sessions))}
         named = {"ranks": "ranks", "mmdata": "mmdata", "mmdata, commit": "mmdata_commit", "commit": "commit"}

@@ -47,6 +47,13 @@ def test_short_names_are_the_ends_of_paths_that_differ(tmp_path: Path):
     assert short_names([tmp_path / "a", tmp_path / "a"]) == [str(tmp_path / "a")] * 2
 
 
+def test_overview_says_up_to_which_update_the_time_is_known(tmp_path: Path, run_folder: Path):
+    run = make_run(tmp_path / "run", run_folder, data={}, sessions=[start(0, 60)], lr=1.0)  # killed after update 90
+    rows = {row[0]: row[1] for row in overview(read_runs([run])).tables[0].rows}
+    assert rows["updates"] == "90"
+    assert rows["wall time"].endswith(", up to update 60")
+
+
 def test_overview_sums_the_starts_and_names_each_machine(two_runs: list[Path]):
     section = overview(read_runs(two_runs))
     rows = {row[0]: list(row[1:]) for row in section.tables[0].rows}
