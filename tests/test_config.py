@@ -247,14 +247,14 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
             {"data": DATA, "train": {"miner": {"name": "ratio", "share": 2}}},
             "c.yaml: 'train.miner.share': Input should be less than or equal to 1; got 2",
         ),
-        ({"data": DATA, "train": {"miner": "top_k"}}, "c.yaml: 'train.miner': expected {name: …}; got 'top_k'"),
+        ({"data": DATA, "train": {"miner": "top_k"}}, "c.yaml: 'train.miner': expected {name: …} or null; got 'top_k'"),
         (
             {"data": {**DATA, "batch_size": 8}},
             "c.yaml: unknown key 'data.batch_size'; did you mean 'data.global_batch_size'?",
         ),
         (
             {"data": {**DATA, "groups": "g.npy"}},
-            "c.yaml: 'data.groups': expected {source: …, size: …, candidates: …}; got 'g.npy'",
+            "c.yaml: 'data.groups': expected {source: …, size: …, candidates: …} or null; got 'g.npy'",
         ),
         ({"data": DATA, "models": {}}, "c.yaml: unknown key 'models'; did you mean 'model'?"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import ValidationError
@@ -43,6 +44,14 @@ OTHER_NAMES = {
     "resolution": "image_size",
     "workers": "num_workers",
     "arch": "name",
+    "eval_steps": "evaluate_every_epochs",
+    "val_frequency": "evaluate_every_epochs",
+    "steps_per_epoch": "steps",
+    "train_num_samples": "max_rows",
+    "beta2": "betas",
+    "adam_beta2": "betas",
+    "report_to": "tensorboard",
+    "wandb": "tensorboard",
 }
 """What open_clip, transformers and Lightning call a setting, and what it is called here."""
 
@@ -130,7 +139,9 @@ def _explain(kind: type[Settings], place: _Place, error: Any) -> str:
         fields = (place.values or [place.section])[0].model_fields
         needed = [name for name, field in fields.items() if field.is_required()] or list(fields)[:3]
         keys = ", ".join(f"{name}: …" for name in needed)
-        return f"'{dotted}': expected {{{keys}}}; got {_short(error['input'])}"
+        field = place.section.model_fields.get(place.keys[-1])
+        null = " or null" if field is not None and types.NoneType in get_args(field.annotation) else ""
+        return f"'{dotted}': expected {{{keys}}}{null}; got {_short(error['input'])}"
     return f"'{dotted}': {error['msg']}; got {_short(error['input'])}{_meant(error)}"
 
 
