@@ -180,6 +180,7 @@ def test_image_sides_must_fit_the_patches():
     [
         ({"clip": "x"}, "model.name 'tiny' is built in: clip, vision and text need name 'pretrained'"),
         ({"name": "pretrained"}, "give either model.clip, or both model.vision and model.text"),
+        ({"name": "pretrained", "init_from": "x"}, "model.text; model.clip=x takes the towers from there, too"),
         ({"name": "pretrained", "clip": "x", "text": "y"}, "give either model.clip, or both"),
         ({"name": "pretrained", "vision": "x"}, "give either model.clip, or both"),
         (

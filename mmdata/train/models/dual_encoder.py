@@ -292,7 +292,8 @@ def _check(config: ModelConfig) -> None:
             raise ConfigError(f"model.dropout: CLIP's towers ('{config.name}') have none; leave it out")
         return
     if (config.clip is None) == (pair == (None, None)) or (config.clip is None and None in pair):
-        raise ConfigError("model.name 'pretrained': give either model.clip, or both model.vision and model.text")
+        both = f"; model.clip={config.init_from} takes the towers from there, too" if config.init_from else ""
+        raise ConfigError(f"model.name 'pretrained': give either model.clip, or both model.vision and model.text{both}")
     if config.clip is not None and config.embed_dim is not None:
         raise ConfigError("model.embed_dim: the model in model.clip brings its own; leave it out")
     if config.vocab_size is not None or config.dropout:
