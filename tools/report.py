@@ -1,7 +1,7 @@
 """mmdata report: one self-contained HTML page about a corpus, about runs on it, and about what a trained model finds.
 
 mmdata report shards/photos
-mmdata report --run runs/photos
+mmdata report runs/photos                      # the folder of a run; also as --run
 mmdata report --run runs/a --run runs/b --run runs/c
 """
 
@@ -15,6 +15,7 @@ from mmdata.config import load_config
 from mmdata.config.data import sources
 from mmdata.errors import ConfigError, printable
 from mmdata.inspect.report import write_report
+from mmdata.recognize import Kind, recognize
 from mmdata.shards.folder import local_folder
 from mmdata.train.run.find import check_run_folder
 
@@ -45,6 +46,9 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="default: report.html")
     given = parser.parse_args()
+    # The folder of a run may be given without --run: nobody means a corpus by it.
+    given.run += [folder for folder in given.shards if recognize(folder) is Kind.RUN]
+    given.shards = [folder for folder in given.shards if folder not in given.run]
     for folder in given.run:
         check_run_folder(folder)
     if not 0 <= given.query_rows <= MAX_QUERY_ROWS:

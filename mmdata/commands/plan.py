@@ -13,6 +13,7 @@ from mmdata.errors import ConfigError
 from mmdata.loader.corpus import open_index
 from mmdata.plan import Plan
 from mmdata.plan.from_config import build_plan
+from mmdata.recognize import Kind, recognize
 from mmdata.shards import Index
 from mmdata.transform.text import load_tokenizer
 
@@ -38,12 +39,14 @@ class Planned:
 
 
 def plan_of(place: str, overrides: list[str]) -> Planned:
-    """The plan of a config, or of a folder of shards: a folder or a URL.
+    """The plan of a config, or of the folder of a run, or a folder of shards: a folder or a URL.
 
     Raises:
         ConfigError: a setting is wrong, or no tokenizer has counted the captions of the folder and none is given.
         DataError: the folder has no index.
     """
+    if "://" not in place and recognize(Path(place)) is Kind.RUN:
+        place = str(Path(place) / "config.yaml")
     if not (Path(place).is_dir() or "://" in place):
         data = load_config(place, overrides).data
         index = open_index(data)

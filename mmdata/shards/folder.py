@@ -79,8 +79,8 @@ class LocalFolder:
                 f"beside a WebDataset tar: then give its folder, '{self.path.parent}'"
             )
         if not self.path.is_dir() or kind is Kind.RUN:
-            own = f"; the config of the run is '{self.path / 'config.yaml'}'" if kind is Kind.RUN else ""
-            return f"'{self}': {kind.value}, and a folder of shards, with a {name}, is needed{own}"
+            own = f"; its config '{self.path / 'config.yaml'}' names them" if kind is Kind.RUN else ""
+            return f"'{self}' is {kind.value}; a folder of shards (with a {name}) is needed{own}"
         parts = sorted(path.parent.parent.name for path in self.path.glob(f"*/{INNER_NAME}/{name}"))
         if parts:
             return f"folder '{self}': no {name}; it holds folders of shards: give '{self.path / parts[0]}'" + (

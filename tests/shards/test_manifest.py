@@ -304,11 +304,14 @@ def test_a_tar_in_place_of_a_folder_names_the_remedy(tmp_path):
 def test_what_is_no_folder_of_shards_is_said_to_be_that(tmp_path):
     (tmp_path / "c.yaml").write_text("data: {}")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    needed = "and a folder of shards, with a manifest.json, is needed"
+    needed = "a folder of shards (with a manifest.json) is needed"
     config = tmp_path / "run" / "config.yaml"
     for name, message in (
-        ("c.yaml", f"'{tmp_path / 'c.yaml'}': a YAML file, {needed}"),
-        ("run", f"'{tmp_path / 'run'}': the folder of a run, {needed}; the config of the run is '{config}'"),
+        ("c.yaml", f"'{tmp_path / 'c.yaml'}' is a YAML file; {needed}"),
+        (
+            "run",
+            f"'{tmp_path / 'run'}' is the folder of a run; {needed}; its config '{config}' names them",
+        ),
     ):
         with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
             Manifest.read(tmp_path / name)

@@ -166,6 +166,26 @@ def test_train_writes_config_and_evaluation_that_evaluate_extends(
         assert word in shown
 
 
+def test_train_killed_before_its_first_checkpoint_says_that_it_starts_again(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    words = [config, "train.epochs=1"]
+    assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "starting: 4 steps" in said
+    assert "evaluation: step 4 · epochs done 1 · " in said
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
+    assert " has 4 logged steps and no checkpoint (train.checkpoint_every_steps is " in (
+        said := capsys.readouterr().out
+    )
+    assert "starting again from step 0 of 4\n" in said
+    assert run_tool("plan", tmp_path / "run", monkeypatch=monkeypatch) == 0
+    page = tmp_path / "r.html"
+    assert run_tool("report", tmp_path / "run", "--query-rows", 0, "--out", page, monkeypatch=monkeypatch) in (0, None)
+    assert page.is_file()
+
+
 def test_train_and_evaluate_keep_a_share_of_the_rows_apart(
     config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -78,6 +78,9 @@ class RunLog:
             for name, value in numbers.items():
                 if name not in ("step", "epoch") and value is not None:
                     self._writer.add_scalar(f"{kind}/{name}", value, numbers["step"])
+        if kind == "evaluation" and "epoch" in numbers:
+            # An evaluation counts finished epochs, and the lines of training number the epoch that runs, from 0.
+            numbers = {"epochs done" if name == "epoch" else name: value for name, value in numbers.items()}
         self.say(f"{'' if kind == 'train' else kind + ': '}{format_values(numbers)}")
 
     def say(self, line: str) -> None:
@@ -126,6 +129,11 @@ def _finite(value: float | list[float] | None) -> float | list[float | None] | N
 def evaluated_steps(path: Path) -> tuple[int, ...]:
     """The steps of which metrics.jsonl holds an evaluation."""
     return tuple(line["step"] for line in _read_whole_lines(path) if line["kind"] == "evaluation")
+
+
+def last_logged_step(path: Path) -> int:
+    """The highest step of which metrics.jsonl holds a line; 0 if there is none."""
+    return max((line["step"] for line in _read_whole_lines(path)), default=0)
 
 
 def truncate_metrics(path: Path, step: int) -> None:

@@ -31,7 +31,7 @@ from mmdata.train.ranks.lockstep import checked_state, gather, in_lockstep, on_f
 from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
 from mmdata.train.run import checkpoint
 from mmdata.train.run.checkpoint import CHECKPOINTS, rng_state, seed_rank, set_rng_state
-from mmdata.train.run.log import METRICS, RunLog, evaluated_steps
+from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step
 from mmdata.train.run.meter import DataWait, Meter
 from mmdata.train.run.optimizer import check_schedule, make_optimizer, scheduled_rate, set_learning_rate
 from mmdata.train.run.overfit import FirstBatches
@@ -293,6 +293,12 @@ class Trainer:
             raise ConfigError(f"train.output '{self.output}': the ranks see different files there; share the folder")
         if path is None:
             self._evaluated_step = None
+            # A run that was killed before its first checkpoint has lines of steps that this run makes again.
+            if logged := last_logged_step(self.output / METRICS):
+                return (
+                    f"{self.output} has {logged:,} logged steps and no checkpoint (train.checkpoint_every_steps is "
+                    f"{self.config.checkpoint_every_steps:,}): starting again from step 0 of {self.total_steps}"
+                )
             return f"starting: {self.total_steps} steps, in {self.output}"
         state = checkpoint.load_checkpoint(path)
         extras = LoaderExtras.of(self.source)
