@@ -56,7 +56,9 @@ def main() -> None:
         train.set_epoch(epoch)
         for batch in train:
             inputs = valid_inputs(to_device(batch, device))
-            loss = cross_entropy(model(normalized(inputs["pixel_values"])), inputs["labels"], ignore_index=-1)
+            labels = inputs["labels"]  # -1 where there is none, and in a batch of which no row could be used
+            loss = cross_entropy(model(normalized(inputs["pixel_values"])), labels, ignore_index=-1, reduction="sum")
+            loss /= (labels >= 0).sum().clamp(min=1)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

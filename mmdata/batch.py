@@ -31,8 +31,8 @@ class Batch(TypedDict):
         pixel_attention_mask: int64 (B, N), 1 on patches, 0 after the last; the first position is 1 in every row. Only
             at native resolution (`data.image_patches`).
         spatial_shapes: int64 (B, 2), rows and columns of patches of each image; (1, 1) where not valid. Likewise.
-        input_ids: int64 (B, L), L is the text length of the batch's bucket. This and attention_mask: only with
-            `data.tokenizer`.
+        input_ids: int64 (B, L), L is the text length of the batch's bucket; padding alone where not valid. This and
+            attention_mask: only with `data.tokenizer`.
         attention_mask: int64 (B, L), 1 on tokens, 0 on padding; the first position is 1 in every row.
         labels: int64 (B,), -1 where a row has none; only when the corpus has labels.
         image_hash: int64 (B,), equal for equal image bytes; only with `data.add_hashes`.
@@ -131,17 +131,27 @@ def model_inputs(batch: Batch) -> dict[str, Tensor]:
 def valid_inputs(batch: Batch) -> dict[str, Tensor]:
     """A Hugging Face model's inputs from the rows of a batch that hold data.
 
-    A batch without any keeps its first, empty row: every rank must take part in a step, and one row has no
-    negatives, so that its CLIP loss and gradient are 0.
+    A batch without any gives one empty row: every rank must take part in a step, and one row has no negatives, so that
+    its CLIP loss and gradient are 0. The pixels of this row are zeros, its label is -1, and its text is padding, of
+    which the first position is attended.
 
     Returns:
-        pixel_values uint8 (b, 3, H, W), input_ids and attention_mask int64 (b, L), labels (b,) where there are any; at
+        pixel_values uint8 (b, 3, H, W), input_ids and attention_mask int64 (b, L), labels (b,) where there are any, to
+        be left out of a loss where they are -1 (`cross_entropy(…, ignore_index=-1)`, whose mean of no label is NaN); at
         native resolution pixel_values uint8 (b, N, D), pixel_attention_mask (b, N) and spatial_shapes (b, 2).
     """
-    valid = batch["valid"].clone()
-    if not bool(valid.any()):
-        valid[0] = True
-    return {name: value if bool(valid.all()) else value[valid] for name, value in model_inputs(batch).items()}
+    valid, inputs = batch["valid"], model_inputs(batch)
+    if bool(valid.all()):
+        return inputs
+    if bool(valid.any()):
+        return {name: value[valid] for name, value in inputs.items()}
+    # What the first row would have been trained with, had it been usable, must not be trained on without its image.
+    empty = {name: value[:1].clone() for name, value in inputs.items()}
+    if "labels" in empty:
+        empty["labels"].fill_(-1)
+    if "attention_mask" in empty:
+        empty["attention_mask"].zero_()[:, 0] = 1
+    return empty
 
 
 def normalized(pixel_values: Tensor, mean: Sequence[float] = CLIP_MEAN, std: Sequence[float] = CLIP_STD) -> Tensor:

@@ -258,6 +258,9 @@ class BatchBuilder:
             keys=keys,
         )
         if self._spec.tokenizer is not None:
+            # The text of a row without its image is not given: a loss that forgets `valid` must not train on it.
+            self._input_ids[~usable] = self._spec.tokenizer.pad_id
+            self._attention_mask[~usable] = 0
             # Attention over no token is NaN, and NaN reaches the gradient though the loss masks the row.
             self._attention_mask[:, 0] = 1
             batch["input_ids"] = torch.from_numpy(self._input_ids)

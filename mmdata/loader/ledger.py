@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from mmdata.atomic import naming, write_whole
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError, DataError, Reason
 from mmdata.launcher import Ranks
 
 logger = logging.getLogger("mmdata")
 
 MIN_ROWS_FOR_RATE = 1000
 """Rows seen before the share of bad rows is checked: among fewer rows a share says little."""
+MIN_FAILED_TRANSFORMS = 4
+"""Rows that a transform must have failed on, with no row usable, to be called defective: a row may be at fault."""
 KEPT_ENTRIES = 10_000
 """Entries that a ledger keeps in memory; a file holds all (`Ledger.write_to`)."""
 
@@ -168,7 +170,8 @@ class Ledger(Sequence[LedgerEntry]):
         """Add the rows of one batch.
 
         Raises:
-            DataError: with one rank, more than `max_bad_share` of the rows could not be used.
+            DataError: with one rank, more than `max_bad_share` of the rows could not be used; with any number, the
+                transform failed on each of the first rows.
         """
         # Each reason is logged once: a corpus with a common fault would flood the log.
         logged = set(self.own.masked)
@@ -189,8 +192,25 @@ class Ledger(Sequence[LedgerEntry]):
         if entries and self._path is not None:
             with naming(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(asdict(entry)) + "\n" for entry in entries)
+        self._check_transform()
         if self.counts.seen >= MIN_ROWS_FOR_RATE:
             self.check()
+
+    def _check_transform(self) -> None:
+        """Raise a DataError if no row could be used so far and the transform failed on enough of them.
+
+        This is a defect in code, which every rank has: each may end at once.
+        """
+        seen, failed = self.own.seen, self.own.masked[Reason.TRANSFORM_FAILED.value]
+        if failed < MIN_FAILED_TRANSFORMS or self.own.masked.total() < seen or self._max_bad_share >= 1:
+            return
+        first = next(entry for entry in self._entries if entry.reason == Reason.TRANSFORM_FAILED.value)
+        # A stream has no index to find the row in.
+        command = f"; `mmdata replay CONFIG {first.row} --epoch {first.epoch}` makes this row alone"
+        raise DataError(
+            f"data.transform failed on {failed} of the first {seen} rows, and no row could be used; the first: shard "
+            f"'{first.shard}', sample '{first.key}': {first.detail}{command if first.offset >= 0 else ''}"
+        )
 
     def check(self) -> None:
         """Check the rows of this rank: raises a DataError; with several ranks, warns once instead."""
@@ -219,9 +239,15 @@ class Ledger(Sequence[LedgerEntry]):
             first = [f"; the first: shard '{e.shard}', sample '{e.key}': {e.detail}" for e in list(self._entries)[:1]]
             raise DataError(
                 f"{bad} of {counts.seen} rows could not be used ({listed}), more than max_bad_share "
-                f"{self._max_bad_share:.1%}{''.join(first)}. "
-                "`mmdata verify` checks the shards; data.loading.max_bad_share sets the limit"
+                f"{self._max_bad_share:.1%}{''.join(first)}. {_advice(counts)}data.loading.max_bad_share sets the limit"
             )
+
+
+def _advice(counts: RowCounts) -> str:
+    """What to do about the reasons of masked rows: only shards can be verified, not a transform."""
+    of_transform = counts.masked[Reason.TRANSFORM_FAILED.value]
+    of_shards = "`mmdata verify` checks the shards; " if counts.masked.total() > of_transform else ""
+    return of_shards + ("data.transform raised or gave other pixels than it should; " if of_transform else "")
 
 
 def cut_ledger(path: Path, *, epoch: int, step: int) -> None:

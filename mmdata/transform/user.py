@@ -28,6 +28,11 @@ CHECKED_ROWS = 4
 
 _KINDS = "(image, size, generator), a transform of torchvision.transforms.v2, or a function (size) that makes one"
 
+_LEAVE_FLOATS_OUT = (
+    "leave ToDtype, ToTensor and Normalize out of the transform: pixels stay uint8, and mmdata.batch.normalized, or "
+    "the model, makes floats of them on the device"
+)
+
 
 class UserTransform:
     """A user's transform; safe to call from many threads concurrently, if the transform itself is.
@@ -39,19 +44,22 @@ class UserTransform:
         transform: a function or object (image, size, generator); a transform of torchvision.transforms.v2; or a
             function that takes the (height, width) of the result and returns such a transform, once for each size. Or
             the name of one of these, "module:attribute".
+        size: (height, width) with which a function of the size is called at once, to find out whether it makes a
+            transform; None: it is called with the first row.
 
     Attributes:
         source: 16 hexadecimal digits, equal for equal content of the file that defines the transform; None if there is
             no such file, or if the transform is an object made when the program runs.
 
     Raises:
-        ConfigError: the name cannot be imported, or the object takes other arguments.
+        ConfigError: the name cannot be imported, the object takes other arguments, or a function of one argument makes
+            no transform of the size.
     """
 
-    def __init__(self, transform: str | Callable[..., Any]) -> None:
+    def __init__(self, transform: str | Callable[..., Any], *, size: tuple[int, int] | None = None) -> None:
         self._name = name_of(transform)
         found = _imported(transform) if isinstance(transform, str) else transform
-        self._transform = _adapted(self._name, found)
+        self._transform = _adapted(self._name, found, size)
         has_file = isinstance(transform, str) or inspect.isroutine(transform)
         self.source = _digest(sys.modules.get(self._name.partition(":")[0])) if has_file else None
         self._rows_to_check = CHECKED_ROWS
@@ -66,7 +74,7 @@ class UserTransform:
 
         Raises:
             BadSample: the transform raised, or returned another shape or dtype.
-            ConfigError: a second call for the same row gave other pixels.
+            ConfigError: a second call for the same row gave other pixels, or a function of the size failed.
         """
         # A transform that keeps state or draws from other generators breaks resume and world-size independence
         # silently, so the first rows are made twice. The clone protects the image from transforms that change it.
@@ -87,13 +95,17 @@ class UserTransform:
         try:
             with _DrawFrom(generator):
                 result: Any = self._transform(image, (int(out.shape[1]), int(out.shape[2])), generator)
+        except ConfigError:  # of `_maker`: no fault of this row
+            raise
         except Exception as error:
             raise BadSample(Reason.TRANSFORM_FAILED, f"{type(error).__name__}: {error}") from error
         wanted = f"{out.dtype} {tuple(out.shape)}"
         if not isinstance(result, Tensor):
             raise BadSample(Reason.TRANSFORM_FAILED, f"returned {type(result).__name__}, not a tensor {wanted}")
         if result.shape != out.shape or result.dtype != out.dtype:
-            raise BadSample(Reason.TRANSFORM_FAILED, f"returned {result.dtype} {tuple(result.shape)}, not {wanted}")
+            floats = f"; {_LEAVE_FLOATS_OUT}" if result.is_floating_point() else ""
+            returned = f"returned {result.dtype} {tuple(result.shape)}, not {wanted}{floats}"
+            raise BadSample(Reason.TRANSFORM_FAILED, returned)
         return result
 
 
@@ -142,7 +154,7 @@ def _digest(module: Any) -> str | None:
         return None
 
 
-def _adapted(name: str, found: Any) -> Transform:
+def _adapted(name: str, found: Any, size: tuple[int, int] | None) -> Transform:
     # Not imported, because that takes long; it is loaded already if `found` is one of its transforms.
     v2: Any = sys.modules.get("torchvision.transforms.v2")
     if v2 is not None and isinstance(found, v2.Transform):
@@ -154,9 +166,38 @@ def _adapted(name: str, found: Any) -> Transform:
     if _takes(signature, 3):
         return cast(Transform, found)
     if inspect.isfunction(found) and _takes(signature, 1):
-        made = functools.cache(cast("Callable[[tuple[int, int]], Callable[[Tensor], Tensor]]", found))
+        made = _maker(name, found)
+        if size is not None:
+            made(size)
         return lambda image, size, generator: made(size)(image)
     raise ConfigError(f"transform '{name}': takes {signature}; expected {_KINDS}")
+
+
+def _maker(
+    name: str, found: Callable[[tuple[int, int]], Any]
+) -> Callable[[tuple[int, int]], Callable[[Tensor], Tensor]]:
+    """A function of the size, called once for each; it raises a ConfigError if `found` makes no transform."""
+
+    @functools.cache
+    def made(size: tuple[int, int]) -> Callable[[Tensor], Tensor]:
+        try:
+            with _DrawFrom(torch.Generator().manual_seed(0)):  # not from the row that happens to be the first
+                transform = found(size)
+        except Exception as error:
+            raise ConfigError(_no_maker(name, size, f"raised {type(error).__name__}: {error}")) from error
+        if not callable(transform):
+            raise ConfigError(_no_maker(name, size, f"returned {type(transform).__name__}, not a transform"))
+        return cast("Callable[[Tensor], Tensor]", transform)
+
+    return made
+
+
+def _no_maker(name: str, size: tuple[int, int], happened: str) -> str:
+    return (
+        f"transform '{name}': a function of one argument gets the (height, width) of the result, not the image; called "
+        f"with {size} it {happened}. Expected {_KINDS}. A function image -> image becomes one with two more arguments, "
+        "def f(image, size, generator)"
+    )
 
 
 def _takes(signature: inspect.Signature, count: int) -> bool:

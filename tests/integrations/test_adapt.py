@@ -29,15 +29,27 @@ def batch(valid: list[bool]) -> Batch:
 
 @pytest.mark.parametrize(
     ("valid", "kept"),
-    [([True, True, True], [0, 1, 2]), ([False, True, True], [1, 2]), ([False, False, False], [0])],
+    [([True, True, True], [0, 1, 2]), ([False, True, True], [1, 2])],
 )
-def test_valid_inputs_keeps_valid_rows_and_never_none(valid: list[bool], kept: list[int]):
+def test_valid_inputs_keeps_valid_rows(valid: list[bool], kept: list[int]):
     given = batch(valid)
     inputs = valid_inputs(given)
     assert set(inputs) == {"pixel_values", "input_ids", "attention_mask", "labels"}
     assert inputs["labels"].tolist() == inputs["input_ids"].flatten().tolist() == kept
     assert inputs["pixel_values"].shape == (len(kept), 3, 1, 1)
     assert given["valid"].tolist() == valid  # the batch itself is left as it was
+
+
+def test_valid_inputs_of_a_batch_without_data_have_one_row_without_label_and_text():
+    given = batch([False, False, False])
+    given["labels"] = torch.tensor([3, 1, 2])
+    given["attention_mask"] = torch.ones(3, 4, dtype=torch.int64)
+    inputs = valid_inputs(given)
+    assert {name: len(value) for name, value in inputs.items()} == dict.fromkeys(inputs, 1)
+    assert inputs["labels"].tolist() == [-1]
+    assert inputs["attention_mask"].tolist() == [[1, 0, 0, 0]]
+    assert given["labels"].tolist() == [3, 1, 2]  # the batch itself is left as it was
+    assert given["attention_mask"].all()
 
 
 def test_clip_loss_of_a_single_row_is_nothing(clip: Any):

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 import webdataset
+from torchvision.transforms import v2
 
 from mmdata import Batch, Index
-from mmdata.errors import DataError
+from mmdata.batch import valid_inputs
+from mmdata.errors import ConfigError, DataError
 from mmdata.inspect.gallery import _card
 from mmdata.inspect.replay import find_step, replay
 from mmdata.loader import corpus as corpus_of_config
@@ -139,6 +141,36 @@ def test_loader_masks_a_row_whose_transform_fails(corpus: Corpus, tmp_path: Path
     assert {(entry.stage, entry.reason, entry.detail) for entry in loader.ledger} == {
         ("transform", "transform_failed", "RuntimeError: no squares")
     }
+
+
+def test_loader_raises_at_the_first_batch_where_a_transform_fails_on_all_rows(corpus: Corpus):
+    floats = v2.Compose([v2.Resize((32, 32)), v2.ToDtype(torch.float32, scale=True)])
+    loader = corpus.loader(transform=floats, image_buckets=[[32, 32]])
+    message = (
+        r"^data\.transform failed on 8 of the first 8 rows, and no row could be used; the first: shard '.*', sample "
+        r"'.*': returned torch\.float32 .* leave ToDtype.*; `mmdata replay CONFIG \d+ --epoch 0` makes this row alone$"
+    )
+    with pytest.raises(DataError, match=message):
+        next(iter(loader))
+
+
+def test_loader_refuses_a_transform_of_the_image_alone_when_it_is_made(corpus: Corpus):
+    with pytest.raises(
+        ConfigError, match=r"gets the \(height, width\) of the result, not the image; called with \(32, 32"
+    ):
+        corpus.loader(transform=lambda image: image)  # type: ignore[misc]
+
+
+def test_batch_gives_no_text_of_a_row_without_its_image(damaged: Corpus):
+    for row in range(50):
+        damaged.overwrite(row, "image", ZEROS)
+    loader = damaged.loader(max_bad_share=1.0)
+    batch = next(iter(loader))
+    inputs = valid_inputs(batch)
+    assert not batch["valid"].any()
+    assert len(inputs["input_ids"].unique()) == 1  # the padding
+    assert inputs["attention_mask"].sum() == 1
+    assert inputs["labels"].tolist() == [-1]
 
 
 def test_loader_logs_each_reason_once(damaged: Corpus, caplog: pytest.LogCaptureFixture):

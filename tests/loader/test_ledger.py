@@ -79,6 +79,28 @@ def test_ledger_judges_by_what_was_counted_before_the_run_was_resumed():
         ledger.check()
 
 
+def test_ledger_raises_once_a_transform_has_failed_on_all_of_the_first_rows_on_every_rank():
+    failed = [entry(0, 0, row, "transform_failed") for row in range(4)]
+    ledger = Ledger(0.05, Ranks(1, 2))
+    ledger.add(failed[:3], 3)
+    with pytest.raises(DataError, match=r"^data\.transform failed on 4 of the first 4 rows, .* 'k': d; `mmdata replay"):
+        ledger.add(failed[3:], 1)
+    usable = Ledger(0.05)
+    usable.add(failed[:3], 4)
+    usable.add(failed, 4)  # one row could be used: the share decides
+    Ledger(1.0).add(failed, 4)
+
+
+def test_ledger_advises_to_verify_shards_only_for_what_is_in_them():
+    ledger = Ledger(0.05)
+    with pytest.raises(DataError) as caught:
+        ledger.judge(RowCounts(1000, Counter(transform_failed=900)))
+    assert "verify" not in str(caught.value)
+    assert "data.transform raised or gave other pixels than it should; data.loading.max_bad_share" in str(caught.value)
+    with pytest.raises(DataError, match=r"`mmdata verify` checks the shards; data\.transform raised"):
+        ledger.judge(RowCounts(1000, Counter(transform_failed=900, corrupt_image=1)))
+
+
 def test_ledger_merged_counts_what_was_before_the_resume_once():
     earlier = RowCounts(100, Counter(corrupt_image=2))
     ranks = [Ledger(1.0), Ledger(1.0)]

@@ -130,7 +130,12 @@ def test_pixels_users_transform_draws_from_the_generator_of_its_row(users: str, 
     [
         ("fails", "KeyError: 'no such colour'"),
         ("small", "returned torch.uint8 (3, 5, 6), not torch.uint8 (3, 32, 32)"),
-        ("floats", "returned torch.float32 (3, 32, 32), not torch.uint8 (3, 32, 32)"),
+        (
+            "floats",
+            "returned torch.float32 (3, 32, 32), not torch.uint8 (3, 32, 32); leave ToDtype, ToTensor and Normalize "
+            "out of the transform: pixels stay uint8, and mmdata.batch.normalized, or the model, makes floats of them "
+            "on the device",
+        ),
         ("nothing", "returned NoneType, not a tensor torch.uint8 (3, 32, 32)"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torchvision.transforms import v2
 
 from mmdata.errors import BadSample, ConfigError, Reason
 from mmdata.transform.user import UserTransform
@@ -156,4 +158,34 @@ def test_user_transform_to_float_is_a_bad_sample(users: str, image: Tensor):
     with pytest.raises(BadSample) as caught:
         made(UserTransform(f"{users}:floats"), image, seed=0)
     assert caught.value.reason == Reason.TRANSFORM_FAILED
-    assert caught.value.detail == "returned torch.float32 (3, 32, 32), not torch.uint8 (3, 32, 32)"
+    assert caught.value.detail == (
+        "returned torch.float32 (3, 32, 32), not torch.uint8 (3, 32, 32); leave ToDtype, ToTensor and Normalize out "
+        "of the transform: pixels stay uint8, and mmdata.batch.normalized, or the model, makes floats of them on the "
+        "device"
+    )
+
+
+def same(image: Tensor) -> Tensor:
+    return image
+
+
+def resized(image: Tensor) -> Tensor:
+    return v2.functional.resize(image, [32, 32])
+
+
+@pytest.mark.parametrize(
+    ("transform", "happened"),
+    [(same, r"returned tuple, not a transform"), (lambda image: image, "returned tuple"), (resized, r"raised \w+: ")],
+)
+def test_user_transform_of_one_argument_that_is_the_image_is_refused(
+    image: Tensor, transform: Callable[[Tensor], Tensor], happened: str
+):
+    message = (
+        r"a function of one argument gets the \(height, width\) of the result, not the image; called with \(32, 32\) "
+        rf"it {happened}.*Expected \(image, size, generator\), .*def f\(image, size, generator\)"
+    )
+    with pytest.raises(ConfigError, match=message):
+        UserTransform(transform, size=(32, 32))
+    lazy = UserTransform(transform)  # the same at the first row, which is not to blame
+    with pytest.raises(ConfigError, match=message):
+        made(lazy, image, seed=0)
