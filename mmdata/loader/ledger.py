@@ -201,15 +201,15 @@ class Ledger(Sequence[LedgerEntry]):
 
         This is a defect in code, which every rank has: each may end at once.
         """
-        seen, failed = self.own.seen, self.own.masked[Reason.TRANSFORM_FAILED.value]
-        if failed < MIN_FAILED_TRANSFORMS or self.own.masked.total() < seen or self._max_bad_share >= 1:
+        failed, counts = self.own.masked[Reason.TRANSFORM_FAILED.value], self.counts
+        if failed < MIN_FAILED_TRANSFORMS or counts.masked.total() < counts.seen or self._max_bad_share >= 1:
             return
         first = next(entry for entry in self._entries if entry.reason == Reason.TRANSFORM_FAILED.value)
         # A stream has no index to find the row in.
         command = f"; `mmdata replay CONFIG {first.row} --epoch {first.epoch}` makes this row alone"
         raise DataError(
-            f"data.transform failed on {failed} of the first {seen} rows, and no row could be used; the first: shard "
-            f"'{first.shard}', sample '{first.key}': {first.detail}{command if first.offset >= 0 else ''}"
+            f"data.transform failed on {failed} of the first {counts.seen} rows, and no row could be used; the first: "
+            f"shard '{first.shard}', sample '{first.key}': {first.detail}{command if first.offset >= 0 else ''}"
         )
 
     def check(self) -> None:

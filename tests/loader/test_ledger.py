@@ -89,6 +89,9 @@ def test_ledger_raises_once_a_transform_has_failed_on_all_of_the_first_rows_on_e
     usable.add(failed[:3], 4)
     usable.add(failed, 4)  # one row could be used: the share decides
     Ledger(1.0).add(failed, 4)
+    resumed = Ledger(0.05)
+    resumed.earlier = RowCounts(100, Counter())  # rows that could be used before the run was resumed
+    resumed.add(failed, 4)
 
 
 def test_ledger_advises_to_verify_shards_only_for_what_is_in_them():
