@@ -267,6 +267,27 @@ def test_init_of_the_train_part_of_a_conversion_evaluates_on_its_val_part(run, t
     assert f"{-(-parts[0] // config.data.global_batch_size)} steps an epoch" in (tmp_path / "out.yaml").read_text()
 
 
+def test_init_and_plan_of_a_whole_conversion_take_its_train_part(run, tmp_path: Path):
+    make_folder(tmp_path / "photos")
+    convert(tmp_path / "photos", tmp_path / "shards/coco", ConvertConfig(val_share=0.3, tokenizer="clip"))
+    said = run("init", "shards/coco")
+    assert "shards/coco: holds train and val, folders of shards; shards/coco/train is taken\n" in said
+    assert "shards/coco/train: shards with an index, " in said
+    config = check_config(tmp_path / "coco.yaml")
+    assert (config.data.shards, config.data.val.shards) == ("shards/coco/train", "shards/coco/val")
+    text = (tmp_path / "coco.yaml").read_text()
+    assert "# made by `mmdata init shards/coco/train` for" in text
+    run("init", "shards/coco", "--split", "train", "--overwrite")
+    assert (tmp_path / "coco.yaml").read_text() == text
+    said = run("plan", "shards/coco")
+    assert said.startswith("no config is given; assumed: data.shards=shards/coco/train, data.global_batch_size=")
+    assert f" {len(Index.open('shards/coco/train'))} rows in " in said
+
+    (tmp_path / "class_folders" / "train").mkdir(parents=True)
+    (tmp_path / "class_folders" / "val").mkdir()
+    assert "class_folders" in run("init", "class_folders", code=2), "folders that are no shards are left to `look`"
+
+
 def facts_of(rows: int, *, short_side: int = 480, longest: int = 20, repeated: int = 0) -> Facts:
     sides = np.full(4, short_side)
     return Facts(rows, 4, sides, sides + 100, 4, ["a red square"] * 4, 0, longest, repeated)

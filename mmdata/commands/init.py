@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +14,13 @@ import yaml
 
 from mmdata.atomic import write_whole
 from mmdata.commands.look import Facts, Look, facts_of_index, look, refuse_labels_only
+from mmdata.commands.parts import find_part
 from mmdata.commands.starter import Machine, Starter, choose_share, config_text, default_path
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.conversion import Track
+from mmdata.convert.convert import PARTS
 from mmdata.errors import ConfigError
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.selection import by_image_hash
@@ -93,6 +95,9 @@ class Init:
             ConfigError: the config exists, the source has labels only and no names for them, or a setting is wrong.
             DataError: the source cannot be read, or too much of it is damaged.
         """
+        if (part := find_part(self.request.source, self.request.split)) is not None:
+            self.say(f"{self.request.source}: holds {' and '.join(PARTS)}, folders of shards; {part} is taken")
+            return replace(self, request=replace(self.request, source=part, split=None)).run()
         found = look(self.request.source, tokenizer=self.request.tokenizer, split=self.request.split)
         path = Path(self.request.config or default_path(found.name))
         if path.exists() and not self.request.overwrite:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mmdata.commands.parts import find_part
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import ConfigError
@@ -39,7 +40,12 @@ class Planned:
 
 
 def plan_of(place: str, overrides: list[str]) -> Planned:
-    """The plan of a config, or of the folder of a run, or a folder of shards: a folder or a URL.
+    """The plan that `mmdata plan` prints.
+
+    Args:
+        place: a config; the folder of a run, whose config is taken; or a folder or URL of shards. Of a folder that
+            holds `train` and `val`, as `mmdata convert --val-share` makes it, `train` is planned.
+        overrides: "section.key=value".
 
     Raises:
         ConfigError: a setting is wrong, or no tokenizer has counted the captions of the folder and none is given.
@@ -51,7 +57,9 @@ def plan_of(place: str, overrides: list[str]) -> Planned:
         data = load_config(place, overrides).data
         index = open_index(data)
         return Planned(data, index, build_plan(data, index, load_tokenizer(data), count_lengths=True))
-    return _plan_of_shards(place, overrides)
+    part = find_part(place)
+    planned = _plan_of_shards(part or place, overrides)
+    return replace(planned, assumed=[f"data.shards={part}", *planned.assumed]) if part else planned
 
 
 def _plan_of_shards(place: str, overrides: list[str]) -> Planned:

@@ -1,0 +1,25 @@
+"""The output of `mmdata convert --val-share`: a folder that holds two folders of shards, `train` and `val`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mmdata.convert.convert import PARTS
+from mmdata.recognize import Kind, recognize
+
+
+def find_part(place: str, split: str | None = None) -> str | None:
+    """The folder of shards to take where `place` holds one for each of PARTS; None for any other place.
+
+    Args:
+        place: a path or a URL.
+        split: one of PARTS; None takes "train".
+
+    Example:
+        find_part("shards/coco") == "shards/coco/train", if `mmdata convert coco.json shards/coco --val-share 0.01`
+        has made shards/coco.
+    """
+    folder, part = Path(place), split or PARTS[0]
+    if "://" in place or part not in PARTS or recognize(folder) is Kind.SHARDS:
+        return None
+    return str(folder / part) if all(recognize(folder / name) is Kind.SHARDS for name in PARTS) else None
