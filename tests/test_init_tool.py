@@ -118,6 +118,24 @@ def test_init_of_a_table_says_what_is_left_out_and_writes_into_configs(run, tmp_
     assert "of the captions occur more than once" in Path("configs/corpus.yaml").read_text()
 
 
+def test_init_says_at_most_where_the_rows_of_a_table_are_not_counted(run, tmp_path: Path):
+    for i in range(3):
+        paint(tmp_path / f"{i}.png", i)
+    rows = [(f"{i % 3}.png", f"thing {i}\nin two lines") for i in range(300)]
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("filepath", "caption"), *rows])
+    said = run("init", "a.csv", "--dry-run")
+    assert "a.csv: table, at most 602 rows\n" in said
+    assert "`mmdata init a.csv` for at most 602 rows and" in said
+    with (tmp_path / "few.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("filepath", "caption"), *rows[:9]])
+    assert "few.csv: table, 9 rows\n" in run("init", "few.csv", "--dry-run")
+    datasets.Dataset.from_dict({"filepath": [f"{i % 3}.png" for i in range(300)], "caption": ["x"] * 300}).to_parquet(
+        str(tmp_path / "a.parquet")
+    )
+    assert "a.parquet: table, 300 rows\n" in run("init", "a.parquet", "--dry-run")
+
+
 def test_init_of_a_tar_leaves_its_folder_alone(run, tmp_path: Path):
     (tmp_path / "theirs").mkdir()
     tar = tmp_path / "theirs" / "pairs-0000.tar"
@@ -207,12 +225,23 @@ def test_init_takes_one_part_of_a_hub_folder(run, tmp_path: Path):
     rows = [paint(tmp_path / "photos" / f"{i}.png", i).read_bytes() for i in range(45)]
     table = datasets.Dataset.from_dict({"image": rows, "text": [f"thing {i}" for i in range(45)]})
     (tmp_path / "hub/data").mkdir(parents=True)
+    table.select(range(5)).to_parquet(str(tmp_path / "hub/data/validation-00000-of-00001.parquet"))
     table.select(range(40)).to_parquet(str(tmp_path / "hub/data/train-00000-of-00001.parquet"))
     table.select(range(40, 45)).to_parquet(str(tmp_path / "hub/data/test-00000-of-00001.parquet"))
-    message = "source 'hub': has 2 parts, which are converted one by one: test, train; choose one with --split train"
-    assert run("init", "hub", code=2) == f"error: {message}\n"
+    message = "source 'hub': has 3 parts, which are converted one by one: test, train, validation; choose one with"
+    assert run("init", "hub", code=2) == f"error: {message} --split train\n"
     said = run("init", "hub", "--split", "train")
     assert "converting: mmdata convert hub shards/hub --split train --train-tokenizer 512\n" in said
+    assert "hub: table, 40 rows\n" in said
+    assert "  other parts: test, validation\n" in said
+    assert (
+        "to evaluate on the part 'validation': `mmdata convert hub shards/hub-validation --split validation "
+        "--tokenizer shards/hub/tokenizer`; then write `val: {shards: shards/hub-validation}` in hub.yaml\n"
+    ) in said
+    settings = ConvertConfig(split="validation", tokenizer="shards/hub/tokenizer")
+    convert("hub", "shards/hub-validation", settings)
+    validation = load_config(tmp_path / "hub.yaml", ["data.val={shards: shards/hub-validation}"])
+    assert Loader.from_config(evaluation_data(validation.data)).plan.num_rows == 5
     assert "# made by `mmdata init hub --split train` for 40 rows" in (tmp_path / "hub.yaml").read_text()
     assert run("init", "shards/hub", "--split", "train", code=2) == (
         "error: split 'train': 'shards/hub' holds shards, all of one part; give the folder of the part\n"
@@ -255,12 +284,16 @@ def test_init_of_the_train_part_of_a_conversion_evaluates_on_its_val_part(run, t
     parts = [len(Index.open(tmp_path / "out" / part)) for part in ("train", "val")]
     assert sum(parts) == 50
     run("index", "out/train", "--tokenizer", "clip")
-    run("init", "out/train")
+    said = run("init", "out/train")
+    assert (
+        "out/val is not evaluated on, since this tokenizer has not counted its captions: `mmdata index out/val "
+        "--tokenizer clip` counts them; then write `val: {shards: out/val}` in out.yaml\n"
+    ) in said
     config = check_config(tmp_path / "out.yaml")
     assert config.data.val.shards is None, "val is not counted by the tokenizer of train"
 
     run("index", "out/val", "--tokenizer", "clip")
-    run("init", "out/train", "--overwrite")
+    assert "not evaluated on" not in run("init", "out/train", "--overwrite")
     config = check_config(tmp_path / "out.yaml")
     assert (config.data.val.shards, config.data.val.share) == ("out/val", None)
     assert f"# {parts[1]} rows to evaluate on" in (tmp_path / "out.yaml").read_text()

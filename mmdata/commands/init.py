@@ -21,6 +21,7 @@ from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.conversion import Track
 from mmdata.convert.convert import PARTS
+from mmdata.convert.tables import shown
 from mmdata.errors import ConfigError
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.selection import by_image_hash
@@ -36,6 +37,8 @@ ENGLISH_CAPTIONS = 100_000
 """From so many captions on, nearly all of them in ASCII, CLIP's own tokenizer is taken and none is trained."""
 FEW_ROWS = 1_000
 """Below this, a model learns its images by heart."""
+VALIDATION = frozenset(("val", "valid", "validation", "dev"))
+"""Names of parts of a corpus that are meant to be evaluated on during training."""
 Progress = Callable[[int, int], None]
 
 
@@ -102,9 +105,11 @@ class Init:
         path = Path(self.request.config or default_path(found.name))
         if path.exists() and not self.request.overwrite:
             raise ConfigError(f"config '{path}' exists: give another name with --out, or replace it with --overwrite")
-        self.say(f"{found.path}: {_kind(found)}, {found.facts.rows:,} rows")
+        self.say(f"{found.path}: {_kind(found)}, {found.facts.rows_in_words}")
         for line in found.facts.lines():
             self.say(f"  {line}")
+        if found.other_parts:
+            self.say(f"  other parts: {shown(found.other_parts)}")
         if found.kind == "tars":
             refuse_labels_only(found)
         out = str(found.path) if found.kind == "shards" else self.request.shards or f"shards/{found.name}"
@@ -131,7 +136,26 @@ class Init:
         if facts.rows < FEW_ROWS:
             self.say(f"{facts.rows:,} rows are few: a model learns them by heart, and little about other images")
         self.say(f"wrote {path}: {starter.epochs} epochs of {starter.steps:,} steps; each value says why it was chosen")
+        if starter.val_shards is None:
+            self._say_of_validation(found, path, out, name)
         return f"{starter.launch} {shlex.quote(str(path))}"
+
+    def _say_of_validation(self, found: Look, path: Path, out: str, tokenizer: str) -> None:
+        """Name the commands with which a validation set that the source has is evaluated on, in place of a share."""
+        if (val := _part_val(self.request.source)) is not None:
+            command = shlex.join(["mmdata", "index", str(val), "--tokenizer", tokenizer])
+            self.say(
+                f"{val} is not evaluated on, since this tokenizer has not counted its captions: `{command}` counts "
+                f"them; then write `val: {{shards: {val}}}` in {path}"
+            )
+        for part in found.other_parts:
+            if (name := part.split("/")[-1]).lower() in VALIDATION:
+                words = ["mmdata", "convert", str(found.path), f"{out}-{name}", "--split", part]
+                words += ["--tokenizer", tokenizer, *self._template_words(found)]
+                self.say(
+                    f"to evaluate on the part '{part}': `{shlex.join(words)}`; then write "
+                    f"`val: {{shards: {out}-{name}}}` in {path}"
+                )
 
     def _choose_tokenizer(self, found: Look) -> ChosenTokenizer:
         facts = found.facts
@@ -163,9 +187,10 @@ class Init:
         words = ["mmdata", "convert", str(found.path), out]
         words += self._split_words()
         words += ["--tokenizer", chosen.name] if chosen.name else ["--train-tokenizer", str(chosen.entries)]
-        if not found.facts.captions:
-            words += ["--caption-template", TEMPLATE]
-        return shlex.join(words)
+        return shlex.join([*words, *self._template_words(found)])
+
+    def _template_words(self, found: Look) -> list[str]:
+        return [] if found.facts.captions else ["--caption-template", TEMPLATE]
 
     def _split_words(self) -> list[str]:
         return [] if self.request.split is None else ["--split", self.request.split]
@@ -237,11 +262,16 @@ class Init:
         build_plan(data, index, load_tokenizer(data))
 
 
-def _val_beside(source: str, index: Index) -> str | None:
+def _part_val(source: str) -> Path | None:
     """The folder `val` of a `convert --val-share`, if the source is the folder `train` of it."""
     folder = Path(source)
     val = folder.parent / "val"
-    if folder.name != "train" or recognize(val) is not Kind.SHARDS:
+    return val if folder.name == "train" and recognize(val) is Kind.SHARDS else None
+
+
+def _val_beside(source: str, index: Index) -> str | None:
+    """The folder `val` of a `convert --val-share`, if the tokenizer that counted the folder `train` counted it too."""
+    if (val := _part_val(source)) is None:
         return None
     other = Index.open(val)
     return str(val) if len(other) and other.tokenizer == index.tokenizer else None

@@ -7,7 +7,7 @@ its first million.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mmdata.convert import ConvertConfig
 from mmdata.convert.engines import threads
 from mmdata.convert.examine import Examined, Examiner
+from mmdata.convert.layouts import find_parts
 from mmdata.convert.packed import is_packed
 from mmdata.convert.rows import Source
 from mmdata.convert.sources import open_source
@@ -45,6 +46,7 @@ class Facts:
 
     Attributes:
         rows: of the corpus; an upper bound until it is converted.
+        rows_are_exact: False if `rows` is larger than the number of rows may be.
         looked: rows that the other facts come from.
         heights, widths: int64 (n,), pixels as displayed, of the rows that can be used.
         captions: of those rows.
@@ -65,6 +67,12 @@ class Facts:
     longest: int = 0
     repeated: int | None = None
     faults: Counter[str] = field(default_factory=Counter[str])
+    rows_are_exact: bool = True
+
+    @property
+    def rows_in_words(self) -> str:
+        """ "300 rows", or "at most 302 rows"."""
+        return f"{'' if self.rows_are_exact else 'at most '}{self.rows:,} rows"
 
     @property
     def usable(self) -> int:
@@ -134,6 +142,8 @@ class Look:
     tokenizer: str | None = None
     indexed: Manifest | None = None
     """Of the index that the tars have already, which lacks the lengths that a known tokenizer has counted."""
+    other_parts: Sequence[str] = ()
+    """Parts of the source that `split` did not choose, such as "validation"."""
 
     @property
     def tars(self) -> Path:
@@ -197,7 +207,8 @@ def look(source: str, *, tokenizer: str | None = None, split: str | None = None)
             f"source '{path}': none of its first {facts.looked:,} rows can be used ({listed}); `mmdata convert {path} "
             "OUT` lists each with its reason"
         )
-    return Look(path, "tars" if is_packed(path) else "raw", facts, corpus)
+    others = () if split is None else tuple(name for name in find_parts(path) if name != split)
+    return Look(path, "tars" if is_packed(path) else "raw", facts, corpus, other_parts=others)
 
 
 def _shipped_tokenizer(index: Index) -> str | None:
@@ -216,8 +227,10 @@ def _facts_of_rows(source: Source) -> Facts:
     turned = [sample.info.orientation >= 5 for sample, _ in samples]
     sizes = np.array([(sample.info.height, sample.info.width) for sample, _ in samples], np.int64).reshape(-1, 2)
     sizes[turned] = sizes[turned, ::-1]
+    are_all = len(found) < LOOKED_ROWS
     return Facts(
-        rows=source.rows_at_most if len(found) == LOOKED_ROWS else len(found),
+        rows=len(found) if are_all else source.rows_at_most,
+        rows_are_exact=are_all or source.rows_are_exact,
         looked=len(found),
         heights=sizes[:, 0],
         widths=sizes[:, 1],

@@ -199,7 +199,7 @@ def config_text(starter: Starter, *, path: str, made_by: str, shards: str, token
     }
     lines = [
         f"# {starter.launch} {path}",
-        f"# made by `{made_by}` for {starter.facts.rows:,} rows and {starter.machine}; change what you know better",
+        f"# made by `{made_by}` for {starter.facts.rows_in_words} and {starter.machine}; change what you know better",
     ]
     for section, settings in sections.items():
         lines.append(f"{section}:")

@@ -39,6 +39,7 @@ class FolderSource:
     """
 
     may_repeat = False
+    rows_are_exact = True
 
     def __init__(self, folder: Path, config: ConvertConfig) -> None:
         self.root = os.path.realpath(folder)

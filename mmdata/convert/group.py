@@ -105,7 +105,8 @@ class GroupedSource:
         file: IO[bytes],
     ) -> None:
         self._source = source
-        self.root, self.rows_at_most = source.root, source.rows_at_most
+        self.root = source.root
+        self.rows_at_most, self.rows_are_exact = source.rows_at_most, source.rows_are_exact
         self.classes, self.has_captions = source.classes, source.has_captions
         self._repeated = repeated
         self._ends = np.zeros(len(repeated) + 1, np.int64)  # row m's captions lie at ends[m]:ends[m + 1]; none: a fault

@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from mmdata.convert.folder import IMAGE_SUFFIXES
+from mmdata.convert.folder import IMAGE_SUFFIXES, PARTS
 from mmdata.convert.tables import choose_part
 from mmdata.errors import DataError
 
@@ -29,21 +29,35 @@ def find_tables_of_folder(folder: Path, split: str | None) -> list[Path]:
     for name in METADATA:
         if (folder / name).is_file():
             return [folder / name]
+    parts = _parts_of_tables(folder)
+    return choose_part(folder, parts, split) if parts else []
+
+
+def find_parts(folder: Path) -> list[str]:
+    """Names of the parts of a folder that `split` chooses from; none of a file, and of a folder that is one part."""
+    if not folder.is_dir() or any((folder / name).is_file() for name in METADATA):
+        return []
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    return list(_parts_of_tables(folder)) or [name for name in names if name.lower() in PARTS]
+
+
+def _parts_of_tables(folder: Path) -> dict[str, list[Path]]:
+    """The tables of each part of an imagefolder, of a dataset on disk or of a folder as of the hub; else empty."""
     if saved := _saved_parts(folder):
-        return choose_part(folder, saved, split)
+        return saved
     listing = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     parts = {
         name: [folder / name / table] for name in listing for table in METADATA if (folder / name / table).is_file()
     }
     if parts:
-        return choose_part(folder, parts, split)
+        return parts
     if any(os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name in listing):
-        return []
+        return {}
     found: dict[str, list[Path]] = {}
     for depth in ("*.parquet", "*/*.parquet", "*/*/*.parquet"):
         for path in sorted(folder.glob(depth)):
             found.setdefault(_part_of(path.relative_to(folder)), []).append(path)
-    return choose_part(folder, found, split) if found else []
+    return found
 
 
 def _saved_parts(folder: Path) -> dict[str, list[Path]]:

@@ -51,6 +51,7 @@ class PackedSource:
     """
 
     may_repeat = False
+    rows_are_exact = True
 
     def __init__(self, path: Path, config: ConvertConfig) -> None:
         self._tars = find_shards(path)

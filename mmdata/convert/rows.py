@@ -101,6 +101,7 @@ class Source(Protocol):
     Attributes:
         root: real path of the folder that must contain all images.
         rows_at_most: upper bound of the number of rows, exact for folders, tars and Parquet.
+        rows_are_exact: whether `rows_at_most` is the number of rows.
         classes: names of the class numbers, if the corpus declares them; else empty.
         has_captions: whether any row may have a caption; if not, the corpus is one of labels only.
         may_repeat: whether several rows may name one image; False for folders and tars.
@@ -108,6 +109,7 @@ class Source(Protocol):
 
     root: str
     rows_at_most: int
+    rows_are_exact: bool
     classes: tuple[str, ...]
     has_captions: bool
     may_repeat: bool

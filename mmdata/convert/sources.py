@@ -84,6 +84,7 @@ class TableSource:
             file.lines if (num_rows := table.num_rows) is None else num_rows
             for table, file in zip(self._tables, self._files, strict=True)
         )
+        self.rows_are_exact = all(table.num_rows is not None for table in self._tables)
         if next((row for table in self._tables for row in table.rows(table.columns[:1])), None) is None:
             raise DataError(f"table '{paths[0]}': no rows; the corpus is empty")
         self.columns = choose_columns(self._tables[0], config)
