@@ -275,6 +275,13 @@ def test_init_says_in_one_line_what_it_cannot_do(run, tmp_path: Path):
     assert re.search(
         r"--image-column.*; that is an option of `mmdata convert odd\.csv OUT`: then `mmdata init OUT`", said
     )
+    (tmp_path / "gone.csv").write_text("filepath,caption\ngone.png,one\n")
+    said = run("init", "gone.csv", code=2)
+    assert "none of its first 1 rows can be used (missing_image); `mmdata convert gone.csv OUT` lists each with" in said
+    assert f"; the table's paths are relative to '{tmp_path}', and '{tmp_path}/gone.png' does not exist: " in said
+    assert said.endswith(
+        "--images FOLDER; that is an option of `mmdata convert gone.csv OUT`: then `mmdata init OUT`\n"
+    )
     assert not (tmp_path / "shards").exists()
 
 

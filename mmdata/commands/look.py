@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.convert import ConvertConfig
+from mmdata.convert.accounts import where_looked
 from mmdata.convert.engines import threads
 from mmdata.convert.examine import Examined, Examiner
 from mmdata.convert.layouts import find_parts
 from mmdata.convert.packed import is_packed
 from mmdata.convert.rows import Source
 from mmdata.convert.sources import open_source
-from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError
+from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reason
 from mmdata.plan import IndexRows
 from mmdata.shards import Index, Manifest, ShardStore
 from mmdata.shards.captions import captions_of
@@ -190,7 +191,7 @@ def look(source: str, *, tokenizer: str | None = None, split: str | None = None)
         return Look(path, "tars", facts_of_index(index), indexed=index.manifests[0])
     try:
         corpus = open_source(path, ConvertConfig(split=split))
-        facts = _facts_of_rows(corpus)
+        facts = _facts_of_rows(path, corpus)
     except DamagedShard as error:
         raise DataError(
             f"{error}; or index what can be read with `mmdata index {path} --skip-damaged`, then `mmdata init {path}`"
@@ -201,12 +202,6 @@ def look(source: str, *, tokenizer: str | None = None, split: str | None = None)
         raise type(error)(
             f"{error}; that is an option of `mmdata convert {path} OUT`: then `mmdata init OUT`"
         ) from error
-    if not facts.usable:
-        listed = "; ".join(sorted(facts.faults))
-        raise DataError(
-            f"source '{path}': none of its first {facts.looked:,} rows can be used ({listed}); `mmdata convert {path} "
-            "OUT` lists each with its reason"
-        )
     others = () if split is None else tuple(name for name in find_parts(path) if name != split)
     return Look(path, "tars" if is_packed(path) else "raw", facts, corpus, other_parts=others)
 
@@ -218,11 +213,23 @@ def _shipped_tokenizer(index: Index) -> str | None:
     return SHIPPED_TOKENIZER if Tokenizer.load(SHIPPED_TOKENIZER).fingerprint == index.tokenizer else None
 
 
-def _facts_of_rows(source: Source) -> Facts:
-    """What the first rows of a raw source are like; their images are decoded."""
+def _facts_of_rows(path: Path, source: Source) -> Facts:
+    """What the first rows of a raw source are like; their images are decoded.
+
+    Raises:
+        DataError: none of these rows can be used.
+    """
     examiner = Examiner.from_config(source, ConvertConfig())
     found: list[Examined] = list(threads()(examiner, islice(source.rows(), LOOKED_ROWS)))
     samples = [(one.sample, one.label) for one in found if one.sample is not None and not one.fault]
+    faults = [(one.fault[0], one.path) for one in found if one.fault]
+    if not samples:
+        missing = next((at for reason, at in faults if reason is Reason.MISSING_IMAGE), "")
+        raise DataError(
+            f"source '{path}': none of its first {len(found):,} rows can be used "
+            f"({'; '.join(sorted({str(reason) for reason, _ in faults}))}); `mmdata convert {path} OUT` lists each "
+            f"with its reason{where_looked(source, missing)}"
+        )
     texts = [caption for sample, _ in samples for caption in sample.captions]
     turned = [sample.info.orientation >= 5 for sample, _ in samples]
     sizes = np.array([(sample.info.height, sample.info.width) for sample, _ in samples], np.int64).reshape(-1, 2)
@@ -237,7 +244,7 @@ def _facts_of_rows(source: Source) -> Facts:
         captions=len(texts),
         texts=texts,
         labels=sum(label is not None for _, label in samples),
-        faults=Counter(str(one.fault[0]) for one in found if one.fault),
+        faults=Counter(str(reason) for reason, _ in faults),
     )
 
 

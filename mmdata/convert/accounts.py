@@ -7,11 +7,12 @@ is neither written nor merged has a line in quarantine.jsonl.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import Row, Source
 from mmdata.errors import DataError, Reason
 from mmdata.shards.texts import Losses
 
@@ -32,6 +33,7 @@ class Accounts:
         merged: rows whose captions are in the sample of another row of the same image.
         differing: duplicates with captions or a label that the written row of their image has not.
         reasons: number of rows left out for each reason.
+        missing: the first path at which no image was found; "" for none.
         losses: of written rows with an unusable text file.
     """
 
@@ -41,6 +43,7 @@ class Accounts:
         self.differing = 0
         self.reasons: Counter[Reason] = Counter()
         self.first: dict[Reason, str] = {}
+        self.missing = ""
         self.losses = Losses()
         self._ledger = ledger
 
@@ -73,6 +76,8 @@ class Accounts:
         """Count a row that is neither written nor merged, and record it."""
         self.reasons[reason] += 1
         self.first.setdefault(reason, f"{place}: {detail}")
+        if reason is Reason.MISSING_IMAGE:
+            self.missing = self.missing or path
         line = {"row": row, "place": place, "path": path, "reason": str(reason), "detail": detail}
         # A name that is not UTF-8 holds surrogates; backslashreplace writes them as escapes, which are valid in JSON.
         text = json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace")
@@ -98,13 +103,18 @@ class Accounts:
 class Balance:
     """Compares the rows that came in with the accounts of all folders of a conversion.
 
+    Args:
+        accounts: of each folder.
+        source: of the rows; None where an error need not say where images were looked for.
+
     Attributes:
         rows: input rows.
     """
 
-    def __init__(self, accounts: Sequence[Accounts]) -> None:
+    def __init__(self, accounts: Sequence[Accounts], source: Source | None = None) -> None:
         self.rows = 0
         self._accounts = accounts
+        self._source = source
 
     def count(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Pass rows through, counting them."""
@@ -147,7 +157,25 @@ class Balance:
             reasons.update(one.reasons)
             first = {**one.first, **first}
         top = [reason for reason, _ in reasons.most_common(EXAMPLES)]
-        return "; ".join(f"{reasons[reason]} {reason} (first: {first[reason]})" for reason in top)
+        listed = "; ".join(f"{reasons[reason]} {reason} (first: {first[reason]})" for reason in top)
+        if self._source is None or any(one.written for one in self._accounts):
+            return listed
+        return listed + where_looked(self._source, next((one.missing for one in self._accounts if one.missing), ""))
+
+
+def where_looked(source: Source, path: str) -> str:
+    """For a message about a table of which no image is found: where the first was looked for, and the remedy.
+
+    Args:
+        source: any; the text is empty for one without paths in a table.
+        path: of the image, as the table gives it; "" if the table holds none.
+    """
+    if source.describe()["kind"] != "table" or not path or "://" in path or os.path.isabs(path):
+        return ""
+    return (
+        f"; the table's paths are relative to '{source.root}', and '{os.path.join(source.root, path)}' does not exist: "
+        "name the folder that they are relative to with --images FOLDER"
+    )
 
 
 def add_up(accounts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class Conversion:
             tokenizer = self._train([output.private for output in self._outputs], self._config.train_tokenizer)
         with ExitStack() as stack:
             parts = [stack.enter_context(_Part(output.private, self._config, tokenizer)) for output in self._outputs]
-            balance = Balance([part.accounts for part in parts])
+            balance = Balance([part.accounts for part in parts], self._source)
             with tempfile.TemporaryFile(dir=self._outputs[0].private) as file:
                 self._write_all(self._grouped(file), parts, balance)
             balance.check(self._config.max_bad_share)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,9 @@ def test_too_many_bad_rows_publish_nothing_and_tell_why(table: Path, tmp_path: P
         r"\(first: t.csv, line 6: .*\); 1 missing_image \(first: t.csv, line 5: 'gone.jpg': .*quarantine.jsonl",
     ):
         convert(table, tmp_path / "out")
+    with pytest.raises(DataError) as raised:
+        convert(table, tmp_path / "out")
+    assert "--images" not in str(raised.value), "other images of the table were found"
     ledger = tmp_path / "out/.mmdata-convert/__mmdata__/quarantine.jsonl"
     assert [json.loads(line)["row"] for line in ledger.read_text().splitlines()] == [3, 4, 5]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {".mmdata.lock", ".mmdata-convert"}
@@ -206,6 +210,23 @@ def test_corpus_without_a_usable_row_is_an_error(table: Path, tmp_path: Path) ->
     table.write_text("image,caption\ngone.jpg,x\n")
     with pytest.raises(DataError, match=r"none of 1 rows could be written; nothing is published. 1 missing_image"):
         convert(table, tmp_path / "out", ConvertConfig(max_bad_share=1.0))
+
+
+def test_table_of_which_no_image_is_found_names_where_the_first_was_looked_for(table: Path, tmp_path: Path) -> None:
+    table.write_text("image,caption\nbelow/gone.jpg,x\ngone.jpg,y\n")
+    folder = table.parent
+    where = (
+        f"the table's paths are relative to '{folder}', and '{folder}/below/gone.jpg' does not exist: name the folder "
+        "that they are relative to with --images FOLDER"
+    )
+    for share in (0.05, 1.0):
+        with pytest.raises(DataError, match=re.escape(where)):
+            convert(table, tmp_path / "out", ConvertConfig(max_bad_share=share))
+    table.write_text("image,caption\nhttps://example.com/gone.jpg,x\n")
+    with pytest.raises(DataError) as raised:
+        convert(table, tmp_path / "out")
+    assert "fetch the files first" in str(raised.value)
+    assert "--images" not in str(raised.value)
 
 
 def test_accounts_are_in_the_manifest(table: Path, tmp_path: Path) -> None:
