@@ -109,6 +109,7 @@ def test_init_of_a_table_says_what_is_left_out_and_writes_into_configs(run, tmp_
     with (folder / "captions.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("filepath", "caption"), *rows])
     (tmp_path / "configs").mkdir()
+    assert f"{folder}: table captions.csv, 60 rows\n" in run("init", folder, "--dry-run")
     said = run("init", folder / "captions.csv")
     assert re.search(r"cannot be used: 1 row \(1 not_an_image\)", said)
     assert re.search(r"left out: 1 \w+, 1 \w+; each row with its reason in shards/corpus/", said)

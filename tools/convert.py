@@ -84,7 +84,7 @@ def main() -> int:
             overwrite=options.overwrite,
             track=track,
         )
-    show(report, options.out, config)
+    show(report, options.source, options.out, config)
     return 0
 
 
@@ -138,7 +138,7 @@ def stop(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def show(report: Report, out: Path, config: ConvertConfig) -> None:
+def show(report: Report, source: str, out: Path, config: ConvertConfig) -> None:
     """Print the accounts, the places of the files, and the next commands."""
     if report.was_complete:
         print(f"{printable(str(out))} already holds this conversion; nothing to do")
@@ -155,6 +155,8 @@ def show(report: Report, out: Path, config: ConvertConfig) -> None:
     Console().print(table)
     for name, found in report.source.get("members", {}).items():
         print(printable(f"{name}: the member {' or '.join(found)}; --{name}-column names another one"))
+    if config.table is None and len(files := report.source.get("files", ())) == 1 and Path(source).is_dir():
+        print(printable(f"table: found {files[0]['name']} in {source}; --table names another one"))
     named = {name: report.source.get(name) for name in ("image", "captions", "label")}
     if "images" in report.source:
         print(printable(f"images: found in the folder '{report.source['images']}'; --images names another one"))

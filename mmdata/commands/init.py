@@ -284,4 +284,6 @@ def _kind(found: Look) -> str:
         return "shards with an index without caption lengths"
     if found.kind == "tars" or found.source is None:
         return "WebDataset tars"
-    return str(found.source.describe().get("kind", "corpus"))
+    described = found.source.describe()
+    kind, files = str(described.get("kind", "corpus")), described.get("files", ())
+    return f"{kind} {files[0]['name']}" if found.path.is_dir() and len(files) == 1 else kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,19 @@ IMAGE_SUFFIXES = COMMON | UNREAD
 """Files with these suffixes are rows even without a caption; their magic bytes decide the format later."""
 PARTS = frozenset(("train", "training", "val", "valid", "validation", "dev", "test", "testing"))
 """Names of folders that are parts of a corpus, not classes."""
+
+
+class NeedsTable(DataError):
+    """A folder has no images with captions, and tables in it may name images and captions.
+
+    Attributes:
+        tables: their paths.
+    """
+
+    def __init__(self, problem: str, folder: str, names: Sequence[str]) -> None:
+        self.tables = [Path(folder, name) for name in names]
+        first = shlex.quote(str(self.tables[0]))
+        super().__init__(f"{problem}; it has tables ({', '.join(names[:3])}): give one as the source, as {first}")
 
 
 class FolderSource:
@@ -49,7 +62,9 @@ class FolderSource:
             self.root = _part(self.root, config.split)
         self._read()
         if not self.rows_at_most:
-            raise DataError(f"source '{folder}': no images in it; the corpus is empty{_hint(self.root)}")
+            problem = f"source '{folder}': no images in it; the corpus is empty"
+            tables = _tables(self.root)
+            raise NeedsTable(problem, self.root, tables) if tables else DataError(problem)
         self.classes: tuple[str, ...] = ()
         if not self._kinds:
             self.has_captions = False
@@ -83,10 +98,11 @@ class FolderSource:
         """Take the folders for classes.
 
         Raises:
-            DataError: a table goes with the images, the folders are several parts, or there are not two folders.
+            NeedsTable: a table goes with the images.
+            DataError: the folders are several parts, or there are not two folders.
         """
-        if hint := _hint(self.root):
-            raise DataError(f"source '{folder}': its images have no captions beside them{hint}")
+        if tables := _tables(self.root):
+            raise NeedsTable(f"source '{folder}': its images have no captions beside them", self.root, tables)
         names = _folders(self.root)
         if config.split is None and names and all(name.lower() in PARTS for name in names):
             self._descend(_part(self.root, names[0] if len(names) == 1 else None))
@@ -199,8 +215,8 @@ def _part(folder: str, split: str | None) -> str:
     return os.path.join(folder, choose_part(Path(folder), {name: name for name in names}, split))
 
 
-def _hint(folder: str) -> str:
-    """For a message: the tables in a folder that may name its images; "" if there are none."""
+def _tables(folder: str) -> list[str]:
+    """The tables in a folder, or in its annotations/, that may name its images."""
     tables: list[str] = []
     for below in ("", "annotations"):
         path = os.path.join(folder, below)
@@ -208,7 +224,4 @@ def _hint(folder: str) -> str:
             lower = name.lower()
             if lower.endswith(TABLE_SUFFIXES) or (lower.endswith(".txt") and "caption" in lower):
                 tables.append(os.path.join(below, name))
-    if not tables:
-        return ""
-    first = shlex.quote(os.path.join(folder, tables[0]))
-    return f"; it has tables ({', '.join(tables[:3])}): give one as the source, as {first}"
+    return tables

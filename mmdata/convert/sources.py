@@ -12,7 +12,7 @@ from typing import Any
 from mmdata.convert.arrow import ArrowTable, as_text
 from mmdata.convert.belonging import Kind, refuse_strangers
 from mmdata.convert.delimited import DelimitedTable
-from mmdata.convert.folder import FolderSource
+from mmdata.convert.folder import FolderSource, NeedsTable
 from mmdata.convert.layouts import METADATA, find_tables_of_folder
 from mmdata.convert.open_table import find_tables, fingerprint, open_table
 from mmdata.convert.packed import PackedSource, is_packed
@@ -58,11 +58,26 @@ def open_source(path: Path, config: ConvertConfig) -> Source:
         if tables := find_tables_of_folder(path, config.split):
             folder = tables[0].parent if tables[0].name in METADATA else path
             return TableSource(folder, tables, config.model_copy(update={"split": None}))
+        try:
+            source = FolderSource(path, config)
+        except NeedsTable as error:
+            return _only_table(path, error, config)
         refuse_strangers(path, config, Kind.FOLDER)
-        return FolderSource(path, config)
+        return source
     if path.is_dir():
         return TableSource(path, find_tables(path, config.table or ""), config)
     return TableSource(path.parent, [path], config)
+
+
+def _only_table(path: Path, error: NeedsTable, config: ConvertConfig) -> TableSource:
+    """The table in a folder whose images have no captions; raises `error` if the folder has several tables."""
+    if len(error.tables) > 1:
+        raise error
+    (table,) = error.tables
+    try:
+        return TableSource(table.parent, [table], config.model_copy(update={"split": None}))
+    except (ConfigError, DataError) as unusable:
+        raise type(unusable)(f"source '{path}' was read by its only table: {unusable}") from unusable
 
 
 class TableSource:

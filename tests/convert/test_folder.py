@@ -130,7 +130,10 @@ def test_name_that_is_not_utf8_is_accepted_and_reported(corpus: Path, tmp_path: 
 def test_folder_without_images_is_an_error(tmp_path: Path, make: Any) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/captions.csv").write_text("image,caption\n")
-    message = r"no images in it; the corpus is empty; it has tables \(captions.csv\): give one as the source"
+    with pytest.raises(DataError, match=r"'.*raw' was read by its only table: table '.*captions.csv': no rows"):
+        make(tmp_path / "raw")
+    (tmp_path / "raw/more.csv").write_text("image,caption\n")
+    message = r"no images in it; the corpus is empty; it has tables \(captions.csv, more.csv\): give one as the source"
     with pytest.raises(DataError, match=message):
         make(tmp_path / "raw")
 

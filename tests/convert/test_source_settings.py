@@ -45,14 +45,20 @@ def photos(photo: Any) -> Photos:
         (["a/metadata.csv", "b/metadata.csv"], {}, "has 2 parts, .*: a, b; choose one with --split a"),
         (["train/cat/1.jpg", "val/cat/1.jpg"], {}, "has 2 parts, .*: train, val; choose one with --split train"),
         (
-            ["images/1.jpg", "images/2.jpg", "captions.txt"],
+            ["images/1.jpg", "images/2.jpg", "captions.txt", "more.csv"],
             {},
-            "no captions beside them; it has tables .captions.txt.: give one as the source, as .*captions.txt$",
+            "no captions beside them; it has tables .captions.txt, more.csv.: give one as the source, as "
+            ".*captions.txt$",
         ),
         (
-            ["val2017/1.jpg", "train2017/2.jpg", "annotations/captions_val2017.json"],
+            ["val2017/1.jpg", "annotations/captions_val2017.json", "annotations/objects_val2017.json"],
             {},
-            "it has tables .annotations/captions_val2017.json.: give one as the source",
+            "tables .annotations/captions_val2017.json, annotations/objects_val2017.json.: give one as the source",
+        ),
+        (
+            ["images/1.jpg", "images/2.jpg", "names.csv"],
+            {},
+            "source '.*corpus' was read by its only table: table '.*names.csv': no rows",
         ),
     ],
 )
@@ -113,6 +119,21 @@ def test_images_alone_are_an_error_that_names_the_ways(tmp_path: Path, photos: P
     )
     with pytest.raises(DataError, match=message):
         convert(tmp_path / "corpus", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "below"), [("captions.csv", ""), ("captions.csv", "images"), ("annotations/captions.csv", "val2017")]
+)
+def test_only_table_of_a_folder_of_images_is_taken(tmp_path: Path, photos: Photos, name: str, below: str) -> None:
+    names = folder_of(tmp_path / "corpus", photos, below=below)
+    (tmp_path / "corpus" / name).parent.mkdir(exist_ok=True)
+    table = frame(names, words=NAMES).assign(filepath=[Path(one).name for one in names])
+    table.to_csv(tmp_path / "corpus" / name, index=False)
+    settings = ConvertConfig(caption_columns=["words"])
+    report = convert(tmp_path / "corpus", tmp_path / "out", settings)
+    assert [file["name"] for file in report.source["files"]] == [Path(name).name]
+    convert(tmp_path / "corpus" / name, tmp_path / "by_table", settings)
+    assert captions(tmp_path / "out") == captions(tmp_path / "by_table") == [[one] for one in NAMES]
 
 
 def test_class_numbers_are_those_of_torchvision(tmp_path: Path, photos: Photos) -> None:
@@ -286,6 +307,10 @@ def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
     ]
     names = folder_of(tmp_path / "table", [photos[0], photos[0], photos[1]], below="images")
     frame(names, caption=["a", "b", "c"]).to_csv(tmp_path / "table/t.csv", index=False)
+    assert run_convert(tmp_path, "table", "out4")[1:3] == [
+        "table: found t.csv in table; --table names another one",
+        "images: found in the folder 'images'; --images names another one",
+    ]
     assert run_convert(tmp_path, "table/t.csv", "out2", "--val-share", "0.6")[1:] == [
         "images: found in the folder 'images'; --images names another one",
         "columns: image = filepath, captions = caption",
