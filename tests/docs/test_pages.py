@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -54,6 +55,19 @@ def test_links_lead_to_files_and_headings(page: Path):
 def test_python_blocks_parse(page: Path):
     for code in blocks(page, "python"):
         ast.parse(code)
+
+
+def test_filter_of_captions_in_the_page_on_conversion_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    captions = ["a red ball on a table", "short", "a Stock Photo of a man", "a dog, and\na cat", None]
+    paths = [f"{i}.png" for i in range(len(captions))]
+    (tmp_path / "corpus").mkdir()
+    table = tmp_path / "corpus" / "captions.csv"
+    pd.DataFrame({"filepath": paths, "caption": captions}).to_csv(table, index=False)
+    (code,) = [block for block in blocks(ROOT / "docs" / "convert.md", "python") if "import pandas" in block]
+    exec(code, {})
+    left = pd.read_csv(tmp_path / "corpus" / "wanted.csv")
+    assert left.to_dict("list") == {"filepath": ["0.png", "3.png"], "caption": [captions[0], captions[3]]}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
