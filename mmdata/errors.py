@@ -136,6 +136,11 @@ class Interrupted(Exception):
     """A read was stopped because the loader that waited for it was closed."""
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 shard", "1,024 shards"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def excerpt(value: object, length: int = 80) -> str:
     """A value from data, for a message: at most about a line long, and never the content of a binary column.
 

@@ -26,7 +26,7 @@ from mmdata.commands.next_commands import next_commands
 from mmdata.config.train import MASK_REMEDY
 from mmdata.convert import ConvertConfig, Report, convert, load_recipe
 from mmdata.convert.engines import Engine, threads
-from mmdata.errors import printable
+from mmdata.errors import counted, printable
 from mmdata.shards import Manifest
 from mmdata.shards.folder import find_ledger
 
@@ -202,11 +202,6 @@ def one_folder(folder: Path, manifest: Manifest) -> str:
     listed = f"; {left_out:,} left out, each with its reason in {find_ledger(folder)}" if left_out else ""
     texts = counted(manifest.captions, "caption") if manifest.has_captions else "labels only"
     return f"{counted(manifest.num_shards, 'shard')} in {folder}: {counted(manifest.rows, 'image')}, {texts}{listed}"
-
-
-def counted(number: int, noun: str) -> str:
-    """ "1 shard", "1,024 shards"."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 if __name__ == "__main__":

@@ -51,16 +51,17 @@ def main() -> int:
     if options.pairs is not None:
         read_pairs(options.pairs)  # a mistake in the file is told before the shards are embedded
     scores: dict[str, Any] = {"step": trained.step, "epoch": trained.epoch}
+    path = trained.checkpoint
+    out = options.out or (options.run / EVALUATION if options.run.is_dir() else path.with_suffix(".evaluation.json"))
     if val:
         scores["shards"] = val_in_words(trained.config.data.model_copy(update={"val": val}))
-        scores |= evaluate_shards(trained, options.shards, classes)
+        ledger = out.with_name(f"{out.stem}-ledger-rank{collectives.rank()}.jsonl")
+        scores |= evaluate_shards(trained, options.shards, classes, ledger=ledger)
     if options.pairs is not None:
         scores["pairs"] = str(options.pairs)
         scores["compositional"] = evaluate_pairs(trained, options.pairs)
     if collectives.rank() > 0:
         return 0
-    path = trained.checkpoint
-    out = options.out or (options.run / EVALUATION if options.run.is_dir() else path.with_suffix(".evaluation.json"))
     write_whole(out, (json.dumps(scores, indent=2) + "\n").encode())
     show(scores, path, out)
     return 0

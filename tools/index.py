@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mmdata.cli import Parser, progress_in_bytes, run
 from mmdata.commands.next_commands import next_commands
-from mmdata.errors import printable
+from mmdata.errors import counted, printable
 from mmdata.shards import IndexReport, build_index
 from mmdata.shards.build import MakeTokenizer
 from mmdata.shards.columns.encode import CountTokens
@@ -104,11 +104,15 @@ def account_lines(report: IndexReport) -> list[str]:
         lines.append(f"damaged: {damage}; the samples before it are indexed")
     folder, shards = report.folder, report.manifest.num_shards
     if report.only_counted:
-        return [*lines, f"{report.manifest.captions:,} captions counted, of {shards} shards; index in {folder}"]
+        return [
+            *lines,
+            f"{counted(report.manifest.captions, 'caption')} counted, of {counted(shards, 'shard')}; index in {folder}",
+        ]
     return [
         *lines,
-        f"{accounts['samples']} samples in = {accounts['indexed']} indexed + {accounts['quarantined']} quarantined; "
-        f"{shards} shards, {accounts['ignored_members']} members ignored; index in {folder}",
+        f"{counted(accounts['samples'], 'sample')} in = {accounts['indexed']:,} indexed + "
+        f"{accounts['quarantined']:,} quarantined; {counted(shards, 'shard')}, "
+        f"{counted(accounts['ignored_members'], 'member')} ignored; index in {folder}",
     ]
 
 

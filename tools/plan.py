@@ -13,7 +13,7 @@ from rich.table import Table
 
 from mmdata import cli
 from mmdata.commands.plan import plan_of
-from mmdata.errors import printable
+from mmdata.errors import counted, printable
 from mmdata.inspect.epoch import epoch_in_words
 from mmdata.plan import IndexRows, summarize
 
@@ -34,7 +34,7 @@ def main() -> int:
     assert isinstance(rows, IndexRows)
     summary = summarize(plan, arguments.epoch, world_size=arguments.world_size, hashes=rows.hashes)
 
-    table = Table(title=f"epoch {arguments.epoch}: {summary.rows:,} rows in {summary.steps:,} steps")
+    table = Table(title=f"epoch {arguments.epoch}: {counted(summary.rows, 'row')} in {counted(summary.steps, 'step')}")
     for name in ("text length", "image", "batch", "steps", "rows", "padding"):
         table.add_column(name, justify="right")
     for (bucket, count), batch_size in zip(summary.buckets.items(), plan.batch_sizes, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmdata.cli import Parser, progress_in_bytes, run
-from mmdata.errors import printable
+from mmdata.errors import counted, printable
 from mmdata.shards import Manifest, verify
 
 
@@ -19,10 +19,11 @@ def main() -> int:
         print(problem)
     if problems:
         shards = len({problem.shard for problem in problems})
-        print(printable(f"{len(problems)} problems in {shards} shards of {options.folder}"))
+        print(printable(f"{counted(len(problems), 'problem')} in {counted(shards, 'shard')} of {options.folder}"))
         return 1
     manifest = Manifest.read(options.folder)
-    print(f"ok: {manifest.num_shards} shards, {manifest.rows} rows, {manifest.bytes} bytes")
+    sums = (manifest.num_shards, "shard"), (manifest.rows, "row"), (manifest.bytes, "byte")
+    print(f"ok: {', '.join(counted(*each) for each in sums)}")
     return 0
 
 

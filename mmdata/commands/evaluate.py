@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +14,7 @@ from rich.progress import track
 
 from mmdata.batch import Batch
 from mmdata.compositional import load_pairs
-from mmdata.config.data import DataConfig, ValConfig, evaluation_data
+from mmdata.config.data import DataConfig, ValConfig, evaluation_data, val_in_words
 from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
@@ -23,10 +25,27 @@ from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
 from mmdata.trained import TrainedRun
 
+logger = logging.getLogger("mmdata")
+
 T = TypeVar("T")
 
 
-def evaluate_shards(trained: TrainedRun, shards: str | None, classes: Classes | None = None) -> dict[str, Any]:
+@contextmanager
+def of_evaluation(data: DataConfig) -> Generator[None]:
+    """Say in errors about data that the rows are not those of the training.
+
+    Args:
+        data: of the run; its `val` names the rows.
+    """
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"rows to evaluate on, of {val_in_words(data)}: {error}") from error
+
+
+def evaluate_shards(
+    trained: TrainedRun, shards: str | None, classes: Classes | None = None, *, ledger: Path | None = None
+) -> dict[str, Any]:
     """Retrieval in both directions, and zero-shot accuracy if classes are given. A collective.
 
     Shards of labels only have no captions to retrieve: zero-shot accuracy alone.
@@ -35,6 +54,7 @@ def evaluate_shards(trained: TrainedRun, shards: str | None, classes: Classes | 
         trained: the model.
         shards: to evaluate on; None: what `data.val` of the run names.
         classes: for zero-shot accuracy.
+        ledger: file that lists the rows of this rank that could not be loaded, if there are any.
 
     Raises:
         ConfigError: shards of labels only, and no classes.
@@ -44,7 +64,7 @@ def evaluate_shards(trained: TrainedRun, shards: str | None, classes: Classes | 
     data = trained.config.data
     if shards is not None:
         data = data.model_copy(update={"val": ValConfig(shards=shards)})
-    data = evaluation_data(data, hashes=True)
+    named, data = data, evaluation_data(data, hashes=True)
     if not open_index(data).has_captions:
         if classes is None:
             raise ConfigError(
@@ -55,10 +75,19 @@ def evaluate_shards(trained: TrainedRun, shards: str | None, classes: Classes | 
     # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
     data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
     loader = Loader.from_config(data, rank=rank, world_size=ranks)
+    if ledger is not None:
+        loader.ledger.write_to(ledger, epoch=0, step=0)
+    if rank == 0 and named.val.share is not None and (others := loader.other_shards(dict(trained.position))):
+        logger.warning(
+            "%s. The run was trained on the former. A row is on the same side of data.val.share in both, unless its "
+            "image file has changed, as by --resize: then the run may have been trained on it",
+            others,
+        )
     if classes is not None:
         _check_labels(loader.index, classes, data)
     batches = _progress(loader, "embedding", len(loader))
-    features = embed(trained.model, batches, source=loader, autocast_dtype=trained.autocast_dtype)
+    with of_evaluation(named):
+        features = embed(trained.model, batches, source=loader, autocast_dtype=trained.autocast_dtype)
     masked: dict[str, int] = loader.merge_states(_states_of_ranks(loader))["rows_masked"]
     for reason, count in masked.items():
         line = f"left out: {count:,} rows that could not be loaded ({reason})"

@@ -22,7 +22,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.conversion import Track
 from mmdata.convert.convert import PARTS
 from mmdata.convert.tables import shown
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, counted
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.selection import by_image_hash
 from mmdata.recognize import Kind, recognize
@@ -123,7 +123,7 @@ class Init:
         index = Index.open(out)
         facts = facts_of_index(index)
         if found.kind != "shards":
-            self.say(f"{out}: {facts.rows:,} rows in {index.num_shards:,} shard{'s' if index.num_shards > 1 else ''}")
+            self.say(f"{out}: {counted(facts.rows, 'row')} in {counted(index.num_shards, 'shard')}")
             for line in facts.lines():
                 self.say(f"  {line}")
         starter = self._starter(facts, index)

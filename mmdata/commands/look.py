@@ -24,7 +24,7 @@ from mmdata.convert.layouts import find_parts
 from mmdata.convert.packed import is_packed
 from mmdata.convert.rows import Source
 from mmdata.convert.sources import open_source
-from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reason
+from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reason, counted
 from mmdata.plan import IndexRows
 from mmdata.shards import Index, Manifest, ShardStore
 from mmdata.shards.captions import captions_of
@@ -112,8 +112,8 @@ class Facts:
             )
         if self.captions:
             mean = self.captions / max(self.usable, 1)
-            counted = f"; the longest has {self.longest:,} tokens" if self.longest else ""
-            yield f"captions: {mean:.3g} a row, {self.words:.1f} words on average{counted}"
+            longest = f"; the longest has {self.longest:,} tokens" if self.longest else ""
+            yield f"captions: {mean:.3g} a row, {self.words:.1f} words on average{longest}"
         else:
             yield "captions: none"
         if self.labels:
@@ -121,7 +121,7 @@ class Facts:
         if self.faults:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in self.faults.most_common())
             total = self.faults.total()
-            yield f"cannot be used: {total:,} row{'s' if total > 1 else ''} ({listed})"
+            yield f"cannot be used: {counted(total, 'row')} ({listed})"
 
 
 @dataclass(frozen=True)

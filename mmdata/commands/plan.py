@@ -89,6 +89,7 @@ class CountedLengths:
     """Stands for the tokenizer that counted an index: it has the fingerprint, and cannot count anything else."""
 
     fingerprint: str
+    name: str = ""
 
     def count(self, captions: Sequence[str]) -> Sequence[int]:
         """Never called: captions are counted only for a tokenizer of another fingerprint."""

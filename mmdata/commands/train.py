@@ -12,6 +12,7 @@ from torch import nn
 
 from mmdata.atomic import write_whole
 from mmdata.commands.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
+from mmdata.commands.evaluate import of_evaluation
 from mmdata.config import Config, DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.loader import Loader
@@ -54,7 +55,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     model = DualEncoder.from_config(model_config, vocab_size=tokenizer.vocab_size).to(device)
     check_objective(config.train, model, has_negative_captions=data.negative_captions is not None)
     check_lengths(model, [loader.plan] if val_loader is None else [loader.plan, val_loader.plan])
-    evaluate = None if val_loader is None else _evaluate_on(val_loader, AUTOCAST[config.train.precision])
+    evaluate = None if val_loader is None else _evaluate_on(val_loader, config, output)
     settings = config.model_dump(mode="json")
     trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate, command=command)
     if rank == 0:
@@ -85,11 +86,17 @@ def _evaluation_loader(data: DataConfig) -> Loader:
     return Loader.from_config(data, rank=collectives.rank(), world_size=collectives.world_size())
 
 
-def _evaluate_on(loader: Loader, autocast_dtype: torch.dtype | None) -> Callable[[nn.Module], Mapping[str, float]]:
-    """Retrieval over a loader's rows, as the loop calls it; equal images or captions are no mistakes."""
+def _evaluate_on(loader: Loader, config: Config, output: Path) -> Callable[[nn.Module], Mapping[str, float]]:
+    """Retrieval over a loader's rows, as the loop calls it; equal images or captions are no mistakes.
+
+    A file of the run lists the rows that could not be loaded in the newest evaluation.
+    """
+    dtype = AUTOCAST[config.train.precision]
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         loader.set_epoch(0)
-        return evaluate_retrieval(model, loader, autocast_dtype=autocast_dtype)
+        loader.ledger.write_to(output / f"evaluation-ledger-rank{collectives.rank()}.jsonl", epoch=0, step=0)
+        with of_evaluation(config.data):
+            return evaluate_retrieval(model, loader, autocast_dtype=dtype)
 
     return evaluate

@@ -40,10 +40,10 @@ def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataCon
     yield f"duplicates: {duplicates_in_words(summary.duplicates)}"
     sizes = np.array([shard.bytes for manifest in index.manifests for shard in manifest])
     read = [int(sizes[shards].sum()) for shards in summary.touched]
-    yield (
-        f"reading: each of {len(read)} ranks {min(read) / 1e6:,.1f} to {max(read) / 1e6:,.1f} MB of shards, "
-        f"of {sizes.sum() / 1e6:,.1f} MB in all"
-    )
+    each = f"{read[0] / 1e6:,.1f} MB of shards"
+    if len(read) > 1:
+        each = f"each of {len(read)} ranks {min(read) / 1e6:,.1f} to {max(read) / 1e6:,.1f} MB of shards"
+    yield f"reading: {each}, of {sizes.sum() / 1e6:,.1f} MB in all"
 
 
 def _padding(summary: PlanSummary, data: DataConfig) -> str:

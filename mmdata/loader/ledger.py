@@ -236,17 +236,19 @@ class Ledger(Sequence[LedgerEntry]):
         bad = counts.masked.total()
         if bad > self._max_bad_share * counts.seen:
             listed = ", ".join(f"{reason} {count}" for reason, count in counts.masked.most_common())
-            first = [f"; the first: shard '{e.shard}', sample '{e.key}': {e.detail}" for e in list(self._entries)[:1]]
+            found = [f"; the first: shard '{e.shard}', sample '{e.key}': {e.detail}" for e in list(self._entries)[:1]]
+            first = "".join(found)
             raise DataError(
                 f"{bad} of {counts.seen} rows could not be used ({listed}), more than max_bad_share "
-                f"{self._max_bad_share:.1%}{''.join(first)}. {_advice(counts)}data.loading.max_bad_share sets the limit"
+                f"{self._max_bad_share:.1%}{first}. {_advice(counts, first)}data.loading.max_bad_share sets the limit"
             )
 
 
-def _advice(counts: RowCounts) -> str:
-    """What to do about the reasons of masked rows: only shards can be verified, not a transform."""
+def _advice(counts: RowCounts, said: str) -> str:
+    """What to do about the reasons of masked rows, unless it is said: only shards can be verified, not a transform."""
     of_transform = counts.masked[Reason.TRANSFORM_FAILED.value]
     of_shards = "`mmdata verify` checks the shards; " if counts.masked.total() > of_transform else ""
+    of_shards = "" if "mmdata verify" in said else of_shards
     return of_shards + ("data.transform raised or gave other pixels than it should; " if of_transform else "")
 
 

@@ -332,7 +332,8 @@ class _Build:
         if [entry.name for entry in published] != [path.name for path in self._shards]:
             other = f"other shards ({published.num_shards}, and {len(self._shards)} are to be indexed)"
         elif published.tokenizer != tokenizer:
-            other = f"another tokenizer ({published.tokenizer or 'none'}, and {tokenizer or 'none'} is given)"
+            own, given = (f"fingerprint {one}" if one else "none" for one in (published.tokenizer, tokenizer))
+            other = f"another tokenizer ({own}; of the one given: {given})"
         replacing = "" if "run" in (published.accounts or {}) else "replace it with --overwrite, or "
         return DataError(
             f"folder '{self._folder}': its {MANIFEST_NAME} is of {other}; {replacing}give another folder with --out"

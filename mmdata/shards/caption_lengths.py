@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from typing import Literal, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,17 @@ CaptionTokens = tuple[NDArray[np.int64], NDArray[np.int32]]
 
 CHUNK_ROWS = 4096
 
+_counted: WeakValueDictionary[tuple[str, str], NDArray[np.int32]] = WeakValueDictionary()
+"""Counts of a plan that is still in use, by index and tokenizer: a run and its evaluation may read the same shards."""
+
 
 class CountsTokens(Protocol):
     """Counts the tokens of captions, as `mmdata.transform.text.Tokenizer` does."""
+
+    @property
+    def name(self) -> str:
+        """Its folder or name, for messages; "" if there is none."""
+        ...
 
     @property
     def fingerprint(self) -> str:
@@ -44,29 +53,34 @@ def caption_lengths(index: Index, tokenizer: CountsTokens) -> Literal["index"] |
     """
     if index.tokenizer == tokenizer.fingerprint:
         return "index"
+    offsets, _ = index.lists("caption_hash")
+    key = (index.fingerprint, tokenizer.fingerprint)
+    if (known := _counted.get(key)) is not None:
+        return offsets, known
     # If one of several folders lacks the lengths, the captions of all folders are counted.
     for part in index.manifests:
         if part.tokenizer != tokenizer.fingerprint:
             logger.warning(
-                "%d rows of '%s': caption lengths are not in the index for this tokenizer and are counted now; %s",
+                "%d rows of '%s': caption lengths are not in the index for %s and are counted now; %s",
                 part.rows,
                 part.folder,
-                _how_to_store(part.folder, has_others=part.tokenizer is not None),
+                f"tokenizer '{tokenizer.name}'" if tokenizer.name else "this tokenizer",
+                _how_to_store(part.folder, tokenizer.name or "…", has_others=part.tokenizer is not None),
             )
     store = ShardStore(index)
-    offsets, _ = index.lists("caption_hash")
-    counts = [_count_chunk(index, store, tokenizer, start) for start in range(0, len(index), CHUNK_ROWS)]
-    return offsets, np.concatenate([np.empty(0, np.int32), *counts])
+    chunks = [_count_chunk(index, store, tokenizer, start) for start in range(0, len(index), CHUNK_ROWS)]
+    _counted[key] = counts = np.concatenate([np.empty(0, np.int32), *chunks])
+    return offsets, counts
 
 
-def _how_to_store(folder: object, *, has_others: bool) -> str:
+def _how_to_store(folder: object, tokenizer: str, *, has_others: bool) -> str:
     """How to get the lengths into an index; `has_others`: it holds those of another tokenizer."""
     if has_others:
         return (
-            f"`mmdata index {folder} --tokenizer … --out FOLDER` makes an index that holds them: then set data.shards "
-            "to FOLDER"
+            f"`mmdata index {folder} --tokenizer {tokenizer} --out FOLDER` makes an index that holds them: then set "
+            "data.shards to FOLDER"
         )
-    return f"`mmdata index {folder} --tokenizer …` adds them"
+    return f"`mmdata index {folder} --tokenizer {tokenizer}` adds them"
 
 
 def _count_chunk(index: Index, store: ShardStore, tokenizer: CountsTokens, start: int) -> NDArray[np.int32]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from mmdata.batch import Batch, shown
 from mmdata.config import DataConfig
 from mmdata.cores import most_workers
-from mmdata.errors import DataError, Reason
+from mmdata.errors import DataError, Reason, counted
 from mmdata.launcher import resolve_ranks
 from mmdata.loader.batch_builder import BatchBuilder, BatchSpec
 from mmdata.loader.frameworks import Interoperable, Iteration
@@ -322,8 +322,8 @@ class Stream(Interoperable):
         if passes.ended:
             self._account(passes.dropped, None)
             if passes.seen == 0:
-                first = self.shards[0]
-                raise DataError(f"stream: no sample in any of {len(self.shards)} shards; the first is '{first}'")
+                shards = counted(len(self.shards), "shard")
+                raise DataError(f"stream: no sample in any of {shards}; the first is '{self.shards[0]}'")
         self.ledger.check()
         if unfinished:
             raise DataError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -96,6 +96,7 @@ class TrainedRun:
         step: updates made.
         epoch: of those updates.
         precision: of the towers while this object embeds.
+        position: the state of the loader, which says what the run was trained on; empty in a checkpoint without one.
     """
 
     model: DualEncoder
@@ -105,6 +106,7 @@ class TrainedRun:
     step: int
     epoch: int
     precision: Precision = field(default="fp32", kw_only=True)
+    position: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
 
     @classmethod
     def load(cls, run: Path, device: torch.device | str = "cpu", *, precision: Precision = "fp32") -> Self:
@@ -120,7 +122,9 @@ class TrainedRun:
         tokenizer = need_tokenizer(config.data, to="use a dual encoder")
         model = kept_model(path, config.model, vocab_size=tokenizer.vocab_size)
         load_weights(model, state, origin=str(path))
-        return cls(model.to(device).eval(), config, tokenizer, path, state["step"], state["epoch"], precision=precision)
+        counters = state["step"], state["epoch"]
+        position = state.get("batches", {})
+        return cls(model.to(device).eval(), config, tokenizer, path, *counters, precision=precision, position=position)
 
     def __repr__(self) -> str:
         shapes = ", ".join(self.preprocess.shapes) if self.config.data.image_buckets != "auto" else "auto"
@@ -188,6 +192,7 @@ class TrainedRun:
             float32 (N, D), L2-normalised, on the CPU.
 
         Raises:
+            ValueError: there is no image: a pattern that matches no file is the usual reason.
             DataError: an image cannot be decoded; names it.
             OSError: no such file, or it cannot be read.
             TypeError: something is not an image.
@@ -205,7 +210,9 @@ class TrainedRun:
                 parts += [self._embed_pixels(some) for some in _chunks_ahead(read, batch_size)]
             finally:
                 pool.shutdown(cancel_futures=True)
-        return torch.cat(parts) if parts else torch.empty(0, self.embed_dim)
+        if not parts:
+            raise ValueError("embed_images got no image: does the pattern of the paths match any file?")
+        return torch.cat(parts)
 
     def embed_texts(self, texts: Iterable[str]) -> Tensor:
         """Features of texts.
@@ -215,10 +222,17 @@ class TrainedRun:
 
         Returns:
             float32 (N, D), L2-normalised, on the CPU.
+
+        Raises:
+            ValueError: there is no text.
+            ConfigError: a text is no valid Unicode.
+            TypeError: something is not a string.
         """
         if isinstance(texts, str):
             raise TypeError("embed_texts takes a list of strings: got str; write [text]")
         cleaned = [_cleaned(text, position) for position, text in enumerate(texts)]
+        if not cleaned:
+            raise ValueError("embed_texts got no text: the list is empty")
         parts: list[Tensor] = []
         for start in range(0, len(cleaned), TEXTS_AT_ONCE):
             some = cleaned[start : start + TEXTS_AT_ONCE]
@@ -226,7 +240,7 @@ class TrainedRun:
             ids, mask = (torch.from_numpy(x).to(self.device) for x in self.tokenizer.encode(some, length))
             with torch.no_grad(), self._autocast():
                 parts.append(self.model.encode_text(ids, mask).float().cpu())
-        return torch.cat(parts) if parts else torch.empty(0, self.embed_dim)
+        return torch.cat(parts)
 
     def zero_shot(
         self,

@@ -35,12 +35,13 @@ class Tokenizer:
         max_length: captions are truncated to this many tokens, special ones included.
         vocab_size: ids are below this.
         pad_id: the id that pads a row after its tokens.
+        name: the folder or name it was loaded from, for messages; "" if it was made otherwise.
 
     Raises:
         ConfigError: max_length leaves no room for a caption's own tokens.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, max_length: int, pad_id: int) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, *, max_length: int, pad_id: int, name: str = "") -> None:
         # Truncation is a state of the backend, so counting and encoding need a backend each.
         self._counter = tokenizers.Tokenizer.from_str(backend.to_str())
         self._counter.no_truncation()
@@ -56,6 +57,7 @@ class Tokenizer:
         self.max_length = max_length
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
         self.pad_id = pad_id
+        self.name = name
 
     @classmethod
     def load(cls, name: str | os.PathLike[str], *, max_length: int = 77) -> Tokenizer:
@@ -71,12 +73,12 @@ class Tokenizer:
         """
         found = locate_tokenizer(name)
         if plain := _plain_backend(Path(found)):
-            return cls(plain[0], max_length=max_length, pad_id=plain[1])
+            return cls(plain[0], max_length=max_length, pad_id=plain[1], name=str(name))
         tokenizer = _from_transformers(found, name)
         if not tokenizer.is_fast:
             raise ConfigError(f"tokenizer '{name}': has no fast version; mmdata needs one with a tokenizer.json")
         pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
-        return cls(tokenizer.backend_tokenizer, max_length=max_length, pad_id=int(pad_id))
+        return cls(tokenizer.backend_tokenizer, max_length=max_length, pad_id=int(pad_id), name=str(name))
 
     @property
     def identity(self) -> str:

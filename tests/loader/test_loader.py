@@ -153,9 +153,17 @@ def test_loader_lengths_that_the_index_lacks_are_counted(
     with ShardWriter(tmp_path / "s", shard_rows=17) as writer:
         for sample in corpus.samples:
             writer.write(sample)
-    batches = list(corpus.loader(shards=str(tmp_path / "s")))
+    loader = corpus.loader(shards=str(tmp_path / "s"))
+    batches = list(loader)
     assert all(same(a, b) for a, b in zip(batches, corpus.loader(), strict=True))
-    assert "caption lengths are not in the index for this tokenizer and are counted now" in caplog.text
+    again = corpus.loader(shards=str(tmp_path / "s"))  # a second loader takes the counts of the first
+    assert all(same(a, b) for a, b in zip(batches, again, strict=True))
+    tokenizer = corpus.settings["tokenizer"]
+    said = [record.message for record in caplog.records if "caption lengths" in record.message]
+    assert said == [
+        f"50 rows of '{tmp_path / 's'}': caption lengths are not in the index for tokenizer '{tokenizer}' and are "
+        f"counted now; `mmdata index {tmp_path / 's'} --tokenizer {tokenizer}` adds them"
+    ]
 
 
 # World sizes and workers

@@ -244,8 +244,10 @@ def test_the_same_index_is_left_alone_and_moved_tars_are_found(shards, tmp_path)
 
 def test_another_index_is_never_replaced(shards, count):
     remedy = "; replace it with --overwrite, or give another folder with --out"
-    refuse(shards, f"its manifest.json is of another tokenizer (characters, and none is given){remedy}")
-    another = "another tokenizer (characters, and another is given)"
+    refuse(
+        shards, f"its manifest.json is of another tokenizer (fingerprint characters; of the one given: none){remedy}"
+    )
+    another = "another tokenizer (fingerprint characters; of the one given: fingerprint another)"
     refuse(shards, another, count_tokens=count, tokenizer="another")
     build_index(shards, count_tokens=count, tokenizer="characters")  # the same as the writer's
     build_index(shards, out=shards / "one", count_tokens=lambda captions: [1 for _ in captions], tokenizer="characters")

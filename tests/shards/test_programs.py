@@ -32,7 +32,7 @@ def test_index_and_verify_end_with_their_accounts(shards, tmp_path):
 
     run = program("verify", out)
     size = sum(path.stat().st_size for path in shards.glob("*.tar"))
-    assert (run.returncode, run.stderr, run.stdout) == (0, "", f"ok: 3 shards, 10 rows, {size} bytes\n")
+    assert (run.returncode, run.stderr, run.stdout) == (0, "", f"ok: 3 shards, 10 rows, {size:,} bytes\n")
 
 
 def test_index_counts_quarantined_samples_by_reason(tmp_path, tar, photo):
@@ -49,7 +49,7 @@ def test_index_counts_quarantined_samples_by_reason(tmp_path, tar, photo):
             "quarantined: 1 missing_image",
             "lost: 1 json_unreadable; the first: shard 'x.tar', sample 'a': "
             "JSON member does not parse: Extra data: line 1 column 3 (char 2)",
-            f"2 samples in = 1 indexed + 1 quarantined; 1 shards, 0 members ignored; index in {tmp_path}",
+            f"2 samples in = 1 indexed + 1 quarantined; 1 shard, 0 members ignored; index in {tmp_path}",
             f"next: mmdata index {tmp_path} --tokenizer clip    # counts captions; reads no image again",
             f"      mmdata init {tmp_path}    # writes a config to train with",
             f"      mmdata plan {tmp_path}    # batches, shapes and padding",
@@ -63,7 +63,7 @@ def test_verify_prints_one_line_a_problem(shards):
     assert run.returncode == 1
     assert run.stdout.splitlines() == [
         f"shard '000001.tar': no such file: '{shards / '000001.tar'}'",
-        f"1 problems in 1 shards of {shards}",
+        f"1 problem in 1 shard of {shards}",
     ]
 
 

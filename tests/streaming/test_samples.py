@@ -143,7 +143,7 @@ def test_stream_accepts_an_empty_shard_but_not_only_empty_ones(tmp_path, tar, me
     path = write(tmp_path / "x.tar", tar(members))
     keys = [key for batch in mmdata.stream([empty, path], config()) for key in batch["keys"]]
     assert sorted(filter(None, keys)) == ["a/0", "a/1", "a/2"]
-    with pytest.raises(DataError, match=r"no sample in any of 1 shards; the first is '.*empty\.tar'"):
+    with pytest.raises(DataError, match=r"no sample in any of 1 shard; the first is '.*empty\.tar'"):
         list(mmdata.stream(empty, config()))
 
 

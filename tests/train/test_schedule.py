@@ -114,3 +114,10 @@ def test_cooldown_that_does_not_fit_is_an_error(tmp_path: Path):
     said = r"train.warmup_steps \(2\) and train.cooldown_steps \(3\) do not fit into the 4 steps of the run: set lower"
     with pytest.raises(ConfigError, match=said):
         train(tmp_path, epochs=1, schedule="cooldown", cooldown_steps=3)
+
+
+def test_warm_up_longer_than_the_run_is_said_with_a_value_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = small.train_config(epochs=None, steps=40, warmup_steps=40)
+    Trainer(small.small_model(), small.SmallBatches(), config, output=tmp_path)
+    said = "train.warmup_steps is 40, and the run has 40 steps: the learning rate will not reach its peak"
+    assert f"{said}; a tenth of the run is usual, train.warmup_steps=4\n" in capsys.readouterr().out

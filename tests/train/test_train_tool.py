@@ -198,10 +198,46 @@ def test_train_and_evaluate_keep_a_share_of_the_rows_apart(
     extended = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert {name: extended[name] for name in scores} == scores
     assert extended["shards"] == f"{corpus / 'shards'} (data.val.share 0.4)"
-    capsys.readouterr()
+    assert "other shards" not in capsys.readouterr().err
     changed = [config, "data.val={share: 0.5}", "train.epochs=2"]
     assert run_tool("train", *changed, monkeypatch=monkeypatch) == 2
     assert "val.share" in capsys.readouterr().err
+
+
+def test_evaluation_says_that_shards_with_a_share_for_it_have_changed(
+    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    shards = tmp_path / "shards"
+    shutil.copytree(corpus / "shards", shards)
+    words = [config, f"data.shards={shards}", "data.val={share: 0.4}", "train.epochs=1"]
+    assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
+    shutil.rmtree(shards)
+    convert(corpus / "raw" / "captions.jsonl", shards, ConvertConfig(resize=8, train_tokenizer=300))
+    assert run_tool("evaluate", tmp_path / "run", "--device", "cpu", monkeypatch=monkeypatch) == 0
+    assert f"data.shards '{shards}': other shards than before: their index was " in caplog.text
+    assert "unless its image file has changed, as by --resize: then the run may have been trained on it" in caplog.text
+
+
+def test_rows_to_evaluate_on_that_cannot_be_loaded_are_called_so_and_listed(
+    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copytree(corpus / "shards", tmp_path / "val")
+    index = Index.open(tmp_path / "val")
+    with index.shard_path(0).open("r+b") as file:
+        for row in (3, 5):
+            file.seek(int(index.take(np.array([row]), ["image_offset"])["image_offset"][0]) + 33)  # behind the header
+            file.write(bytes(30))
+    words = [config, f"data.val={{shards: {tmp_path / 'val'}}}", "train.epochs=1"]
+    assert run_tool("train", *words, monkeypatch=monkeypatch) == 2
+    error = capsys.readouterr().err
+    assert f"rows to evaluate on, of {tmp_path / 'val'}: 2 of 24 rows could not be used (file_changed 2)" in error
+    assert error.splitlines()[-1].count("mmdata verify") == 1
+    listed = (tmp_path / "run" / "evaluation-ledger-rank0.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["row"] for line in listed) == [3, 5]
+    words += ["data.loading.max_bad_share=0.5", f"train.output={tmp_path / 'run2'}"]
+    assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
+    assert run_tool("evaluate", tmp_path / "run2", "--device", "cpu", monkeypatch=monkeypatch) == 0
+    assert (tmp_path / "run2" / "evaluation-ledger-rank0.jsonl").read_text().count("\n") == 2
 
 
 def test_train_resumed_from_further_back_lists_each_masked_row_once(

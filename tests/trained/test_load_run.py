@@ -93,8 +93,10 @@ def test_load_run_takes_paths_bytes_pillow_images_and_tensors_alike(make_run: Ma
     pixels = torch.stack([run.preprocess(path) for path in paths])
     assert (pixels.dtype, pixels.shape) == (torch.uint8, (12, 3, 32, 32))
     assert torch.equal(run.embed_images(pixels), expected)
-    assert run.embed_images([]).shape == (0, 64)
-    assert run.embed_texts([]).shape == (0, 64)
+    with pytest.raises(ValueError, match="embed_images got no image: does the pattern of the paths match any file"):
+        run.embed_images(photos.glob("*.webp"))
+    with pytest.raises(ValueError, match="embed_texts got no text"):
+        run.embed_texts([])
 
 
 def test_load_run_pillow_image_of_a_large_jpeg_differs_little(make_run: MakeRun, photos: Path):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mmdata.atomic import write_whole
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
-from mmdata.errors import ConfigError, TrainingError
+from mmdata.errors import ConfigError, TrainingError, counted
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.kept import FeatureMemory
@@ -120,7 +120,11 @@ class Trainer:
         self.sessions = SessionLog(output, step=self.step, ranks=ranks, device=self.device, speaks=speaks)
         self.log.say(where)
         if config.warmup_steps >= self.total_steps:
-            self.log.say(f"train.warmup_steps is {config.warmup_steps}: the learning rate will not reach its peak")
+            self.log.say(
+                f"train.warmup_steps is {config.warmup_steps}, and the run has {counted(self.total_steps, 'step')}: "
+                "the learning rate will not reach its peak; a tenth of the run is usual, "
+                f"train.warmup_steps={max(1, self.total_steps // 10)}"
+            )
 
     def run(self) -> int:
         """Train to the end, or until a signal.
