@@ -233,7 +233,7 @@ def test_init_takes_one_part_of_a_hub_folder(run, tmp_path: Path):
     assert run("init", "hub", code=2) == f"error: {message} --split train\n"
     said = run("init", "hub", "--split", "train")
     assert "converting: mmdata convert hub shards/hub --split train --train-tokenizer 512\n" in said
-    assert "hub: table, 40 rows\n" in said
+    assert "hub: table train-00000-of-00001.parquet, 40 rows\n" in said
     assert "  other parts: test, validation\n" in said
     assert (
         "to evaluate on the part 'validation': `mmdata convert hub shards/hub-validation --split validation "

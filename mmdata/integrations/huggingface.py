@@ -24,6 +24,8 @@ from mmdata.integrations.adapt import check_launched, judged_together
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
 
+IGNORED = -100
+"""Label that the losses of transformers leave out."""
 SET = "is not used; set data.val, and leave eval_dataset out"
 
 
@@ -47,7 +49,10 @@ class _Batches(IterableDataset[dict[str, Any]]):
         if self._repeat:
             self.loader.set_epoch(0)
         for batch in judged_together(self.loader):
-            yield valid_inputs(batch) | self._extra
+            inputs = valid_inputs(batch)
+            if "labels" in inputs:  # -1 where a row has none
+                inputs["labels"] = inputs["labels"].masked_fill(inputs["labels"] < 0, IGNORED)
+            yield inputs | self._extra
 
 
 class _ValShards(IterableDataset[Any]):
@@ -60,9 +65,10 @@ class _ValShards(IterableDataset[Any]):
 class LoaderTrainer(Trainer):
     """A Trainer that trains on `data.shards` and, with `eval_strategy`, evaluates on `data.val`.
 
-    The model gets only valid rows; pixels are normalised on the device. `args.per_device_train_batch_size` is set from
-    `data.global_batch_size`, so that the Trainer's figures are right. With `gradient_accumulation_steps` an update's
-    loss and gradient are the means over its batches.
+    The model gets only valid rows; pixels are normalised on the device. A row without a label has the label -100, which
+    the losses of transformers leave out. `args.per_device_train_batch_size` is set from `data.global_batch_size`, so
+    that the Trainer's figures are right. With `gradient_accumulation_steps` an update's loss and gradient are the means
+    over its batches.
 
     Args:
         config: a YAML file or a dictionary with the section `data`, or that section.
@@ -149,6 +155,15 @@ class LoaderTrainer(Trainer):
     def num_examples(self, dataloader: Any) -> int:
         """Rows of an epoch."""
         return dataloader.dataset.loader.plan.num_rows
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *positional: Any, **named: Any) -> Any:
+        """See `transformers.Trainer.compute_loss`; the loss of a batch without any label is 0, not the mean of none."""
+        result = super().compute_loss(model, inputs, *positional, **named)
+        if "labels" not in inputs:
+            return result
+        loss, outputs = result if isinstance(result, tuple) else (result, None)
+        loss = loss.where((inputs["labels"] != IGNORED).any() | loss.isfinite(), 0.0)
+        return (loss, outputs) if isinstance(result, tuple) else loss
 
     def _batches(self, data: DataConfig, *, repeat: bool) -> DataLoader[Any]:
         loader = Loader.from_config(data, rank=self.args.process_index, world_size=self.args.world_size)

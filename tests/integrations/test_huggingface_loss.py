@@ -10,16 +10,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from mmdata.batch import normalized, valid_inputs
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader import Loader
+from mmdata.shards import ImageInfo, Sample, ShardWriter
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'mmdata[huggingface]'")
 
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments, ViTConfig, ViTForImageClassification
 
 from mmdata.integrations.huggingface import LoaderTrainer
 
@@ -116,6 +118,29 @@ def test_evaluation_has_a_loss_whatever_the_model_takes(
     seconds, speed = found["eval_runtime"], found["eval_samples_per_second"]
     rows = trainer.num_examples(trainer.get_eval_dataloader())
     assert speed * seconds == pytest.approx(rows, rel=0, abs=1e-4 * speed + 1e-3 * seconds)
+
+
+def test_rows_without_a_label_are_left_out_of_a_classifiers_loss(tmp_path: Path, photo: Any):
+    with ShardWriter(tmp_path / "shards", shard_rows=12) as writer:
+        for i in range(12):  # batches of 4: two labels, none, four
+            label = None if i in (0, 2, 4, 5, 6, 7) else i % 5
+            writer.write(Sample(f"{i:04d}", photo(40, 40, seed=i), ImageInfo("JPEG", 40, 40, 1), ["x"], label=label))
+    data = {"shards": str(tmp_path / "shards"), "global_batch_size": 4, "image_size": 32}
+    data |= {"shuffle": False, "transform": "eval"}
+    sizes: dict[str, Any] = {"image_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = ViTForImageClassification(ViTConfig(**sizes, intermediate_size=16, patch_size=16, num_labels=5))
+    wanted: list[float] = []
+    for batch in Loader.from_config(data):
+        labelled = batch["labels"] >= 0
+        logits = model(pixel_values=normalized(batch["pixel_values"])).logits[labelled]
+        wanted.append(float(cross_entropy(logits, batch["labels"][labelled])) if labelled.any() else 0.0)
+    keep = KeepGradients()
+    trainer = LoaderTrainer(data, model=model, args=arguments(tmp_path, learning_rate=0.0), callbacks=[keep])
+    trainer.train()
+    logged = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert logged == pytest.approx(wanted, abs=1e-4)
+    assert [any(float(g.abs().max()) for g in kept) for kept in keep.kept] == [True, False, True]
+    assert all(bool(g.isfinite().all()) for kept in keep.kept for g in kept)
 
 
 @pytest.mark.parametrize("asked", [{"eval_strategy": "epoch"}, {"eval_strategy": "steps"}, {"eval_on_start": True}])
