@@ -6,7 +6,7 @@
     torchrun --nproc-per-node 8 -m mmdata evaluate runs/scenes
 
 classes.json: {"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}; label 0 is the first class.
-Shards of labels only that name their classes need no file.
+Shards that name their classes need no file, and each name alone is then a prompt; a file may give templates as well.
 Writes a JSON file (RUN/evaluation.json unless --out is given) and prints a table. Under torchrun each rank embeds its
 share of the rows and pairs, and rank 0 writes; the numbers are those of one process.
 """
@@ -25,7 +25,7 @@ from rich.table import Table
 
 from mmdata.atomic import write_whole
 from mmdata.cli import Parser, run
-from mmdata.commands.evaluate import classes_of_labels, evaluate_pairs, evaluate_shards
+from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards, named_classes
 from mmdata.compositional import read_pairs
 from mmdata.config.data import ValConfig, val_in_words
 from mmdata.errors import ConfigError, printable
@@ -45,7 +45,7 @@ def main() -> int:
     if not val and options.pairs is None:
         raise ConfigError("nothing to evaluate on: the run has no data.val; give --shards or --pairs")
     if val and classes is None:
-        classes = classes_of_labels(trained, options.shards)
+        classes = named_classes(trained, options.shards)
     if not val and classes is not None:
         raise ConfigError("--classes needs images with labels: the run has no data.val; give --shards")
     if options.pairs is not None:
@@ -89,7 +89,8 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
             table.add_row(name.replace("_", " "), *(percent(scores[f"{name}_r{k}"]) for k in (1, 5, 10)))
         console.print(table)
     if "zero_shot_top1" in scores:
-        table = Table("zero-shot", "top 1", "top 5", "chance")
+        prompts = ", ".join(f'"{template}"' for template in scores["templates"])
+        table = Table("zero-shot", "top 1", "top 5", "chance", title=escape(printable(f"classes named by {prompts}")))
         table.add_row("accuracy", *(percent(scores[f"zero_shot_{name}"]) for name in ("top1", "top5", "chance")))
         console.print(table)
     if "compositional" in scores:

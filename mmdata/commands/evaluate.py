@@ -100,12 +100,12 @@ def evaluate_shards(
     if classes is not None:
         assert features.labels is not None, "checked before"
         prompts = embed_prompts(trained.model, classes, trained.tokenizer)
-        scores |= zero_shot(features.image, features.labels, prompts)
+        scores |= {"templates": classes.templates, **zero_shot(features.image, features.labels, prompts)}
     return {**scores, "rows_masked": masked}
 
 
-def classes_of_labels(trained: TrainedRun, shards: str | None) -> Classes | None:
-    """The classes of shards of labels only, by the names in the shards; None if these have none, or captions.
+def named_classes(trained: TrainedRun, shards: str | None) -> Classes | None:
+    """The classes of labelled shards by the names in the shards, each name alone as a prompt; None if there are none.
 
     The run's own names may be numbered otherwise, so they serve only where they are given.
 
@@ -117,8 +117,8 @@ def classes_of_labels(trained: TrainedRun, shards: str | None) -> Classes | None
     if shards is not None:
         data = data.model_copy(update={"val": ValConfig(shards=shards)})
     index = open_index(evaluation_data(data))
-    names = None if index.has_captions else index.class_names
-    return Classes(classes=names) if names else None
+    labelled = index.has_labels and int(index.column("label")[: data.max_rows].max()) >= 0
+    return Classes(classes=index.class_names) if index.class_names and labelled else None
 
 
 def _check_labels(index: Index, classes: Classes, data: DataConfig) -> None:

@@ -13,7 +13,7 @@ import webdataset
 from PIL import Image
 
 import mmdata
-from mmdata.commands.evaluate import classes_of_labels, evaluate_shards
+from mmdata.commands.evaluate import evaluate_shards, named_classes
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, DataError
@@ -244,12 +244,12 @@ def test_zero_shot_classification_of_shards_of_labels(folder, tmp_path, images):
         r'JSON such as {"classes": \["dog", "cat"\], "templates"',
     ):
         evaluate_shards(trained, str(folder))
-    assert classes_of_labels(trained, str(folder)) is None  # numbers without names
+    assert named_classes(trained, str(folder)) is None  # numbers without names
     (tmp_path / "named").mkdir()
     members = [(f"{i}.{e}", d) for i in range(3) for e, d in (("jpg", images[i]), ("cls", CLASSES[i].encode()))]
     (tmp_path / "named/0.tar").write_bytes(make_tar(members))
     build_index(tmp_path / "named")
-    assert classes_of_labels(trained, str(tmp_path / "named")) == Classes(classes=CLASSES)
+    assert named_classes(trained, str(tmp_path / "named")) == Classes(classes=CLASSES)
 
 
 def test_a_label_of_a_class_name_is_numbered(tmp_path, images):

@@ -10,7 +10,7 @@ from PIL import Image
 
 import mmdata
 from mmdata import Loader
-from mmdata.commands.evaluate import evaluate_shards
+from mmdata.commands.evaluate import evaluate_shards, named_classes
 from mmdata.config.data import evaluation_data
 from mmdata.errors import DataError
 from mmdata.train.evaluation.embedding import embed
@@ -104,6 +104,15 @@ def test_load_run_pillow_image_of_a_large_jpeg_differs_little(make_run: MakeRun,
     path = photos / "raw" / "03.jpg"
     fast, full = run.preprocess(path).float(), run.preprocess(Image.open(path)).float()
     assert 0 < (fast - full).abs().mean() < 2
+
+
+def test_evaluate_names_the_classes_of_captioned_shards_by_itself(make_run: MakeRun):
+    run = TrainedRun.load(make_run())
+    classes = named_classes(run, None)
+    assert classes == Classes(classes=["dog", "cat"], templates=["{}"])
+    scores = evaluate_shards(run, None, classes)
+    assert scores["templates"] == ["{}"]
+    assert (scores["zero_shot_chance"], scores["texts"]) == (0.5, 12)
 
 
 def test_load_run_scores_are_those_of_evaluate(make_run: MakeRun, photos: Path):
