@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mmdata.cli import Parser, progress_in_bytes, run
 from mmdata.commands.next_commands import next_commands
-from mmdata.errors import counted, printable
+from mmdata.errors import Reason, counted, printable
 from mmdata.shards import IndexReport, build_index
 from mmdata.shards.build import MakeTokenizer
 from mmdata.shards.columns.encode import CountTokens
@@ -100,8 +100,8 @@ def account_lines(report: IndexReport) -> list[str]:
     reasons = Counter(line["reason"] for line in report.quarantined)
     lines += [f"quarantined: {count} {reason}" for reason, count in reasons.most_common()]
     lines += [f"lost: {accounts['lost'][loss]} {loss}; the first: {first}" for loss, first in report.lost.items()]
-    for damage in accounts.get("damaged_shards", {}).values():
-        lines.append(f"damaged: {damage}; the samples before it are indexed")
+    for name, damage in accounts.get("damaged_shards", {}).items():
+        lines.append(f"damaged: {damage}; the samples before it are indexed{_unread(report, name)}")
     folder, shards = report.folder, report.manifest.num_shards
     if report.only_counted:
         return [
@@ -114,6 +114,14 @@ def account_lines(report: IndexReport) -> list[str]:
         f"{accounts['quarantined']:,} quarantined; {counted(shards, 'shard')}, "
         f"{counted(accounts['ignored_members'], 'member')} ignored; index in {folder}",
     ]
+
+
+def _unread(report: IndexReport, shard: str) -> str:
+    """What of a damaged tar nobody has counted, in words; "" if the place of the damage is not known."""
+    reason = Reason.DAMAGED_SHARD.value
+    found = [line for line in report.quarantined if (line["shard"], line["reason"]) == (shard, reason)]
+    size = sum(entry.bytes for entry in report.manifest if entry.name == shard)
+    return f", what follows byte {found[0]['offset']:,} of {size:,} is not counted" if found else ""
 
 
 def _trainer(vocab_size: int) -> MakeTokenizer:

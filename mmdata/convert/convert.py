@@ -14,7 +14,7 @@ from mmdata.convert.output import Run, are_complete, open_outputs
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Source
 from mmdata.convert.sources import open_source
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError, DamagedShard, DataError
 from mmdata.shards import Manifest
 from mmdata.shards.folder import local_folder
 from mmdata.transform.text import Tokenizer
@@ -76,7 +76,11 @@ def convert(
     if path.is_dir() and config.table is None and folder.resolve().is_relative_to(path.resolve()):
         raise ConfigError(f"output '{folder}' lies inside the source '{path}'; choose a folder beside it")
     with open_outputs(folder, PARTS if config.val_share else ()) as outputs:
-        corpus = open_source(path, config)
+        try:
+            corpus = open_source(path, config)
+        except DamagedShard as error:
+            instead = f"or leave the tars as they are and index what can be read: `mmdata index {path} --skip-damaged`"
+            raise DamagedShard(error.what, f"{error.remedy}; {instead}", error.sample) from error
         tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
         run = _describe(corpus, config, tokenizer)
         was_complete = are_complete(outputs, run, overwrite=overwrite)

@@ -17,6 +17,7 @@ import pytest
 from mmdata.errors import DataError
 from mmdata.shards import Index, Manifest, build, build_index, verify
 from mmdata.shards.staging import STAGING_NAME
+from tools.index import account_lines
 
 NUM_SHARDS = 4
 
@@ -90,6 +91,11 @@ def test_skip_damaged_indexes_the_samples_before_the_damage(folder):
     assert damaged["3.tar"].startswith("shard '3.tar': is an HTML page, not a tar")
     (line,) = report.quarantined
     assert (line["shard"], line["key"], line["offset"], line["reason"]) == ("1.tar", "12", start, "damaged_shard")
+    said = [line for line in account_lines(report) if line.startswith("damaged: ")]
+    size = (folder / "1.tar").stat().st_size
+    before = "the samples before it are indexed"
+    unread = f"what follows byte {start:,} of {size:,} is not counted"
+    assert said == [f"damaged: {damaged['1.tar']}; {before}, {unread}", f"damaged: {damaged['3.tar']}; {before}"]
     assert verify(folder) == []  # the damage is known
     os.truncate(folder / "1.tar", start)
     assert any("and the manifest says" in problem.detail for problem in verify(folder))
