@@ -17,7 +17,7 @@ from fsspec.compression import compr
 
 from mmdata.errors import DataError
 from mmdata.safe_read import open_regular
-from mmdata.shards.remote.fetch import display_name, is_http
+from mmdata.shards.remote.fetch import GIVE_CREDENTIALS, cause_of, display_name, is_denied, is_http, is_missing
 from mmdata.shards.remote.http import WrongAnswer
 from mmdata.streaming.resumed_http import ResumedHttpFile
 
@@ -25,6 +25,7 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2
 _CHUNK = 2**20  # bytes
 _LOOK_BEHIND = 1024  # bytes; `read_members` reads the two blocks that end a tar a second time
 _NO_END = 2**63 - 1
+_GO_ON = "data.skip_damaged goes on with the next shard, and counts the loss"
 
 
 class ForwardFile:
@@ -118,7 +119,10 @@ def _open(shard: str, name: str) -> Any:
 def _unreadable(name: str, offset: int, error: Exception) -> DataError:
     if isinstance(error, WrongAnswer):
         return DataError(f"shard '{name}': {error}")
-    return DataError(
-        f"shard '{name}', byte {offset}: cannot be read ({type(error).__name__}: {error}); "
-        "is it whole, and its server up? data.skip_damaged goes on with the next shard, and counts the loss"
-    )
+    if "://" in name and is_denied(error):
+        remedy = GIVE_CREDENTIALS
+    elif "://" in name and is_missing(error):
+        remedy = f"upload it, or correct the URL; {_GO_ON}"
+    else:
+        remedy = f"is it whole, and its server up? {_GO_ON}"
+    return DataError(f"shard '{name}', byte {offset}: cannot be read ({cause_of(error)}); {remedy}")

@@ -104,7 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(answer.body)))
+        if "Content-Length" not in answer.headers:
+            self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         if self.command == "HEAD":
             return
@@ -121,7 +122,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             connection.request(self.command, self.path, content or None, dict(self.headers))
             response = connection.getresponse()
-            dropped = {"content-length", "transfer-encoding", "connection", "server", "date"}
+            dropped = {"transfer-encoding", "connection", "server", "date"}
+            if self.command != "HEAD":  # whose answer has no body, but the size of the file, which s3fs asks for
+                dropped.add("content-length")
             headers = {name: value for name, value in response.getheaders() if name.lower() not in dropped}
             return Answer(response.status, headers, response.read())
         finally:

@@ -56,6 +56,12 @@ _NO_CREDENTIALS = {
 
 _QUERY = re.compile(r"\?[^\s'\">]+")
 
+GIVE_CREDENTIALS = (
+    "give the credentials that this protocol takes from the environment "
+    "(AWS_PROFILE or AWS_ACCESS_KEY_ID for s3, GOOGLE_APPLICATION_CREDENTIALS for gs, HF_TOKEN for hf)"
+)
+"""The remedy in the error of a request that was denied."""
+
 T = TypeVar("T")
 
 
@@ -100,7 +106,7 @@ class RemoteFolder:
             except (DataError, ConfigError) as error:
                 cause = error.__cause__
                 # A bucket that may not be listed answers 403 for what it does not hold: denied counts as missing.
-                if not (_missing(cause) or _status(cause) == 403 or isinstance(cause, PermissionError)):
+                if not (is_missing(cause) or _status(cause) == 403 or isinstance(cause, PermissionError)):
                     raise
                 missing = missing or error
         assert missing is not None
@@ -283,12 +289,27 @@ def _status(error: BaseException | None) -> int | None:
     return int(found) if str(found).isdecimal() else None
 
 
-def _denied(error: BaseException) -> bool:
+def cause_of(error: BaseException) -> str:
+    """Type and message of a failed request, in one line: what the server or the network said."""
+    # s3fs takes args[0] of the OSError of a failed read. A timeout of fsspec has no arguments, so that an IndexError
+    # comes instead; the exceptions that led to it have the server's message.
+    while isinstance(error, IndexError) or not str(error):
+        deeper = error.__cause__ or error.__context__
+        if deeper is None:
+            break
+        error = deeper
+    # The signature in a URL's query is a secret.
+    return _QUERY.sub("?…", f"{type(error).__name__}: {error}".replace("\n", " "))[:300]
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether credentials are missing or not accepted."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return isinstance(error, PermissionError) or bool(names & _NO_CREDENTIALS) or _status(error) in _DENIED
 
 
-def _missing(error: BaseException | None) -> bool:
+def is_missing(error: BaseException | None) -> bool:
+    """Whether the server says that the file or its bucket does not exist."""
     return isinstance(error, FileNotFoundError) or _status(error) in (404, 410)
 
 
@@ -299,7 +320,7 @@ def _may_pass(error: BaseException) -> bool:
         *(WrongAnswer, DataError, Interrupted),
     )
     return not (
-        not isinstance(error, Exception) or isinstance(error, final) or _denied(error) or _status(error) in _FINAL
+        not isinstance(error, Exception) or isinstance(error, final) or is_denied(error) or _status(error) in _FINAL
     )
 
 
@@ -308,14 +329,10 @@ def _explained(error: Exception, name: str, start: int, attempts: int) -> Except
         return error
     if isinstance(error, WrongAnswer):
         return DataError(f"'{name}': {error}")
-    # The signature in a URL's query is a secret.
-    cause = _QUERY.sub("?…", f"{type(error).__name__}: {error}".replace("\n", " "))[:300]
-    if _denied(error):
-        return ConfigError(
-            f"'{name}': access denied ({cause}); give the credentials that this protocol takes from the environment "
-            "(AWS_PROFILE or AWS_ACCESS_KEY_ID for s3, GOOGLE_APPLICATION_CREDENTIALS for gs, HF_TOKEN for hf)"
-        )
-    if _missing(error):
+    cause = cause_of(error)
+    if is_denied(error):
+        return ConfigError(f"'{name}': access denied ({cause}); {GIVE_CREDENTIALS}")
+    if is_missing(error):
         return DataError(f"'{name}': no such file; upload it, or correct the URL")
     if _status(error) == 416:
         return DataError(f"'{name}': ends before byte {start}: shorter than indexed; upload it again, or index it anew")
