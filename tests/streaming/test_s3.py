@@ -89,9 +89,7 @@ def test_a_denied_request_and_missing_credentials_name_what_to_set(server: Serve
 
 def test_a_timeout_of_the_bucket_is_named_and_not_an_index_error(server: Server):
     server.answers["/bucket/a.tar"] = refusal(400, "RequestTimeout", "your socket was idle")
-    expected = (
-        "shard 's3://bucket/a.tar', byte 0: cannot be read (TimeoutError: your socket was idle); is it whole"
-    )
+    expected = "shard 's3://bucket/a.tar', byte 0: cannot be read (TimeoutError: your socket was idle); is it whole"
     assert error_of("s3://bucket/a.tar").startswith(expected)
 
 
