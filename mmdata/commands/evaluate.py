@@ -15,7 +15,7 @@ from rich.progress import track
 from mmdata.batch import Batch
 from mmdata.compositional import load_pairs
 from mmdata.config.data import DataConfig, ValConfig, evaluation_data, val_in_words
-from mmdata.errors import ConfigError, DataError, excerpt
+from mmdata.errors import ConfigError, DataError, counted, excerpt
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
 from mmdata.shards import Index
@@ -90,8 +90,9 @@ def evaluate_shards(
     with of_evaluation(named):
         features = embed(trained.model, batches, source=loader, autocast_dtype=trained.autocast_dtype)
     masked: dict[str, int] = loader.merge_states(_states_of_ranks(loader))["rows_masked"]
+    listed = "" if ledger is None else f", listed in {ledger.with_name(ledger.name.replace(f'rank{rank}', 'rank*'))}"
     for reason, count in masked.items():
-        line = f"left out: {count:,} rows that could not be loaded ({reason})"
+        line = f"left out: {counted(count, 'row')} that could not be loaded ({reason}){listed}"
         Console(stderr=True, quiet=rank > 0).print(line, soft_wrap=True)
     if not len(features.rows):
         raise DataError(f"shards '{data.shards}': none of the {loader.plan.num_rows:,} rows could be loaded")

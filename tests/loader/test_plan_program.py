@@ -98,7 +98,7 @@ def test_plan_program_takes_a_folder_of_shards_and_says_what_it_assumes(corpus):
         [sys.executable, str(TOOLS / "plan.py"), shards, "data.image_size=32"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert "50 rows in 1 steps" in done.stdout
+    assert "50 rows in 1 step " in done.stdout
     counted_by = corpus.index.tokenizer
     assert (
         "no config is given; assumed: data.global_batch_size=50, "

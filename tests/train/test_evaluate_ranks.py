@@ -123,8 +123,11 @@ def test_evaluate_under_torchrun_measures_what_one_process_does(
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "scores.json").read_text()) == alone
     assert done.stdout.count("→") == 1, "one rank prints and writes"
-    assert done.stderr.count("left out: 1 rows that could not be loaded") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]
+    listed = tmp_path / "scores-ledger-rank*.jsonl"
+    assert done.stderr.count(f"left out: 1 row that could not be loaded (file_changed), listed in {listed}") == 1
+    (ledger,) = tmp_path.glob(listed.name)  # of the rank that had the row
+    assert json.loads(ledger.read_text())["row"] == 11
+    assert {path.name for path in tmp_path.iterdir()} == {"scores.json", ledger.name}
 
 
 def test_pairs_of_all_ranks_are_those_of_one_process(folder: Path):
