@@ -19,6 +19,7 @@ from mmdata.errors import ConfigError, DataError, counted, excerpt
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
 from mmdata.shards import Index
+from mmdata.train.evaluation.embedding import Features
 from mmdata.train.evaluation.evaluate import compositional, embed, score_retrieval, zero_shot
 from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes, embed_prompts
 from mmdata.train.ranks import collectives
@@ -99,9 +100,7 @@ def evaluate_shards(
     if features.text is not None:
         scores = score_retrieval(features, share=True)
     if classes is not None:
-        assert features.labels is not None, "checked before"
-        prompts = embed_prompts(trained.model, classes, trained.tokenizer)
-        scores |= {"templates": classes.templates, **zero_shot(features.image, features.labels, prompts)}
+        scores |= _zero_shot(trained, features, classes, named)
     return {**scores, "rows_masked": masked}
 
 
@@ -120,6 +119,26 @@ def named_classes(trained: TrainedRun, shards: str | None) -> Classes | None:
     index = open_index(evaluation_data(data))
     labelled = index.has_labels and int(index.column("label")[: data.max_rows].max()) >= 0
     return Classes(classes=index.class_names) if index.class_names and labelled else None
+
+
+def _zero_shot(trained: TrainedRun, features: Features, classes: Classes, data: DataConfig) -> dict[str, Any]:
+    """Accuracy with the templates of its prompts; empty, with a warning, if captions can be scored and no label can.
+
+    Args:
+        data: of the run; its `val` names the rows.
+    """
+    assert features.labels is not None, "checked before"
+    # Few rows of a corpus may have labels, and none of those be a row to evaluate on: the retrieval scores are kept.
+    if features.text is not None and not bool((features.labels >= 0).any()):
+        if collectives.rank() == 0:
+            logger.warning(
+                "%s: none of the %s rows that were loaded has a label; zero-shot accuracy is left out",
+                val_in_words(data),
+                f"{len(features.rows):,}",
+            )
+        return {}
+    prompts = embed_prompts(trained.model, classes, trained.tokenizer)
+    return {"templates": classes.templates, **zero_shot(features.image, features.labels, prompts)}
 
 
 def _check_labels(index: Index, classes: Classes, data: DataConfig) -> None:

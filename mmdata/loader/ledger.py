@@ -22,6 +22,8 @@ MIN_ROWS_FOR_RATE = 1000
 """Rows seen before the share of bad rows is checked: among fewer rows a share says little."""
 MIN_FAILED_TRANSFORMS = 4
 """Rows that a transform must have failed on, with no row usable, to be called defective: a row may be at fault."""
+USUAL_BAD_SHARE = 0.05
+"""Default of max_bad_share. A higher one says that rows are expected to fail, perhaps all of the first ones."""
 KEPT_ENTRIES = 10_000
 """Entries that a ledger keeps in memory; a file holds all (`Ledger.write_to`)."""
 
@@ -171,7 +173,7 @@ class Ledger(Sequence[LedgerEntry]):
 
         Raises:
             DataError: with one rank, more than `max_bad_share` of the rows could not be used; with any number, the
-                transform failed on each of the first rows.
+                transform failed on each of the first rows, and `max_bad_share` is not above its default.
         """
         # Each reason is logged once: a corpus with a common fault would flood the log.
         logged = set(self.own.masked)
@@ -199,17 +201,23 @@ class Ledger(Sequence[LedgerEntry]):
     def _check_transform(self) -> None:
         """Raise a DataError if no row could be used so far and the transform failed on enough of them.
 
-        This is a defect in code, which every rank has: each may end at once.
+        This is a defect in code, which every rank has, so each may end without the others.
         """
+        # All rows of a batch have one image shape: a transform that fails on that shape alone can fail on every row of
+        # the first batches, and the share of the corpus may still be one that the user allows. So the share decides.
+        if self._max_bad_share > USUAL_BAD_SHARE:
+            return
         failed, counts = self.own.masked[Reason.TRANSFORM_FAILED.value], self.counts
-        if failed < MIN_FAILED_TRANSFORMS or counts.masked.total() < counts.seen or self._max_bad_share >= 1:
+        if failed < MIN_FAILED_TRANSFORMS or counts.masked.total() < counts.seen:
             return
         first = next(entry for entry in self._entries if entry.reason == Reason.TRANSFORM_FAILED.value)
         # A stream has no index to find the row in.
         command = f"; `mmdata replay CONFIG {first.row} --epoch {first.epoch}` makes this row alone"
         raise DataError(
             f"data.transform failed on {failed} of the first {counts.seen} rows, and no row could be used; the first: "
-            f"shard '{first.shard}', sample '{first.key}': {first.detail}{command if first.offset >= 0 else ''}"
+            f"shard '{first.shard}', sample '{first.key}': {first.detail}{command if first.offset >= 0 else ''}. If it "
+            "fails on images of one shape only, and they may be left out: a data.loading.max_bad_share above "
+            f"{USUAL_BAD_SHARE:.0%} lets the share of all rows decide"
         )
 
     def check(self) -> None:

@@ -148,10 +148,27 @@ def test_loader_raises_at_the_first_batch_where_a_transform_fails_on_all_rows(co
     loader = corpus.loader(transform=floats, image_buckets=[[32, 32]])
     message = (
         r"^data\.transform failed on 8 of the first 8 rows, and no row could be used; the first: shard '.*', sample "
-        r"'.*': returned torch\.float32 .* leave ToDtype.*; `mmdata replay CONFIG \d+ --epoch 0` makes this row alone$"
+        r"'.*': returned torch\.float32 .* leave ToDtype.*; `mmdata replay CONFIG \d+ --epoch 0` makes this row "
+        r"alone\. If it fails on images of one shape only"
     )
     with pytest.raises(DataError, match=message):
         next(iter(loader))
+
+
+def test_loader_leaves_a_transform_that_fails_on_one_shape_to_the_share_that_was_raised(corpus: Corpus):
+    first = tuple(next(iter(corpus.loader()))["pixel_values"].shape[2:])
+
+    def picky(image: torch.Tensor, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+        if shape == first:  # all rows of the first batch, which has one shape
+            raise RuntimeError("not this shape")
+        return torch.zeros(3, *shape, dtype=torch.uint8)
+
+    loader = corpus.loader(transform=picky, max_bad_share=0.9)
+    usable = [bool(batch["valid"].any()) for batch in loader]
+    assert not usable[0]
+    assert any(usable)
+    with pytest.raises(DataError, match=r"images of one shape only, .* data\.loading\.max_bad_share above 5% lets"):
+        next(iter(corpus.loader(transform=picky)))
 
 
 def test_loader_refuses_a_transform_of_the_image_alone_when_it_is_made(corpus: Corpus):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import pickle
+import re
 import warnings
 from pathlib import Path
 
@@ -12,12 +14,14 @@ import mmdata
 from mmdata import Loader
 from mmdata.commands.evaluate import evaluate_shards, named_classes
 from mmdata.config.data import evaluation_data
+from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
 from mmdata.train.evaluation.embedding import embed
 from mmdata.train.evaluation.evaluate import zero_shot
 from mmdata.train.evaluation.prompts import Classes, embed_prompts
 from mmdata.trained import TrainedRun
-from tests.trained.conftest import MakeRun
+from tests.conftest import make_photo
+from tests.trained.conftest import MakeRun, write_run
 
 PATCHES = {
     "model_type": "siglip2",
@@ -113,6 +117,26 @@ def test_evaluate_names_the_classes_of_captioned_shards_by_itself(make_run: Make
     scores = evaluate_shards(run, None, classes)
     assert scores["templates"] == ["{}"]
     assert (scores["zero_shot_chance"], scores["texts"]) == (0.5, 12)
+
+
+def test_evaluate_without_a_label_among_its_rows_scores_retrieval(
+    photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    lines: list[dict[str, str]] = [{"path": f"{i}.jpg", "caption": f"picture {i}"} for i in range(12)]
+    for i, line in enumerate(lines):
+        (tmp_path / line["path"]).write_bytes(make_photo(40, 40, seed=i))
+    lines[0]["label"] = "dog"  # the only label, of a row that data.val.share leaves to the training
+    (tmp_path / "captions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shards = str(tmp_path / "shards")
+    convert(tmp_path / "captions.jsonl", shards, ConvertConfig(train_tokenizer=300))
+    data = {"shards": shards, "tokenizer": f"{shards}/tokenizer", "val": {"share": 0.4}}
+    run = TrainedRun.load(write_run(tmp_path, photos, {"name": "micro"}, **data))
+    classes = named_classes(run, None)
+    assert classes == Classes(classes=["dog"])
+    scores = evaluate_shards(run, None, classes)
+    assert scores["texts"] == scores["rows"] > 0
+    assert "zero_shot_top1" not in scores
+    assert re.search(r"none of the \d+ rows that were loaded has a label; zero-shot accuracy is left out", caplog.text)
 
 
 def test_load_run_scores_are_those_of_evaluate(make_run: MakeRun, photos: Path):
