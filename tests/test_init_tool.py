@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,7 @@ from mmdata.commands.starter import Machine, Starter, choose_share, config_text
 from mmdata.config import load_config
 from mmdata.config.data import evaluation_data
 from mmdata.convert import ConvertConfig, convert
+from mmdata.transform.text import Tokenizer
 
 TOOLS = Path(__file__).parents[1] / "tools"
 CPU = Machine(cores=2)
@@ -270,7 +272,13 @@ def test_init_says_in_one_line_what_it_cannot_do(run, tmp_path: Path):
         (tmp_path / "broken" / f"{i}.png").write_bytes(b"no image")
         (tmp_path / "broken" / f"{i}.txt").write_text("a caption")
     said = run("init", "broken", code=2)
-    assert "source 'broken': none of its first 3 rows can be used (not_an_image); `mmdata convert broken OUT`" in said
+    assert "source 'broken': none of 3 rows looked at can be used (not_an_image); `mmdata convert broken OUT`" in said
+    make_folder(tmp_path / "a --split in a name", 40)
+    for name in ("one.csv", "two.csv"):
+        (tmp_path / "a --split in a name" / name).write_text("a,b\n")
+    for caption in (tmp_path / "a --split in a name").glob("*.txt"):
+        caption.unlink()
+    assert "it has tables (one.csv, two.csv): give one as the source" in run("init", "a --split in a name", code=2)
     (tmp_path / "odd.csv").write_text("picture,words\n1.png,one\n")
     said = run("init", "odd.csv", code=2)
     assert re.search(
@@ -278,7 +286,7 @@ def test_init_says_in_one_line_what_it_cannot_do(run, tmp_path: Path):
     )
     (tmp_path / "gone.csv").write_text("filepath,caption\ngone.png,one\n")
     said = run("init", "gone.csv", code=2)
-    assert "none of its first 1 rows can be used (missing_image); `mmdata convert gone.csv OUT` lists each with" in said
+    assert "none of 1 row looked at can be used (missing_image); `mmdata convert gone.csv OUT` lists each with" in said
     assert f"; the table's paths are relative to '{tmp_path}', and '{tmp_path}/gone.png' does not exist: " in said
     assert said.endswith(
         "--images FOLDER; that is an option of `mmdata convert gone.csv OUT`: then `mmdata init OUT`\n"
@@ -291,17 +299,23 @@ def test_init_of_the_train_part_of_a_conversion_evaluates_on_its_val_part(run, t
     convert(tmp_path / "photos", tmp_path / "out", ConvertConfig(val_share=0.3))
     parts = [len(Index.open(tmp_path / "out" / part)) for part in ("train", "val")]
     assert sum(parts) == 50
-    run("index", "out/train", "--tokenizer", "clip")
-    said = run("init", "out/train")
-    assert (
-        "out/val is not evaluated on, since this tokenizer has not counted its captions: `mmdata index out/val "
-        "--tokenizer clip` counts them; then write `val: {shards: out/val}` in out.yaml\n"
-    ) in said
-    config = check_config(tmp_path / "out.yaml")
-    assert config.data.val.shards is None, "val is not counted by the tokenizer of train"
+    shutil.copytree(tmp_path / "out", tmp_path / "other")
+    run("index", "other/train", "--tokenizer", "clip")
+    run("index", "other/val", "--train-tokenizer", "300")
+    said = run("init", "other/train")
+    command = re.search(r"other/val is not evaluated on, since another tokenizer .*: `mmdata (index .*)` counts", said)
+    assert command is not None
+    assert "then write `val: {shards: other/val-index}` in other.yaml\n" in said
+    run(*command[1].split())
+    config = check_config(tmp_path / "other.yaml").data
+    assert config.val.shards is None
+    assert Index.open("other/val-index").tokenizer == Tokenizer.load(config.tokenizer or "").fingerprint
 
-    run("index", "out/val", "--tokenizer", "clip")
-    assert "not evaluated on" not in run("init", "out/train", "--overwrite")
+    said = run("init", "out/train")  # counts both in their place
+    assert "counting the captions of out/train; the tars stay unchanged\n" in said
+    assert "counting the captions of out/val\n" in said
+    assert "not evaluated on" not in said
+    assert not (tmp_path / "shards").exists()
     config = check_config(tmp_path / "out.yaml")
     assert (config.data.val.shards, config.data.val.share) == ("out/val", None)
     assert f"# {parts[1]} rows to evaluate on" in (tmp_path / "out.yaml").read_text()

@@ -6,7 +6,8 @@
     torchrun --nproc-per-node 8 -m mmdata evaluate runs/scenes
 
 classes.json: {"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}; label 0 is the first class.
-Shards that name their classes need no file, and each name alone is then a prompt; a file may give templates as well.
+Shards that name their classes need no file: prompts are then made as `mmdata convert --caption-template` made the
+captions, or are the names alone.
 Writes a JSON file (RUN/evaluation.json unless --out is given) and prints a table. Under torchrun each rank embeds its
 share of the rows and pairs, and rank 0 writes; the numbers are those of one process.
 """
@@ -53,6 +54,7 @@ def main() -> int:
     scores: dict[str, Any] = {"step": trained.step, "epoch": trained.epoch}
     path = trained.checkpoint
     out = options.out or (options.run / EVALUATION if options.run.is_dir() else path.with_suffix(".evaluation.json"))
+    out.parent.mkdir(parents=True, exist_ok=True)
     if val:
         scores["shards"] = val_in_words(trained.config.data.model_copy(update={"val": val}))
         ledger = out.with_name(f"{out.stem}-ledger-rank{collectives.rank()}.jsonl")

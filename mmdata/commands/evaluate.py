@@ -105,9 +105,10 @@ def evaluate_shards(
 
 
 def named_classes(trained: TrainedRun, shards: str | None) -> Classes | None:
-    """The classes of labelled shards by the names in the shards, each name alone as a prompt; None if there are none.
+    """The classes of labelled shards by the names in the shards; None if there are none.
 
-    The run's own names may be numbered otherwise, so they serve only where they are given.
+    The prompts are made as the captions were, if `mmdata convert --caption-template` made these of the names; else each
+    is a name alone. The run's own names may be numbered otherwise, so they serve only where they are given.
 
     Args:
         trained: the model.
@@ -117,8 +118,14 @@ def named_classes(trained: TrainedRun, shards: str | None) -> Classes | None:
     if shards is not None:
         data = data.model_copy(update={"val": ValConfig(shards=shards)})
     index = open_index(evaluation_data(data))
-    labelled = index.has_labels and int(index.column("label")[: data.max_rows].max()) >= 0
-    return Classes(classes=index.class_names) if index.class_names and labelled else None
+    names = index.class_names
+    if not (names and index.has_labels and len(index)):
+        return None
+    # A label beyond the names would be an error in a file of classes; nobody has given one.
+    if not 0 <= int(index.column("label")[: data.max_rows].max()) < len(names):
+        return None
+    run = (index.manifests[0].accounts or {}).get("run") or {}
+    return Classes(classes=names, templates=run.get("settings", {}).get("caption_templates") or ["{}"])
 
 
 def _zero_shot(trained: TrainedRun, features: Features, classes: Classes, data: DataConfig) -> dict[str, Any]:

@@ -112,7 +112,9 @@ class Init:
             self.say(f"  other parts: {shown(found.other_parts)}")
         if found.kind == "tars":
             refuse_labels_only(found)
-        out = str(found.path) if found.kind == "shards" else self.request.shards or f"shards/{found.name}"
+        out = self.request.shards or f"shards/{found.name}"
+        if found.kind == "shards" or found.is_converted:
+            out = str(found.path)
         chosen = self._choose_tokenizer(found)
         if self.request.dry_run:
             return self._rehearse(found, path, out, chosen)
@@ -120,6 +122,8 @@ class Init:
             self._convert(found, out, chosen)
         elif found.kind == "tars":
             self._index(found, out, chosen)
+        if found.kind == "shards" or found.is_converted:
+            self._count_val(chosen.name or f"{out}/tokenizer")
         index = Index.open(out)
         facts = facts_of_index(index)
         if found.kind != "shards":
@@ -135,7 +139,8 @@ class Init:
         write_whole(path, text.encode())
         if facts.rows < FEW_ROWS:
             self.say(f"{facts.rows:,} rows are few: a model learns them by heart, and little about other images")
-        self.say(f"wrote {path}: {starter.epochs} epochs of {starter.steps:,} steps; each value says why it was chosen")
+        length = f"{starter.epochs} epochs of {counted(starter.steps, 'step')}"
+        self.say(f"wrote {path}: {length}; each value says why it was chosen")
         if starter.val_shards is None:
             self._say_of_validation(found, path, out, name)
         return f"{starter.launch} {shlex.quote(str(path))}"
@@ -143,10 +148,10 @@ class Init:
     def _say_of_validation(self, found: Look, path: Path, out: str, tokenizer: str) -> None:
         """Name the commands with which a validation set that the source has is evaluated on, in place of a share."""
         if (val := _part_val(self.request.source)) is not None:
-            command = shlex.join(["mmdata", "index", str(val), "--tokenizer", tokenizer])
+            command = shlex.join(["mmdata", "index", str(val), "--tokenizer", tokenizer, "--out", f"{val}-index"])
             self.say(
-                f"{val} is not evaluated on, since this tokenizer has not counted its captions: `{command}` counts "
-                f"them; then write `val: {{shards: {val}}}` in {path}"
+                f"{val} is not evaluated on, since another tokenizer has counted its captions: `{command}` counts "
+                f"them with this one; then write `val: {{shards: {val}-index}}` in {path}"
             )
         for part in found.other_parts:
             if (name := part.split("/")[-1]).lower() in VALIDATION:
@@ -196,7 +201,7 @@ class Init:
         return [] if self.request.split is None else ["--split", self.request.split]
 
     def _index(self, found: Look, out: str, chosen: ChosenTokenizer) -> None:
-        self.say(f"indexing into {out}; the tars stay where they are, unchanged")
+        self.say(_indexing(found, out))
         given, made = Tokenizer.load(chosen.name) if chosen.name else None, found.indexed
 
         def train(captions: Iterable[str], folder: Path) -> tuple[CountTokens, str]:
@@ -222,6 +227,16 @@ class Init:
             listed = ", ".join(sorted({line["reason"] for line in report.quarantined}))
             self.say(f"left out: {len(report.quarantined):,} samples ({listed}), listed in {find_ledger(Path(out))}")
 
+    def _count_val(self, tokenizer: str) -> None:
+        """Count the captions of the folder `val` beside the folder `train`, if nobody has counted them yet."""
+        val = _part_val(self.request.source)
+        if val is None or Index.open(val).tokenizer is not None:
+            return
+        self.say(f"counting the captions of {val}")
+        loaded = Tokenizer.load(tokenizer)
+        with self.bytes_bar() as progress:
+            build_index(val, count_tokens=loaded.count, tokenizer=loaded.fingerprint, progress=progress)
+
     def _starter(self, facts: Facts, index: Index | None) -> Starter:
         """The settings; with an index, the rows to evaluate on are counted, and are at least one."""
         share = choose_share(facts.rows)
@@ -238,7 +253,7 @@ class Init:
         if found.kind == "raw":
             self.say(f"would convert: {self._convert_command(found, out, chosen)}")
         elif found.kind == "tars":
-            self.say(f"would index into {out}; the tars stay where they are, unchanged")
+            self.say(f"would do so: {_indexing(found, out)}")
         starter = self._starter(found.facts, Index.open(found.path) if found.kind == "shards" else None)
         name = chosen.name or f"{out}/tokenizer"
         why = f"at most {chosen.entries:,} entries, {chosen.why}" if chosen.entries else chosen.why
@@ -262,11 +277,19 @@ class Init:
         build_plan(data, index, load_tokenizer(data))
 
 
+def _indexing(found: Look, out: str) -> str:
+    if found.is_converted:
+        return f"counting the captions of {out}; the tars stay unchanged"
+    return f"indexing into {out}; the tars stay where they are, unchanged"
+
+
 def _part_val(source: str) -> Path | None:
     """The folder `val` of a `convert --val-share`, if the source is the folder `train` of it."""
     folder = Path(source)
     val = folder.parent / "val"
-    return val if folder.name == "train" and recognize(val) is Kind.SHARDS else None
+    if folder.name != "train" or recognize(val) is not Kind.SHARDS:
+        return None
+    return val if len(Index.open(val)) else None
 
 
 def _val_beside(source: str, index: Index) -> str | None:
@@ -274,7 +297,7 @@ def _val_beside(source: str, index: Index) -> str | None:
     if (val := _part_val(source)) is None:
         return None
     other = Index.open(val)
-    return str(val) if len(other) and other.tokenizer == index.tokenizer else None
+    return str(val) if other.tokenizer == index.tokenizer else None
 
 
 def _kind(found: Look) -> str:

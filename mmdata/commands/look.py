@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.convert import ConvertConfig
-from mmdata.convert.accounts import where_looked
 from mmdata.convert.engines import threads
 from mmdata.convert.examine import Examined, Examiner
 from mmdata.convert.layouts import find_parts
+from mmdata.convert.missing import where_looked
 from mmdata.convert.packed import is_packed
 from mmdata.convert.rows import Source
 from mmdata.convert.sources import open_source
@@ -73,7 +73,7 @@ class Facts:
     @property
     def rows_in_words(self) -> str:
         """ "300 rows", or "at most 302 rows"."""
-        return f"{'' if self.rows_are_exact else 'at most '}{self.rows:,} rows"
+        return f"{'' if self.rows_are_exact else 'at most '}{counted(self.rows, 'row')}"
 
     @property
     def usable(self) -> int:
@@ -145,6 +145,12 @@ class Look:
     """Of the index that the tars have already, which lacks the lengths that a known tokenizer has counted."""
     other_parts: Sequence[str] = ()
     """Parts of the source that `split` did not choose, such as "validation"."""
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether `mmdata convert` made these shards, and no tokenizer has counted their captions yet."""
+        made = self.indexed
+        return made is not None and made.tokenizer is None and "run" in (made.accounts or {})
 
     @property
     def tars(self) -> Path:
@@ -226,7 +232,7 @@ def _facts_of_rows(path: Path, source: Source) -> Facts:
     if not samples:
         missing = next((at for reason, at in faults if reason is Reason.MISSING_IMAGE), "")
         raise DataError(
-            f"source '{path}': none of its first {len(found):,} rows can be used "
+            f"source '{path}': none of {counted(len(found), 'row')} looked at can be used "
             f"({'; '.join(sorted({str(reason) for reason, _ in faults}))}); `mmdata convert {path} OUT` lists each "
             f"with its reason{where_looked(source, missing)}"
         )

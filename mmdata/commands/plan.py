@@ -57,7 +57,7 @@ def plan_of(place: str, overrides: list[str]) -> Planned:
         data = load_config(place, overrides).data
         index = open_index(data)
         return Planned(data, index, build_plan(data, index, load_tokenizer(data), count_lengths=True))
-    part = find_part(place)
+    part = None if any(override.startswith("data.shards=") for override in overrides) else find_part(place)
     planned = _plan_of_shards(part or place, overrides)
     return replace(planned, assumed=[f"data.shards={part}", *planned.assumed]) if part else planned
 

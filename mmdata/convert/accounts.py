@@ -7,11 +7,11 @@ is neither written nor merged has a line in quarantine.jsonl.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
+from mmdata.convert.missing import where_looked
 from mmdata.convert.rows import Row, Source
 from mmdata.errors import DataError, Reason
 from mmdata.shards.texts import Losses
@@ -161,21 +161,6 @@ class Balance:
         if self._source is None or any(one.written for one in self._accounts):
             return listed
         return listed + where_looked(self._source, next((one.missing for one in self._accounts if one.missing), ""))
-
-
-def where_looked(source: Source, path: str) -> str:
-    """For a message about a table of which no image is found: where the first was looked for, and the remedy.
-
-    Args:
-        source: any; the text is empty for one without paths in a table.
-        path: of the image, as the table gives it; "" if the table holds none.
-    """
-    if source.describe()["kind"] != "table" or not path or "://" in path or os.path.isabs(path):
-        return ""
-    return (
-        f"; the table's paths are relative to '{source.root}', and '{os.path.join(source.root, path)}' does not exist: "
-        "name the folder that they are relative to with --images FOLDER"
-    )
 
 
 def add_up(accounts: Sequence[dict[str, Any]]) -> dict[str, Any]:

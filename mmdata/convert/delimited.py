@@ -54,7 +54,7 @@ class DelimitedTable(Table):
         except csv.Error as error:
             raise DataError(f"table '{self.path}': its header line does not parse: {error}") from error
         if names is None:
-            raise DataError(f"table '{self.path}': no header line with the names of its columns")
+            raise DataError(f"table '{self.path}': the file has no lines; the first is to name its columns")
         return [name.strip() for name in names]
 
     def _reader(self, lines: TextLines) -> Any:

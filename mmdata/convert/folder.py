@@ -34,10 +34,16 @@ class NeedsTable(DataError):
         tables: their paths.
     """
 
-    def __init__(self, problem: str, folder: str, names: Sequence[str]) -> None:
-        self.tables = [Path(folder, name) for name in names]
-        first = shlex.quote(str(self.tables[0]))
-        super().__init__(f"{problem}; it has tables ({', '.join(names[:3])}): give one as the source, as {first}")
+    def __init__(self, message: str, tables: Sequence[Path] = ()) -> None:
+        super().__init__(message)
+        self.tables = list(tables)
+
+    @classmethod
+    def found(cls, problem: str, folder: str, names: Sequence[str]) -> NeedsTable:
+        """The error for a folder with tables of these names."""
+        tables = [Path(folder, name) for name in names]
+        first = shlex.quote(str(tables[0]))
+        return cls(f"{problem}; it has tables ({', '.join(names[:3])}): give one as the source, as {first}", tables)
 
 
 class FolderSource:
@@ -64,7 +70,7 @@ class FolderSource:
         if not self.rows_at_most:
             problem = f"source '{folder}': no images in it; the corpus is empty"
             tables = _tables(self.root)
-            raise NeedsTable(problem, self.root, tables) if tables else DataError(problem)
+            raise NeedsTable.found(problem, self.root, tables) if tables else DataError(problem)
         self.classes: tuple[str, ...] = ()
         if not self._kinds:
             self.has_captions = False
@@ -102,7 +108,7 @@ class FolderSource:
             DataError: the folders are several parts, or there are not two folders.
         """
         if tables := _tables(self.root):
-            raise NeedsTable(f"source '{folder}': its images have no captions beside them", self.root, tables)
+            raise NeedsTable.found(f"source '{folder}': its images have no captions beside them", self.root, tables)
         names = _folders(self.root)
         if config.split is None and names and all(name.lower() in PARTS for name in names):
             self._descend(_part(self.root, names[0] if len(names) == 1 else None))

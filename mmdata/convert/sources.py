@@ -24,7 +24,7 @@ from mmdata.safe_read import check_regular
 
 IMAGE_COLUMNS = (
     *("filepath", "file_path", "image", "image_path", "path", "file_name", "filename"),
-    *("image_name", "image_file", "img", "img_path", "jpg", "image_bytes"),
+    *("image_name", "image_file", "img", "img_path", "file", "jpg", "image_bytes"),
 )
 CAPTION_COLUMNS = ("caption", "captions", "text", "title", "sentence", "sentences", "comment", "raw")
 LABEL_COLUMNS = ("label", "class", "cls", "labels", "class_name", "category")
@@ -62,6 +62,10 @@ def open_source(path: Path, config: ConvertConfig) -> Source:
             source = FolderSource(path, config)
         except NeedsTable as error:
             return _only_table(path, error, config)
+        except (ConfigError, DataError):
+            if (table := _table_with_parts(path, config)) is None:
+                raise
+            return table
         refuse_strangers(path, config, Kind.FOLDER)
         return source
     if path.is_dir():
@@ -78,6 +82,19 @@ def _only_table(path: Path, error: NeedsTable, config: ConvertConfig) -> TableSo
         return TableSource(table.parent, [table], config.model_copy(update={"split": None}))
     except (ConfigError, DataError) as unusable:
         raise type(unusable)(f"source '{path}' was read by its only table: {unusable}") from unusable
+
+
+def _table_with_parts(path: Path, config: ConvertConfig) -> TableSource | None:
+    """The only table in a folder whose images have no captions, if `split` names none of the folder's own parts."""
+    if config.split is None:
+        return None
+    try:
+        FolderSource(path, config.model_copy(update={"split": None}))
+    except NeedsTable as error:
+        return TableSource(error.tables[0].parent, error.tables, config) if len(error.tables) == 1 else None
+    except (ConfigError, DataError):
+        return None
+    return None
 
 
 class TableSource:

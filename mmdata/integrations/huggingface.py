@@ -158,11 +158,12 @@ class LoaderTrainer(Trainer):
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *positional: Any, **named: Any) -> Any:
         """See `transformers.Trainer.compute_loss`; the loss of a batch without any label is 0, not the mean of none."""
+        labels = inputs.get("labels")  # now: the Trainer may take them out of the inputs
         result = super().compute_loss(model, inputs, *positional, **named)
-        if "labels" not in inputs:
+        if labels is None:
             return result
         loss, outputs = result if isinstance(result, tuple) else (result, None)
-        loss = loss.where((inputs["labels"] != IGNORED).any() | loss.isfinite(), 0.0)
+        loss = loss.where((labels != IGNORED).any() | loss.isfinite(), 0.0)
         return (loss, outputs) if isinstance(result, tuple) else loss
 
     def _batches(self, data: DataConfig, *, repeat: bool) -> DataLoader[Any]:

@@ -69,7 +69,9 @@ def caption_lengths(index: Index, tokenizer: CountsTokens) -> Literal["index"] |
             )
     store = ShardStore(index)
     chunks = [_count_chunk(index, store, tokenizer, start) for start in range(0, len(index), CHUNK_ROWS)]
-    _counted[key] = counts = np.concatenate([np.empty(0, np.int32), *chunks])
+    counts = np.concatenate([np.empty(0, np.int32), *chunks])
+    counts.setflags(write=False)  # several plans share it
+    _counted[key] = counts
     return offsets, counts
 
 

@@ -192,6 +192,15 @@ def test_table_in_another_encoding_says_so(tmp_path: Path, photos: Photos) -> No
     assert captions(tmp_path / "out") == [["café"]] * 3
 
 
+def test_split_of_a_folder_is_that_of_the_only_table_in_it(tmp_path: Path, photos: Photos) -> None:
+    names = folder_of(tmp_path / "corpus", photos, below="images")
+    frame(names, caption=NAMES, split=["train", "val", "train"]).to_csv(tmp_path / "corpus/t.csv", index=False)
+    report = convert(tmp_path / "corpus", tmp_path / "out", ConvertConfig(split="train"))
+    assert (report.accounts["written"], report.accounts["filtered"]) == (2, 1)
+    with pytest.raises(DataError, match=r"none of 3 rows could be written.*its split is 'train'"):
+        convert(tmp_path / "corpus", tmp_path / "dev", ConvertConfig(split="dev"))
+
+
 def test_split_column_chooses_rows_and_the_others_are_filtered(tmp_path: Path, photos: Photos) -> None:
     names = folder_of(tmp_path / "corpus", photos)
     frame(names, caption=NAMES, split=["train", "val", "train"]).to_csv(tmp_path / "corpus/t.csv", index=False)

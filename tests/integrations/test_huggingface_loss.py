@@ -120,7 +120,13 @@ def test_evaluation_has_a_loss_whatever_the_model_takes(
     assert speed * seconds == pytest.approx(rows, rel=0, abs=1e-4 * speed + 1e-3 * seconds)
 
 
-def test_rows_without_a_label_are_left_out_of_a_classifiers_loss(tmp_path: Path, photo: Any):
+def cross_entropy_of(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+    """As a user gives it: the Trainer then takes the labels out of the inputs."""
+    return cross_entropy(outputs["logits"], labels)
+
+
+@pytest.mark.parametrize("own_loss", [None, cross_entropy_of])
+def test_rows_without_a_label_are_left_out_of_a_classifiers_loss(tmp_path: Path, photo: Any, own_loss: Any):
     with ShardWriter(tmp_path / "shards", shard_rows=12) as writer:
         for i in range(12):  # batches of 4: two labels, none, four
             label = None if i in (0, 2, 4, 5, 6, 7) else i % 5
@@ -135,7 +141,8 @@ def test_rows_without_a_label_are_left_out_of_a_classifiers_loss(tmp_path: Path,
         logits = model(pixel_values=normalized(batch["pixel_values"])).logits[labelled]
         wanted.append(float(cross_entropy(logits, batch["labels"][labelled])) if labelled.any() else 0.0)
     keep = KeepGradients()
-    trainer = LoaderTrainer(data, model=model, args=arguments(tmp_path, learning_rate=0.0), callbacks=[keep])
+    args = arguments(tmp_path, learning_rate=0.0, logging_nan_inf_filter=False)
+    trainer = LoaderTrainer(data, model=model, args=args, callbacks=[keep], compute_loss_func=own_loss)
     trainer.train()
     logged = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     assert logged == pytest.approx(wanted, abs=1e-4)

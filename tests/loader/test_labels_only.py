@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import mmdata
 from mmdata.commands.evaluate import evaluate_shards, named_classes
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
+from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader import Loader
 from mmdata.shards import Index, Sample, ShardWriter, build_index, probe, verify
@@ -250,6 +253,19 @@ def test_zero_shot_classification_of_shards_of_labels(folder, tmp_path, images):
     (tmp_path / "named/0.tar").write_bytes(make_tar(members))
     build_index(tmp_path / "named")
     assert named_classes(trained, str(tmp_path / "named")) == Classes(classes=CLASSES)
+
+
+def test_prompts_of_a_conversion_are_made_as_its_captions_were(tmp_path, images):
+    for i, name in enumerate(CLASSES):
+        (tmp_path / "raw" / name).mkdir(parents=True)
+        (tmp_path / "raw" / name / "0.jpg").write_bytes(images[i])
+    convert(tmp_path / "raw", tmp_path / "out", ConvertConfig(caption_templates=["a photo of a {}."]))
+    data = {"shards": str(tmp_path / "out"), "image_size": 32, "global_batch_size": 2}
+    config = parse(Config, {"data": data, "model": {"name": "micro"}}, origin="test")
+    trained = cast(TrainedRun, SimpleNamespace(config=config))
+    assert named_classes(trained, str(tmp_path / "out")) == Classes(
+        classes=sorted(CLASSES), templates=["a photo of a {}."]
+    )
 
 
 def test_a_label_of_a_class_name_is_numbered(tmp_path, images):

@@ -188,7 +188,12 @@ def test_train_killed_before_its_first_checkpoint_says_that_it_starts_again(
 
 
 def test_train_and_evaluate_keep_a_share_of_the_rows_apart(
-    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config: Path,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ):
     held_out = sum(in_share(int(one), 0.4) for one in Index.open(corpus / "shards").column("image_hash"))
     words = [config, "data.val={share: 0.4}", "train.epochs=1"]
@@ -199,7 +204,7 @@ def test_train_and_evaluate_keep_a_share_of_the_rows_apart(
     extended = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert {name: extended[name] for name in scores} == scores
     assert extended["shards"] == f"{corpus / 'shards'} (data.val.share 0.4)"
-    assert "other shards" not in capsys.readouterr().err
+    assert "other shards" not in caplog.text
     changed = [config, "data.val={share: 0.5}", "train.epochs=2"]
     assert run_tool("train", *changed, monkeypatch=monkeypatch) == 2
     assert "val.share" in capsys.readouterr().err

@@ -123,7 +123,7 @@ class Trainer:
             self.log.say(
                 f"train.warmup_steps is {config.warmup_steps}, and the run has {counted(self.total_steps, 'step')}: "
                 "the learning rate will not reach its peak; a tenth of the run is usual, "
-                f"train.warmup_steps={max(1, self.total_steps // 10)}"
+                f"train.warmup_steps={self.total_steps // 10}"
             )
 
     def run(self) -> int:

@@ -27,6 +27,9 @@ from mmdata.train.run.update import Update
 STALLED = 75
 """Exit code of a process that the watchdog ended: EX_TEMPFAIL, since starting it again may help."""
 
+STILL_UPDATES = 3
+"""Updates in a row without loss and gradient after which the log says so."""
+
 
 class Watchdog:
     """Watches a run while entered.
@@ -49,6 +52,7 @@ class Watchdog:
         self._patience_s = 5 * self._interval_s  # without a heartbeat of a rank, after which it counts as silent
         self._moved = time.monotonic()
         self._still_since: int | None = None  # first of the latest steps, whose loss and gradient are 0
+        self._still_updates = 0
         self._said_still = False
         self._own = OwnPosition()
         self._heartbeats: Heartbeats | None = None
@@ -74,6 +78,7 @@ class Watchdog:
         Raises:
             TrainingError: `moves` has been False for the timeout: no row is valid, or no negative passes.
         """
+        self._still_updates = 0 if moves else self._still_updates + 1
         if moves:
             self._still_since = None
         elif self._still_since is None:
@@ -89,8 +94,12 @@ class Watchdog:
             )
 
     def why_still(self) -> str:
-        """A line that says since when the run learns nothing, once in a run; "" if it learns or the line was given."""
-        if self._still_since is None or self._said_still:
+        """A line that says since when the run learns nothing, once in a run; "" if it learns or the line was given.
+
+        The line comes only after `STILL_UPDATES` updates: the last batch of an epoch may have one row, and so no
+        negatives.
+        """
+        if self._still_since is None or self._said_still or self._still_updates < STILL_UPDATES:
             return ""
         self._said_still = True
         end = f"; the run ends after train.stall_timeout_s ({self._timeout_s:g} s) of it" if self._timeout_s else ""
