@@ -303,7 +303,7 @@ def test_init_of_the_train_part_of_a_conversion_evaluates_on_its_val_part(run, t
     run("index", "other/train", "--tokenizer", "clip")
     run("index", "other/val", "--train-tokenizer", "300")
     said = run("init", "other/train")
-    command = re.search(r"other/val is not evaluated on, since another tokenizer .*: `mmdata (index .*)` counts", said)
+    command = re.search(r"other/val is not evaluated on, since .* by this tokenizer: `mmdata (index .*)` does", said)
     assert command is not None
     assert "then write `val: {shards: other/val-index}` in other.yaml\n" in said
     run(*command[1].split())
@@ -311,7 +311,12 @@ def test_init_of_the_train_part_of_a_conversion_evaluates_on_its_val_part(run, t
     assert config.val.shards is None
     assert Index.open("other/val-index").tokenizer == Tokenizer.load(config.tokenizer or "").fingerprint
 
-    said = run("init", "out/train")  # counts both in their place
+    said = run("init", "out/train", "--shards", "apart", "--out", "apart.yaml")
+    assert "indexing into apart; the tars stay where they are, unchanged\n" in said
+    assert Index.open("out/train").tokenizer is None
+
+    (tmp_path / "out.yaml").write_text("")
+    said = run("init", "out/train", "--overwrite")  # counts both in their place; the config is replaced
     assert "counting the captions of out/train; the tars stay unchanged\n" in said
     assert "counting the captions of out/val\n" in said
     assert "not evaluated on" not in said

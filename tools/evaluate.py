@@ -57,8 +57,7 @@ def main() -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     if val:
         scores["shards"] = val_in_words(trained.config.data.model_copy(update={"val": val}))
-        ledger = out.with_name(f"{out.stem}-ledger-rank{collectives.rank()}.jsonl")
-        scores |= evaluate_shards(trained, options.shards, classes, ledger=ledger)
+        scores |= evaluate_shards(trained, options.shards, classes, out=out)
     if options.pairs is not None:
         scores["pairs"] = str(options.pairs)
         scores["compositional"] = evaluate_pairs(trained, options.pairs)

@@ -18,7 +18,7 @@ from mmdata.config.data import DataConfig, ValConfig, evaluation_data, val_in_wo
 from mmdata.errors import ConfigError, DataError, counted, excerpt
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
-from mmdata.shards import Index
+from mmdata.shards import Index, Manifest
 from mmdata.train.evaluation.embedding import Features
 from mmdata.train.evaluation.evaluate import compositional, embed, score_retrieval, zero_shot
 from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes, embed_prompts
@@ -44,8 +44,13 @@ def of_evaluation(data: DataConfig) -> Generator[None]:
         raise DataError(f"rows to evaluate on, of {val_in_words(data)}: {error}") from error
 
 
+def ledger_of(out: Path, rank: int | str) -> Path:
+    """The file beside the scores `out` that lists the rows of a rank that could not be loaded."""
+    return out.with_name(f"{out.stem}-ledger-rank{rank}.jsonl")
+
+
 def evaluate_shards(
-    trained: TrainedRun, shards: str | None, classes: Classes | None = None, *, ledger: Path | None = None
+    trained: TrainedRun, shards: str | None, classes: Classes | None = None, *, out: Path | None = None
 ) -> dict[str, Any]:
     """Retrieval in both directions, and zero-shot accuracy if classes are given. A collective.
 
@@ -55,7 +60,7 @@ def evaluate_shards(
         trained: the model.
         shards: to evaluate on; None: what `data.val` of the run names.
         classes: for zero-shot accuracy.
-        ledger: file that lists the rows of this rank that could not be loaded, if there are any.
+        out: file of the scores; the rows that could not be loaded are listed beside it (`ledger_of`).
 
     Raises:
         ConfigError: shards of labels only, and no classes.
@@ -76,8 +81,8 @@ def evaluate_shards(
     # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
     data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
     loader = Loader.from_config(data, rank=rank, world_size=ranks)
-    if ledger is not None:
-        loader.ledger.write_to(ledger, epoch=0, step=0)
+    if out is not None:
+        loader.ledger.write_to(ledger_of(out, rank), epoch=0, step=0)
     if rank == 0 and named.val.share is not None and (others := loader.other_shards(dict(trained.position))):
         logger.warning(
             "%s. The run was trained on the former. A row is on the same side of data.val.share in both, unless its "
@@ -90,7 +95,7 @@ def evaluate_shards(
     with of_evaluation(named):
         features = embed(trained.model, batches, source=loader, autocast_dtype=trained.autocast_dtype)
     masked: dict[str, int] = loader.merge_states(_states_of_ranks(loader))["rows_masked"]
-    listed = "" if ledger is None else f", listed in {ledger.with_name(ledger.name.replace(f'rank{rank}', 'rank*'))}"
+    listed = "" if out is None else f", listed in {ledger_of(out, '*')}"
     for reason, count in masked.items():
         line = f"left out: {counted(count, 'row')} that could not be loaded ({reason}){listed}"
         Console(stderr=True, quiet=rank > 0).print(line, soft_wrap=True)
@@ -124,8 +129,14 @@ def named_classes(trained: TrainedRun, shards: str | None) -> Classes | None:
     # A label beyond the names would be an error in a file of classes; nobody has given one.
     if not 0 <= int(index.column("label")[: data.max_rows].max()) < len(names):
         return None
-    run = (index.manifests[0].accounts or {}).get("run") or {}
-    return Classes(classes=names, templates=run.get("settings", {}).get("caption_templates") or ["{}"])
+    made = [_templates(manifest) for manifest in index.manifests]
+    return Classes(classes=names, templates=made[0] if all(one == made[0] for one in made) else ["{}"])
+
+
+def _templates(manifest: Manifest) -> list[str]:
+    """The templates by which a conversion made captions of class names; the name alone where it made none."""
+    run = (manifest.accounts or {}).get("run") or {}
+    return run.get("settings", {}).get("caption_templates") or ["{}"]
 
 
 def _zero_shot(trained: TrainedRun, features: Features, classes: Classes, data: DataConfig) -> dict[str, Any]:

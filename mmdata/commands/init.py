@@ -14,7 +14,7 @@ import yaml
 
 from mmdata.atomic import write_whole
 from mmdata.commands.look import Facts, Look, facts_of_index, look, refuse_labels_only
-from mmdata.commands.parts import find_part
+from mmdata.commands.parts import find_part, find_val
 from mmdata.commands.starter import Machine, Starter, choose_share, config_text, default_path
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
@@ -25,7 +25,6 @@ from mmdata.convert.tables import shown
 from mmdata.errors import ConfigError, counted
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.selection import by_image_hash
-from mmdata.recognize import Kind, recognize
 from mmdata.shards import Index, build_index
 from mmdata.shards.columns.encode import CountTokens
 from mmdata.shards.folder import find_ledger
@@ -112,9 +111,7 @@ class Init:
             self.say(f"  other parts: {shown(found.other_parts)}")
         if found.kind == "tars":
             refuse_labels_only(found)
-        out = self.request.shards or f"shards/{found.name}"
-        if found.kind == "shards" or found.is_converted:
-            out = str(found.path)
+        out = self._out(found)
         chosen = self._choose_tokenizer(found)
         if self.request.dry_run:
             return self._rehearse(found, path, out, chosen)
@@ -122,7 +119,7 @@ class Init:
             self._convert(found, out, chosen)
         elif found.kind == "tars":
             self._index(found, out, chosen)
-        if found.kind == "shards" or found.is_converted:
+        if found.kind == "shards" or _counts_only(found, out):
             self._count_val(chosen.name or f"{out}/tokenizer")
         index = Index.open(out)
         facts = facts_of_index(index)
@@ -145,13 +142,19 @@ class Init:
             self._say_of_validation(found, path, out, name)
         return f"{starter.launch} {shlex.quote(str(path))}"
 
+    def _out(self, found: Look) -> str:
+        """The folder for the shards or their index; shards that `mmdata convert` made stay where they are."""
+        if found.kind == "shards" or (found.is_converted and self.request.shards is None):
+            return str(found.path)
+        return self.request.shards or f"shards/{found.name}"
+
     def _say_of_validation(self, found: Look, path: Path, out: str, tokenizer: str) -> None:
         """Name the commands with which a validation set that the source has is evaluated on, in place of a share."""
-        if (val := _part_val(self.request.source)) is not None:
+        if (val := find_val(self.request.source)) is not None:
             command = shlex.join(["mmdata", "index", str(val), "--tokenizer", tokenizer, "--out", f"{val}-index"])
             self.say(
-                f"{val} is not evaluated on, since another tokenizer has counted its captions: `{command}` counts "
-                f"them with this one; then write `val: {{shards: {val}-index}}` in {path}"
+                f"{val} is not evaluated on, since its captions are not counted by this tokenizer: `{command}` "
+                f"does it; then write `val: {{shards: {val}-index}}` in {path}"
             )
         for part in found.other_parts:
             if (name := part.split("/")[-1]).lower() in VALIDATION:
@@ -220,7 +223,8 @@ class Init:
                 # The user has accepted what the existing index leaves out.
                 max_bad_share=0.05 if made is None else 1.0,
                 skip_damaged=made is not None and "damaged_shards" in (made.accounts or {}),
-                overwrite=self.request.overwrite,
+                # Of what `mmdata convert` made nothing is replaced: the lengths are added to its index.
+                overwrite=self.request.overwrite and not _counts_only(found, out),
                 progress=progress,
             )
         if report.quarantined:
@@ -229,7 +233,7 @@ class Init:
 
     def _count_val(self, tokenizer: str) -> None:
         """Count the captions of the folder `val` beside the folder `train`, if nobody has counted them yet."""
-        val = _part_val(self.request.source)
+        val = find_val(self.request.source)
         if val is None or Index.open(val).tokenizer is not None:
             return
         self.say(f"counting the captions of {val}")
@@ -277,24 +281,20 @@ class Init:
         build_plan(data, index, load_tokenizer(data))
 
 
+def _counts_only(found: Look, out: str) -> bool:
+    """Whether lengths are added to the index of a conversion, in place of a new index."""
+    return found.is_converted and out == str(found.path)
+
+
 def _indexing(found: Look, out: str) -> str:
-    if found.is_converted:
+    if _counts_only(found, out):
         return f"counting the captions of {out}; the tars stay unchanged"
     return f"indexing into {out}; the tars stay where they are, unchanged"
 
 
-def _part_val(source: str) -> Path | None:
-    """The folder `val` of a `convert --val-share`, if the source is the folder `train` of it."""
-    folder = Path(source)
-    val = folder.parent / "val"
-    if folder.name != "train" or recognize(val) is not Kind.SHARDS:
-        return None
-    return val if len(Index.open(val)) else None
-
-
 def _val_beside(source: str, index: Index) -> str | None:
     """The folder `val` of a `convert --val-share`, if the tokenizer that counted the folder `train` counted it too."""
-    if (val := _part_val(source)) is None:
+    if (val := find_val(source)) is None:
         return None
     other = Index.open(val)
     return str(val) if other.tokenizer == index.tokenizer else None

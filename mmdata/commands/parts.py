@@ -6,6 +6,9 @@ from pathlib import Path
 
 from mmdata.convert.convert import PARTS
 from mmdata.recognize import Kind, recognize
+from mmdata.shards import Index
+
+TRAIN, VAL = PARTS
 
 
 def find_part(place: str, split: str | None = None) -> str | None:
@@ -19,7 +22,16 @@ def find_part(place: str, split: str | None = None) -> str | None:
         find_part("shards/coco") == "shards/coco/train", if `mmdata convert coco.json shards/coco --val-share 0.01`
         has made shards/coco.
     """
-    folder, part = Path(place), split or PARTS[0]
+    folder, part = Path(place), split or TRAIN
     if "://" in place or part not in PARTS or recognize(folder) is Kind.SHARDS:
         return None
     return str(folder / part) if all(recognize(folder / name) is Kind.SHARDS for name in PARTS) else None
+
+
+def find_val(place: str) -> Path | None:
+    """The folder to evaluate on beside `place`, if that is the folder to train on; None if there is none with rows."""
+    folder = Path(place)
+    val = folder.parent / VAL
+    if folder.name != TRAIN or recognize(val) is not Kind.SHARDS:
+        return None
+    return val if len(Index.open(val)) else None

@@ -12,7 +12,7 @@ from torch import nn
 
 from mmdata.atomic import write_whole
 from mmdata.commands.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
-from mmdata.commands.evaluate import of_evaluation
+from mmdata.commands.evaluate import ledger_of, of_evaluation
 from mmdata.config import Config, DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.loader import Loader
@@ -22,7 +22,7 @@ from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.objective import check_objective
 from mmdata.train.ranks import collectives
 from mmdata.train.run.checkpoint import CHECKPOINTS, latest_checkpoint
-from mmdata.train.run.trainer import Trainer
+from mmdata.train.run.trainer import EVALUATION, Trainer
 from mmdata.train.step import AUTOCAST
 from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
 
@@ -95,7 +95,7 @@ def _evaluate_on(loader: Loader, config: Config, output: Path) -> Callable[[nn.M
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         loader.set_epoch(0)
-        loader.ledger.write_to(output / f"evaluation-ledger-rank{collectives.rank()}.jsonl", epoch=0, step=0)
+        loader.ledger.write_to(ledger_of(output / EVALUATION, collectives.rank()), epoch=0, step=0)
         with of_evaluation(config.data):
             return evaluate_retrieval(model, loader, autocast_dtype=dtype)
 

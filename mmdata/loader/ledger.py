@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from mmdata.atomic import naming, write_whole
+from mmdata.config.loading import LoadingConfig
 from mmdata.errors import ConfigError, DataError, Reason
 from mmdata.launcher import Ranks
 
@@ -22,7 +23,7 @@ MIN_ROWS_FOR_RATE = 1000
 """Rows seen before the share of bad rows is checked: among fewer rows a share says little."""
 MIN_FAILED_TRANSFORMS = 4
 """Rows that a transform must have failed on, with no row usable, to be called defective: a row may be at fault."""
-USUAL_BAD_SHARE = 0.05
+USUAL_BAD_SHARE: float = LoadingConfig.model_fields["max_bad_share"].default
 """Default of max_bad_share. A higher one says that rows are expected to fail, perhaps all of the first ones."""
 KEPT_ENTRIES = 10_000
 """Entries that a ledger keeps in memory; a file holds all (`Ledger.write_to`)."""

@@ -50,6 +50,7 @@ def caption_lengths(index: Index, tokenizer: CountsTokens) -> Literal["index"] |
 
     Raises:
         DataError: a caption is not the one that was indexed: a plan must not depend on one rank's copy of the shards.
+            Not found out if a plan of the same index that is still in use has the lengths already.
     """
     if index.tokenizer == tokenizer.fingerprint:
         return "index"

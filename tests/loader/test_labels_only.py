@@ -266,6 +266,13 @@ def test_prompts_of_a_conversion_are_made_as_its_captions_were(tmp_path, images)
     assert named_classes(trained, str(tmp_path / "out")) == Classes(
         classes=sorted(CLASSES), templates=["a photo of a {}."]
     )
+    convert(tmp_path / "raw", tmp_path / "other", ConvertConfig(caption_templates=["a {}."]))
+    mixed = [{"shards": str(tmp_path / name)} for name in ("out", "other")]  # no template is that of both
+    config = parse(
+        Config, {**config.model_dump(), "data": {**data, "shards": mixed, "val": {"share": 0.9}}}, origin="test"
+    )
+    trained = cast(TrainedRun, SimpleNamespace(config=config))
+    assert named_classes(trained, None) == Classes(classes=sorted(CLASSES), templates=["{}"])
 
 
 def test_a_label_of_a_class_name_is_numbered(tmp_path, images):
