@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import threading
-import weakref
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from mmdata.loader.lending import Lending
 
 
 def own_memory(size: int) -> NDArray[np.uint8]:
@@ -33,18 +34,19 @@ class BufferPool:
     def __init__(self, allocate: Callable[[int], NDArray[np.uint8]] = own_memory) -> None:
         self._allocate = allocate
         self._free: list[NDArray[np.uint8]] = []
+        self._lending: Lending[NDArray[np.uint8]] = Lending()
         self._lock = threading.Lock()
 
     def abandon_lent(self) -> None:
         """Never lend the buffers again that are lent now: each is freed when the last tensor that shares it is gone."""
         with self._lock:
-            # Buffers return to the list that they were lent from: the old list, which is lost with the last of them.
-            self._free = self._free.copy()
+            self._lending = Lending()
 
     def lend(self, shape: tuple[int, ...]) -> Tensor:
         """A uint8 tensor of the given shape, with arbitrary content."""
         size = math.prod(shape)
         with self._lock:
+            self._free += self._lending.returned()
             fitting = [i for i, buffer in enumerate(self._free) if buffer.size >= size]
             buffer = self._free.pop(fitting[-1]) if fitting else None
             if buffer is None and self._free:
@@ -54,6 +56,5 @@ class BufferPool:
             buffer = self._allocate(size)
         # The tensor's storage keeps this view alive: when the view is collected, no tensor shares the memory any more.
         view = buffer[:size]
-        # The garbage collector may run the finalizer in any line, also within `lend`: so it must not take the lock.
-        weakref.finalize(view, self._free.append, buffer).atexit = False
+        self._lending.add(view, buffer)
         return torch.from_numpy(view).view(shape)

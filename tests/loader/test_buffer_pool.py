@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import signal
+import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from mmdata.loader.buffer_pool import BufferPool
+from mmdata.loader.buffer_pool import BufferPool, own_memory
 from mmdata.loader.stats import Stats
 
 SHAPE = (2, 3, 4, 5)
@@ -53,15 +57,56 @@ def test_ring_keeps_memory_that_something_still_looks_at(view):
     assert all((other == 9).all() for other in others)
 
 
+class Allocated:
+    """Allocates, and knows how many of its arrays are alive."""
+
+    def __init__(self) -> None:
+        self._arrays: list[weakref.ref[NDArray[np.uint8]]] = []
+
+    def __call__(self, size: int) -> NDArray[np.uint8]:
+        array = own_memory(size)
+        self._arrays.append(weakref.ref(array))
+        return array
+
+    def __len__(self) -> int:
+        return sum(array() is not None for array in self._arrays)
+
+
 def test_ring_replaces_memory_that_is_too_small():
-    ring = BufferPool()
+    allocated = Allocated()
+    ring = BufferPool(allocated)
     for side in range(1, 50):
         ring.lend((1, 3, side, side))
-    assert len(ring._free) == 1
+    assert len(allocated) == 1
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that interrupts")
+def test_an_interrupt_is_not_lost_where_memory_comes_back(monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    lost: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    caught = 0
+    try:
+        for i in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + i * 1e-6)
+                ring = BufferPool()
+                for _ in range(3000):
+                    ring.lend(SHAPE)
+            except KeyboardInterrupt:
+                caught += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert (caught, lost) == (300, [])
 
 
 def test_ring_serves_many_threads():
-    ring = BufferPool()
+    allocated = Allocated()
+    ring = BufferPool(allocated)
     wrong: list[int] = []
 
     def work(value: int) -> None:
@@ -77,7 +122,7 @@ def test_ring_serves_many_threads():
     for thread in threads:
         thread.join(30)
     assert wrong == []
-    assert len(ring._free) <= 6
+    assert len(allocated) <= 6
 
 
 def test_ring_does_not_wait_for_itself_when_garbage_is_collected():

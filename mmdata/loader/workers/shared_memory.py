@@ -21,6 +21,7 @@ from mmdata.batch import Batch
 from mmdata.errors import ConfigError
 from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.ledger import LedgerEntry
+from mmdata.loader.lending import Lending
 from mmdata.loader.stats import Stats
 from mmdata.loader.work import LoadedBatch
 from mmdata.loader.workers.channel import REMEDY
@@ -101,7 +102,7 @@ class ImportedBuffers:
     """Buffers of a worker process, mapped into the training process."""
 
     def __init__(self) -> None:
-        self._released: deque[int] = deque()  # numbers that the worker process does not know to be released
+        self._lending: Lending[int] = Lending()  # numbers; returned: released, and the worker process is not told yet
         self._buffers: dict[int, NDArray[np.uint8]] = {}
 
     def add(self, number: int, size: int, file: int) -> None:
@@ -126,7 +127,7 @@ class ImportedBuffers:
     def view(self, number: int) -> NDArray[np.uint8]:
         """A buffer's bytes; the buffer is released when the last tensor of them is gone."""
         view = self._buffers[number][:]
-        weakref.finalize(view, self._released.append, number).atexit = False
+        self._lending.add(view, number)
         return view
 
     def release_notice(self) -> dict[str, Any]:
@@ -140,8 +141,7 @@ class ImportedBuffers:
         # again. So the count of a fork must reach the worker process no later than the release of such a buffer, and
         # the lock keeps other threads from forking between the two lines.
         with forks.lock:
-            released = [self._released.popleft() for _ in range(len(self._released))]
-            return {"released": released, "forks": forks.count}
+            return {"released": self._lending.returned(), "forks": forks.count}
 
 
 @dataclass(frozen=True)
