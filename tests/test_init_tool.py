@@ -390,7 +390,6 @@ def test_starter_says_how_to_launch_and_what_it_does_for_the_captions():
         "  shards: shards/a b ",
         "  max_length: 136 ",
         "  image_size: 96 ",
-        "  precision: bf16 ",
         "  mask_false_negatives: true  # 50.0% of the captions occur more than once",
     ):
         assert f"\n{line}" in text

@@ -29,13 +29,11 @@ class Machine:
         cores: of the processor.
         gpus: number of GPUs.
         gpu_gb: memory of the smallest of them, in 10⁹ bytes.
-        bf16: whether they multiply in bfloat16.
     """
 
     cores: int
     gpus: int = 0
     gpu_gb: float = 0.0
-    bf16: bool = False
 
     @classmethod
     def here(cls) -> Machine:
@@ -44,7 +42,7 @@ class Machine:
         if not gpus:
             return cls(usable_cores())
         memory = min(torch.cuda.get_device_properties(i).total_memory for i in range(gpus))
-        return cls(usable_cores(), gpus, memory / 1e9, torch.cuda.is_bf16_supported())
+        return cls(usable_cores(), gpus, memory / 1e9)
 
     def __str__(self) -> str:
         if not self.gpus:
@@ -166,8 +164,6 @@ class Starter:
             yield Setting("lr", "1.0e-3", "small towers learn with twice the default")
         warmup = max(1, min(total // 10, 2_000))
         yield Setting("warmup_steps", f"{warmup}", "a tenth of the run, while the learning rate rises")
-        if self.machine.bf16:
-            yield Setting("precision", "bf16", "half the memory and twice the speed of fp32 on this GPU")
         if self.facts.repeated:
             share = self.facts.repeated / max(self.facts.captions, 1)
             reason = f"{share:.1%} of the captions occur more than once: such pairs are no negatives of each other"

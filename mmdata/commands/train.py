@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import yaml
@@ -20,11 +20,14 @@ from mmdata.loader.ledger import cut_ledger
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.objective import check_objective
+from mmdata.train.precision import AUTOCAST, Precision, choose_precision
 from mmdata.train.ranks import collectives
 from mmdata.train.run.checkpoint import CHECKPOINTS, latest_checkpoint
 from mmdata.train.run.trainer import EVALUATION, Trainer
-from mmdata.train.step import AUTOCAST
 from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
+
+CONFIG = "config.yaml"
+"""File of a run's folder with all of its settings."""
 
 
 def train(config: Config, output: Path, device: torch.device, *, command: str | None = None) -> int:
@@ -41,6 +44,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     """
     rank, world_size = collectives.rank(), collectives.world_size()
     tokenizer = check_run(config, output, world_size=world_size)
+    config = _with_precision(config, output, device)
     if rank == 0:
         warn_of_no_effect(config, world_size=world_size)
     data = config.data.model_copy(update={"add_hashes": config.data.add_hashes or config.train.needs_hashes})
@@ -59,7 +63,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     settings = config.model_dump(mode="json")
     trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate, command=command)
     if rank == 0:
-        write_whole(output / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
+        write_whole(output / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
         keep_tokenizer(output, config.data, tokenizer)
         keep_model(output, config.model, model)
         for each in (loader, val_loader):
@@ -71,6 +75,16 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     if rank == 0:
         _cut_ledgers_of_former_ranks(output, state, world_size)
     return trainer.run()
+
+
+def _with_precision(config: Config, output: Path, device: torch.device) -> Config:
+    """The settings with a number format in place of auto: that of the run in `output`, else the one for this device."""
+    wanted = config.train.precision
+    if wanted == "auto" and (output / CONFIG).is_file() and latest_checkpoint(output / CHECKPOINTS) is not None:
+        saved = yaml.safe_load((output / CONFIG).read_bytes()) or {}
+        wanted = saved.get("train", {}).get("precision", wanted)
+    chosen = {"precision": choose_precision(wanted, device)}
+    return config.model_copy(update={"train": config.train.model_copy(update=chosen)})
 
 
 def _cut_ledgers_of_former_ranks(output: Path, state: dict[str, Any], world_size: int) -> None:
@@ -91,7 +105,7 @@ def _evaluate_on(loader: Loader, config: Config, output: Path) -> Callable[[nn.M
 
     A file of the run lists the rows that could not be loaded in the newest evaluation.
     """
-    dtype = AUTOCAST[config.train.precision]
+    dtype = AUTOCAST[cast(Precision, config.train.precision)]
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         loader.set_epoch(0)

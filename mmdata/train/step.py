@@ -12,9 +12,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 from mmdata.train.models.dual_encoder import DualEncoder
 from mmdata.train.ranks import collectives, parallel
 
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Type of the towers' autocast, by `train.precision`."""
-
 LossFunction = Callable[[Any, Any], Tensor]
 """(output of the model, batch) to a scalar."""
 

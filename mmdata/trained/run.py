@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -26,9 +26,9 @@ from mmdata.loader.image_buffers import PixelEntries
 from mmdata.shards import Index, clean_caption
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.prompts import Classes, check_templates, embed_prompts
+from mmdata.train.precision import AUTOCAST, choose_precision
 from mmdata.train.run.checkpoint import load_checkpoint, load_weights
 from mmdata.train.run.find import find_checkpoint
-from mmdata.train.step import AUTOCAST
 from mmdata.trained.carried import kept_classes, kept_model, kept_tokenizer
 from mmdata.trained.preprocess import ImageLike, Preprocess, stack
 from mmdata.transform.text import Tokenizer, need_tokenizer
@@ -111,8 +111,8 @@ class TrainedRun:
     @classmethod
     def load(cls, run: Path, device: torch.device | str = "cpu", *, precision: Precision = "fp32") -> Self:
         """As `load_run`."""
-        if precision not in AUTOCAST:
-            raise ValueError(f"precision '{precision}': expected {', '.join(AUTOCAST)}")
+        if precision not in get_args(Precision):
+            raise ValueError(f"precision '{precision}': expected {', '.join(get_args(Precision))}")
         path = find_checkpoint(run)
         state: dict[str, Any] = load_checkpoint(path)
         config = parse(Config, without_removed(Config, state["settings"]), origin=f"settings in '{path}'")
@@ -142,7 +142,7 @@ class TrainedRun:
     @property
     def autocast_dtype(self) -> torch.dtype | None:
         """Type of the towers' autocast while the model was trained, with which `mmdata evaluate` works."""
-        return AUTOCAST[self.config.train.precision]
+        return AUTOCAST[choose_precision(self.config.train.precision, self.device)]
 
     @property
     def logit_scale(self) -> float:

@@ -311,6 +311,20 @@ def test_train_goes_on_with_a_run_whose_own_config_is_given(
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["small"]
 
 
+def test_a_resumed_run_keeps_the_precision_that_it_began_with(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    written = tmp_path / "run" / "config.yaml"
+    for asked, kept in (("bf16", "bf16"), ("auto", "bf16")):
+        words = (config, "train.epochs=1", f"train.precision={asked}")
+        assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
+        assert yaml.safe_load(written.read_text())["train"]["precision"] == kept
+    assert "step 4 of 4" in capsys.readouterr().out
+    (tmp_path / "run").rename(tmp_path / "other")
+    assert run_tool("train", config, "train.epochs=1", monkeypatch=monkeypatch) == 0
+    assert yaml.safe_load(written.read_text())["train"]["precision"] == "fp32"  # this device is a CPU
+
+
 def test_train_refuses_to_resume_under_other_settings(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -352,7 +366,10 @@ def test_train_on_other_shards_than_the_run_names_them_before_the_settings_that_
         (["train.steps=5"], "epochs (3) and steps (5) exclude each other"),
         (["data.shards=/nowhere"], "/nowhere"),
         (["train.miner={name: hardest}"], "train.miner.name"),
-        (["train.precision=fp8"], "'train.precision': Input should be 'fp32', 'bf16' or 'fp16'; got 'fp8'"),
+        (
+            ["train.precision=fp8"],
+            "'train.precision': Input should be 'auto', 'bf16', 'fp16', 'tf32' or 'fp32'; got 'fp8'",
+        ),
     ],
 )
 def test_train_says_in_one_line_what_is_wrong(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mmdata.train.losses.keys import check_keys
+from mmdata.train.precision import full_float32
 from mmdata.train.ranks import collectives
 
 RECALL_AT = (1, 5, 10)
@@ -159,6 +160,13 @@ def _wrong_before(
 
     Both are where the features are.
     """
+    with full_float32(queries.device):
+        return _compare(queries, candidates, query_ids, candidate_ids, tile)
+
+
+def _compare(
+    queries: Tensor, candidates: Tensor, query_ids: Tensor, candidate_ids: Tensor, tile: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
     query_ids, candidate_ids = query_ids.to(queries.device), candidate_ids.to(queries.device)
 
     def tiles(block: slice) -> Iterator[tuple[Tensor, Tensor]]:

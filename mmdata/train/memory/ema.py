@@ -13,8 +13,9 @@ from mmdata.config import TrainConfig
 from mmdata.config.train import TeacherConfig
 from mmdata.train import miners
 from mmdata.train.models.dual_encoder import DualEncoderOutput
+from mmdata.train.precision import AUTOCAST, choose_precision
 from mmdata.train.ranks import sharding
-from mmdata.train.step import AUTOCAST, split
+from mmdata.train.step import split
 
 
 class EMA:
@@ -46,7 +47,8 @@ class EMA:
         """The teacher of a configuration, or None."""
         if config.teacher is None:
             return None
-        autocast_dtype = AUTOCAST[config.precision]
+        device = next(model.parameters()).device
+        autocast_dtype = AUTOCAST[choose_precision(config.precision, device)]
         return cls(model, config.teacher, micro_batch_size=config.micro_batch_size, autocast_dtype=autocast_dtype)
 
     @torch.no_grad()

@@ -25,6 +25,7 @@ from mmdata.train.batches import Batches, LoaderExtras, count_steps
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.kept import FeatureMemory
 from mmdata.train.objective import check_objective, make_loss
+from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
 from mmdata.train.ranks.lockstep import checked_state, gather, in_lockstep, on_first
@@ -40,7 +41,7 @@ from mmdata.train.run.sessions import SessionLog
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
 from mmdata.train.run.watchdog import Watchdog
-from mmdata.train.step import AUTOCAST, train_step
+from mmdata.train.step import train_step
 
 EVALUATION = "evaluation.json"
 COUNTERS = ("step", "epoch", "epoch_step", "grad_norm")
@@ -80,12 +81,13 @@ class Trainer:
         command: str | None = None,
     ) -> None:
         self.model = model
-        self.config = config
+        self.device = next(model.parameters()).device
+        self.precision: Precision = choose_precision(config.precision, self.device)
+        self.config = config = config.model_copy(update={"precision": self.precision})
         self.output = output
         self.settings = settings or {"train": config.model_dump(mode="json")}
         self.evaluate = evaluate
         self.command = command
-        self.device = next(model.parameters()).device
         collectives.check_ranks(batches)
         check_objective(config, model)
         if config.overfit_batches is not None:
@@ -96,9 +98,9 @@ class Trainer:
         group = dist.new_group(backend="gloo", timeout=collectives.TIMEOUT) if several else None
         self.group = cast("dist.ProcessGroup | None", group)
         self.teacher = EMA.from_config(model, config)
-        self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=AUTOCAST[config.precision])
+        self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=AUTOCAST[self.precision])
         self.optimizer = make_optimizer(model, config)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.memory = FeatureMemory.from_config(config, batches, output)
         self.watchdog = Watchdog(config.stall_timeout_s, lambda: self.step, self.group)
         self.meter = Meter(self.group)
@@ -137,7 +139,8 @@ class Trainer:
                 that could not be used over all ranks, no batch on another rank, or the end of one; on every rank.
         """
         self.model.train()  # transformers' from_pretrained returns a model in eval mode
-        with StopSignals(self.group) as stop, contextlib.closing(self.log), self.watchdog:
+        formats = numerics(self.precision, self.device)
+        with formats, StopSignals(self.group) as stop, contextlib.closing(self.log), self.watchdog:
             stopped = self._evaluate_if_due(stop)  # the run before this one may have ended just before it
             while not stopped and self.step < self.total_steps:
                 stopped = self._run_epoch(stop) or self._evaluate_if_due(stop)
@@ -180,7 +183,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         teacher_mask = self.teacher and self.teacher.teacher_mask(batch, self.step)
         loss = make_loss(self.step, self.config, teacher_mask, self.memory.queue)
-        size, dtype = self.config.micro_batch_size, AUTOCAST[self.config.precision]
+        size, dtype = self.config.micro_batch_size, AUTOCAST[self.precision]
         output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
         self.scaler.unscale_(self.optimizer)
         norm = sharding.clip_grad_norm(self.model.parameters(), self.config.grad_clip_norm)
