@@ -6,6 +6,9 @@ PYTHONPATH=. python docs/benchmarks/loss_memory.py --rows 1048576 --dim 512 --de
 
 Each measurement has a process of its own; the forms take turns, and medians are printed. Memory is what a first run
 needs beyond the features; time is the median of further runs.
+
+On CUDA each form runs as its users run it: products in TF32, and the dense forms under bfloat16 autocast, as
+open_clip's trainings are. `--precision fp32` gives float32 to all, the default on a CPU.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmdata.train.losses.contrastive import clip_loss
+from mmdata.train.precision import numerics
 
 PAGE_BYTES = 4096
 
@@ -93,10 +97,13 @@ def measure(form: str, rows: int, given: argparse.Namespace) -> dict[str, float]
     images, texts = (F.normalize(x, dim=1).to(given.device, dtype).requires_grad_() for x in sides)
     scale = torch.tensor(50.0, device=given.device, dtype=dtype, requires_grad=True)
 
+    lower = given.precision == "bf16" and form != "tiled"
+
     def run(images: Tensor, texts: Tensor) -> float:
         for leaf in (images, texts, scale):
             leaf.grad = None
-        loss = FORMS[form](images, texts, scale)
+        with torch.autocast(given.device, torch.bfloat16, enabled=lower):
+            loss = FORMS[form](images, texts, scale)
         loss.backward()
         return float(loss.detach())  # on CUDA: waits
 
@@ -125,12 +132,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="processes for each form")
     parser.add_argument("--runs", type=int, default=3, help="timed runs in each process")
     parser.add_argument("--one", action="store_true", help="measure here the one form and number of rows given")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], help="default: bf16 on CUDA, else fp32")
     given = parser.parse_args()
+    given.precision = given.precision or ("bf16" if given.device == "cuda" else "fp32")
     if given.one:
-        print(json.dumps(measure(given.forms[0], given.rows[0], given)))
+        with numerics(given.precision, torch.device(given.device)):
+            print(json.dumps(measure(given.forms[0], given.rows[0], given)))
         return
     print("| rows | form | memory, MB | × less in tiled | time, s | tiled / it | loss |\n|---|---|---|---|---|---|---|")
-    settings = [f"--{name}={getattr(given, name)}" for name in ("dim", "device", "dtype", "threads", "runs")]
+    settings = [
+        f"--{name}={getattr(given, name)}" for name in ("dim", "device", "dtype", "threads", "runs", "precision")
+    ]
     for rows in given.rows:
         found: dict[str, list[dict[str, float]]] = {form: [] for form in given.forms}
         for _ in range(given.rounds):

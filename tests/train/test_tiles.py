@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 from weakref import WeakSet
 
 import pytest
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmdata.train import losses, miners
 from mmdata.train.losses import tiles
+from mmdata.train.losses.exclusions import Exclusions
 from mmdata.train.losses.rowwise import rowwise_sum
 from mmdata.train.losses.tiles import log_sum_exps
 from tests.rounding import rounding
@@ -22,13 +25,9 @@ from tests.train.compare import LOSSES, assert_equal, features, scalar, value_an
 MIB = 1 << 20
 
 
-def nothing(tile: Tensor, rows: slice, columns: slice) -> None:
-    """Mask nothing."""
-
-
 def test_log_sum_exps_of_the_docstring():
     rows, columns = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [math.log(3), 0.0]])
-    over_columns, over_rows, partners = log_sum_exps(rows, columns, nothing)
+    over_columns, over_rows, partners = log_sum_exps(rows, columns)
     torch.testing.assert_close(over_columns, torch.tensor([math.log(4)]))
     torch.testing.assert_close(over_rows, torch.tensor([0.0, math.log(3)]))
     assert partners == torch.tensor([0.0])
@@ -44,29 +43,62 @@ def test_log_sum_exps_are_those_of_the_whole_matrix(elements: int, first: int, m
     partners = logits[torch.arange(4), at.clamp(0, 6)].where(inside, 0.0)
     expected = (logits.logsumexp(1), logits.logsumexp(0), partners)
     monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
-    found = log_sum_exps(rows, columns, nothing, first)
+    found = log_sum_exps(rows, columns, Exclusions(first=first))
     assert_equal(found, expected)
     weights = [torch.linspace(-1, 2, len(x), dtype=x.dtype) for x in expected]
     ours, theirs = (sum((x * w).sum() for x, w in zip(side, weights, strict=True)) for side in (found, expected))
     assert_equal(value_and_gradients(ours, rows, columns), value_and_gradients(theirs, rows, columns))
 
 
-@pytest.mark.parametrize("elements", [1, 6, 20, 1000])
-def test_scale_is_that_of_scaled_rows(elements: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
-    rows, columns, scale = features(4)[0], features(7, seed=1)[0], scalar(3.0)
-    banned = torch.eye(4, 7, dtype=torch.bool)
+class Products(TorchDispatchMode):
+    """Counts the matrix products that make a tile: those of a gradient add to what there is (addmm)."""
 
-    def mask(tile: Tensor, r: slice, c: slice) -> None:
-        tile.masked_fill_(banned[r, c], -torch.inf)
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.made += function is torch.ops.aten.mm.default
+        return function(*args, **(kwargs or {}))
+
+
+def exclusions() -> tuple[Exclusions, Tensor]:
+    """Of 4 rows and 7 columns, row i's partner being column i + 1: by validity and two keys; and the pairs, (4, 7)."""
+    valid_rows, valid_columns = torch.tensor([1, 1, 0, 1]).bool(), torch.tensor([1, 1, 1, 0, 1, 1, 1]).bool()
+    keys = [(torch.tensor([5, 2, 9, 4]), torch.tensor([5, 5, 2, 9, 4, 2, 7])), (torch.arange(4), torch.arange(7, 14))]
+    pairs = ~(valid_rows[:, None] & valid_columns)
+    pairs |= (keys[0][0][:, None] == keys[0][1]) & (torch.arange(1, 5)[:, None] != torch.arange(7))
+    assert pairs.sum() == 12
+    assert pairs[0, 0]
+    return Exclusions(valid_rows, valid_columns, *map(tuple, zip(*keys, strict=True)), first=1), pairs
+
+
+@pytest.mark.parametrize("elements", [1, 6, 20, 1000])
+@pytest.mark.parametrize("device", ["cpu", "other", "compiled"])
+def test_sums_with_scale_and_exclusions_are_those_of_the_whole_matrix(
+    elements: int, device: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
+    if device != "cpu":  # a GPU masks out of place, within the functions of a tile
+        monkeypatch.setattr(
+            tiles, "_excluded", lambda exclusions, tile, *part, **_: exclusions.of_tile(*part, tile.device)
+        )
+    if device == "compiled":  # by a backend that needs no compiler
+        monkeypatch.setattr(tiles, "BACKEND", "aot_eager")
+        monkeypatch.setattr(tiles, "_for_device", lambda function, _: tiles._compiled(function))
+        tiles._compiled.cache_clear()
+    rows, columns, scale = features(4)[0], features(7, seed=1)[0], scalar(3.0)
+    excluded, pairs = exclusions()
 
     def total(found: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        return sum((x * torch.linspace(-1, 2, len(x), dtype=x.dtype)).sum() for x in found)
+        weighted = ((x.where(x.isfinite(), 0.0) * torch.linspace(-1, 2, len(x), dtype=x.dtype)).sum() for x in found)
+        return sum(weighted, torch.zeros(()))
 
-    ours = total(log_sum_exps(rows, columns, mask, 1, scale=scale))
+    ours = total(log_sum_exps(rows, columns, excluded, scale=scale))
     logits = scale * rows @ columns.T
-    masked = logits.masked_fill(banned, -torch.inf)
-    theirs = total((masked.logsumexp(1), masked.logsumexp(0), logits.diagonal(1)[:4]))
+    masked = logits.masked_fill(pairs, -torch.inf)
+    over_columns, over_rows = (masked.logsumexp(dim) for dim in (1, 0))
+    theirs = total((over_columns, over_rows, logits.diagonal(1).where(torch.arange(4) != 2, 0.0)))
     inputs = (rows, columns, scale)
     assert_equal(value_and_gradients(ours, *inputs), value_and_gradients(theirs, *inputs))
 
@@ -75,13 +107,10 @@ def test_scale_is_that_of_scaled_rows(elements: int, monkeypatch: pytest.MonkeyP
 def test_sum_of_nothing_is_minus_infinity_with_gradient_zero(elements: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
     rows, columns = features(3)[0], features(4, seed=1)[0]
-    banned = torch.zeros(3, 4, dtype=torch.bool)
-    banned[1], banned[:, 2] = True, True
-
-    def mask(tile: Tensor, r: slice, c: slice) -> None:
-        tile.masked_fill_(banned[r, c], -torch.inf)
-
-    over_columns, over_rows, _ = log_sum_exps(rows, columns, mask)
+    with torch.no_grad():
+        rows[1], columns[2] = torch.nan, torch.inf  # what is not valid may hold anything
+    valid = Exclusions(torch.tensor([True, False, True]), torch.tensor([True, True, False, True]))
+    over_columns, over_rows, _ = log_sum_exps(rows, columns, valid)
     assert over_columns.isinf().tolist() == [False, True, False]
     assert over_rows.isinf().tolist() == [False, False, True, False]
     used = torch.cat([over_columns[[0, 2]], over_rows[[0, 1, 3]]]).sum()
@@ -97,17 +126,17 @@ def test_one_tile_is_kept_and_several_are_made_again(
     elements: int, forward: int, in_all: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
-    made: list[tuple[slice, slice]] = []
     rows, columns = features(4)[0], features(7, seed=1)[0]
-    loss = log_sum_exps(rows, columns, lambda tile, r, c: made.append((r, c)))[0].sum()
-    assert len(made) == forward
-    loss.backward()
-    assert len(made) == in_all
+    with Products() as products:
+        loss = log_sum_exps(rows, columns)[0].sum()
+        assert products.made == forward
+        loss.backward()
+    assert products.made == in_all
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(0, 3), (3, 0), (0, 0)])
 def test_no_rows_or_no_columns_are_sums_of_nothing(rows: int, columns: int):
-    over_columns, over_rows, partners = log_sum_exps(torch.zeros(rows, 2), torch.zeros(columns, 2), nothing)
+    over_columns, over_rows, partners = log_sum_exps(torch.zeros(rows, 2), torch.zeros(columns, 2))
     assert over_columns.tolist() == [-math.inf] * rows
     assert over_rows.tolist() == [-math.inf] * columns
     assert partners.tolist() == [0.0] * rows

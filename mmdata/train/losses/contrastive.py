@@ -20,7 +20,7 @@ from torch import Tensor
 from mmdata.renamed import renamed_arguments
 from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.global_batch import GlobalBatch, weighted_log_sum_exp, weighted_sum
-from mmdata.train.losses.tiles import log_sum_exps
+from mmdata.train.losses.tiles import log_sum_exp, log_sum_exps
 from mmdata.train.miners import AnyMiner
 from mmdata.train.ranks import collectives
 
@@ -262,25 +262,20 @@ def _infonce_of_all(
 ) -> Tensor:
     """Sum over this rank's rows; each similarity is computed once and used for both directions."""
     own_valid = batch.valid[batch.own]
-    over_texts, over_images, own = log_sum_exps(
-        batch.images, batch.all_texts, batch.mask_, batch.own.start, scale=logit_scale
-    )
+    texts = collectives.gather_with_grad(batch.text_features)  # (N, D)
+    over_texts, over_images, own = log_sum_exps(batch.image_features, texts, batch.exclusions(), scale=logit_scale)
     over_images = collectives.log_sum_exp(over_images)[batch.own]  # (B,)
     over_texts, over_images = (x.where(own_valid, 0.0) for x in (over_texts, over_images))
     if extra_texts is not None:
-        over_texts = torch.logaddexp(over_texts, _over_extra(batch, batch.images, logit_scale, extra_texts))
+        over_texts = torch.logaddexp(over_texts, _over_extra(batch, batch.image_features, logit_scale, extra_texts))
     if extra_images is not None:
-        over_images = torch.logaddexp(over_images, _over_extra(batch, batch.texts, logit_scale, extra_images))
+        over_images = torch.logaddexp(over_images, _over_extra(batch, batch.text_features, logit_scale, extra_images))
     return ((over_texts + over_images) / 2 - own).where(own_valid, 0.0).sum()
 
 
 def _over_extra(batch: GlobalBatch, anchors: Tensor, logit_scale: Tensor, extra: ExtraNegatives) -> Tensor:
-    keys = [key[batch.own] for key in batch.same]
-
-    def mask_(tile: Tensor, rows: slice, columns: slice) -> None:
-        tile.masked_fill_(~extra.admissible([key[rows] for key in keys], columns), -torch.inf)
-
-    return log_sum_exps(anchors, extra.columns(anchors.dtype), mask_, scale=logit_scale)[0]
+    columns = extra.features.to(anchors.dtype)
+    return log_sum_exp(anchors, columns, batch.exclusions_of(extra), scale=logit_scale)
 
 
 def _infonce(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from mmdata.train.losses.exclusions import Exclusions
 from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.keys import check_keys, check_mask
 from mmdata.train.losses.miner_weights import MinerFlaws, raise_if_flawed
@@ -37,8 +38,8 @@ class GlobalBatch:
     """One rank's view of the global batch: row i of the images pairs with row i of the texts.
 
     Attributes:
-        images: (B, D), this rank's; rows that are not valid are zero.
-        texts: (B, D), likewise.
+        image_features: (B, D), this rank's; rows that are not valid may hold anything.
+        text_features: (B, D), likewise.
         valid: bool (N,), of the global batch.
         same: int64 (N,) each; rows that are equal in any of them are not negatives of each other.
         labels: int64 (N,), rows of equal labels are positives of each other; None: only row i of row i.
@@ -46,8 +47,8 @@ class GlobalBatch:
         flaws: invalid weights of miners; counted by `sum_over`, raised by `global_mean`.
     """
 
-    images: Tensor
-    texts: Tensor
+    image_features: Tensor
+    text_features: Tensor
     valid: Tensor
     same: tuple[Tensor, ...]
     labels: Tensor | None
@@ -89,8 +90,8 @@ class GlobalBatch:
         first = collectives.rank() * len(images)
         everywhere = columns[:, 1:].unbind(1)
         return cls(
-            images=_cleaned(images, valid),
-            texts=_cleaned(texts, valid),
+            image_features=_single(images),
+            text_features=_single(texts),
             valid=columns[:, 0].bool(),
             same=tuple(everywhere[: len(same)]),
             labels=None if labels is None else everywhere[-1],
@@ -110,7 +111,17 @@ class GlobalBatch:
             return value.reshape(())
         if isinstance(value, bool) or not isinstance(cast(object, value), (int, float)):  # callers may not be checked
             raise TypeError(f"{name} must be a scalar tensor or a number: got {type(value).__name__}")
-        return self.images.new_full((), value)
+        return self.image_features.new_full((), value)
+
+    @cached_property
+    def images(self) -> Tensor:
+        """(B, D), this rank's, with zeros in rows that are not valid: what they hold, even NaN, reaches no gradient."""
+        return self.image_features.where(self.valid[self.own, None], 0.0)
+
+    @cached_property
+    def texts(self) -> Tensor:
+        """(B, D), likewise."""
+        return self.text_features.where(self.valid[self.own, None], 0.0)
 
     @cached_property
     def all_images(self) -> Tensor:
@@ -196,44 +207,19 @@ class GlobalBatch:
         others = self.valid[rows, None] & extra.admissible([key[rows] for key in self.same])  # (b, M)
         return torch.cat([positives, torch.zeros_like(others)], dim=1), torch.cat([negatives, others], dim=1)
 
-    def mask_(self, tile: Tensor, rows: slice, columns: slice) -> None:
-        """Set to -inf, in a tile of similarities, all pairs that are neither partners nor admissible negatives.
+    def exclusions(self) -> Exclusions:
+        """Pairs of this rank's images with all texts that are neither partners nor admissible negatives."""
+        own = tuple(key[self.own] for key in self.same)
+        return Exclusions(self.valid[self.own], self.valid, own, self.same, self.own.start)
 
-        Args:
-            tile: (b, c), changed in place.
-            rows: of this rank, counted from 0.
-            columns: of the global batch.
-        """
-        rows = self._numbers(rows)
-        on_cpu = tile.device.type == "cpu"
-        if not (on_cpu and self._all_valid):
-            tile.masked_fill_(~(self.valid[rows, None] & self.valid[columns]), -torch.inf)
-        of_rows, of_columns = (torch.arange(x.start, x.stop, device=tile.device) for x in (rows, columns))
-        for key, repeats in zip(self.same, self._repeats if on_cpu else self.same, strict=True):
-            # Few rows share a key. On a CPU only their lines of the tile are compared; on a GPU the host would have to
-            # wait for the device to learn which rows these are, so all lines are.
-            lines = repeats[rows].nonzero().squeeze(1) if on_cpu else slice(None)
-            equal = key[rows][lines, None] == key[columns]  # (l, c)
-            equal &= of_rows[lines, None] != of_columns
-            masked = tile[lines].masked_fill_(equal, -torch.inf)
-            if on_cpu:  # indexing with a tensor made a copy; with slice(None), on a GPU, `masked` is the tile itself
-                tile[lines] = masked
+    def exclusions_of(self, extra: ExtraNegatives) -> Exclusions:
+        """Pairs of this rank's rows with extra negatives that are not admissible; no row has a partner among them."""
+        own = tuple(key[self.own] for key in self.same) if extra.same else ()
+        extra.check_same(len(self.same))
+        return Exclusions(self.valid[self.own], extra.valid, own, tuple(extra.same), len(extra.features))
 
     def _numbers(self, rows: slice) -> slice:
         return slice(self.own.start + rows.start, self.own.start + rows.stop)
-
-    @cached_property
-    def _all_valid(self) -> bool:
-        return bool(self.valid.all())
-
-    @cached_property
-    def _repeats(self) -> list[Tensor]:
-        """bool (N,) for each of `same`: rows whose key another row has too."""
-        found: list[Tensor] = []
-        for key in self.same:
-            _, inverse, counts = key.unique(return_inverse=True, return_counts=True)
-            found.append(counts[inverse] > 1)
-        return found
 
 
 def weighted_sum(losses: Tensor, kept: Tensor, weights: Tensor | None) -> Tensor:
@@ -281,7 +267,6 @@ def _as_chosen(chosen: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor | None
     return kept, chosen.where(kept, 1.0) + chosen.where(dropped, 0.0)
 
 
-def _cleaned(features: Tensor, valid: Tensor | None) -> Tensor:
-    """In float32 or float64, with zeros in rows that are not valid: their content, even NaN, reaches no gradient."""
-    features = features.float() if features.dtype in (torch.float16, torch.bfloat16) else features
-    return features if valid is None else features.where(valid[:, None], 0.0)
+def _single(features: Tensor) -> Tensor:
+    """In float32 or float64."""
+    return features.float() if features.dtype in (torch.float16, torch.bfloat16) else features

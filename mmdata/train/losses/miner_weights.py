@@ -52,7 +52,7 @@ def raise_if_flawed(miners: Sequence[AnyMiner], counts: Tensor) -> None:
         ValueError: names the miner that gave some now or, on a GPU, for the previous loss.
     """
     to_read = [*_unread, ([_name(miner) for miner in miners], HostCopy(counts))]
-    _unread[:] = [to_read.pop()] if counts.device.type == "cuda" else []
+    _unread[:] = [] if counts.device.type == "cpu" else [to_read.pop()]
     for names, copy in to_read:
         for name, number in zip(names, copy.read()[0].tolist(), strict=True):
             if number > 0:

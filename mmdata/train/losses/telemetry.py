@@ -80,7 +80,7 @@ class _Sums:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        device = self.batch.images.device
+        device = self.batch.image_features.device
         self.scalars = torch.zeros(5, dtype=torch.float64, device=device)
         self.histograms = torch.zeros(2, BINS, dtype=torch.float64, device=device)
 
