@@ -5,7 +5,7 @@ The state counts the batches that the caller got, not those taken ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from time import perf_counter
 from typing import Any, cast
@@ -87,7 +87,7 @@ class DevicePrefetcher:
         """
         if self.device.type == "cpu":
             return iter(self.batches)
-        return self._one_ahead(_Copies(self.device).copy if self.device.type == "cuda" else self._plain_copy)
+        return self._one_ahead(_copies_to(self.device))
 
     def _one_ahead(self, copy: Callable[[Batch], Callable[[], Batch]]) -> Iterator[Batch]:
         left = self._epoch_left()
@@ -125,8 +125,31 @@ class DevicePrefetcher:
         except Exception as error:
             return error
 
-    def _plain_copy(self, batch: Batch) -> Callable[[], Batch]:
-        return partial(to_device, batch, self.device)
+
+def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, Batch]]:
+    """Each batch, and the same with its tensors on `device`.
+
+    On a GPU the next batch is taken and copied before the current one is yielded, as by `DevicePrefetcher`, which also
+    keeps a loader's position. On a CPU none is taken ahead.
+    """
+    if device.type == "cpu":
+        yield from ((batch, to_device(batch, device)) for batch in batches)
+        return
+    copy = _copies_to(device)
+    ahead: tuple[Batch, Callable[[], Batch]] | None = None
+    for batch in batches:
+        current, ahead = ahead, (batch, copy(batch))
+        if current is not None:
+            yield current[0], current[1]()
+    if ahead is not None:
+        yield ahead[0], ahead[1]()
+
+
+def _copies_to(device: torch.device) -> Callable[[Batch], Callable[[], Batch]]:
+    """Begins to copy a batch to a device that is no CPU; calling the result gives the batch."""
+    if device.type == "cuda":
+        return _Copies(device).copy
+    return lambda batch: partial(to_device, batch, device)
 
 
 class _Copies:

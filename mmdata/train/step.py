@@ -68,6 +68,8 @@ def train_step(
         raise ValueError(f"the batch has no tensor: its entries are {', '.join(map(str, batch))}")
 
     def forward(part: Mapping[str, object]) -> Any:
+        if isinstance(encoder, DualEncoder):  # DDP and FSDP walk through all that they are given, each key a string
+            part = {name: value for name, value in part.items() if isinstance(value, Tensor)}
         # One autocast region a forward: its cache of cast weights must not outlive the pass that filled it.
         with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
             return model(part)

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mmdata.batch import Batch, CaptionBatch, to_device
+from mmdata.batch import Batch, CaptionBatch
 from mmdata.errors import DataError
 from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.losses.keys import check_keys
+from mmdata.train.prefetch import copied_ahead
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
 
@@ -89,13 +90,12 @@ def embed(
     extras, several = LoaderExtras.of(source), collectives.world_size() > 1
     columns: dict[str, list[Tensor]] = {}
     texts: dict[str, list[Tensor]] = {}
-    for on_cpu in batches:
-        batch = to_device(on_cpu, device)
+    for on_cpu, batch in copied_ahead(batches, device):
         with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
             features = _features_of(model, batch)
-        valid = collectives.gather(batch["valid"].long()).bool()  # (W*B,)
-        for name, value in {**features, **_known_of(batch)}.items():
-            columns.setdefault(name, []).append(collectives.gather(value)[valid])
+        # Rows that are not valid stay in until the end: to index with a mask, the host waits for the device.
+        for name, value in {**features, **_known_of(batch), "valid": batch["valid"].long()}.items():
+            columns.setdefault(name, []).append(collectives.gather(value))
         if extras.all_captions is not None and "input_ids" in batch:
             of_rows = _captions_of(extras.all_captions, on_cpu)
             for name, value in _embed_captions(model, batch, of_rows, autocast_dtype).items():
@@ -106,7 +106,8 @@ def embed(
         # Judged only now: a rank that raised for its own rows would leave the others waiting for its features.
         states = gather(cast(Batches, source).state_dict(), dist.group.WORLD)
         extras.check_rows(extras.merge_states(states))
-    joined = {name: torch.cat(parts) for name, parts in columns.items()}
+    valid = torch.cat(columns.pop("valid")).bool()  # (N,), of all rows
+    joined = {name: torch.cat(columns.pop(name))[valid] for name in list(columns)}
     found = {name: torch.cat(parts) for name, parts in texts.items()}
     captions = Texts(found["features"], _positions(joined["rows"], found["rows"]), found["hashes"]) if found else None
     return Features(
@@ -168,7 +169,9 @@ def _embed_captions(
     All ranks call the model equally often, since each call of a sharded model is a collective.
     """
     count, device = len(captions.rows), batch["rows"].device
-    counts: list[int] = collectives.gather(torch.tensor([count], device=device)).tolist()
+    counts = [count]
+    if collectives.world_size() > 1:
+        counts = cast(list[int], collectives.gather(torch.tensor([count], device=device)).tolist())
     size = len(batch["rows"])
     # Through the model's forward, which hooks and sharding need; it takes at least one image.
     first = {name: cast(Any, value)[:1] for name, value in batch.items() if not name.startswith("negative_")}

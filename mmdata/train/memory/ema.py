@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
@@ -54,8 +56,13 @@ class EMA:
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """After an update of the model: average = decay · average + (1 - decay) · weights; buffers are copied."""
-        for own, new in zip(self.model.parameters(), model.parameters(), strict=True):
-            own.lerp_(sharding.whole(new), 1 - self.config.decay)
+        average = get_ema_multi_avg_fn(self.config.decay)
+        own, new = list(self.model.parameters()), list(model.parameters())
+        if any(isinstance(parameter, DTensor) for parameter in new):  # one whole tensor in memory at a time
+            for ours, share in zip(own, new, strict=True):
+                average([ours], [sharding.whole(share)], 0)
+        else:
+            average(cast(Any, own), cast(Any, new), 0)
         for own, new in zip(self.model.buffers(), model.buffers(), strict=True):
             own.copy_(new)
 

@@ -84,7 +84,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     whole, shares = [p for p in others if not is_shard(p)], [p for p in others if is_shard(p)]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": whole, "weight_decay": 0.0}]
     groups += [{"params": shares, "weight_decay": 0.0}] if shares else []
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
+    # Fused: one pass over weights, gradients and averages in place of ten.
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
