@@ -353,7 +353,7 @@ def facts_of(rows: int, *, short_side: int = 480, longest: int = 20, repeated: i
     return Facts(rows, 4, sides, sides + 100, 4, ["a red square"] * 4, 0, longest, repeated)
 
 
-GPU, NODE = Machine(16, 1, 80.0, True), Machine(64, 8, 80.0, True)
+GPU, NODE = Machine(16, 1, 80.0), Machine(64, 8, 80.0)
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,14 @@ class Experiment:
     def _config(self, run: Run) -> Config:
         return _without_place(load_config(self._path, [*self._settings(run), "compare=null"]))
 
+    def _config_like(self, found: Config, run: Run) -> Config:
+        """The settings of `run`, with the number format that `found` has taken where they leave it to the device."""
+        config = self._config(run)
+        if config.train.precision != "auto":
+            return config
+        train = config.train.model_copy(update={"precision": found.train.precision})
+        return config.model_copy(update={"train": train})
+
     def _folder(self, run: Run) -> Path:
         if line := self._line(run, evaluated=False):
             return self._folder_of(line)
@@ -186,11 +194,12 @@ class Experiment:
         fewer, has another digest. A run that was made before there were pairs is evaluated again, and not trained: it
         counts unless `evaluated`.
         """
-        wanted = self._config(run)
+        digest = digest_of(self._config(run))
         for line in reversed(self._lines_of(run)):
             if evaluated and self._compare.pairs is not None and "mean_blind" not in line:
                 continue
-            if line["digest"] == digest_of(wanted) or self._config_of(line) == wanted:
+            found = self._config_of(line)
+            if line["digest"] == digest or (isinstance(found, Config) and found == self._config_like(found, run)):
                 return line
         return None
 
@@ -202,7 +211,8 @@ class Experiment:
         found = self._config_of(lines[-1])
         if isinstance(found, str):
             return found
-        differ = differences(found.model_dump(mode="json"), self._config(run).model_dump(mode="json"))
+        wanted = self._config_like(found, run)
+        differ = differences(found.model_dump(mode="json"), wanted.model_dump(mode="json"))
         return f"the run in '{self._folder_of(lines[-1])}' has other settings: {'; '.join(differ)}"
 
     def _lines_of(self, run: Run) -> list[Line]:

@@ -195,10 +195,10 @@ def test_loader_in_a_torch_dataloader_says_what_to_do(corpus: Corpus):
 
 def test_constructors_take_one_name_and_the_old_one_for_a_release(corpus: Corpus):
     whole = corpus.loader(num_workers=0)
-    old: dict[str, Any] = {"prefetch_batches": 3}
+    old: dict[str, Any] = {"prefetch": 3}
     with pytest.warns(DeprecationWarning, match=r"^Loader's argument prefetch is now called prefetch_batches; the old"):
         Loader(whole.plan, whole.maker, num_workers=1, **old)
-    old = {"add_hashes": True}
+    old = {"hashes": True}
     with pytest.warns(DeprecationWarning, match=r"^BatchMaker's argument hashes is now called add_hashes; the old"):
         maker = BatchMaker(whole.index, whole.maker.tokenizer, whole.maker.transform, **old)
     loader = Loader(whole.plan, maker, num_workers=0, prefetch_batches=1)
