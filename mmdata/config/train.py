@@ -212,7 +212,7 @@ class TrainConfig(Settings):
     """How several ranks train together. ddp: each rank holds the whole model. fsdp: each rank keeps a share of weights,
     gradients and optimizer state (FSDP2), which saves memory; the results are those of ddp."""
     compile: MayChange[bool] = False
-    """Compiles the towers with torch.compile, once for each shape of the batches; `data.max_shapes` limits the
+    """Compiles the towers' blocks with torch.compile, once for each shape of the batches; `data.max_shapes` limits the
     shapes."""
     loss: LossName = "clip"
     """The loss. clip: InfoNCE. siglip: sigmoid of all pairs. multi_positive: InfoNCE with several positives (UniCL).
@@ -282,10 +282,6 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _sharded(self) -> TrainConfig:
-        if self.parallel == "fsdp" and self.compile:
-            raise ValueError(
-                "parallel 'fsdp' runs towers that are not compiled: set compile to false, or parallel to ddp"
-            )
         if self.parallel == "fsdp" and self.precision == "fp16":
             raise ValueError(
                 "parallel 'fsdp' has no gradient scaler: set precision to bf16 or fp32, or parallel to ddp"

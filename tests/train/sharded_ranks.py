@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from mmdata.train import train_step
 from mmdata.train.evaluation.evaluate import retrieval
-from mmdata.train.ranks import collectives, sharding
+from mmdata.train.ranks import collectives, parallel, sharding
 from tests.train import ranks
 
 CPU = torch.device("cpu")
@@ -25,6 +25,9 @@ def run_case(case: dict, rank: int, out: Path) -> None:
     model = ranks.make_model(case.get("dropout", 0.0), **case.get("model", {}))
     if rank > 0:
         torch.nn.init.normal_(model.image_projection.weight)
+    if case.get("compile"):
+        parallel.BACKEND = "aot_eager"  # needs no compiler
+        parallel.compile_blocks(model, CPU)
     sharding.shard(model, CPU)
     torch.manual_seed(50 + rank)
     batch = ranks.make_batch(rank, case)

@@ -41,15 +41,15 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def make_model(**settings: Any) -> DualEncoder:
+def make_model(name: Any = "micro", **settings: Any) -> DualEncoder:
     torch.manual_seed(0)
-    config = ModelConfig(name="micro", logit_bias_init=-10.0, **settings)
+    config = ModelConfig(name=name, logit_bias_init=-10.0, **settings)
     return DualEncoder.from_config(config, vocab_size=VOCABULARY).double()
 
 
 def compiled(model: DualEncoder) -> DualEncoder:
     """The same model, compiled; graphs are counted from here on."""
-    parallel.compile_towers(model, CPU)
+    parallel.compile_blocks(model, CPU)
     torch._dynamo.utils.counters.clear()
     return model
 
@@ -91,15 +91,16 @@ def test_compiling_changes_no_loss_and_no_gradient(settings: dict[str, Any], mic
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_compiling_makes_one_graph_for_each_shape_of_a_tower():
-    model = compiled(make_model())
+@pytest.mark.parametrize("name", ["micro", "tiny"])  # one block in each tower, and two
+def test_compiling_makes_one_graph_for_each_shape_of_a_tower(name: str):
+    model = compiled(make_model(name))
     shapes = [(16, 5), (16, 9), (24, 5), (16, 5), (24, 9)]  # 2 of images, 2 of texts
     for side, length in shapes:
-        step(model, make_batch(4, side, length))
+        step(model, make_batch(5, side, length))
     assert graphs() == 4
     for side, length in shapes:
-        step(model, make_batch(4, side, length), micro_batch_size=3)
-    assert graphs() == 4 * 3, "3 rows and the last one: both passes of a micro-batch take the same graph"
+        step(model, make_batch(5, side, length), micro_batch_size=3)
+    assert graphs() == 4 * 3, "3 rows and the last two: both passes of a micro-batch take the same graph"
 
 
 def test_compiling_shapes_beyond_the_limit_run_as_they_do_without():
@@ -162,7 +163,7 @@ from mmdata.errors import ConfigError
 from tests.train.test_compiling import make_model
 parallel.BACKEND = "inductor"
 try:
-    parallel.compile_towers(make_model(), torch.device("cpu"))
+    parallel.compile_blocks(make_model(), torch.device("cpu"))
 except ConfigError as error:
     print(error)
 """
@@ -179,7 +180,7 @@ def test_compiling_says_what_a_gpu_needs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: None)
     message = r"device 'cuda' here \(Cannot find a working triton installation.\); it needs Triton and a C compiler"
     with pytest.raises(ConfigError, match=message):
-        parallel.compile_towers(torch.nn.Linear(2, 2), torch.device("cuda"))
+        parallel.compile_blocks(torch.nn.Linear(2, 2), torch.device("cuda"))
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

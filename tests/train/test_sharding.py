@@ -36,6 +36,21 @@ CASES: dict[str, dict[str, Any]] = {
         "model": {"gradient_checkpointing": True},
     },
     "2_frozen": {"loss": "clip", "valid": [ALL, SOME], "micro_batch_size": 3, "model": {"freeze_image": True}},
+    "2_compiled": {"loss": "clip", "valid": [ALL, SOME], "compile": True},
+    "2_compiled_micro_dropout": {
+        "loss": "clip",
+        "valid": [ALL, SOME],
+        "compile": True,
+        "dropout": 0.3,
+        "micro_batch_size": 3,
+    },
+    "2_compiled_checkpointing": {
+        "loss": "siglip",
+        "valid": [NONE, ALL],
+        "compile": True,
+        "dropout": 0.3,
+        "model": {"gradient_checkpointing": True},
+    },
     "3_one_rank_empty": {"loss": "siglip", "valid": [ALL, NONE, SOME], "dropout": 0.3, "micro_batch_size": 2},
 }
 
@@ -172,7 +187,6 @@ def test_sharding_optimizer_takes_averages_and_keeps_its_own_groups():
     ("settings", "message"),
     [
         ({"precision": "fp16"}, "parallel 'fsdp' has no gradient scaler: set precision to bf16 or fp32"),
-        ({"compile": True}, "parallel 'fsdp' runs towers that are not compiled: set compile to false"),
     ],
 )
 def test_sharding_refuses_what_does_not_go_with_it(settings: dict[str, Any], message: str):

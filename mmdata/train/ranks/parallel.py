@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
 from mmdata.train.ranks import collectives, sharding
-from mmdata.train.ranks.sharding import towers_of
+from mmdata.train.ranks.sharding import blocks_of, towers_of
 
 
 def prepare(
@@ -31,7 +31,7 @@ def prepare(
         ConfigError: `train.compile` without what torch.compile needs.
     """
     if config.compile:
-        compile_towers(model, device)
+        compile_blocks(model, device)
     if config.parallel == "fsdp" and collectives.world_size() > 1:
         sharding.shard(model, device, autocast_dtype=autocast_dtype)
         return model
@@ -50,17 +50,18 @@ def adds_up(model: nn.Module | None, *, last: bool) -> AbstractContextManager[An
 BACKEND = "inductor"
 """Of torch.compile; tests replace it."""
 MAX_GRAPHS = 512
-"""Graphs of all towers together. Shapes beyond run as they do without torch.compile, and torch says so once.
+"""Graphs of all blocks together. Shapes beyond run as they do without torch.compile, and torch says so once.
 
 A plan has 16 shapes or so. A shape takes a graph in each tower, two with micro-batches that do not divide the rows of
 a batch, and one more in the text tower for negative captions.
 """
 
 
-def compile_towers(model: nn.Module, device: torch.device) -> None:
-    """Compile each tower of a model in place, with static shapes; names in its state dict stay as they are.
+def compile_blocks(model: nn.Module, device: torch.device) -> None:
+    """Compile each transformer block of a model in place, with static shapes; names in its state dict stay as they are.
 
-    Evaluation runs the towers as they were (`evaluate.embed`): its shapes are others, and come once.
+    The blocks of a tower share their graphs: one for each shape, which is small and soon made. A tower without blocks
+    is compiled whole. Evaluation runs all as it was (`evaluate.embed`): its shapes are others, and come once.
 
     Args:
         model: a DualEncoder, or a module whose parts are the towers.
@@ -73,12 +74,15 @@ def compile_towers(model: nn.Module, device: torch.device) -> None:
     settings: Any = import_module("torch._dynamo.config")
     settings.recompile_limit = max(settings.recompile_limit, MAX_GRAPHS)
     settings.accumulated_recompile_limit = max(settings.accumulated_recompile_limit, MAX_GRAPHS)
+    # It cuts graphs where DDP's buckets end, so that gradients are averaged meanwhile: blocks are such cuts already.
+    settings.optimize_ddp = False
     for tower in towers_of(model):
-        tower.compile(backend=BACKEND, dynamic=False)
+        for part in list(blocks_of(tower)) or [tower]:
+            part.compile(backend=BACKEND, dynamic=False)
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether a part of the model is compiled, by `compile_towers`, Module.compile or torch.compile."""
+    """Whether a part of the model is compiled, by `compile_blocks`, Module.compile or torch.compile."""
     return any(
         getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod") for part in model.modules()
     )

@@ -38,7 +38,7 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
     reduce_dtype = None if autocast_dtype is None else torch.float32
     policy = MixedPrecisionPolicy(param_dtype=autocast_dtype, reduce_dtype=reduce_dtype)
     mesh = init_device_mesh(device.type, (collectives.world_size(),))
-    for part in (*_blocks(model), *towers_of(model), model):
+    for part in (*blocks_of(model), *towers_of(model), model):
         fully_shard(part, mesh=mesh, mp_policy=policy, ignored_params=scalars)
     for scalar in scalars:
         if scalar.requires_grad:
@@ -101,15 +101,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
     optimizer.load_state_dict({"state": averages, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The elements of each list of modules, not those of lists within them: a transformer's blocks."""
-    for part in module.children():
-        if isinstance(part, nn.ModuleList):
-            yield from (block for block in part if any(True for _ in block.parameters()))
-        else:
-            yield from _blocks(part)
-
-
 def _mean_over_ranks(gradient: Tensor) -> Tensor:
     return collectives.all_reduce_sum(gradient) / collectives.world_size()
 
@@ -140,3 +131,12 @@ def _share(value: Any, parameter: Tensor) -> Any:
 def towers_of(model: nn.Module) -> list[nn.Module]:
     """The parts of a model that have parts themselves: not its projections."""
     return [part for part in model.children() if any(True for _ in part.children())]
+
+
+def blocks_of(module: nn.Module) -> Iterator[nn.Module]:
+    """The elements of each list of modules, not those of lists within them: a transformer's blocks."""
+    for part in module.children():
+        if isinstance(part, nn.ModuleList):
+            yield from (block for block in part if any(True for _ in block.parameters()))
+        else:
+            yield from blocks_of(part)
