@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import sys
 import threading
 import weakref
 from dataclasses import replace
@@ -18,9 +20,11 @@ from numpy.typing import NDArray
 from mmdata.loader import buffer_pool
 from mmdata.shards import ShardWriter, store
 from mmdata.transform.text import Tokenizer
+from tests.flat_settings import grouped
+from tests.programs import run_program
 
 from .conftest import Corpus
-from .worker_processes import wait_until_ready
+from .worker_processes import ROOT
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="counts in /proc")
 
@@ -29,9 +33,12 @@ class Held(NamedTuple):
     """What this process and its children hold."""
 
     descriptors: int
+    """Of all but buffers of shared memory."""
     threads: int
     children: int
     shared_files: int
+    buffers: int
+    """How many there are depends on how far the workers were ahead."""
     private_mb: float
 
 
@@ -40,27 +47,56 @@ def held() -> Held:
     own = os.getpid()
     children = [int(i) for file in Path(f"/proc/{own}/task").glob("*/children") for i in file.read_text().split()]
     lines = [line for i in (own, *children) for line in Path(f"/proc/{i}/smaps_rollup").read_text().splitlines()]
+    links = [
+        os.readlink(link) for i in (own, *children) for link in Path(f"/proc/{i}/fd").iterdir() if link.is_symlink()
+    ]
+    buffers = sum("memfd:mmdata" in link for link in links)
     return Held(
-        sum(len(os.listdir(f"/proc/{i}/fd")) for i in (own, *children)),
+        len(links) - buffers,
         threading.active_count(),
         len(children),
         len(os.listdir("/dev/shm")),
+        buffers,
         sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Dirty:", "Shared_Dirty:"))) / 1024,
     )
 
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
 def test_loader_holds_no_more_after_twenty_epochs_than_after_two(corpus: Corpus, workers: str):
-    loader = corpus.loader(worker_type=workers, image_buckets=[[224, 224], [192, 256]], global_batch_size=32)
-    if workers == "process":
-        wait_until_ready(loader)  # of threads that make the first batches nothing is left then
-    after: list[Held] = []
-    for _ in range(20):
-        assert sum(int(batch["valid"].sum()) for batch in loader) == len(loader.index)
-        after.append(held())
-    # A batch of 4.8 MB that is lost in every epoch would be 86 MB.
+    settings = {**corpus.settings, "image_buckets": [[224, 224], [192, 256]], "global_batch_size": 32}
+    # In a process of its own: threads of tests before this one may end while this one counts.
+    out = run_program(
+        [sys.executable, "-c", TWENTY_EPOCHS, json.dumps(grouped(**settings, worker_type=workers))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert out.returncode == 0, out.stderr
+    after = [Held(*counts) for counts in json.loads(out.stdout)]
+    assert len(after) == 20
+    # A batch of 4.8 MB that is lost in every epoch would be 86 MB, and 18 buffers.
     assert after[-1].private_mb < after[1].private_mb + 24
+    assert after[-1].buffers < after[1].buffers + 12
     assert [later[:4] for later in after[2:]] == [after[1][:4]] * 18
+
+
+TWENTY_EPOCHS = """
+import json, sys
+from mmdata import Loader
+from tests.loader.test_growth import held
+from tests.loader.worker_processes import wait_until_ready
+
+settings = json.loads(sys.argv[1])
+loader = Loader.from_config(settings)
+if settings["loading"]["worker_type"] == "process":
+    wait_until_ready(loader)  # of threads that make the first batches nothing is left then
+after = []
+for _ in range(20):
+    assert sum(int(batch["valid"].sum()) for batch in loader) == len(loader.index)
+    after.append(held())
+print(json.dumps(after))
+"""
 
 
 def test_loader_allocates_no_buffer_after_the_first_epochs(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
