@@ -31,6 +31,8 @@ class DevicePrefetcher:
     Args:
         batches: a loader.
         device: of the tensors; other entries of a batch stay as they are.
+        took: called as soon as a batch was taken, with None, or with the exception that came instead (StopIteration at
+            the end of the epoch). With it a batch is taken ahead on a CPU too.
 
     Example:
         loader = DevicePrefetcher(Loader.from_config("configs/scenes.yaml"), "cuda")
@@ -38,9 +40,12 @@ class DevicePrefetcher:
             step(batch)
     """
 
-    def __init__(self, batches: Batches, device: torch.device | str) -> None:
+    def __init__(
+        self, batches: Batches, device: torch.device | str, *, took: Callable[[Exception | None], None] | None = None
+    ) -> None:
         self.batches = batches
         self.device = torch.device(device)
+        self._took = took
         self._state: dict[str, Any] | None = None  # of the loader, before the batch ahead was taken
         self._last = False  # the loader has ended its epoch, so there is no batch ahead
         self._iteration = 0  # number of the newest iteration; an older one must not go on
@@ -85,7 +90,7 @@ class DevicePrefetcher:
             RuntimeError: asked for another batch after `set_epoch`, `load_state_dict` or a newer iteration has moved
                 the position.
         """
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and self._took is None:
             return iter(self.batches)
         return self._one_ahead(_copies_to(self.device))
 
@@ -115,6 +120,12 @@ class DevicePrefetcher:
 
     def _take(self, batches: Iterator[Batch], copy: Callable[[Batch], Callable[[], Batch]]) -> _Copied | Exception:
         """The next batch, with its copy under way, or the error that came instead."""
+        taken = self._copy_next(batches, copy)
+        if self._took is not None:
+            self._took(taken if isinstance(taken, Exception) else None)
+        return taken
+
+    def _copy_next(self, batches: Iterator[Batch], copy: Callable[[Batch], Callable[[], Batch]]) -> _Copied | Exception:
         try:
             batch = next(batches)
             started = perf_counter()
@@ -146,7 +157,7 @@ def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[tup
 
 
 def _copies_to(device: torch.device) -> Callable[[Batch], Callable[[], Batch]]:
-    """Begins to copy a batch to a device that is no CPU; calling the result gives the batch."""
+    """Begins to copy a batch to a device; calling the result gives the batch."""
     if device.type == "cuda":
         return _Copies(device).copy
     return lambda batch: partial(to_device, batch, device)

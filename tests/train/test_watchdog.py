@@ -52,12 +52,12 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def test_rank_that_sleeps_in_its_batches_ends_all_ranks(tmp_path: Path, launched: list[Any]):
-    launched += start(tmp_path, at=5, sleep_s=600)
-    said = r"error: rank 1 has got no further for \d+ s \(train.stall_timeout_s is 6\): step 5, waiting for data; "
+    launched += start(tmp_path, at=5, sleep_s=600)  # batch 5 is taken before update 4 is made of batch 4
+    said = r"error: rank 1 has got no further for \d+ s \(train.stall_timeout_s is 6\): step 4, waiting for data; "
     for process in launched:
         code, error = end_of(process)
         assert code == STALLED, error
-        assert re.search(said + "rank 0: step 5, waiting for the other ranks. All ranks end", error), error
+        assert re.search(said + "rank 0: step 4, computing. All ranks end", error), error
     assert "time.sleep" in error or "before" in error, "each process says where its threads are"
 
 
@@ -66,9 +66,7 @@ def test_rank_that_is_stopped_ends_the_others(tmp_path: Path, launched: list[Any
     code, error = end_of(launched[0])
     assert code == STALLED, error
     said = r"error: rank 1 has not been heard of for \d+ s \(train.stall_timeout_s is 6\): it is stopped, dead or "
-    said += (
-        "cut off; last heard of at step 5, waiting for data; rank 0: step 5, waiting for the other ranks. All ranks end"
-    )
+    said += "cut off; last heard of at step 4, waiting for data; rank 0: step 4, computing. All ranks end"
     assert re.search(said, error), error
 
 
@@ -76,8 +74,8 @@ def test_rank_that_is_killed_ends_the_others(tmp_path: Path, launched: list[Any]
     launched += start(tmp_path, at=5, sleep_s=2, signal="SIGKILL")
     code, error = end_of(launched[0])
     assert code == 1, error
-    said = "TrainingError: rank 1 is gone (killed?), last heard of at step 5, waiting for data; all ranks stop, "
-    assert said + "this one at step 5, waiting for the other ranks; the same command resumes" in error
+    said = "TrainingError: rank 1 is gone (killed?), last heard of at step 4, waiting for data; all ranks stop, "
+    assert said + "this one at step 4, computing; the same command resumes" in error
     assert end_of(launched[1])[0] == -signal.SIGKILL
 
 

@@ -5,11 +5,13 @@ A rank that raised alone would leave the others waiting for it in the model's co
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.errors import DataError, TrainingError
@@ -40,26 +42,99 @@ def on_first(do: Callable[[], object], group: dist.ProcessGroup | None) -> None:
         raise failed[0]
 
 
-def in_lockstep(batches: Iterator[Batch], group: dist.ProcessGroup | None) -> Iterator[Batch]:
-    """The same batches; all ranks iterate in step.
+class Lockstep:
+    """The ranks take their batches together. It costs one small collective a step, which no rank waits for.
 
-    Raises:
-        TrainingError: another rank got an error, or no more batches; the message names the rank. The rank that got
-            an error raises that error.
+    When a rank takes the batch after the one that it trains on, it begins to tell the others what came (a batch, the
+    end of its epoch, an error) and which signal it has got; the answer is read when that batch is due.
+
+    Args:
+        group: the ranks, gloo; None: this process alone.
+        received: gives the number of the signal that this process has got, or 0.
+
+    Example:
+        lockstep = Lockstep(group, lambda: stop.received)
+        for batch in lockstep.batches(iter(DevicePrefetcher(loader, device, took=lockstep.took))):
+            step(batch)
+            if lockstep.signal():
+                break
     """
-    while True:
-        batch, error = None, None
-        try:
-            batch = next(batches, None)
-        except Exception as caught:
-            error = caught
-        if group is not None:
-            _stop_if_they_differ(batch, error, group)
-        if error is not None:
-            raise error
-        if batch is None:
+
+    def __init__(self, group: dist.ProcessGroup | None, received: Callable[[], int]) -> None:
+        self._group, self._received = group, received
+        self._asked: deque[_Asked] = deque()  # the batch that is due, and the one after it
+
+    def took(self, error: Exception | None) -> None:
+        """Begin to tell the other ranks what came in place of the next batch; None: the batch. A collective."""
+        if self._group is not None:
+            kind = HAS_BATCH if error is None else HAS_ENDED if isinstance(error, StopIteration) else HAS_FAILED
+            self._asked.append(_Asked.ask(kind, self._received(), self._group))
+
+    def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches, each of which has been announced with `took`; all ranks iterate in step.
+
+        Raises:
+            TrainingError: another rank got an error, or no more batches; the message names the rank. The rank that got
+                an error raises that error.
+        """
+        self._asked.clear()
+        while True:
+            batch, error = None, None
+            try:
+                batch = next(batches, None)
+            except Exception as caught:
+                error = caught
+            if self._group is not None:
+                self._stop_if_they_differ(self._asked.popleft(), error, self._group)
+            if error is not None:
+                raise error
+            if batch is None:
+                return
+            yield batch
+
+    def signal(self) -> int:
+        """The signal that any rank had got when it took the batch after the current one, or 0; equal on all ranks."""
+        return self._received() if self._group is None else self._asked[0].answer()[SIGNAL]
+
+    def _stop_if_they_differ(self, asked: _Asked, error: Exception | None, group: dist.ProcessGroup) -> None:
+        """Raise a TrainingError where another rank has an error, or only some have a batch."""
+        if sum(asked.answer()[:SIGNAL]) == 1:
             return
-        yield batch
+        if asked.kind != HAS_BATCH:
+            self.took(error)  # ranks with a batch have taken the next one: all call the same collectives
+        said = ["", "its epoch has ended", f"{type(error).__name__}: {error}"][asked.kind]
+        everything = gather((asked.kind, said), group)
+        if error is None:
+            worst, words = max(everything)  # an error before an early end
+            raise TrainingError(f"rank {everything.index((worst, words))} got no batch, and all ranks stop: {words}")
+
+
+HAS_BATCH, HAS_ENDED, HAS_FAILED, SIGNAL = range(4)
+"""What the ranks tell each other before a step: places in a vector of four, of which each rank sets one of the first
+three to 1, and the last to the number of a signal."""
+
+
+class _Asked:
+    """A question under way to all ranks."""
+
+    def __init__(self, kind: int, values: Tensor, work: dist.Work) -> None:
+        self.kind = kind
+        self._values, self._work = values, work
+        self._answer: list[int] | None = None
+
+    @classmethod
+    def ask(cls, kind: int, signal: int, group: dist.ProcessGroup) -> _Asked:
+        values = torch.zeros(4, dtype=torch.int64)
+        values[kind], values[SIGNAL] = 1, signal
+        work = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group, async_op=True)
+        return cls(kind, values, work)
+
+    def answer(self) -> list[int]:
+        """Of each place the largest number of any rank; waits for the slowest rank's question."""
+        if self._answer is None:
+            self._work.wait()
+            self._answer = self._values.tolist()
+        return self._answer
 
 
 def checked_state(batches: Batches, source: Batches, group: dist.ProcessGroup | None) -> dict[str, Any]:
@@ -82,18 +157,3 @@ def checked_state(batches: Batches, source: Batches, group: dist.ProcessGroup | 
     except DataError as error:
         raise TrainingError(f"over {len(states)} ranks, {error}") from error
     return state
-
-
-def _stop_if_they_differ(batch: Batch | None, error: Exception | None, group: dist.ProcessGroup) -> None:
-    """Raise a TrainingError where another rank has an error, or only some have a batch."""
-    kind = 2 if error is not None else int(batch is None)
-    ranks = torch.zeros(3, dtype=torch.int64)  # number of ranks that have a batch, have none left, got an error
-    ranks[kind] = 1
-    dist.all_reduce(ranks, group=group)
-    if int(ranks[kind]) == dist.get_world_size(group):
-        return
-    said = ["", "its epoch has ended", f"{type(error).__name__}: {error}"][kind]
-    everything = gather((kind, said), group)
-    if error is None:
-        worst, words = max(everything)  # an error before an early end
-        raise TrainingError(f"rank {everything.index((worst, words))} got no batch, and all ranks stop: {words}")

@@ -27,7 +27,7 @@ class StopSignals:
         with StopSignals() as stop:
             for batch in batches:
                 ...
-                if stop.agreed():  # on every rank, each step
+                if stop.agreed():  # on every rank
                     break
 
     Args:
