@@ -109,7 +109,7 @@ def test_describe_unknown_name_is_an_error_with_what_is_near():
         ("data.extra_captions", "it is now 'data.negative_captions'"),
         ("data.prefetch_batch", "did you mean 'data.loading.prefetch_batches'?"),
         ("dta", "did you mean 'data'?"),
-        ("gpu", "settings that mention it: data.loading.worker_type, train.precision, train.device"),
+        ("gpu", "settings that mention it: data.loading.worker_type, train.precision, train.rehearse, train.device"),
         ("train.eps", "`mmdata settings train` lists this section"),  # and neither steps nor epochs
         ("epsilon", "`mmdata settings` lists all"),  # and not precision
     ],

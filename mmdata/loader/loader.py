@@ -19,6 +19,7 @@ from mmdata.batch import Batch, CaptionBatch, shown
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse
 from mmdata.cores import NumWorkers, most_workers
+from mmdata.errors import counted
 from mmdata.launcher import resolve_ranks
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.captions import all_captions
@@ -31,7 +32,7 @@ from mmdata.loader.work import BatchSource
 from mmdata.loader.workers.choose import make_source
 from mmdata.loader.workers.steps import RankSteps
 from mmdata.loader.workers.threads import ThreadedBatches
-from mmdata.plan import Plan
+from mmdata.plan import Plan, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
 from mmdata.renamed import renamed_arguments
@@ -191,6 +192,16 @@ class Loader(Interoperable):
     def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
         """All captions of each row that has several, for an evaluation; a batch has one caption a row."""
         return all_captions(self.maker, rows)
+
+    def blank_batches(self) -> Iterator[tuple[str, Batch]]:
+        """Each shape of the current epoch's batches, in words, and a batch of it without a row; the largest first."""
+        epoch, num_steps = self._position.epoch, len(self)
+        for shape in self.plan.shapes(epoch):
+            nothing = np.full(shape.rows // self.world_size, -1)
+            text = f" and {shape.bucket.length} tokens" if shape.bucket.length else ""
+            words = f"{counted(len(nothing), 'row')} of {shape.bucket.image}{' pixels' * (not shape.bucket.patches)}"
+            batch = self.maker.make(Step(epoch, 0, shape.bucket, nothing, nothing)).batch
+            yield f"{words}{text} (steps: {shape.steps:,} of an epoch's {num_steps:,})", shown(batch)
 
     def check_rows(self, state: dict[str, Any]) -> None:
         """Check the share of bad rows that a state counts, from 1,000 rows or the end of the first epoch on.

@@ -50,6 +50,20 @@ class Step(NamedTuple):
     passes: Ints
 
 
+class PlannedShape(NamedTuple):
+    """A shape that batches of an epoch have.
+
+    Attributes:
+        bucket: the shape of a row.
+        rows: of a global batch.
+        steps: of the epoch that have it.
+    """
+
+    bucket: Bucket
+    rows: int
+    steps: int
+
+
 class Plan:
     """The epochs of a corpus as sequences of global batches of one bucket each.
 
@@ -142,6 +156,17 @@ class Plan:
         if not self._steps_follow_from_shards:
             return self._schedule(epoch)[1].num_steps
         return self._epoch_windows.num_steps(epoch)
+
+    def shapes(self, epoch: int) -> list[PlannedShape]:
+        """The shapes that occur in an epoch, those with the most pixels first. From counts alone."""
+        schedule = self._schedule(epoch)[1]
+        counts = schedule.steps_of_buckets()
+        found = [
+            PlannedShape(bucket, rows, steps)
+            for bucket, rows, steps in zip(self.policy.buckets, self.batch_sizes, counts, strict=True)
+            if steps
+        ]
+        return sorted(found, key=_size_of, reverse=True)
 
     @property
     def _steps_follow_from_shards(self) -> bool:
@@ -251,6 +276,12 @@ def _batch_sizes(policy: BucketPolicy, global_batch_size: int) -> list[int]:
             "each bucket needs one, of 1 row or more"
         )
     return sizes
+
+
+def _size_of(shape: PlannedShape) -> tuple[int, int]:
+    """Pixels (or patches) and tokens of a global batch."""
+    bucket = shape.bucket
+    return shape.rows * (bucket.height * bucket.width + bucket.patches), shape.rows * bucket.length
 
 
 def rank_slice(global_batch_size: int, rank: int, world_size: int) -> slice:

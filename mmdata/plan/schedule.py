@@ -8,6 +8,7 @@ their arrival, so the rows that wait are always the last that arrived.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -86,6 +87,13 @@ class Schedule:
         """The bucket of each batch of a round: those of one bucket, then the merged ones."""
         plain = np.repeat(np.arange(self.num_batches.shape[1]), self.num_batches[round_])
         return np.concatenate([plain, np.array([batch.bucket for batch in self.merged[round_]], np.int64)])
+
+    def steps_of_buckets(self) -> list[int]:
+        """How many steps of the epoch each bucket has."""
+        counts = self.num_batches.sum(axis=0)
+        for batch in itertools.chain.from_iterable(self.merged):
+            counts[batch.bucket] += 1
+        return counts.tolist()
 
     def num_padded(self, round_: int) -> int:
         """How many batches of a round have padding: its last ones."""

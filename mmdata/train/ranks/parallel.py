@@ -47,6 +47,15 @@ def adds_up(model: nn.Module | None, *, last: bool) -> AbstractContextManager[An
     return nullcontext()
 
 
+def apart(model: nn.Module) -> AbstractContextManager[Any]:
+    """Around steps whose gradients are dropped: DDP must not prepare for reductions that belong to no update."""
+    return (
+        cast("AbstractContextManager[Any]", model.no_sync())
+        if isinstance(model, DistributedDataParallel)
+        else nullcontext()
+    )
+
+
 BACKEND = "inductor"
 """Of torch.compile; tests replace it."""
 MAX_GRAPHS = 512

@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Any, cast
@@ -24,11 +25,11 @@ from mmdata.errors import ConfigError, TrainingError, counted
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.kept import FeatureMemory
-from mmdata.train.objective import check_objective, make_loss
+from mmdata.train.objective import ContrastiveLoss, check_objective, make_loss
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
-from mmdata.train.ranks.lockstep import checked_state, gather, in_lockstep, on_first
+from mmdata.train.ranks.lockstep import Lockstep, checked_state, gather, on_first
 from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
 from mmdata.train.run import checkpoint
 from mmdata.train.run.checkpoint import CHECKPOINTS, rng_state, seed_rank, set_rng_state
@@ -36,12 +37,13 @@ from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_s
 from mmdata.train.run.meter import DataWait, Meter
 from mmdata.train.run.optimizer import check_schedule, make_optimizer, scheduled_rate, set_learning_rate
 from mmdata.train.run.overfit import FirstBatches
+from mmdata.train.run.rehearsal import rehearse
 from mmdata.train.run.same_run import check_same_run
 from mmdata.train.run.sessions import SessionLog
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
 from mmdata.train.run.watchdog import Watchdog
-from mmdata.train.step import train_step
+from mmdata.train.step import StepOutput, train_step
 
 EVALUATION = "evaluation.json"
 COUNTERS = ("step", "epoch", "epoch_step", "grad_norm")
@@ -92,11 +94,14 @@ class Trainer:
         check_objective(config, model)
         if config.overfit_batches is not None:
             batches = FirstBatches(batches, config.overfit_batches)
-        self.source, self.batches = batches, DevicePrefetcher(batches, self.device)
         # Ranks agree through CPU tensors: for a collective on the GPU the host would wait for the step.
         several = collectives.world_size() > 1
         group = dist.new_group(backend="gloo", timeout=collectives.TIMEOUT) if several else None
         self.group = cast("dist.ProcessGroup | None", group)
+        self.stop = StopSignals(self.group)
+        self.lockstep = Lockstep(self.group, lambda: self.stop.received)
+        took = self.lockstep.took if several else None
+        self.source, self.batches = batches, DevicePrefetcher(batches, self.device, took=took)
         self.teacher = EMA.from_config(model, config)
         self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=AUTOCAST[self.precision])
         self.optimizer = make_optimizer(model, config)
@@ -140,10 +145,11 @@ class Trainer:
         """
         self.model.train()  # transformers' from_pretrained returns a model in eval mode
         formats = numerics(self.precision, self.device)
-        with formats, StopSignals(self.group) as stop, contextlib.closing(self.log), self.watchdog:
-            stopped = self._evaluate_if_due(stop)  # the run before this one may have ended just before it
+        with formats, self.stop, contextlib.closing(self.log), self.watchdog:
+            self._rehearse()
+            stopped = self._evaluate_if_due()  # the run before this one may have ended just before it
             while not stopped and self.step < self.total_steps:
-                stopped = self._run_epoch(stop) or self._evaluate_if_due(stop)
+                stopped = self._run_epoch() or self._evaluate_if_due()
             if stopped:
                 self.log.say(
                     f"stopped by {Signals(stopped).name} after step {self.step} of {self.total_steps}; "
@@ -157,23 +163,40 @@ class Trainer:
             )
         return 0
 
-    def _run_epoch(self, stop: StopSignals) -> int:
+    def _rehearse(self) -> None:
+        """A step of each shape of the epoch, without an update."""
+        blank = LoaderExtras.of(self.source).blank_batches
+        wanted = self.device.type == "cuda" if self.config.rehearse == "auto" else self.config.rehearse
+        if not wanted or blank is None or self.step == self.total_steps:
+            return
+
+        def begin(words: str) -> None:
+            self.watchdog.at(f"rehearsing {words}")
+
+        with self.meter.paused(), parallel.apart(self.parallel):
+            # At the last step all that begins later is there: teacher and miner.
+            step = partial(self._add_gradients, step=self.total_steps - 1)
+            line = rehearse(blank(), step, model=self.model, optimizer=self.optimizer, device=self.device, begin=begin)
+        if line:
+            self.log.say(line)
+
+    def _run_epoch(self) -> int:
         """The rest of this epoch; returns the signal that stopped it, or 0."""
         length = len(self.batches)
         batches = self.watchdog.waited_for(self.meter.waited_for(iter(self.batches)))
-        for batch in in_lockstep(batches, self.group):
+        for batch in self.lockstep.batches(batches):
             if self.epoch_step == length:
                 raise TrainingError(f"epoch {self.epoch}: more than len(batches) = {length} batches came")
             self._update(batch)
             if self.epoch_step < length:
-                stopped = self._save_if_due(stop)
+                stopped = self._save_if_due(self.lockstep.signal())
                 if stopped or self.step == self.total_steps:
                     return stopped
         if self.epoch_step < length:
             raise TrainingError(f"epoch {self.epoch}: {self.epoch_step} of len(batches) = {length} batches came")
         self.epoch, self.epoch_step = self.epoch + 1, 0
         self.batches.set_epoch(self.epoch)
-        return self._save_if_due(stop)
+        return self._save_if_due(self.stop.agreed())
 
     def _update(self, batch: Batch) -> None:
         """One optimizer update from one global batch."""
@@ -181,10 +204,7 @@ class Trainer:
         rate = scheduled_rate(self.step, self.config, self.total_steps)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
-        teacher_mask = self.teacher and self.teacher.teacher_mask(batch, self.step)
-        loss = make_loss(self.step, self.config, teacher_mask, self.memory.queue)
-        size, dtype = self.config.micro_batch_size, AUTOCAST[self.precision]
-        output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
+        loss, output = self._add_gradients(batch, step=self.step)
         self.scaler.unscale_(self.optimizer)
         norm = sharding.clip_grad_norm(self.model.parameters(), self.config.grad_clip_norm)
         self.scaler.step(self.optimizer)
@@ -203,6 +223,14 @@ class Trainer:
             with self.meter.paused():
                 values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
                 self.log.record("mining", values)
+
+    def _add_gradients(self, batch: Batch, *, step: int) -> tuple[ContrastiveLoss, StepOutput]:
+        """The gradients of one batch, with the loss of the update after `step` updates."""
+        teacher_mask = self.teacher and self.teacher.teacher_mask(batch, step)
+        loss = make_loss(step, self.config, teacher_mask, self.memory.queue)
+        size, dtype = self.config.micro_batch_size, AUTOCAST[self.precision]
+        output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
+        return loss, output
 
     def _check(self) -> None:
         """Check loss and gradient of the last update, one update late, so that the host does not wait for the device.
@@ -241,7 +269,7 @@ class Trainer:
         epoch_done = self.epoch_step == 0 and self.epoch > 0 and every > 0 and self.epoch % every == 0
         return self.evaluate is not None and (epoch_done or self.step == self.total_steps)
 
-    def _evaluate_if_due(self, stop: StopSignals) -> int:
+    def _evaluate_if_due(self) -> int:
         """Evaluate between two epochs, a checkpoint having been written; returns the signal that came, or 0."""
         if self.evaluate is None or not self._evaluation_due() or self._evaluated_step == self.step:
             return 0
@@ -256,11 +284,10 @@ class Trainer:
             self.log.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
             self._evaluated_step = self.step
         self.sessions.write(self.step)
-        return stop.agreed()
+        return self.stop.agreed()
 
-    def _save_if_due(self, stop: StopSignals) -> int:
-        """Write a checkpoint where one is due; returns the signal that any rank has got, or 0."""
-        stopped = stop.agreed()
+    def _save_if_due(self, stopped: int) -> int:
+        """Write a checkpoint where one is due, or a signal stops the run; returns that signal, or 0."""
         due = self.step == self.total_steps or self.step % self.config.checkpoint_every_steps == 0
         if stopped or due or self._evaluation_due():
             with self.meter.paused():

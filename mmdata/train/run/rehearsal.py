@@ -1,0 +1,100 @@
+"""A step of each shape before the first one: what a shape needs is made then, or found to be missing.
+
+The plan knows the shapes of all batches before a byte is read. So code is compiled and memory taken for each of them at
+the start, and a batch that does not fit ends the run there, not after 5,000 steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from mmdata.batch import Batch, to_device
+from mmdata.errors import ConfigError, counted
+from mmdata.train.run.checkpoint import rng_state, set_rng_state
+
+GIB = 1 << 30
+
+
+def rehearse(
+    blank: Iterable[tuple[str, Batch]],
+    step: Callable[[Batch], object],
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    begin: Callable[[str], None],
+) -> str:
+    """Make a step of each shape, and leave model, optimizer and random numbers as they were. A collective.
+
+    Args:
+        blank: shapes in words, and a batch of each without a row; the same on all ranks, the largest first.
+        step: adds the gradients of a batch on the device; its collectives must leave nothing behind.
+        model: its gradients are dropped, and its buffers put back.
+        optimizer: of the model; the memory of AdamW's two averages is taken meanwhile, if they do not exist yet.
+        device: of the model.
+        begin: called with the words before each step.
+
+    Returns:
+        A line for the log, "" without a shape.
+
+    Raises:
+        ConfigError: the device has too little memory for a shape; names the shape.
+    """
+    started, count, most = time.perf_counter(), 0, (0, "")
+    with _as_it_was(model, device):
+        averages = [] if optimizer.state else [torch.empty_like(weight) for weight in list(model.parameters()) * 2]
+        for words, batch in blank:
+            begin(words)
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            try:
+                step(to_device(_with_rows(batch), device))
+            except torch.cuda.OutOfMemoryError as error:
+                raise ConfigError(_too_large(words, error)) from error
+            model.zero_grad(set_to_none=True)
+            count += 1
+            if device.type == "cuda":
+                most = max(most, (torch.cuda.max_memory_allocated(device), words))
+        del averages
+    if not count:
+        return ""
+    needed = f", most memory {most[0] / GIB:.1f} GiB, at {most[1]}" if most[0] else ""
+    seconds = time.perf_counter() - started
+    return f"rehearsed {counted(count, 'batch shape')} in {seconds:.1f} s{needed}"
+
+
+def _with_rows(blank: Batch) -> Batch:
+    """The batch as if all its rows were valid and different."""
+    rows = torch.arange(len(blank["rows"]))
+    batch: dict[str, Any] = {**blank, "valid": torch.ones_like(blank["valid"]), "rows": rows}
+    batch |= {name: rows for name in ("image_hash", "caption_hash", "negative_caption_hash") if name in batch}
+    if "negative_valid" in batch:
+        batch["negative_valid"] = torch.ones_like(batch["negative_valid"])
+    batch["keys"] = [str(row) for row in range(len(rows))]
+    return cast(Batch, batch)
+
+
+@contextlib.contextmanager
+def _as_it_was(model: nn.Module, device: torch.device) -> Generator[None]:
+    """Put back what steps change besides gradients: random numbers, and buffers such as a batch norm's."""
+    random_state = rng_state(device)
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
+    set_rng_state(random_state, device)
+
+
+def _too_large(words: str, error: BaseException) -> str:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return (
+        f"out of memory in the rehearsal of {words} ({reason}): set train.micro_batch_size, or lower it, or "
+        "data.global_batch_size; model.gradient_checkpointing and train.parallel fsdp save memory too"
+    )
