@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmdata.renamed import renamed_arguments
 from mmdata.train.losses.extra_negatives import ExtraNegatives
-from mmdata.train.losses.global_batch import GlobalBatch, weighted_log_sum_exp, weighted_sum
+from mmdata.train.losses.global_batch import GlobalBatch, Pairs, weighted_log_sum_exp, weighted_sum
 from mmdata.train.losses.tiles import log_sum_exp, log_sum_exps
 from mmdata.train.miners import AnyMiner
 from mmdata.train.ranks import collectives
@@ -180,9 +180,9 @@ def triplet_loss(
     if not 0 <= margin <= 2:
         raise ValueError(f"margin is a difference of cosines, 0 to 2: got {margin}")
 
-    def hinge(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None) -> Tensor:
-        own = scores.where(positives, 0.0).sum(1, keepdim=True)  # (b, 1)
-        return weighted_sum(F.relu(margin + scores - own), negatives, weights)
+    def hinge(scores: Tensor, pairs: Pairs) -> Tensor:
+        own = pairs.of_positives(scores)[:, None]  # (b, 1)
+        return weighted_sum(F.relu(margin + scores - own), pairs.negatives, pairs.weights)
 
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
     with _full_precision(image_features):
@@ -223,14 +223,14 @@ def hard_negative_loss(
     if beta < 0 or not 0 <= prior < 1:
         raise ValueError(f"beta must be 0 or more, prior 0 to below 1: got {beta} and {prior}")
 
-    def reweighted(scores: Tensor, positives: Tensor, negatives: Tensor, _: None, scale: Tensor) -> Tensor:
+    def reweighted(scores: Tensor, pairs: Pairs, scale: Tensor) -> Tensor:
         logits = scale * scores
-        own = logits.where(positives, 0.0).sum(1)  # (b,)
-        count = negatives.sum(1, dtype=logits.dtype)  # (b,)
+        own = pairs.of_positives(logits)  # (b,)
+        count = pairs.negatives.sum(1, dtype=logits.dtype)  # (b,)
         some = count > 0
         # A row without negatives uses its own logit in their place and is dropped at the end: a logsumexp over nothing
         # would be -inf, and its gradient NaN.
-        usable = negatives | (positives & ~some[:, None])
+        usable = pairs.negatives | (pairs.positives & ~some[:, None])
         hard = ((1 + beta) * logits).where(usable, -torch.inf).logsumexp(1)
         hard = hard - (beta * logits).where(usable, -torch.inf).logsumexp(1) + count.clamp(min=1).log()
         if prior:
@@ -278,20 +278,18 @@ def _over_extra(batch: GlobalBatch, anchors: Tensor, logit_scale: Tensor, extra:
     return log_sum_exp(anchors, columns, batch.exclusions_of(extra), scale=logit_scale)
 
 
-def _infonce(scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor) -> Tensor:
+def _infonce(scores: Tensor, pairs: Pairs, scale: Tensor) -> Tensor:
     logits = scale * scores
-    own = logits.where(positives, 0.0).sum(1) / positives.sum(1)  # (b,)
     # Masked after scaling: -inf before it would make the scale's gradient 0 * -inf. Positives always stay.
-    return weighted_log_sum_exp(logits, negatives | positives, weights) - own
+    over = weighted_log_sum_exp(logits, pairs.negatives | pairs.positives, pairs.weights)
+    return over - pairs.of_positives(logits)
 
 
-def _sigmoid(
-    scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None, scale: Tensor, bias: Tensor
-) -> Tensor:
+def _sigmoid(scores: Tensor, pairs: Pairs, scale: Tensor, bias: Tensor) -> Tensor:
     logits = scale * scores + bias
     # logsigmoid is exact at both ends; softplus loses a term below e^-20 when it adds 1.
-    losses = -F.logsigmoid(logits.where(positives, -logits))
-    return weighted_sum(losses, negatives | positives, weights)
+    losses = -F.logsigmoid(logits.where(pairs.positives, -logits))
+    return weighted_sum(losses, pairs.negatives | pairs.positives, pairs.weights)
 
 
 def _full_precision(features: Tensor) -> torch.autocast:

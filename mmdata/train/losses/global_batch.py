@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -24,13 +24,34 @@ MAX_LOG_WEIGHT_GRADIENT = 10.0
 ones would drown all others in rounding: in float16, and at a scale of 100 also in float32."""
 
 AnchorLoss = Callable[..., Tensor]
-"""(scores, positives, negatives, weights, *scalars) to the losses of b anchors, (b,).
+"""(scores, pairs, *scalars) to the losses of b anchors, (b,).
 
-Scores are cosines (b, N); positives and chosen negatives bool (b, N); weights of the negatives (b, N), above 0 and 1
-where there is no negative, or None where all are 1; scalars those that `GlobalBatch.sum_over` was given. Where a
-negative was weighed 0, weights - 1 is 0 with the gradient of that weight: `weighted_sum` and `weighted_log_sum_exp`
-pass it on.
+Scores are cosines (b, N); pairs a `Pairs`; scalars those that `GlobalBatch.sum_over` was given.
 """
+
+
+class Pairs(NamedTuple):
+    """Which columns are positives and chosen negatives of b anchors.
+
+    Attributes:
+        positives: bool (b, N).
+        negatives: bool (b, N), those that the miner chose.
+        weights: (b, N), of the negatives, above 0 and 1 where there is no negative; None: all are 1. Where a negative
+            was weighed 0, weights - 1 is 0 with the gradient of that weight: `weighted_sum` and `weighted_log_sum_exp`
+            pass it on.
+        partners: int64 (b, 1), the column of each anchor's only positive; None: there may be several.
+    """
+
+    positives: Tensor
+    negatives: Tensor
+    weights: Tensor | None
+    partners: Tensor | None
+
+    def of_positives(self, values: Tensor) -> Tensor:
+        """The mean (b,) over each anchor's positives of values (b, N)."""
+        if self.partners is not None:
+            return values.gather(1, self.partners).squeeze(1)
+        return values.where(self.positives, 0.0).sum(1) / self.positives.sum(1)
 
 
 @dataclass(frozen=True)
@@ -177,6 +198,8 @@ class GlobalBatch:
         flaws = None if miner is None else MinerFlaws(miner, anchors.new_zeros(()))
         self.flaws.extend([] if flaws is None else [flaws])
 
+        numbers = torch.arange(len(self.valid), device=self.valid.device)  # (N,)
+
         def of_block(scores: Tensor, rows: slice, *leaves: Tensor) -> Tensor:
             positives, negatives = self.masks(rows, extra)
             weights = None
@@ -186,7 +209,8 @@ class GlobalBatch:
                 if chosen.dtype != torch.bool:
                     flaws.look_at(chosen.detach(), scores, negatives)
                 negatives, weights = _as_chosen(chosen, negatives)
-            losses = loss(scores, positives, negatives, weights, *leaves)
+            partners = None if self.labels is not None else numbers[self._numbers(rows), None]
+            losses = loss(scores, Pairs(positives, negatives, weights, partners), *leaves)
             return losses.where(self.valid[self._numbers(rows)], 0.0)
 
         return rowwise_sum(of_block, anchors, columns, scalars)
@@ -228,7 +252,7 @@ def weighted_sum(losses: Tensor, kept: Tensor, weights: Tensor | None) -> Tensor
     Args:
         losses: (b, N), finite.
         kept: bool (b, N).
-        weights: (b, N), as in `AnchorLoss`.
+        weights: (b, N), as in `Pairs`.
 
     Returns:
         (b,).
@@ -246,7 +270,7 @@ def weighted_log_sum_exp(logits: Tensor, kept: Tensor, weights: Tensor | None) -
     Args:
         logits: (b, N), finite.
         kept: bool (b, N), one a row at least.
-        weights: (b, N), as in `AnchorLoss`.
+        weights: (b, N), as in `Pairs`.
 
     Returns:
         (b,).

@@ -47,17 +47,21 @@ class _RowwiseSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, row_loss: RowLoss, anchors: Tensor, columns: Tensor, *scalars: Tensor) -> Tensor:
         total = anchors.new_zeros(())
-        grad_anchors, grad_columns = torch.zeros_like(anchors), torch.zeros_like(columns)
-        leaves = [scalar.detach().requires_grad_() for scalar in scalars]
+        _, of_anchors, of_columns, *of_scalars = ctx.needs_input_grad
+        grad_anchors = torch.zeros_like(anchors) if of_anchors else None
+        grad_columns = torch.zeros_like(columns) if of_columns else None
+        leaves = [scalar.detach().requires_grad_(of_it) for scalar, of_it in zip(scalars, of_scalars, strict=True)]
         for r in _blocks(anchors, columns):
-            scores = (anchors[r] @ columns.T).requires_grad_()  # (b, N)
+            scores = (anchors[r] @ columns.T).requires_grad_(of_anchors or of_columns)  # (b, N)
             with torch.enable_grad():
                 loss = row_loss(scores, r, *leaves).sum()
+                inputs = [leaf for leaf in (scores, *leaves) if leaf.requires_grad]
                 if loss.requires_grad:
-                    loss.backward(inputs=[scores, *leaves])
+                    loss.backward(inputs=inputs)
             total += loss.detach()
-            if scores.grad is not None:
+            if scores.grad is not None and grad_anchors is not None:
                 torch.mm(scores.grad, columns, out=grad_anchors[r])
+            if scores.grad is not None and grad_columns is not None:
                 grad_columns.addmm_(scores.grad.T, anchors[r])
         grads = (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
         ctx.save_for_backward(grad_anchors, grad_columns, *grads)
@@ -66,7 +70,7 @@ class _RowwiseSum(torch.autograd.Function):
     @staticmethod
     @first_order_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, *(grad * saved for saved in ctx.saved_tensors))
+        return (None, *(None if saved is None else grad * saved for saved in ctx.saved_tensors))
 
 
 def _blocks(anchors: Tensor, columns: Tensor) -> list[slice]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mmdata.train.losses.global_batch import GlobalBatch
+from mmdata.train.losses.global_batch import GlobalBatch, Pairs
 from mmdata.train.miners import AnyMiner, Miner, Side, for_block
 from mmdata.train.ranks import collectives
 
@@ -84,10 +84,11 @@ class _Sums:
         self.scalars = torch.zeros(5, dtype=torch.float64, device=device)
         self.histograms = torch.zeros(2, BINS, dtype=torch.float64, device=device)
 
-    def add(self, scores: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None) -> Tensor:
+    def add(self, scores: Tensor, pairs: Pairs) -> Tensor:
         """Add a block; has the signature of an `AnchorLoss`, and returns losses of 0."""
+        _, negatives, weights, _ = pairs
         kept = negatives.double() if weights is None else weights.double().where(negatives, 0.0)  # (b, N)
-        below = scores.where(positives, 0.0).sum(1, keepdim=True) - scores
+        below = pairs.of_positives(scores)[:, None] - scores
         logits = (self.logit_scale * scores.double() + kept.log()).where(negatives, -torch.inf)
         some = negatives.any(1)
         shares = logits.softmax(1).where(negatives & some[:, None], 0.0)
