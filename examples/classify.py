@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torchvision import models
 
 import mmdata
-from mmdata.batch import normalized, to_device, valid_inputs
+from mmdata.batch import normalized, valid_inputs
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
         model.train()
         train.set_epoch(epoch)
         for batch in train:
-            inputs = valid_inputs(to_device(batch, device))
+            inputs = {name: value.to(device) for name, value in valid_inputs(batch).items()}
             labels = inputs["labels"]  # -1 where there is none, and in a batch of which no row could be used
             loss = cross_entropy(model(normalized(inputs["pixel_values"])), labels, ignore_index=-1, reduction="sum")
             loss /= (labels >= 0).sum().clamp(min=1)
@@ -69,7 +69,7 @@ def main() -> None:
         right = rows = 0
         with torch.no_grad():
             for batch in val:
-                inputs = valid_inputs(to_device(batch, device))
+                inputs = {name: value.to(device) for name, value in valid_inputs(batch).items()}
                 found = model(normalized(inputs["pixel_values"])).argmax(dim=1)
                 right += int((found == inputs["labels"]).sum())
                 rows += int((inputs["labels"] >= 0).sum())

@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/huggingface"))
     given = parser.parse_args()
 
+    torch.set_float32_matmul_precision("high")  # what is left in float32: TF32 on a GPU
     model = CLIPModel.from_pretrained(given.model)
     data = {
         "shards": given.shards,
@@ -44,6 +45,7 @@ def main() -> None:
         logging_steps=10,
         save_steps=given.save_steps,
         report_to="none",
+        bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         use_cpu=not torch.cuda.is_available(),  # under torchrun on CPUs the Trainer is otherwise alone in each process
     )
     trainer = LoaderTrainer(data, model=model, args=arguments)

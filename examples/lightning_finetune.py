@@ -69,7 +69,15 @@ def main() -> None:
         ModelCheckpoint(given.out, filename="last", enable_version_counter=False, save_on_train_epoch_end=True, **every)
         for every in ({"every_n_train_steps": given.save_steps}, {"every_n_epochs": 1})
     ]
-    trainer = Trainer(max_epochs=given.epochs, callbacks=saves, default_root_dir=given.out, log_every_n_steps=10)
+    torch.set_float32_matmul_precision("high")  # what is left in float32: TF32 on a GPU
+    has_bfloat16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    trainer = Trainer(
+        max_epochs=given.epochs,
+        callbacks=saves,
+        default_root_dir=given.out,
+        log_every_n_steps=10,
+        precision="bf16-mixed" if has_bfloat16 else "32-true",
+    )
     last = given.out / "last.ckpt"
     trainer.fit(FineTune(model, given.lr), datamodule=data, ckpt_path=str(last) if last.is_file() else None)
 

@@ -18,7 +18,7 @@ import torch
 from transformers import CLIPModel
 
 import mmdata
-from mmdata.batch import normalized, to_device, valid_inputs
+from mmdata.batch import normalized, valid_inputs
 
 
 def main() -> None:
@@ -29,7 +29,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--accumulate", type=int, default=1, help="batches of an update; each is contrasted alone")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="of autocast")
+    types = ["float32", "bfloat16", "float16"]
+    parser.add_argument(
+        "--dtype", choices=types, help="of autocast; default: bfloat16 on a GPU that has it, or float32"
+    )
     parser.add_argument("--lr", type=float, default=1e-5)
     parser.add_argument("--save-steps", type=int, default=200)
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/plain_torch.pt"))
@@ -38,6 +41,9 @@ def main() -> None:
         parser.error("this loop is one process: start it with python, not with torchrun")
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_float32_matmul_precision("high")  # what is left in float32: TF32 on a GPU
+    has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    given.dtype = given.dtype or ("bfloat16" if has_bfloat16 else "float32")
     model = CLIPModel.from_pretrained(given.model).to(device).train()  # from_pretrained returns it in eval mode
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr)
     scaler = torch.amp.GradScaler(device.type, enabled=given.dtype == "float16")  # else it does nothing
@@ -75,7 +81,8 @@ def main() -> None:
     while step < given.steps and not stopped:
         loss = torch.zeros((), device=device)
         for _ in range(given.accumulate):
-            inputs = valid_inputs(to_device(next(batches), device))
+            inputs = valid_inputs(next(batches))  # before the copy: on a GPU it would wait for the step before
+            inputs = {name: value.to(device) for name, value in inputs.items()}
             inputs["pixel_values"] = normalized(inputs["pixel_values"])  # uint8 until here
             with autocast:
                 part = model(**inputs, return_loss=True).loss / given.accumulate

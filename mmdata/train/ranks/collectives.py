@@ -89,6 +89,10 @@ def init(device: str = "auto") -> torch.device:
         )
     place = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:
+        if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+            # Batches of many shapes leave gaps between blocks of memory; segments that grow leave none. torch reads it
+            # when the first memory of a GPU is taken.
+            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
         torch.cuda.set_device(place)
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ and not is_initialized():
         dist.init_process_group("nccl" if use_cuda else "gloo", timeout=TIMEOUT)
