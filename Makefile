@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint env clean help
+.PHONY: demo test gpu lint env clean help
 
 help:
 	@echo "make demo   environment, corpus, shards, training, evaluation, report: runs/demo/report.html"
 	@echo "make test   environment, lint, types, all tests"
+	@echo "make gpu    all that needs a GPU, measured in 9 minutes: runs/gpu/results.md; installs nothing where PYTHON has torch"
 	@echo "make lint   ruff and pyright only"
 	@echo "make clean  remove the environment ($(VENV)) and runs/demo"
 
@@ -18,6 +19,12 @@ demo: $(VENV)/.installed
 # tests/conftest.py: the longest first.
 test: lint
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+
+# PYTHON as it is, if it can import what the GPU half needs; else the environment.
+gpu:
+	@if $(PYTHON) -c 'import torch, torchvision, transformers, pydantic, pyarrow, rich' 2>/dev/null; \
+	then PYTHONPATH=. $(PYTHON) docs/benchmarks/gpu.py; \
+	else $(MAKE) $(VENV)/.installed && PYTHONPATH=. $(BIN)/python docs/benchmarks/gpu.py; fi
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="processes for each form")
     parser.add_argument("--runs", type=int, default=3, help="timed runs in each process")
     parser.add_argument("--one", action="store_true", help="measure here the one form and number of rows given")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each row of the table")
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="default: bf16 on CUDA, else fp32")
     given = parser.parse_args()
     given.precision = given.precision or ("bf16" if given.device == "cuda" else "fp32")
@@ -139,7 +140,9 @@ def main() -> None:
         with numerics(given.precision, torch.device(given.device)):
             print(json.dumps(measure(given.forms[0], given.rows[0], given)))
         return
-    print("| rows | form | memory, MB | × less in tiled | time, s | tiled / it | loss |\n|---|---|---|---|---|---|---|")
+    if not given.json:
+        print("| rows | form | memory, MB | × less in tiled | time, s | tiled / it | loss |")
+        print("|---" * 7 + "|")
     settings = [
         f"--{name}={getattr(given, name)}" for name in ("dim", "device", "dtype", "threads", "runs", "precision")
     ]
@@ -148,15 +151,32 @@ def main() -> None:
         for _ in range(given.rounds):
             for form in given.forms:
                 command = [sys.executable, __file__, "--one", "--forms", form, "--rows", str(rows), *settings]
-                found[form].append(json.loads(subprocess.check_output(command)))
-        medians = {form: {key: median(x[key] for x in runs) for key in runs[0]} for form, runs in found.items()}
+                try:
+                    found[form].append(json.loads(subprocess.check_output(command)))
+                except subprocess.CalledProcessError as error:  # such as too little memory: a result too
+                    print_failure(f"{form}, {rows:,} x {given.dim}", error, given)
+        medians = {form: {key: median(x[key] for x in runs) for key in runs[0]} for form, runs in found.items() if runs}
         for form, its in medians.items():
-            tiled = medians.get("tiled", its)
-            print(
-                f"| {rows:,} | {form} | {its['bytes'] / 1e6:,.1f} | {its['bytes'] / max(tiled['bytes'], 1):.1f} "
-                f"| {its['seconds']:.4f} | {tiled['seconds'] / its['seconds']:.2f} | {its['value']:.5f} |",
-                flush=True,
-            )
+            print_row(form, rows, its, medians.get("tiled", its), given)
+
+
+def print_row(form: str, rows: int, its: dict[str, float], tiled: dict[str, float], given: argparse.Namespace) -> None:
+    less, ratio = its["bytes"] / max(tiled["bytes"], 1), tiled["seconds"] / its["seconds"]
+    if given.json:
+        row = {"name": f"{form}, {rows:,} x {given.dim}", "memory_mb": round(its["bytes"] / 1e6, 1)}
+        row |= {"memory_over_tiled": round(less, 1), "ms": round(1e3 * its["seconds"], 2)}
+        print(json.dumps({**row, "tiled_over_it": round(ratio, 3), "loss": round(its["value"], 5)}), flush=True)
+        return
+    print(
+        f"| {rows:,} | {form} | {its['bytes'] / 1e6:,.1f} | {less:.1f} | {its['seconds']:.4f} | {ratio:.2f} "
+        f"| {its['value']:.5f} |",
+        flush=True,
+    )
+
+
+def print_failure(name: str, error: subprocess.CalledProcessError, given: argparse.Namespace) -> None:
+    said = f"ended with {error.returncode}; its message is above"
+    print(json.dumps({"name": name, "error": said}) if given.json else f"| {name} | {said} |", flush=True)
 
 
 if __name__ == "__main__":

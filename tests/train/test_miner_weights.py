@@ -99,6 +99,7 @@ def test_both_directions_are_judged_in_one_call_without_printing_a_miner(kind: s
     assert calls == [2]
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels of a GPU: torch sees none here")
 def test_a_loss_on_a_gpu_waits_for_none_of_its_own_kernels():
     images, texts = (x.detach().float().cuda().requires_grad_() for x in features(6))

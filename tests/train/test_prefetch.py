@@ -134,6 +134,7 @@ def test_prefetcher_error_comes_after_the_batches_before_it():
         next(iterator)
 
 
+@pytest.mark.gpu
 @NEEDS_GPU
 def test_prefetcher_gpu_batches_equal_the_loaders(settings: dict[str, Any]):
     prefetcher, loader = DevicePrefetcher(Loader.from_config(settings), "cuda"), Loader.from_config(settings)
@@ -146,6 +147,7 @@ def test_prefetcher_gpu_batches_equal_the_loaders(settings: dict[str, Any]):
                     assert torch.equal(found[name].cpu(), value)  # type: ignore[literal-required]
 
 
+@pytest.mark.gpu
 @NEEDS_GPU
 def test_prefetcher_gpu_memory_is_not_used_again_under_a_slow_reader():
     # Each batch is dropped before the kernels that read it have run: they must find it as it was.

@@ -1,0 +1,166 @@
+"""The loader on a machine with a GPU: samples a second by cores, threads against processes, and beside a training step.
+
+PYTHONPATH=. python docs/benchmarks/gpu_loader.py --device cuda
+PYTHONPATH=. python docs/benchmarks/gpu_loader.py --device cpu --small      # rehearses the script; says nothing
+
+The images are made here: noise with the spectrum of photos (amplitudes fall with the frequency), a shorter side of 256,
+JPEG of quality 90; the size of a file is printed. They are decoded, cropped at random to 224 and tokenized. "fed" is
+the speed of a training step that the loader feeds, as a share of that of the same step on one batch, which stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import chain, islice, repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_step import Step
+from PIL import Image
+
+import mmdata
+from mmdata.cores import usable_cores
+from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.train.precision import choose_precision, numerics
+from mmdata.train.prefetch import DevicePrefetcher
+from mmdata.transform.text import Tokenizer, train_tokenizer
+
+WORDS = ["a", "the", "of", "on", "two", "red", "blue", "small", "large", "old", "dog", "cat", "man", "street", "house"]
+
+
+def photo(seed: int, height: int, width: int) -> bytes:
+    """A JPEG whose amplitudes fall as 1 / frequency, and whose channels mostly agree, as in photos."""
+    rng = np.random.default_rng(seed)
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
+    frequency[0, 0] = np.inf
+    grey, *colors = (
+        np.fft.irfft2(np.fft.rfft2(rng.normal(size=(height, width))) / frequency, s=(height, width)) for _ in range(4)
+    )
+    channels = np.stack([grey + 0.3 * color for color in colors], axis=2)
+    pixels = np.clip(128 + 55 * (channels - channels.mean()) / channels.std(), 0, 255).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+def make(folder: Path, images: int, rows: int, side: int) -> int:
+    """Shards of `rows` rows, and a tokenizer; returns the mean bytes of an image."""
+    rng = np.random.default_rng(0)
+    photos = [photo(i, *((side, side * 4 // 3) if i % 3 else (side * 4 // 3, side))) for i in range(images)]
+    captions = [" ".join(rng.choice(WORDS, int(rng.integers(4, 20)))) for _ in range(rows)]
+    train_tokenizer(captions[:2000], folder / "tokenizer", vocab_size=500)
+    tokenizer = Tokenizer.load(folder / "tokenizer")
+    with ShardWriter(
+        folder / "shards", shard_rows=2000, count_tokens=tokenizer.count, tokenizer=tokenizer.fingerprint
+    ) as writer:
+        for i, caption in enumerate(captions):
+            image = photos[i % len(photos)]
+            writer.write(Sample(f"{i:06d}", image, probe(image), [caption]))
+    return sum(map(len, photos)) // len(photos)
+
+
+def loader_of(folder: Path, rows: int, side: int, **loading: Any) -> mmdata.Loader:
+    return mmdata.Loader.from_config(
+        {
+            "shards": str(folder / "shards"),
+            "tokenizer": str(folder / "tokenizer"),
+            "global_batch_size": rows,
+            "image_size": side,
+            "text_buckets": [77],
+            "crop_scale": [0.5, 1.0],
+            "loading": loading,
+        },
+        rank=0,
+        world_size=1,
+    )
+
+
+def samples_per_s(loader: mmdata.Loader, *, warm_s: float, timed_s: float) -> float:
+    """Rows a second, epoch after epoch, once it has run for `warm_s`."""
+    rows, begin, started = 0, time.perf_counter(), 0.0
+    for batch in chain.from_iterable(repeat(loader)):
+        now = time.perf_counter()
+        if started and now - started >= timed_s:
+            return (rows + len(batch["rows"])) / (now - started)
+        if started:
+            rows += len(batch["rows"])
+        elif now - begin >= warm_s:
+            started = now
+    raise AssertionError("the loader has no end")
+
+
+def fed(loader: mmdata.Loader, device: torch.device, given: argparse.Namespace) -> dict[str, Any]:
+    """Steps of ViT-B/32 on batches of the loader, against steps on one batch."""
+    step = Step(given.model, device, compiled=device.type == "cuda", side=given.side)
+
+    def finish() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    batches: Iterator[Any] = chain.from_iterable(repeat(DevicePrefetcher(loader, device)))
+    first: Any = next(batches)
+    for _ in range(2 if given.small else 5):
+        step.update(first)
+    count = 3 if given.small else given.steps
+    started = finish()
+    for _ in range(count):
+        step.update(first)
+    alone = finish() - started
+    for batch in islice(batches, 1 if given.small else 10):
+        step.update(batch)
+    started = finish()
+    for batch in islice(batches, count):
+        step.update(batch)
+    taken = finish() - started
+    rows = len(first["rows"])
+    return {"samples_per_s": round(count * rows / taken, 1), "share_of_synthetic": round(alone / taken, 4)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=60, help="timed, with the loader and without")
+    parser.add_argument("--model", default="vit_b_32")
+    parser.add_argument("--small", action="store_true", help="few rows of small images, to rehearse this script")
+    given = parser.parse_args()
+    device, cores = torch.device(given.device), usable_cores()
+    given.side = 32 if given.small else 224
+    rows = 8 if given.small else given.batch
+    kinds = ("thread",) if given.small else ("thread", "process")
+    counts = [1] if given.small else [count for count in (1, 2, 4, 8, 16, 32, 64) if count <= cores]
+    folder = Path(tempfile.mkdtemp(prefix="mmdata-gpu-loader-"))
+    try:
+        size = make(folder, 4 if given.small else 256, 64 if given.small else 16384, 40 if given.small else 256)
+        warm_s, timed_s = (0.1, 0.2) if given.small else (3.0, 4.0)
+        for count in counts:
+            for kind in kinds:
+                loader = loader_of(folder, rows, given.side, num_workers=count, worker_type=kind)
+                found = samples_per_s(loader, warm_s=warm_s, timed_s=timed_s)
+                loader.close()
+                name = f"loader, {count} of {cores} cores, {kind}"
+                values = {"samples_per_s": round(found, 1), "per_core": round(found / count, 1), "image_bytes": size}
+                print(json.dumps({"name": name, **values}), flush=True)
+        for kind in kinds:
+            with numerics(choose_precision("auto", device), device):
+                loader = loader_of(folder, rows, given.side, num_workers="auto", worker_type=kind)
+                values = fed(loader, device, given)
+                loader.close()
+            print(json.dumps({"name": f"{given.model} fed by the loader, {kind}", "rows": rows, **values}), flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    main()

@@ -1,0 +1,220 @@
+"""Training steps of CLIP's towers on one device: samples a second, share of the device's peak, memory.
+
+PYTHONPATH=. python docs/benchmarks/gpu_step.py --device cuda --models vit_b_32 vit_b_16 vit_l_14
+PYTHONPATH=. python docs/benchmarks/gpu_step.py --device cpu --small          # rehearses the script; says nothing
+
+A step is the trainer's: bfloat16 autocast, the tiled loss, clipping, fused AdamW; the batch lies on the device. A row
+is a line of JSON. Texts have as many tokens as captions of web images (log-normal, median 13 with the special tokens,
+sigma 0.5, at most 77): "padded" pads all to 77; "bucketed" to the plan's eight bounds for these lengths, whose steps
+count with their share of the rows. The share of the peak counts the towers' products, forward and backward, as torch's
+FlopCounterMode counts them in that form of the batch. Rows are halved until a batch fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from mmdata.config import ModelConfig, TrainConfig
+from mmdata.plan.choose_shapes import choose_lengths
+from mmdata.train import DualEncoder, miners
+from mmdata.train.objective import ContrastiveLoss
+from mmdata.train.precision import AUTOCAST, choose_precision, numerics
+from mmdata.train.ranks import parallel, sharding
+from mmdata.train.run.optimizer import make_optimizer
+from mmdata.train.step import train_step
+
+ROWS = {"vit_b_32": 2048, "vit_b_16": 768, "vit_l_14": 256}
+"""Rows of a batch, about what 80 GB hold."""
+PEAK_TFLOPS = {
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "RTX 4090": 165.0,
+}
+"""Dense products of bfloat16, by a part of the device's name; the makers' data sheets. The first that fits counts."""
+LONGEST, BOUNDS, VOCABULARY = 77, 8, 49408
+
+
+def peak_of(name: str) -> float | None:
+    """Operations a second of a device; None: not in the table."""
+    return next((1e12 * peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
+
+
+def text_lengths() -> dict[int, float]:
+    """The plan's bounds for texts of web images, and the share of the rows that each pads."""
+    lengths = np.random.default_rng(0).lognormal(math.log(13), 0.5, 1_000_000).round().clip(4, LONGEST)
+    histogram = np.bincount(lengths.astype(np.int64))
+    bounds = choose_lengths(histogram, BOUNDS)
+    cumulative = np.cumsum(histogram)[bounds] / histogram.sum()
+    return dict(zip(bounds, np.diff(cumulative, prepend=0.0).tolist(), strict=True))
+
+
+class Step:
+    """Updates of one model.
+
+    Args:
+        name: of the model.
+        device: to train on.
+        compiled: its blocks go through torch.compile.
+        side: of the images, in pixels.
+    """
+
+    def __init__(self, name: str, device: torch.device, *, compiled: bool, side: int) -> None:
+        torch.manual_seed(0)
+        self.device, self.side = device, side
+        self.model = DualEncoder.from_config(ModelConfig(name=name), vocab_size=VOCABULARY).to(device).train()
+        if compiled:
+            parallel.compile_blocks(self.model, device)
+        self.optimizer = make_optimizer(self.model, TrainConfig(steps=1))
+        self.dtype = AUTOCAST[choose_precision("auto", device)]
+        self.loss = ContrastiveLoss("clip")
+
+    def batch(self, rows: int, length: int) -> dict[str, Tensor]:
+        pixels = torch.randint(0, 256, (rows, 3, self.side, self.side), dtype=torch.uint8, device=self.device)
+        ids = torch.randint(1, VOCABULARY - 2, (rows, length), device=self.device)
+        mask = torch.ones_like(ids)
+        return {
+            "pixel_values": pixels,
+            "input_ids": ids,
+            "attention_mask": mask,
+            "valid": torch.ones(rows, dtype=torch.bool, device=self.device),
+        }
+
+    def update(self, batch: dict[str, Tensor]) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        train_step(self.model, batch, self.loss, autocast_dtype=self.dtype)
+        sharding.clip_grad_norm(self.model.parameters(), 1.0)
+        self.optimizer.step()
+
+    def flops(self, length: int) -> float:
+        """Operations of a row, forward and backward; counted before anything is compiled."""
+        rows = 4
+        with FlopCounterMode(display=False) as counter:
+            output = self.model(self.batch(rows, length))
+            (output.image_features.sum() + output.text_features.sum()).backward()
+        self.optimizer.zero_grad(set_to_none=True)
+        return counter.get_total_flops() / rows
+
+
+def seconds(work: Callable[[], None], device: torch.device, *, warm: int, times: int) -> float:
+    """Median time of `work`."""
+    for _ in range(warm):
+        work()
+    found: list[float] = []
+    for _ in range(times):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - started)
+    return median(found)
+
+
+def measured(step: Step, rows: int, lengths: dict[int, float], flops: dict[int, float], times: int) -> dict[str, Any]:
+    """One row of the table: steps of each text length, weighed by their share."""
+    if step.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(step.device)
+    taken, operations = 0.0, 0.0
+    for length, share in sorted(lengths.items(), reverse=True):  # the largest first: memory is taken once
+        batch = step.batch(rows, length)
+        taken += share * seconds(lambda batch=batch: step.update(batch), step.device, warm=3, times=times)
+        operations += share * rows * flops[length]
+    peak = peak_of(torch.cuda.get_device_name(step.device)) if step.device.type == "cuda" else None
+    return {
+        "rows": rows,
+        "step_ms": round(1e3 * taken, 2),
+        "samples_per_s": round(rows / taken, 1),
+        "tflops": round(operations / taken / 1e12, 2),
+        "share_of_peak": None if peak is None else round(operations / taken / peak, 4),
+        "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if step.device.type == "cuda" else None,
+    }
+
+
+def that_fit(step: Step, rows: int, lengths: dict[int, float], flops: dict[int, float], times: int) -> dict[str, Any]:
+    """As `measured`, with half of the rows as often as needed."""
+    while True:
+        try:
+            return measured(step, rows, lengths, flops, times)
+        except torch.cuda.OutOfMemoryError:
+            if rows <= 16:
+                raise
+        rows //= 2
+        step.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+
+
+def rows_of(name: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All rows of one model."""
+    device = torch.device(given.device)
+    side, rows, times = (32, 8, 1) if given.small else (224, ROWS[name], given.times)
+    padded, bucketed = {LONGEST: 1.0}, text_lengths()
+    if given.small:
+        bucketed = {min(bucketed): 0.5, max(bucketed): 0.5}
+    forms = {"padded to 77": padded, "bucketed": bucketed}
+    for compiled in (False,) if given.eager else (False, True):
+        step = Step(name, device, compiled=compiled, side=side)
+        if not compiled:
+            flops = {length: step.flops(length) for length in sorted({*padded, *bucketed})}
+        for form, lengths in forms.items():
+            values = that_fit(step, rows, lengths, flops, times)
+            rows = values["rows"]  # those after it take as many
+            yield {"name": f"{name}, {form}, {'compiled' if compiled else 'eager'}", **values}
+        if name == "vit_b_32" and compiled:  # as people run it
+            step.loss = ContrastiveLoss("clip", miner=miners.TopK(64))
+            values = that_fit(step, rows, padded, flops, times)
+            yield {"name": f"{name}, padded to 77, compiled, mining top_k 64", **values}
+        if given.profile and name == "vit_b_16" and compiled:
+            write_profile(step, rows, given.profile)
+        del step
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def write_profile(step: Step, rows: int, path: Path) -> None:
+    """The kernels of a step that take most of its time."""
+    batch = step.batch(rows, LONGEST)
+    step.update(batch)
+    with torch.profiler.profile() as profile:
+        step.update(batch)
+        if step.device.type == "cuda":
+            torch.cuda.synchronize(step.device)
+    key = "self_device_time_total" if step.device.type == "cuda" else "self_cpu_time_total"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(profile.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=80) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    parser.add_argument("--models", nargs="+", default=list(ROWS), choices=[*ROWS, "micro", "tiny"])
+    parser.add_argument("--times", type=int, default=8, help="timed steps of each shape")
+    parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--profile", type=Path, help="file for the kernels of a step of ViT-B/16")
+    parser.add_argument("--small", action="store_true", help="few rows of small images, to rehearse this script")
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    with numerics(choose_precision("auto", device), device):
+        for name in given.models:
+            for row in rows_of(name, given):
+                print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""`make gpu`, rehearsed on a CPU in small: without webdataset, stopped in the middle, with a part that is too slow."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "docs" / "benchmarks" / "gpu.py"
+
+
+def command(out: Path, *words: str) -> list[str]:
+    return [sys.executable, str(SCRIPT), "--out", str(out), "--device", "cpu", "--small", *words]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """One in which webdataset cannot be imported."""
+    (folder / "blocked").mkdir()
+    (folder / "blocked" / "webdataset.py").write_text("raise ImportError('not on this machine')\n")
+    return os.environ | {"PYTHONPATH": f"{folder / 'blocked'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+
+
+def results(out: Path) -> dict[str, Any]:
+    return json.loads((out / "results.json").read_text())
+
+
+def test_every_part_gives_rows_without_webdataset(tmp_path: Path):
+    done = subprocess.run(
+        command(tmp_path / "out"), capture_output=True, text=True, env=environment(tmp_path), timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = results(tmp_path / "out")
+    assert found["machine"]["torch"] == torch.__version__
+    assert list(dict.fromkeys(row["part"] for row in found["rows"])) == ["tests", "loss", "step", "loader", "train"]
+    assert [row for row in found["rows"] if "error" in row] == []
+    of_part = {
+        part: [row for row in found["rows"] if row["part"] == part] for part in ("tests", "loss", "step", "loader")
+    }
+    assert re.match(r"\d+ (skipped|passed)", of_part["tests"][0]["result"])
+    assert [row["name"].split(",")[0] for row in of_part["loss"]] == ["tiled", "open_clip", "lean"]
+    assert all(row["samples_per_s"] > 0 for row in (*of_part["step"], *of_part["loader"]))
+    assert of_part["loader"][-1]["share_of_synthetic"] > 0
+    assert str(ROOT) not in json.dumps([row["command"] for row in found["rows"]])
+    page = (tmp_path / "out" / "results.md").read_text()
+    assert page.count("\n## ") == 5
+    for row in found["rows"]:
+        assert f"| {row['name']} |" in page
+
+
+def test_a_stop_in_the_middle_keeps_what_was_measured(tmp_path: Path):
+    words = command(tmp_path / "out", "--parts", "loss", "step", "train")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment(tmp_path)) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("loss: "):
+                process.send_signal(signal.SIGKILL)
+                break
+    rows = results(tmp_path / "out")["rows"]
+    assert rows
+    assert {row["part"] for row in rows} == {"loss"}
+
+
+def test_a_part_that_takes_longer_than_its_budget_says_so_and_the_next_begins(tmp_path: Path):
+    words = command(tmp_path / "out", "--parts", "step", "train", "--budget-s", "0.2")
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(tmp_path), timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    late = "took longer than its budget"
+    assert [(row["part"], row["error"]) for row in results(tmp_path / "out")["rows"]] == [
+        ("step", late),
+        ("train", late),
+    ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (2, "torch sees no GPU here: nothing is measured\n")
+    assert not (tmp_path / "out").exists()
