@@ -6,6 +6,7 @@ PYTHONPATH=. python docs/benchmarks/gpu_loader.py --device cpu --small      # re
 The images are made here: noise with the spectrum of photos (amplitudes fall with the frequency), a shorter side of 256,
 JPEG of quality 90; the size of a file is printed. They are decoded, cropped at random to 224 and tokenized. "fed" is
 the speed of a training step that the loader feeds, as a share of that of the same step on one batch, which stays.
+"decoded by torchvision" is what decoding on the device would reach at best: nothing but files that lie in memory.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_step import Step
+from gpu_step import Step, seconds
 from PIL import Image
+from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.transforms.v2.functional import resized_crop
 
 import mmdata
 from mmdata.cores import usable_cores
@@ -126,6 +129,23 @@ def fed(loader: mmdata.Loader, device: torch.device, given: argparse.Namespace) 
     return {"samples_per_s": round(count * rows / taken, 1), "share_of_synthetic": round(alone / taken, 4)}
 
 
+def decoded_on(device: torch.device, given: argparse.Namespace) -> dict[str, Any]:
+    """The same files decoded by torchvision on the device (nvJPEG on a GPU), alone and with a crop there."""
+    count, height, width = (4, 40, 53) if given.small else (256, 256, 341)
+    files = [torch.frombuffer(bytearray(photo(i, height, width)), dtype=torch.uint8) for i in range(count)]
+
+    def decode() -> list[torch.Tensor]:
+        found: Any = decode_jpeg(files, ImageReadMode.RGB, device=device)
+        return found
+
+    def crop() -> torch.Tensor:
+        side = given.side
+        return torch.stack([resized_crop(image, 3, 5, side, side, [side, side], antialias=True) for image in decode()])
+
+    taken = {name: seconds(work, device, warm=2, times=5) for name, work in (("decode", decode), ("crop", crop))}
+    return {"samples_per_s": round(count / taken["decode"], 1), "with_crop": round(count / taken["crop"], 1)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
@@ -151,6 +171,8 @@ def main() -> None:
                 name = f"loader, {count} of {cores} cores, {kind}"
                 values = {"samples_per_s": round(found, 1), "per_core": round(found / count, 1), "image_bytes": size}
                 print(json.dumps({"name": name, **values}), flush=True)
+        name = f"decoded by torchvision on the {device.type}"
+        print(json.dumps({"name": name, **decoded_on(device, given)}), flush=True)
         for kind in kinds:
             with numerics(choose_precision("auto", device), device):
                 loader = loader_of(folder, rows, given.side, num_workers="auto", worker_type=kind)

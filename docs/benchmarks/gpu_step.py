@@ -111,7 +111,7 @@ class Step:
         return counter.get_total_flops() / rows
 
 
-def seconds(work: Callable[[], None], device: torch.device, *, warm: int, times: int) -> float:
+def seconds(work: Callable[[], object], device: torch.device, *, warm: int, times: int) -> float:
     """Median time of `work`."""
     for _ in range(warm):
         work()
