@@ -15,7 +15,7 @@ from rich.progress import track
 from mmdata.batch import Batch
 from mmdata.compositional import load_pairs
 from mmdata.config.data import DataConfig, ValConfig, evaluation_data, val_in_words
-from mmdata.errors import ConfigError, DataError, counted, excerpt
+from mmdata.errors import ConfigError, DataError, TrainingError, counted, excerpt
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
 from mmdata.shards import Index, Manifest
@@ -40,8 +40,9 @@ def of_evaluation(data: DataConfig) -> Generator[None]:
     """
     try:
         yield
-    except DataError as error:
-        raise DataError(f"rows to evaluate on, of {val_in_words(data)}: {error}") from error
+    except (DataError, TrainingError) as error:  # the latter if the rows of another rank are at fault
+        kind = DataError if isinstance(error, DataError) else TrainingError
+        raise kind(f"rows to evaluate on, of {val_in_words(data)}: {error}") from error
 
 
 def ledger_of(out: Path, rank: int | str) -> Path:

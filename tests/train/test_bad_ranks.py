@@ -24,7 +24,7 @@ from mmdata.train.run.checkpoint import load_checkpoint
 from mmdata.train.run.find import find_checkpoint
 from tests.programs import Program
 
-TRAIN = Path(__file__).parents[2] / "tools" / "train.py"
+TOOLS = Path(__file__).parents[2] / "tools"
 ROWS, BATCH = 24, 6
 
 
@@ -52,20 +52,31 @@ def spoil(shards: Path, rows: list[int]) -> None:
             file.write(bytes(size))
 
 
+def copy_without_a_shard(folder: Path) -> tuple[Path, Path]:
+    """A copy of `folder`/shards whose first shard is gone, and the path that it had."""
+    copy = folder / "copy"
+    shutil.copytree(folder / "shards", copy)
+    gone = Index.open(copy).shard_path(0)
+    gone.unlink()
+    return copy, gone
+
+
 def rows_of_rank(config: Path, rank: int) -> list[int]:
     """The rows that a rank of two has in epoch 0, in order."""
     return [int(row) for batch in Loader.from_config(str(config), rank=rank, world_size=2) for row in batch["rows"]]
 
 
-def start(config: Path, *words: str, ranks: int = 2, of_rank: dict[int, str] | None = None) -> list[subprocess.Popen]:
+def start(
+    config: Path, *words: str, ranks: int = 2, of_rank: dict[int, list[str]] | None = None, tool: str = "train"
+) -> list[subprocess.Popen]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, str(TRAIN), str(config), *words]
+    command = [sys.executable, str(TOOLS / f"{tool}.py"), str(config), *words]
     return [
         Program(
-            command + [word for number, word in (of_rank or {}).items() if number == rank],
+            command + (of_rank or {}).get(rank, []),
             env=os.environ | world | {"RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -117,14 +128,29 @@ def test_budget_spent_stops_all_ranks_with_the_summary(config: Path, tmp_path: P
 
 
 def test_error_on_one_rank_stops_all_and_is_named(config: Path, tmp_path: Path):
-    shutil.copytree(tmp_path / "shards", tmp_path / "copy")
-    gone = Index.open(tmp_path / "copy").shard_path(0)
-    gone.unlink()
-    first, second = finish(start(config, of_rank={1: f"data.shards={tmp_path / 'copy'}"}))
+    copy, gone = copy_without_a_shard(tmp_path)
+    first, second = finish(start(config, of_rank={1: [f"data.shards={copy}"]}))
     assert (first[0], second[0]) == (2, 2)
     assert f"error: shard '{gone}': no such file" in second[1]
     said = f"error: rank 1 got no batch, and all ranks stop: DataError: shard '{gone}': no such file"
     assert said in first[1]
+
+
+def test_error_of_one_ranks_loader_in_an_evaluation_stops_all_and_is_named(config: Path, tmp_path: Path):
+    copy, gone = copy_without_a_shard(tmp_path)
+    val = [f"data.val.shards={tmp_path / 'shards'}", f"data.val.shards={copy}"]
+    first, second = finish(start(config, of_rank={0: val[:1], 1: val[1:]}))
+    assert (first[0], second[0]) == (2, 2)
+    no_file = f"shard '{gone}': no such file"
+    of_rank_1 = f"rank 1 got no batch, and all ranks stop: DataError: {no_file}"
+    assert f"error: rows to evaluate on, of {tmp_path / 'shards'}: {of_rank_1}" in first[1]
+    assert f"error: rows to evaluate on, of {copy}: {no_file}" in second[1]
+    # The run has its checkpoint, and the program stops alike.
+    shards = {0: ["--shards", str(tmp_path / "shards")], 1: ["--shards", str(copy)]}
+    first, second = finish(start(tmp_path / "run", "--device", "cpu", of_rank=shards, tool="evaluate"))
+    assert (first[0], second[0]) == (2, 2)
+    assert of_rank_1 in first[1]
+    assert no_file in second[1]
 
 
 def test_two_ranks_killed_and_resumed_by_one_list_and_count_each_masked_row_once(config: Path, tmp_path: Path):

@@ -186,6 +186,13 @@ class OneRanksCaptions:
         return loader.all_captions(rows)
 
 
+def one_ranks_batches():
+    for number, batch in enumerate(loader):
+        if number == 3 and rank == 1:
+            raise RuntimeError("a tower of cards")
+        yield batch
+
+
 changes = {"transform": "eval", "global_batch_size": 2}
 data = load_config(sys.argv[1]).data.model_copy(update=changes).with_loading(max_bad_share=0.03)
 loader = Loader.from_config(data, rank=rank, world_size=2)
@@ -195,6 +202,8 @@ lines = [
     said(lambda: torch.autograd.grad(losses.clip_loss(features, features, scale), features, create_graph=True)),
     said(lambda: evaluate_retrieval(model, loader)),
     said(lambda: evaluate_retrieval(model, iter(loader), source=OneRanksCaptions())),
+    said(lambda: evaluate_retrieval(model, one_ranks_batches())),
+    said(lambda: evaluate_retrieval(model, [batch for batch in loader][: 12 + rank])),
     said(lambda: losses.clip_loss(features, features, scale).item() > 0),
 ]
 print("".join(f"rank {rank} {number} {line}\\n" for number, line in enumerate(lines)), end="", flush=True)
@@ -213,6 +222,10 @@ def test_what_is_wrong_on_one_rank_raises_on_all(folder: Path, tmp_path: Path):
             "RuntimeError: the losses of mmdata.train have no second derivative",
             "DataError: 1 of 26 rows could not be used (file_changed 1), more than max_bad_share 3.0%",
             "DataError: on rank 1, a caption has changed",
+            ("TrainingError: rank 1 got no batch, and all ranks stop: RuntimeError: a tower", "RuntimeError: a tower")[
+                rank
+            ],
+            ("", "TrainingError: rank 0 got no batch, and all ranks stop: its epoch has ended")[rank],
             "no error: True",
         )
         for number, (line, start) in enumerate(zip(lines, expected, strict=True)):

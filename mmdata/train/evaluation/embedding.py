@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -18,7 +17,7 @@ from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.losses.keys import check_keys
 from mmdata.train.prefetch import copied_ahead
 from mmdata.train.ranks import collectives
-from mmdata.train.ranks.lockstep import gather
+from mmdata.train.ranks.lockstep import gather, in_lockstep
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,15 @@ def embed(
             features of negative captions.
         DataError: more rows than `data.loading.max_bad_share` could not be loaded, or a further caption of a row is not
             the one that was indexed; over all ranks, and on each.
+        TrainingError: another rank's batches raised an error, or ended early; the message names the rank. That rank
+            raises its own error.
     """
     device = next(model.parameters()).device
     source = batches if source is None else source
-    extras, several = LoaderExtras.of(source), collectives.world_size() > 1
+    extras, group = LoaderExtras.of(source), collectives.cpu_group()
     columns: dict[str, list[Tensor]] = {}
     texts: dict[str, list[Tensor]] = {}
-    for on_cpu, batch in copied_ahead(batches, device):
+    for on_cpu, batch in copied_ahead(in_lockstep(iter(batches), group), device):
         with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
             features = _features_of(model, batch)
         # Rows that are not valid stay in until the end: to index with a mask, the host waits for the device.
@@ -102,9 +103,9 @@ def embed(
                 texts.setdefault(name, []).append(value)
     if not columns:
         raise ValueError("no batches to evaluate on: the corpus is empty")
-    if several and extras.merge_states is not None and extras.check_rows is not None:
+    if group is not None and extras.merge_states is not None and extras.check_rows is not None:
         # Judged only now: a rank that raised for its own rows would leave the others waiting for its features.
-        states = gather(cast(Batches, source).state_dict(), dist.group.WORLD)
+        states = gather(cast(Batches, source).state_dict(), group)
         extras.check_rows(extras.merge_states(states))
     valid = torch.cat(columns.pop("valid")).bool()  # (N,), of all rows
     joined = {name: torch.cat(columns.pop(name))[valid] for name in list(columns)}
@@ -146,15 +147,15 @@ def _known_of(batch: Batch) -> dict[str, Tensor]:
 
 def _captions_of(all_captions: Callable[[NDArray[np.int64]], CaptionBatch], batch: Batch) -> CaptionBatch:
     """All captions of the batch's valid rows. A collective: if one rank cannot read its own, all ranks raise."""
-    captions, failed = None, ""
+    captions, failed, group = None, "", collectives.cpu_group()
     try:
         captions = all_captions(batch["rows"][batch["valid"]].cpu().numpy())
-    except (DataError, OSError) as error:
-        if collectives.world_size() == 1:
+    except Exception as error:
+        if group is None:
             raise
-        failed = str(error)
-    if collectives.world_size() > 1:
-        failures = gather(failed, dist.group.WORLD)
+        failed = str(error) or type(error).__name__
+    if group is not None:
+        failures = gather(failed, group)
         if first := next(filter(None, failures), ""):
             raise DataError(f"on rank {failures.index(first)}, {first}")
     assert captions is not None

@@ -9,7 +9,7 @@ import sys
 import time
 from datetime import timedelta
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,27 @@ def rank() -> int:
 def world_size() -> int:
     """Number of ranks; 1 without a process group."""
     return dist.get_world_size() if is_initialized() else 1
+
+
+def cpu_group() -> dist.ProcessGroup | None:
+    """All ranks, for what they tell each other through CPU tensors and objects; None with one rank.
+
+    On a GPU the host would wait for the result, and so for all work before it. The first call is a collective.
+    """
+    if world_size() == 1:
+        return None
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    if dist.get_backend() == "gloo":
+        return everyone
+    if not _cpu_group or _cpu_group[0] is not everyone:
+        group = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=TIMEOUT))
+        _cpu_group[:] = [everyone, group]
+    return _cpu_group[1]
+
+
+_cpu_group: list[dist.ProcessGroup] = []
+"""The default group, and the group that `cpu_group` has made beside it."""
 
 
 def check_ranks(batches: object, own: tuple[int, int] | None = None) -> None:
@@ -106,6 +127,7 @@ def finish() -> None:
     A group's threads end when the last reference to it goes, for example a trainer's. DDP (torch 2.15) never releases
     its group, the default one.
     """
+    _cpu_group.clear()
     if is_initialized():
         dist.destroy_process_group()
     gc.collect()

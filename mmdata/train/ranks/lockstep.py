@@ -102,11 +102,44 @@ class Lockstep:
             return
         if asked.kind != HAS_BATCH:
             self.took(error)  # ranks with a batch have taken the next one: all call the same collectives
-        said = ["", "its epoch has ended", f"{type(error).__name__}: {error}"][asked.kind]
-        everything = gather((asked.kind, said), group)
+        everything = _ask_all(asked.kind, error, group)
         if error is None:
-            worst, words = max(everything)  # an error before an early end
-            raise TrainingError(f"rank {everything.index((worst, words))} got no batch, and all ranks stop: {words}")
+            raise _no_batch(everything)
+
+
+def in_lockstep(batches: Iterator[Batch], group: dist.ProcessGroup | None) -> Iterator[Batch]:
+    """The same batches; all ranks take each of them together, and wait for the slowest.
+
+    Raises:
+        TrainingError: as `Lockstep.batches`.
+    """
+    while True:
+        batch, error = None, None
+        try:
+            batch = next(batches, None)
+        except Exception as caught:
+            error = caught
+        if group is not None:
+            kind = HAS_FAILED if error is not None else HAS_ENDED if batch is None else HAS_BATCH
+            everything = _ask_all(kind, error, group)
+            if error is None and len({kind for kind, _ in everything}) > 1:
+                raise _no_batch(everything)
+        if error is not None:
+            raise error
+        if batch is None:
+            return
+        yield batch
+
+
+def _ask_all(kind: int, error: Exception | None, group: dist.ProcessGroup) -> list[tuple[int, str]]:
+    """What each rank has in place of a batch, and in words. A collective."""
+    return gather((kind, ["", "its epoch has ended", f"{type(error).__name__}: {error}"][kind]), group)
+
+
+def _no_batch(everything: list[tuple[int, str]]) -> TrainingError:
+    """The error that names the rank without a batch."""
+    worst, words = max(everything)  # an error before an early end
+    return TrainingError(f"rank {everything.index((worst, words))} got no batch, and all ranks stop: {words}")
 
 
 HAS_BATCH, HAS_ENDED, HAS_FAILED, SIGNAL = range(4)
