@@ -123,7 +123,8 @@ def gradient_cache(
         parts: the parts of the batch; `forward` is called twice with each.
         loss: scalar, from the outputs of all parts, which have been concatenated along the rows.
         model: the module that `forward` calls, if it is in DDP, sharded (FSDP2) or compiled: the ranks average its
-            gradients once, in the last part. Then all that the loss uses of it must be among the outputs.
+            gradients once, in the last part, and gather sharded weights once. Then all that the loss uses of it must
+            be among the outputs.
         scaler: scales the loss (float16).
 
     Returns:
@@ -145,6 +146,19 @@ def gradient_cache(
     parts = list(parts)
     if not parts:
         raise ValueError("gradient_cache needs at least one part of a batch: got none")
+    with parallel.gathers_once(model):
+        return _in_two_passes(forward, parts, loss, model=model, scaler=scaler)
+
+
+def _in_two_passes(
+    forward: Callable[[Part], Any],
+    parts: Sequence[Part],
+    loss: Callable[[Any], Tensor],
+    *,
+    model: nn.Module | None,
+    scaler: torch.amp.GradScaler | None,
+) -> StepOutput:
+    """`gradient_cache` of one part or more."""
     outputs, states = _first_pass(forward, parts, model)
     structure = tree_flatten(outputs[0])[1]
     if unlike := [number for number, output in enumerate(outputs) if tree_flatten(output)[1] != structure]:

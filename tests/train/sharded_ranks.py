@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
 from mmdata.train import train_step
 from mmdata.train.evaluation.evaluate import retrieval
@@ -34,7 +36,8 @@ def run_case(case: dict, rank: int, out: Path) -> None:
     with torch.no_grad():
         model(batch)  # an evaluation between two steps changes nothing
     torch.manual_seed(50 + rank)
-    step = train_step(model, batch, ranks.loss_function(case), micro_batch_size=case.get("micro_batch_size"))
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        step = train_step(model, batch, ranks.loss_function(case), micro_batch_size=case.get("micro_batch_size"))
     parameters = dict(model.named_parameters())
     gradients = {
         name: None if parameter.grad is None else sharding.whole(parameter.grad).clone()
@@ -45,7 +48,10 @@ def run_case(case: dict, rank: int, out: Path) -> None:
     }
     norm = sharding.clip_grad_norm(model.parameters(), 0.01)
     clipped = sharding.whole(parameters["image_projection.weight"].grad)
-    numbers = {"loss": step.loss, "gradients": gradients, "kept": kept, "norm": norm, "clipped": clipped}
+    # FSDP2 names each gather after its module.
+    gathers = Counter(event.name for event in profiled.events() if event.name.startswith("FSDP::all_gather"))
+    numbers = {"gathers": {name: count for name, count in gathers.items() if "copy_out" not in name}}
+    numbers |= {"loss": step.loss, "gradients": gradients, "kept": kept, "norm": norm, "clipped": clipped}
     torch.save({**numbers, "scale": parameters["logit_scale"].grad}, out)
 
 

@@ -44,6 +44,7 @@ def adds_up(model: nn.Module | None, *, last: bool) -> AbstractContextManager[An
         return nullcontext() if last else cast("AbstractContextManager[Any]", model.no_sync())
     if model is not None and sharding.is_sharded(model):
         cast(Any, model).set_requires_gradient_sync(last)
+        sharding.free_in_backward(model, free=last)
     return nullcontext()
 
 
@@ -54,6 +55,13 @@ def apart(model: nn.Module) -> AbstractContextManager[Any]:
         if isinstance(model, DistributedDataParallel)
         else nullcontext()
     )
+
+
+def gathers_once(model: nn.Module | None) -> AbstractContextManager[None]:
+    """Around all passes of a step: a model that `prepare` has sharded gathers each weight once, not in each pass."""
+    if model is None or not sharding.is_sharded(model):
+        return nullcontext()
+    return sharding.gathered(model)
 
 
 BACKEND = "inductor"

@@ -6,8 +6,10 @@ Results are those of DDP: a gradient is the mean over ranks, and checkpoints hol
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -16,12 +18,16 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mmdata.train.ranks import collectives
 
+_OWN: WeakSet[nn.Module] = WeakSet()
+"""Models that `shard` has sharded."""
+
 
 def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype | None = None) -> None:
     """Shard a model in place over all ranks: each block, then each tower, then the rest. A collective.
 
-    A block's weights are gathered for its forward and for its backward, and its gradients scattered after that. Scalars
-    (logit_scale, logit_bias) cannot be split: each rank has them whole, and their gradients are averaged.
+    A block's weights are gathered for its forward and for its backward, or once for all micro-batches (`gathered`), and
+    its gradients scattered after that. Scalars (logit_scale, logit_bias) cannot be split: each rank has them whole, and
+    their gradients are averaged.
 
     Args:
         model: on `device`; all ranks get rank 0's weights.
@@ -43,6 +49,7 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
     for scalar in scalars:
         if scalar.requires_grad:
             scalar.register_hook(_mean_over_ranks)
+    _OWN.add(model)
 
 
 def is_shard(value: Tensor) -> bool:
@@ -53,6 +60,38 @@ def is_shard(value: Tensor) -> bool:
 def is_sharded(model: nn.Module) -> bool:
     """Whether a model has been through `shard`."""
     return hasattr(model, "set_requires_gradient_sync")
+
+
+@contextmanager
+def gathered(model: nn.Module) -> Generator[None]:
+    """Inside, weights stay gathered after their first use; `free_in_backward` and the end free them.
+
+    A model that a caller has sharded keeps the caller's settings, which torch has no way to read.
+
+    Args:
+        model: sharded.
+    """
+    if model not in _OWN:
+        yield
+        return
+    whole_model: Any = model
+    whole_model.set_reshard_after_forward(False)
+    try:
+        yield
+    finally:
+        whole_model.set_reshard_after_forward(True)
+        # As torch chooses for the root: the backward pass begins with its weights.
+        whole_model.set_reshard_after_forward(False, recurse=False)
+        whole_model.set_reshard_after_backward(True)
+        for part in model.modules():
+            if is_sharded(part):
+                cast(Any, part).reshard()
+
+
+def free_in_backward(model: nn.Module, *, free: bool) -> None:
+    """Whether the next backward frees each gathered weight after its last use; inside `gathered`."""
+    if model in _OWN:
+        cast(Any, model).set_reshard_after_backward(free)
 
 
 def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
