@@ -55,6 +55,40 @@ def run_case(case: dict, rank: int, out: Path) -> None:
     torch.save({**numbers, "scale": parameters["logit_scale"].grad}, out)
 
 
+def bf16_case(case: dict, rank: int) -> dict:
+    """Loss, gradients and the number formats within a block, of a step of a float32 model under autocast."""
+    model = ranks.make_model(0.0).float()
+    if case.get("compile"):
+        parallel.BACKEND = "aot_eager"
+        parallel.compile_blocks(model, CPU)
+    formats: dict[str, list[str]] = {}
+    block = sharding.towers_of(model)[1].transformer.blocks[1]
+    parts = {"block": block, "norm": block.mlp_norm, "linear": block.mlp[0]}
+    for name, part in parts.items() if not case.get("compile") else ():
+
+        def note(part: torch.nn.Module, given: tuple, name: str = name) -> None:
+            own = list(part.parameters())
+            formats[name] = [str(given[0].dtype), str(own[0].dtype)]
+
+        part.register_forward_pre_hook(note)
+    wrapped: torch.nn.Module = model
+    if case["way"] == "fsdp":
+        sharding.shard(model, CPU, autocast_dtype=torch.bfloat16)
+    else:
+        wrapped = collectives.wrap(model, CPU)
+    step = train_step(
+        wrapped,
+        ranks.make_batch(rank, case),
+        ranks.loss_function(case),
+        micro_batch_size=case.get("micro_batch_size"),
+        autocast_dtype=torch.bfloat16,
+    )
+    gradients = {name: sharding.whole(p.grad).clone() for name, p in model.named_parameters()}
+    with torch.no_grad():
+        features = model(ranks.make_batch(rank, case)).text_features  # without autocast
+    return {"loss": step.loss, "gradients": gradients, "formats": formats, "features": features}
+
+
 def shared_retrieval(*, share: bool) -> dict[str, float]:
     """Retrieval over 11 rows of noise, some of which belong together."""
     noise = torch.randn(2, 11, 4, generator=torch.Generator().manual_seed(0))
@@ -73,7 +107,11 @@ def main() -> None:
         rendezvous = f"file://{folder}/rendezvous{world_size}"
         dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world_size)
         for name, case in cases.items():
-            if len(case["valid"]) == world_size:
+            if len(case["valid"]) != world_size:
+                continue
+            if "way" in case:
+                torch.save(bf16_case(case, rank), folder / f"{name}.{rank}.pt")
+            else:
                 run_case(case, rank, folder / f"{name}.{rank}.pt")
         torch.save(shared_retrieval(share=True), folder / f"retrieval{world_size}.{rank}.pt")
         collectives.finish()

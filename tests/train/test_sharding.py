@@ -61,6 +61,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "3_one_rank_empty": {"loss": "siglip", "valid": [ALL, NONE, SOME], "dropout": 0.3, "micro_batch_size": 2},
 }
+IN_BF16: dict[str, dict[str, Any]] = {
+    "bf16": {"loss": "clip", "valid": [ALL, SOME]},
+    "bf16_micro": {"loss": "siglip", "valid": [ALL, SOME], "micro_batch_size": 1},
+    "bf16_compiled": {"loss": "clip", "valid": [ALL, ALL], "compile": True},
+}
 BLOCKS = (".transformer.blocks.0", ".transformer.blocks.1")
 
 
@@ -68,7 +73,8 @@ BLOCKS = (".transformer.blocks.0", ".transformer.blocks.1")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with `<case>.<rank>.pt` of every case; three processes run them all."""
     folder = tmp_path_factory.mktemp("sharded")
-    (folder / "cases.json").write_text(json.dumps(CASES))
+    cases = CASES | {f"{name}_{way}": case | {"way": way} for name, case in IN_BF16.items() for way in ("ddp", "fsdp")}
+    (folder / "cases.json").write_text(json.dumps(cases))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
     processes = [Program([sys.executable, PROGRAM, folder, str(rank)], env=environment) for rank in range(3)]
     try:
@@ -106,10 +112,13 @@ def test_sharding_gives_the_gradients_of_one_process(results: Path, name: str):
         torch.testing.assert_close(found["scale"], gradients["logit_scale"] * shrunk)
 
 
-def test_sharding_leaves_each_rank_its_share_of_all_but_scalars(results: Path):
+def test_sharding_leaves_each_rank_its_share_of_all_matrices(results: Path):
     kept = [torch.load(results / f"2.{rank}.pt")["kept"] for rank in range(2)]
-    sizes = {name: p.numel() for name, p in ranks.make_model(0.0).named_parameters()}
-    assert set(sizes) - set(kept[0]) == {"logit_scale", "logit_bias"}
+    parameters = dict(ranks.make_model(0.0).named_parameters())
+    sizes = {name: p.numel() for name, p in parameters.items()}
+    whole = set(parameters) - set(kept[0])
+    assert whole == {name for name, p in parameters.items() if p.ndim < 2}
+    assert {"logit_scale", "logit_bias", "text_tower.transformer.blocks.0.mlp_norm.weight"} < whole
     assert all(kept[0][name] + kept[1][name] == sizes[name] for name in kept[0])
     assert kept[0]["text_tower.transformer.blocks.0.mlp.0.weight"] == 4 * 128 * 128 / 2
 
@@ -156,17 +165,31 @@ def test_sharding_a_run_resumes_in_another_way(tmp_path: Path, first: str, then:
     assert len(read_metrics(tmp_path / "cut", "evaluation")) == 2
 
 
-def test_sharding_gathers_weights_in_the_type_of_autocast(tmp_path: Path):
-    losses: list[list[float]] = []
-    for way in ("ddp", "fsdp"):
-        done = run_small(
-            tmp_path / way, torchrun=2, dropout=0.0, train={"parallel": way, "precision": "bf16", "epochs": 1}
-        )
-        assert done.returncode == 0, done.stderr
-        losses.append([line["loss"] for line in read_metrics(tmp_path / way)])
-    # Logits of 1 / 0.07 from features that are rounded to bfloat16.
-    assert losses[1] == pytest.approx(losses[0], rel=0, abs=rounding(1 / 0.07, sums=1, dtype=torch.bfloat16))
-    assert losses[1] != losses[0], "biases and norms are rounded too"
+@pytest.mark.parametrize("name", IN_BF16)
+def test_sharding_gives_the_numbers_of_ddp_under_autocast(results: Path, name: str):
+    for rank in range(2):
+        ddp, fsdp = (torch.load(results / f"{name}_{way}.{rank}.pt") for way in ("ddp", "fsdp"))
+        # Norms, and what runs through the blocks, are float32; only weights of products are as autocast casts them.
+        if "compile" not in IN_BF16[name]:
+            assert ddp["formats"] == {part: ["torch.float32"] * 2 for part in ("block", "norm", "linear")}
+            assert fsdp["formats"] == {**ddp["formats"], "linear": ["torch.float32", "torch.bfloat16"]}
+        # Logits of 1 / 0.07 from features that are rounded to bfloat16.
+        bound = rounding(1 / 0.07, sums=1, dtype=torch.bfloat16)
+        torch.testing.assert_close(fsdp["loss"], ddp["loss"], rtol=0, atol=bound)
+        for parameter, expected in ddp["gradients"].items():
+            assert fsdp["gradients"][parameter].dtype == torch.float32
+            # Each of two towers' two blocks rounds some tens of products on the way.
+            bound = rounding(float(expected.abs().max()), sums=32, dtype=torch.bfloat16)
+            torch.testing.assert_close(
+                fsdp["gradients"][parameter],
+                expected,
+                rtol=0,
+                atol=bound,
+                msg=lambda text, parameter=parameter: f"{parameter}: {text}",
+            )
+        # Outside of autocast DDP's blocks are float32; those of a sharded model have bfloat16 weights.
+        bound = rounding(1.0, sums=8, dtype=torch.bfloat16)
+        torch.testing.assert_close(fsdp["features"], ddp["features"], rtol=0, atol=bound)
 
 
 def test_sharding_alone_whole_tensors_are_left_as_they_are():

@@ -43,8 +43,7 @@ def adds_up(model: nn.Module | None, *, last: bool) -> AbstractContextManager[An
     if isinstance(model, DistributedDataParallel):
         return nullcontext() if last else cast("AbstractContextManager[Any]", model.no_sync())
     if model is not None and sharding.is_sharded(model):
-        cast(Any, model).set_requires_gradient_sync(last)
-        sharding.free_in_backward(model, free=last)
+        sharding.set_last_pass(model, last=last)
     return nullcontext()
 
 

@@ -6,10 +6,11 @@ Results are those of DDP: a gradient is the mean over ranks, and checkpoints hol
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -18,38 +19,92 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mmdata.train.ranks import collectives
 
-_OWN: WeakSet[nn.Module] = WeakSet()
-"""Models that `shard` has sharded."""
-
 
 def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype | None = None) -> None:
     """Shard a model in place over all ranks: each block, then each tower, then the rest. A collective.
 
     A block's weights are gathered for its forward and for its backward, or once for all micro-batches (`gathered`), and
-    its gradients scattered after that. Scalars (logit_scale, logit_bias) cannot be split: each rank has them whole, and
-    their gradients are averaged.
+    its gradients scattered after that. Scales, biases and norms stay whole on each rank: they are few, their gradients
+    are averaged together at the end of a backward pass, and a norm computes in float32 also under autocast.
 
     Args:
         model: on `device`; all ranks get rank 0's weights.
         device: of this rank.
-        autocast_dtype: of the towers, of gathered weights and of the inputs of blocks; gradients are averaged in
-            float32.
+        autocast_dtype: of the towers. Weights of blocks, matrices that autocast would cast, are gathered in this type;
+            others, such as embeddings, in their own. So results are those of autocast on whole weights. Gradients are
+            averaged in float32.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     for parameter in model.parameters():
         dist.broadcast(parameter.detach(), src=0)
-    scalars = {parameter for parameter in model.parameters() if parameter.ndim == 0}
-    reduce_dtype = None if autocast_dtype is None else torch.float32
-    policy = MixedPrecisionPolicy(param_dtype=autocast_dtype, reduce_dtype=reduce_dtype)
+    small = {p for name, p in model.named_parameters() if p.ndim < 2 or name.endswith("bias")}
     mesh = init_device_mesh(device.type, (collectives.world_size(),))
-    for part in (*blocks_of(model), *towers_of(model), model):
-        fully_shard(part, mesh=mesh, mp_policy=policy, ignored_params=scalars)
-    for scalar in scalars:
-        if scalar.requires_grad:
-            scalar.register_hook(_mean_over_ranks)
-    _OWN.add(model)
+    own = MixedPrecisionPolicy()
+    in_blocks = own
+    if autocast_dtype is not None:
+        # The inputs stay as they are: autocast leaves the sum that runs through the blocks in float32.
+        in_blocks = MixedPrecisionPolicy(autocast_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for block in blocks_of(model):
+        if autocast_dtype is not None:
+            block.forward = _under_autocast(block.forward, device.type, autocast_dtype)
+        fully_shard(block, mesh=mesh, mp_policy=in_blocks, ignored_params=small)
+    for part in (*towers_of(model), model):
+        fully_shard(part, mesh=mesh, mp_policy=own, ignored_params=small)
+    _OWN[model] = _WholeGradients(p for p in model.parameters() if p in small and p.requires_grad)
+
+
+def _under_autocast(forward: Callable[..., Any], device: str, dtype: torch.dtype) -> Callable[..., Any]:
+    """The same function; its products are under autocast also where the caller's are not, as in an evaluation."""
+
+    @wraps(forward)
+    def under_autocast(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_autocast_enabled(device):
+            return forward(*args, **kwargs)
+        with torch.autocast(device, dtype=dtype):
+            return forward(*args, **kwargs)
+
+    return under_autocast
+
+
+class _WholeGradients:
+    """Averages over ranks the gradients of parameters that each rank has whole, at the end of a backward pass.
+
+    Args:
+        parameters: in the same order on all ranks.
+
+    Attributes:
+        average: False: leave them as they are; the next pass in which it is True averages their sum.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self.average = True
+        self._order = {parameter: number for number, parameter in enumerate(parameters)}
+        self._came: set[Tensor] = set()  # with a gradient that has not been averaged
+        self._waits = False  # for the end of a pass
+        for parameter in self._order:
+            parameter.register_post_accumulate_grad_hook(self._take)
+
+    def _take(self, parameter: Tensor) -> None:
+        self._came.add(parameter)
+        if self.average and not self._waits:
+            self._waits = True
+            cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(self._average_all)
+
+    def _average_all(self) -> None:
+        came = sorted(self._came, key=self._order.__getitem__)
+        self._came, self._waits = set(), False
+        gradients = [parameter.grad for parameter in came if parameter.grad is not None]
+        for dtype in sorted({gradient.dtype for gradient in gradients}, key=str):
+            alike = [gradient for gradient in gradients if gradient.dtype == dtype]
+            mean = collectives.all_reduce_sum(torch.cat([g.flatten() for g in alike])) / collectives.world_size()
+            parts = zip(alike, mean.split([g.numel() for g in alike]), strict=True)
+            cast(Any, torch)._foreach_copy_(alike, [part.view_as(gradient) for gradient, part in parts])
+
+
+_OWN: WeakKeyDictionary[nn.Module, _WholeGradients] = WeakKeyDictionary()
+"""The models that `shard` has sharded."""
 
 
 def is_shard(value: Tensor) -> bool:
@@ -64,7 +119,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 @contextmanager
 def gathered(model: nn.Module) -> Generator[None]:
-    """Inside, weights stay gathered after their first use; `free_in_backward` and the end free them.
+    """Inside, weights stay gathered after their first use; the backward of the last pass and the end free them.
 
     A model that a caller has sharded keeps the caller's settings, which torch has no way to read.
 
@@ -82,16 +137,23 @@ def gathered(model: nn.Module) -> Generator[None]:
         whole_model.set_reshard_after_forward(True)
         # As torch chooses for the root: the backward pass begins with its weights.
         whole_model.set_reshard_after_forward(False, recurse=False)
-        whole_model.set_reshard_after_backward(True)
+        set_last_pass(model, last=True)
         for part in model.modules():
             if is_sharded(part):
                 cast(Any, part).reshard()
 
 
-def free_in_backward(model: nn.Module, *, free: bool) -> None:
-    """Whether the next backward frees each gathered weight after its last use; inside `gathered`."""
+def set_last_pass(model: nn.Module, *, last: bool) -> None:
+    """Whether the next backward pass is the last of a step: then gradients are averaged, and gathered weights freed.
+
+    Args:
+        model: sharded.
+        last: False: the gradients stay whole on each rank, and those of the next pass are added.
+    """
+    cast(Any, model).set_requires_gradient_sync(last)
     if model in _OWN:
-        cast(Any, model).set_reshard_after_backward(free)
+        cast(Any, model).set_reshard_after_backward(last)
+        _OWN[model].average = last
 
 
 def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
@@ -138,10 +200,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
         for number, values in saved["state"].items()
     }
     optimizer.load_state_dict({"state": averages, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _mean_over_ranks(gradient: Tensor) -> Tensor:
-    return collectives.all_reduce_sum(gradient) / collectives.world_size()
 
 
 def whole(value: Tensor) -> Tensor:

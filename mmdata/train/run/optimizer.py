@@ -10,7 +10,6 @@ from torch import nn
 from mmdata.config import TrainConfig
 from mmdata.config.train import Schedule
 from mmdata.errors import ConfigError
-from mmdata.train.ranks.sharding import is_shard
 
 
 def learning_rate(
@@ -78,12 +77,9 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     decayed = [p for name, p in learning if p.ndim >= 2 and not name.endswith("bias")]
     others = [p for name, p in learning if p.ndim < 2 or name.endswith("bias")]
-    # In a sharded model only scalars are whole, and they need a group of their own: torch updates the tensors of a
-    # group together and takes no mix of both kinds. They come first in a model, so a parameter has the same number in
-    # the checkpoints of sharded and other runs.
-    whole, shares = [p for p in others if not is_shard(p)], [p for p in others if is_shard(p)]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": whole, "weight_decay": 0.0}]
-    groups += [{"params": shares, "weight_decay": 0.0}] if shares else []
+    # torch updates the tensors of a group together, and takes no mix of shares and whole tensors: `sharding.shard`
+    # leaves just the second group whole.
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     # Fused: one pass over weights, gradients and averages in place of ten.
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
