@@ -1,10 +1,14 @@
 """A run of the loop on made-up batches, as a program that tests start, signal and kill.
 
 python small_run.py '{"output": "…", "train": {…}, "signal": "SIGKILL", "at": 7, "times": 1, "seconds_a_batch": 0,
-                      "dropout": 0.3, "double": false, "largest_file": 5000, "steps_of_last": 2, "sleep_s": 0}'
+                      "dropout": 0.3, "double": false, "largest_file": 5000, "steps_of_last": 2, "sleep_s": 0,
+                      "others_sleep_s": 0, "error": "", "signal_of_others": "SIGKILL", "in_forward": false,
+                      "grace_s": 10}'
 
-Writes one line of rows a batch to OUTPUT/rows.jsonl. Sends itself `signal` while batch number `at` is being made,
-counted from 0 over the whole run; there the last rank also sleeps for `sleep_s`.
+Writes one line of rows a batch to OUTPUT/rows.jsonl. While batch number `at` is being made, counted from 0 over the
+whole run, or while the model computes it (`in_forward`, counted by calls), the last rank sleeps for `sleep_s`, sends
+itself `signal`, and raises `error`; the others sleep for `others_sleep_s`, and send themselves `signal_of_others`.
+`grace_s` is in place of the watchdog's.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +33,7 @@ from mmdata.config.strict_yaml import parse
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.ranks import collectives
+from mmdata.train.run import watchdog
 from mmdata.train.run.trainer import Trainer
 
 BATCH_SIZE, STEPS = 8, 4
@@ -118,6 +124,20 @@ def evaluate(model: nn.Module) -> dict[str, float]:
     return evaluate_retrieval(model, SmallBatches())
 
 
+def happen(spec: dict[str, Any]) -> None:
+    """What the JSON argument wants to happen to this rank at batch `at`."""
+    if collectives.rank() < collectives.world_size() - 1:
+        time.sleep(spec.get("others_sleep_s", 0))
+        if "signal_of_others" in spec:
+            os.kill(os.getpid(), getattr(signal, spec["signal_of_others"]))
+        return
+    time.sleep(spec.get("sleep_s", 0))
+    for _ in range(spec.get("times", 1) if "signal" in spec else 0):
+        os.kill(os.getpid(), getattr(signal, spec["signal"]))
+    if "error" in spec:
+        raise RuntimeError(spec["error"])
+
+
 def main() -> int:
     """Run as told by the JSON argument."""
     spec = json.loads(sys.argv[1])
@@ -133,15 +153,17 @@ def main() -> int:
             with (output / "rows.jsonl").open("a") as file:
                 file.write(json.dumps({"batch": number, "rows": rows}) + "\n")
         time.sleep(spec.get("seconds_a_batch", 0))
-        if number == spec.get("at") and collectives.rank() == collectives.world_size() - 1:
-            time.sleep(spec.get("sleep_s", 0))
-            for _ in range(spec.get("times", 1) if "signal" in spec else 0):
-                os.kill(os.getpid(), getattr(signal, spec["signal"]))
+        if number == spec.get("at") and not spec.get("in_forward"):
+            happen(spec)
 
     config = train_config(**spec.get("train", {}))
     model = small_model(spec.get("dropout", 0.3))
     if spec.get("double"):
         model = model.double()
+    if spec.get("in_forward"):
+        calls = count()
+        model.register_forward_pre_hook(lambda *_: happen(spec) if next(calls) == spec["at"] else None)
+    watchdog.GRACE_S = spec.get("grace_s", watchdog.GRACE_S)
     batches = SmallBatches(before)
     if collectives.rank() == collectives.world_size() - 1:
         batches.steps = spec.get("steps_of_last", STEPS)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,52 @@ def test_rank_that_is_killed_ends_the_others(tmp_path: Path, launched: list[Any]
     said = "TrainingError: rank 1 is gone (killed?), last heard of at step 4, waiting for data; all ranks stop, "
     assert said + "this one at step 4, computing; the same command resumes" in error
     assert end_of(launched[1])[0] == -signal.SIGKILL
+
+
+FOR_EVER = {"others_sleep_s": 3600, "grace_s": 1, "train": {"stall_timeout_s": None}}
+"""Ranks that wait in something that notices no other rank's end, as a collective of nccl, without a limit."""
+
+
+def test_rank_that_is_killed_is_named_by_ranks_that_wait_for_ever(tmp_path: Path, launched: list[Any]):
+    launched += start(tmp_path, ranks=3, at=5, sleep_s=2, signal="SIGKILL", **FOR_EVER)
+    for rank in (0, 1):
+        code, error = end_of(launched[rank])
+        assert code == STALLED, error
+        said = "error: rank 2 is gone (killed?), last heard of at step 4, waiting for data; rank "
+        assert said in error
+        assert "step 4, waiting for data. All ranks end; the same command resumes" in error
+    assert end_of(launched[2])[0] == -signal.SIGKILL
+
+
+def test_first_rank_that_is_killed_is_named_by_ranks_that_wait_for_ever(tmp_path: Path, launched: list[Any]):
+    """The store lives in its process, and ends with it."""
+    launched += start(tmp_path, at=5, sleep_s=3600, **{**FOR_EVER, "others_sleep_s": 2, "signal_of_others": "SIGKILL"})
+    assert end_of(launched[0])[0] == -signal.SIGKILL
+    code, error = end_of(launched[1])
+    assert code == STALLED, error
+    said = (
+        "error: rank 0 is gone (killed?), last heard of at step 4, waiting for data; rank 1: step 4, waiting for data. "
+    )
+    assert said + "All ranks end; the same command resumes" in error
+
+
+def test_rank_that_ends_with_an_error_is_named_by_ranks_that_wait_for_ever(tmp_path: Path, launched: list[Any]):
+    launched += start(tmp_path, ranks=3, at=2, error="out of memory", in_forward=True, **FOR_EVER)
+    assert "RuntimeError: out of memory" in end_of(launched[2])[1]
+    for rank in (0, 1):
+        code, error = end_of(launched[rank])
+        assert code == STALLED, error
+        assert "error: rank 2 ended at step 2, computing: RuntimeError: out of memory; rank " in error
+
+
+def test_rank_that_is_stopped_for_a_while_is_not_gone(tmp_path: Path, launched: list[Any]):
+    launched += start(tmp_path, at=5, sleep_s=0, signal="SIGSTOP", grace_s=1, train={"stall_timeout_s": None})
+    while not (tmp_path / "rows.jsonl").exists() or '"batch": 5' not in (tmp_path / "rows.jsonl").read_text():
+        time.sleep(0.1)
+    time.sleep(5)  # longer than the grace, and than a heartbeat takes
+    assert [process.poll() for process in launched] == [None, None]
+    launched[1].send_signal(signal.SIGCONT)
+    assert [end_of(process)[0] for process in launched] == [0, 0]
 
 
 def test_loader_that_gives_nothing_ends_a_single_process(tmp_path: Path, launched: list[Any]):

@@ -6,5 +6,6 @@
 - `find` and `same_run`: the checkpoint of a run; whether it belongs to the settings under which it is to go on.
 - `log` and `meter`: metrics.jsonl and TensorBoard; the time that goes to data, step and waiting.
 - `sessions`: run.json: machine, versions, commits and seconds of each start.
-- `watchdog`, `heartbeat`, `stopping`: a rank that hangs ends the run with its name; a signal ends it with a checkpoint.
+- `watchdog`, `heartbeat`, `presence`: a rank that hangs or dies ends the run with its name.
+- `stopping`: a signal ends it with a checkpoint.
 """

@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d
 
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
+from mmdata.train.run.presence import Hub, Spoke
 
 _ORDER = ("starting", "waiting for data", "waiting for the other ranks")
 """Activities in the order in which a step goes through them; all others come after these."""
@@ -63,7 +64,10 @@ class OwnPosition:
 
 
 class Heartbeats:
-    """The last known positions of other ranks.
+    """The last known positions of other ranks, and which of them are gone.
+
+    Attributes:
+        presence: of the other ranks.
 
     Args:
         own: this rank's position, sent at each interval.
@@ -84,11 +88,15 @@ class Heartbeats:
         self._known: dict[int, tuple[int, RankPosition, float]] = {}  # tick, position, when that tick was read
         self._lock = threading.Lock()
         self._stop, self._wake = threading.Event(), threading.Event()
+        self.presence = Hub(self._last_seen) if collectives.rank() == 0 else Spoke(collectives.rank(), self._last_seen)
         self._send()
-        if collectives.rank() == 0:
+        if isinstance(self.presence, Hub):
             self._store.set("verdict", "")
+            self._store.set("presence", self.presence.address)
         gather(None, group)  # now every rank has written its key: a get of a missing key would wait
         self._receive(range(collectives.world_size()))
+        if isinstance(self.presence, Spoke):
+            self.presence.connect(self._store.get("presence").decode())
         self._thread = threading.Thread(target=self._exchange, daemon=True, name="mmdata-heartbeats")
         self._thread.start()
 
@@ -105,10 +113,16 @@ class Heartbeats:
         self._wake.set()
 
     def close(self) -> None:
-        """Send a last time; waits a second at most."""
+        """Send a last time, and leave the other ranks; waits a second at most."""
+        last = self._own.now()
+        self.presence.leave(f"{last}: {last.ended}" if last.ended else "")
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout=1.0)
+
+    def _last_seen(self, rank: int) -> str:
+        with self._lock:
+            return str(self._known[rank][1]) if rank in self._known else "the start"
 
     def _exchange(self) -> None:
         stopping = False

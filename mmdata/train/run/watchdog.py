@@ -1,4 +1,4 @@
-"""Ends a run that makes no progress, with an error that names the rank, its step and what it was doing.
+"""Ends a run that makes no progress or has lost a rank, with an error that names the rank, its step and what it did.
 
 A rank that waits in a collective for a stalled rank cannot raise: a thread writes the error and ends the process.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import math
 import os
 import sys
 import threading
@@ -27,6 +28,8 @@ from mmdata.train.run.update import Update
 STALLED = 75
 """Exit code of a process that the watchdog ended: EX_TEMPFAIL, since starting it again may help."""
 
+GRACE_S = 10.0
+"""Time in which a process may end by an error of its own once another rank is gone; then the watchdog ends it."""
 STILL_UPDATES = 3
 """Updates in a row without loss and gradient after which the log says so."""
 
@@ -34,8 +37,11 @@ STILL_UPDATES = 3
 class Watchdog:
     """Watches a run while entered.
 
+    A rank whose process ends, or that leaves with an error, ends the others within a minute: most by an error in the
+    collective that they wait in, the rest `GRACE_S` after they know.
+
     Args:
-        timeout_s: longest time at one position; None: no limit.
+        timeout_s: longest time at one position of a rank that lives; None: no limit.
         step: gives the number of updates made; called by each `at`.
         group: the ranks, gloo; None: this process alone.
 
@@ -48,7 +54,7 @@ class Watchdog:
 
     def __init__(self, timeout_s: float | None, step: Callable[[], int], group: dist.ProcessGroup | None) -> None:
         self._timeout_s, self._step, self._group = timeout_s, step, group
-        self._interval_s = min(1.0, (timeout_s or 0.0) / 10)
+        self._interval_s = min(1.0, (timeout_s or math.inf) / 10)
         self._patience_s = 5 * self._interval_s  # without a heartbeat of a rank, after which it counts as silent
         self._moved = time.monotonic()
         self._still_since: int | None = None  # first of the latest steps, whose loss and gradient are 0
@@ -123,7 +129,7 @@ class Watchdog:
             hook.remove()
 
     def __enter__(self) -> Self:
-        if self._timeout_s is not None:
+        if self._timeout_s is not None or self._group is not None:
             self.at("starting")
             self._moved = time.monotonic()
             if self._group is not None:
@@ -144,9 +150,8 @@ class Watchdog:
                 self._heartbeats.close()
 
     def _watch(self) -> None:
-        assert self._timeout_s is not None
         while not self._stop.wait(self._interval_s):
-            message = self._judge(self._timeout_s)
+            message = self._lost() or self._judge(self._timeout_s or math.inf)
             if message and not self._stop.is_set():
                 if self._heartbeats is not None:
                     self._heartbeats.verdict = message
@@ -155,6 +160,14 @@ class Watchdog:
                         3 * self._interval_s
                     )  # until the others have read it: the store may live in this process
                 _end(message)
+
+    def _lost(self) -> str:
+        """Why the run ends if ranks have been gone for long enough, or ""."""
+        gone = self._heartbeats.presence.gone() if self._heartbeats is not None else []
+        if not gone or time.monotonic() - gone[0].noticed < GRACE_S:
+            return ""
+        own = f"rank {collectives.rank()}: {self._own.now()}"
+        return f"{gone[0].words}; {own}. All ranks end; the same command resumes"
 
     def _judge(self, timeout_s: float) -> str:
         """Why the run ends, or "" where it goes on."""
@@ -187,6 +200,11 @@ class Watchdog:
         heartbeats.ask_all = True
         deadline = time.monotonic() + 2 * self._patience_s
         while time.monotonic() < deadline:
+            if gone := heartbeats.presence.gone():
+                words = "; ".join(one.words for one in gone if one.ended == gone[0].ended)
+                raise TrainingError(
+                    f"{words}; all ranks stop, this one at {self._own.now()}; the same command resumes"
+                ) from error
             heartbeats.exchange_soon()
             time.sleep(self._interval_s / 2)
             known = heartbeats.known()
