@@ -159,6 +159,50 @@ def test_a_rank_that_fails_ends_its_threads_before_the_interpreter():
     assert (done.returncode, "python" in done.stdout, "gloo_runloop" in done.stdout) == (1, True, False)
 
 
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("raise OSError('disk full')", 1, "aborts"),
+        ("cli.run(lambda: int('one'))", 2, "aborts"),
+        ("cli.run(lambda: 0)", 0, ""),
+        ("raise SystemExit(3)", 3, ""),
+        ("hang = True; raise OSError('disk full')", 1, "aborts"),
+    ],
+)
+def test_rank_that_fails_cuts_its_connections_and_keeps_its_exit_code(end: str, code: int, said: str):
+    """As with nccl, of whose ways only the choice can be tested without a GPU."""
+    program = (
+        "import time\n"
+        "import torch.distributed as dist\n"
+        "from mmdata import cli\n"
+        "from mmdata.train.ranks import collectives\n"
+        "collectives.init('cpu')\n"
+        "dist.get_backend = lambda: 'nccl'\n"
+        "hang, abort = False, dist.distributed_c10d._abort_process_group\n"
+        "def note():\n"
+        "    print('aborts', flush=True)\n"
+        "    time.sleep(3600) if hang else abort()\n"
+        "dist.distributed_c10d._abort_process_group = note\n"
+        "collectives.ABORT_S = 1.0\n"
+        f"{end}\n"
+    )
+    world = {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = run_program(
+        [sys.executable, "-c", program],
+        env=os.environ | world,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (code, said), done.stderr
+    assert ("error: " in done.stderr or "OSError: disk full" in done.stderr) == (said == "aborts")
+
+
+def test_torch_of_this_version_can_abort():
+    assert callable(getattr(dist.distributed_c10d, "_abort_process_group", None))
+
+
 def test_devices_that_are_not_there_are_errors(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match="device 'tpu': expected auto, cpu or cuda"):
         collectives.init("tpu")
