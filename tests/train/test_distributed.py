@@ -7,6 +7,7 @@ rank without any (whose scale and bias still need a gradient, or DDP waits for e
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -199,8 +200,26 @@ def test_rank_that_fails_cuts_its_connections_and_keeps_its_exit_code(end: str, 
     assert ("error: " in done.stderr or "OSError: disk full" in done.stderr) == (said == "aborts")
 
 
-def test_torch_of_this_version_can_abort():
+def test_torch_of_this_version_can_abort_and_takes_a_device():
     assert callable(getattr(dist.distributed_c10d, "_abort_process_group", None))
+    assert "device_id" in inspect.signature(dist.init_process_group).parameters
+
+
+def test_ranks_on_gpus_are_bound_to_their_device(monkeypatch: pytest.MonkeyPatch):
+    given: list[object] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **settings: given.extend([backend, settings]))
+    monkeypatch.setattr(collectives.atexit, "register", lambda function: None)
+    for name, value in {"LOCAL_RANK": "1", "WORLD_SIZE": "2", "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    place = torch.device("cuda", 1)
+    assert collectives.init() == place
+    assert given == ["nccl", {"timeout": collectives.TIMEOUT, "device_id": place}]
+    given.clear()
+    assert collectives.init("cpu") == torch.device("cpu")
+    assert given == ["gloo", {"timeout": collectives.TIMEOUT, "device_id": None}]
 
 
 def test_devices_that_are_not_there_are_errors(monkeypatch: pytest.MonkeyPatch):

@@ -120,7 +120,9 @@ def init(device: str = "auto") -> torch.device:
             os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
         torch.cuda.set_device(place)
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ and not is_initialized():
-        dist.init_process_group("nccl" if use_cuda else "gloo", timeout=TIMEOUT)
+        # With its device nccl connects the ranks now, and no collective has to guess it. gloo takes none.
+        backend, device_id = ("nccl", place) if use_cuda else ("gloo", None)
+        dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
         atexit.register(_finish_at_exit)
     return place
 
