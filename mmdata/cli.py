@@ -177,9 +177,7 @@ def run(program: Callable[[], int | None], *, under_torchrun: bool = False) -> N
             _name_output(error)
         message = explain(error) if isinstance(error, OSError) else str(error)
         print(f"error: {printable(message, keep=LINE_END)}", file=sys.stderr)
-        sys.last_value = (
-            error  # as the interpreter does for an error that it prints: the ranks look at it when they end
-        )
+        sys.last_value = error  # as the interpreter sets it: ranks look at it when they end
         raise SystemExit(2) from error
 
 

@@ -84,7 +84,7 @@ class Lockstep:
                 batch = next(batches, None)
             except Exception as caught:
                 error = caught
-            if self._group is not None:
+            if self._group is not None and self._asked:  # empty if asking itself has failed, with `error`
                 self._stop_if_they_differ(self._asked.popleft(), error, self._group)
             if error is not None:
                 raise error
@@ -98,7 +98,7 @@ class Lockstep:
 
     def _stop_if_they_differ(self, asked: _Asked, error: Exception | None, group: dist.ProcessGroup) -> None:
         """Raise a TrainingError where another rank has an error, or only some have a batch."""
-        if sum(asked.answer()[:SIGNAL]) == 1:
+        if asked.all_agree():
             return
         if asked.kind != HAS_BATCH:
             self.took(error)  # ranks with a batch have taken the next one: all call the same collectives
@@ -121,9 +121,10 @@ def in_lockstep(batches: Iterator[Batch], group: dist.ProcessGroup | None) -> It
             error = caught
         if group is not None:
             kind = HAS_FAILED if error is not None else HAS_ENDED if batch is None else HAS_BATCH
-            everything = _ask_all(kind, error, group)
-            if error is None and len({kind for kind, _ in everything}) > 1:
-                raise _no_batch(everything)
+            if not _Asked.ask(kind, 0, group).all_agree():
+                everything = _ask_all(kind, error, group)
+                if error is None:
+                    raise _no_batch(everything)
         if error is not None:
             raise error
         if batch is None:
@@ -168,6 +169,10 @@ class _Asked:
             self._work.wait()
             self._answer = self._values.tolist()
         return self._answer
+
+    def all_agree(self) -> bool:
+        """Whether all ranks have a batch, or all have none left, or all failed."""
+        return sum(self.answer()[:SIGNAL]) == 1
 
 
 def checked_state(batches: Batches, source: Batches, group: dist.ProcessGroup | None) -> dict[str, Any]:
