@@ -20,6 +20,7 @@ from mmdata import Loader, load_config
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.train.models.dual_encoder import DualEncoder
+from mmdata.train.ranks import parallel
 from mmdata.train.run.trainer import Trainer
 from tests.programs import Program
 
@@ -139,3 +140,21 @@ def test_rehearsal_puts_buffers_and_gradients_back(config: Path, tmp_path: Path)
     for name, value in run.model.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert not run.optimizer.state
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 3])
+def test_after_a_rehearsal_no_step_compiles(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_batch_size: int | None
+):
+    monkeypatch.setattr(parallel, "BACKEND", "aot_eager")  # needs no compiler
+    torch._dynamo.reset()
+    run = trainer(config, tmp_path, compile=True, micro_batch_size=micro_batch_size)
+    run.model.train()
+    torch._dynamo.utils.counters.clear()
+    run._rehearse()
+    made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert made > 0
+    assert run.run() == 0
+    assert run.step == 12
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == made
+    torch._dynamo.reset()
