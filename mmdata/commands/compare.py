@@ -132,7 +132,8 @@ class Experiment:
             self._group(run)
         grouped = time.process_time()
         folder = self._folder(run)
-        _command("train", str(self._path), *self._settings(run), f"train.output={folder}", "compare=null")
+        settings = [*self._settings(run), *self._number_format(run)]
+        _command("train", str(self._path), *settings, f"train.output={folder}", "compare=null")
         ended = time.process_time()
         scores = json.loads((folder / EVALUATION).read_text())
         digest = folder.name.rpartition("-")[2]
@@ -167,13 +168,22 @@ class Experiment:
     def _config(self, run: Run) -> Config:
         return _without_place(load_config(self._path, [*self._settings(run), "compare=null"]))
 
-    def _config_like(self, found: Config, run: Run) -> Config:
-        """The settings of `run`, with the number format that `found` has taken where they leave it to the device."""
-        config = self._config(run)
-        if config.train.precision != "auto":
-            return config
-        train = config.train.model_copy(update={"precision": found.train.precision})
-        return config.model_copy(update={"train": train})
+    def _number_format(self, run: Run) -> list[str]:
+        """The setting that gives a run the number format of the first run there is, if its own leave it to the device.
+
+        Runs of several formats, as of a machine without a GPU and one with, cannot be compared.
+        """
+        if self._config(run).train.precision != "auto":
+            return []
+        configs = (self._config_of(line) for line in self._all_lines())
+        first = next((config for config in configs if isinstance(config, Config)), None)
+        return [] if first is None else [f"train.precision={first.train.precision}"]
+
+    def _resolved(self, run: Run) -> Config:
+        """The settings of a run, with its number format where that is known."""
+        return _without_place(
+            load_config(self._path, [*self._settings(run), *self._number_format(run), "compare=null"])
+        )
 
     def _folder(self, run: Run) -> Path:
         if line := self._line(run, evaluated=False):
@@ -198,8 +208,9 @@ class Experiment:
         for line in reversed(self._lines_of(run)):
             if evaluated and self._compare.pairs is not None and "mean_blind" not in line:
                 continue
-            found = self._config_of(line)
-            if line["digest"] == digest or (isinstance(found, Config) and found == self._config_like(found, run)):
+            found, wanted = self._config_of(line), self._resolved(run)
+            of_the_format = not isinstance(found, Config) or found.train.precision == wanted.train.precision
+            if found == wanted or (line["digest"] == digest and of_the_format):
                 return line
         return None
 
@@ -211,16 +222,18 @@ class Experiment:
         found = self._config_of(lines[-1])
         if isinstance(found, str):
             return found
-        wanted = self._config_like(found, run)
+        wanted = self._resolved(run)
         differ = differences(found.model_dump(mode="json"), wanted.model_dump(mode="json"))
         return f"the run in '{self._folder_of(lines[-1])}' has other settings: {'; '.join(differ)}"
 
     def _lines_of(self, run: Run) -> list[Line]:
         """The lines of results.jsonl of an arm and a seed, oldest first."""
-        file = self._output / RESULTS
-        lines: list[Line] = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-        same = [line for line in lines if (line["arm"], line["seed"]) == (run.arm, run.seed)]
+        same = [line for line in self._all_lines() if (line["arm"], line["seed"]) == (run.arm, run.seed)]
         return [line for line in same if tuple(line["tuned"]) == run.tuned]
+
+    def _all_lines(self) -> list[Line]:
+        file = self._output / RESULTS
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
     def _config_of(self, line: Line) -> Config | str:
         """The settings that a run has saved, or why they cannot be read."""

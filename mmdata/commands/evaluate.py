@@ -93,7 +93,7 @@ def evaluate_shards(
     if classes is not None:
         _check_labels(loader.index, classes, data)
     batches = _progress(loader, "embedding", len(loader))
-    with of_evaluation(named):
+    with of_evaluation(named), trained.numerics():
         features = embed(trained.model, batches, source=loader, autocast_dtype=trained.autocast_dtype)
     masked: dict[str, int] = loader.merge_states(_states_of_ranks(loader))["rows_masked"]
     listed = "" if out is None else f", listed in {ledger_of(out, '*')}"
@@ -196,7 +196,8 @@ def evaluate_pairs(trained: TrainedRun, path: Path) -> dict[str, dict[str, float
             types.extend(names)
             yield batch
 
-    features = embed(trained.model, batches(), autocast_dtype=trained.autocast_dtype)
+    with trained.numerics():
+        features = embed(trained.model, batches(), autocast_dtype=trained.autocast_dtype)
     assert features.text is not None, "pairs have captions"
     return compositional(features.image, features.text, types)
 

@@ -46,7 +46,8 @@ def embed_corpus(
     )
     batches: Iterable[Batch] = track(loader, "embedding", total=len(loader), console=Console(stderr=True))
     parts = embed_rows(trained.model, batches, side=side, autocast_dtype=trained.autocast_dtype)
-    write_whole(out, lambda file: _write_features(file, len(loader.index), parts))
+    with trained.numerics():
+        write_whole(out, lambda file: _write_features(file, len(loader.index), parts))
     made_of: dict[str, str | int] = {"of": side, "step": trained.step, "checkpoint": trained.checkpoint.name}
     return made_of, loader.ledger.masked
 

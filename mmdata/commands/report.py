@@ -37,13 +37,14 @@ def found_by(runs: Sequence[Path], *, max_rows: int = QUERY_ROWS) -> list[Sectio
 def _found_by(run: Path, max_rows: int, max_seconds: float) -> list[Section]:
     try:
         trained = TrainedRun.load(run)
-        return queries(
-            trained.model,
-            trained.config.data,
-            name=str(run),
-            max_rows=max_rows,
-            max_seconds=max_seconds,
-            autocast_dtype=trained.autocast_dtype,
-        )
+        with trained.numerics():
+            return queries(
+                trained.model,
+                trained.config.data,
+                name=str(run),
+                max_rows=max_rows,
+                max_seconds=max_seconds,
+                autocast_dtype=trained.autocast_dtype,
+            )
     except (ConfigError, DataError, OSError) as error:
         return [Section(TITLE, missing=f"No queries: {error}")]

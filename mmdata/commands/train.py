@@ -15,6 +15,8 @@ from mmdata.commands.check import check_lengths, check_run, warn_of_false_negati
 from mmdata.commands.evaluate import ledger_of, of_evaluation
 from mmdata.config import Config, DataConfig
 from mmdata.config.data import evaluation_data
+from mmdata.config.strict_yaml import parse
+from mmdata.config.train import TrainConfig
 from mmdata.loader import Loader
 from mmdata.loader.ledger import cut_ledger
 from mmdata.train import DualEncoder
@@ -83,8 +85,9 @@ def _with_precision(config: Config, output: Path, device: torch.device) -> Confi
     if wanted == "auto" and (output / CONFIG).is_file() and latest_checkpoint(output / CHECKPOINTS) is not None:
         saved = yaml.safe_load((output / CONFIG).read_bytes()) or {}
         wanted = saved.get("train", {}).get("precision", wanted)
-    chosen = {"precision": choose_precision(wanted, device)}
-    return config.model_copy(update={"train": config.train.model_copy(update=chosen)})
+    chosen = {**config.train.model_dump(), "precision": choose_precision(wanted, device)}
+    # Checked again: a run in fp16 may not go on with FSDP2.
+    return config.model_copy(update={"train": parse(TrainConfig, chosen, origin=f"the run in '{output}'")})
 
 
 def _cut_ledgers_of_former_ranks(output: Path, state: dict[str, Any], world_size: int) -> None:

@@ -203,8 +203,8 @@ class TrainConfig(Settings):
     precision: Literal["auto", "bf16", "fp16", "tf32", "fp32"] = "auto"
     """Number format of the computations. bf16 and fp16: the towers in torch.autocast, fp16 with a gradient scaler. tf32
     and fp32: the towers in float32. Products of float32 that are left, such as the loss's, are TF32 on a GPU (10 bits
-    of mantissa), except with fp32. auto: bf16 on a GPU that has it, else fp32; a resumed run keeps what it began
-    with."""
+    of mantissa), except with fp32. auto: bf16 on a GPU that has it, else fp32; `mmdata train` goes on with what a run
+    began with."""
     micro_batch_size: MayChange[Positive | None] = None
     """Rows that go through the towers at a time on each rank, to save memory; losses and gradients are those of the
     whole batch. null: all rows at once."""

@@ -152,6 +152,7 @@ def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[tup
         current, ahead = ahead, (batch, copy(batch))
         if current is not None:
             yield current[0], current[1]()
+            del current  # and with it the batch, unless its user keeps it
     if ahead is not None:
         yield ahead[0], ahead[1]()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,7 @@ from mmdata.loader.image_buffers import PixelEntries
 from mmdata.shards import Index, clean_caption
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.prompts import Classes, check_templates, embed_prompts
-from mmdata.train.precision import AUTOCAST, choose_precision
+from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.run.checkpoint import load_checkpoint, load_weights
 from mmdata.train.run.find import find_checkpoint
 from mmdata.trained.carried import kept_classes, kept_model, kept_tokenizer
@@ -35,7 +36,6 @@ from mmdata.transform.text import Tokenizer, need_tokenizer
 
 logger = logging.getLogger("mmdata")
 
-Precision = Literal["fp32", "bf16", "fp16"]
 OnError = Literal["raise", "zeros"]
 T = TypeVar("T")
 
@@ -66,7 +66,8 @@ def load_run(
     Args:
         run: the folder of a run, of which the newest checkpoint is taken; or one checkpoint, a file.
         device: "auto" (a GPU where there is one), or a device of torch.
-        precision: of the towers in `embed_images`, `embed_texts` and `zero_shot`: bf16 and fp16 are faster on a GPU.
+        precision: of the towers in `embed_images`, `embed_texts` and `zero_shot`: bf16 and fp16 are faster on a GPU,
+            and tf32 somewhat.
 
     Raises:
         DataError: no run is there, or its checkpoint is damaged; says what was found.
@@ -143,6 +144,10 @@ class TrainedRun:
     def autocast_dtype(self) -> torch.dtype | None:
         """Type of the towers' autocast while the model was trained, with which `mmdata evaluate` works."""
         return AUTOCAST[choose_precision(self.config.train.precision, self.device)]
+
+    def numerics(self) -> AbstractContextManager[None]:
+        """Around a `with` block that computes as the training did: on a GPU products in TF32 unless it was fp32."""
+        return numerics(choose_precision(self.config.train.precision, self.device), self.device)
 
     @property
     def logit_scale(self) -> float:
@@ -238,7 +243,7 @@ class TrainedRun:
             some = cleaned[start : start + TEXTS_AT_ONCE]
             length = min(max(self.tokenizer.count(some)), self.tokenizer.max_length)
             ids, mask = (torch.from_numpy(x).to(self.device) for x in self.tokenizer.encode(some, length))
-            with torch.no_grad(), self._autocast():
+            with self._computing():
                 parts.append(self.model.encode_text(ids, mask).float().cpu())
         return torch.cat(parts)
 
@@ -272,16 +277,20 @@ class TrainedRun:
             features = images
         else:
             features = self.embed_images(images, batch_size=batch_size)
-        with torch.no_grad(), self._autocast():
+        with self._computing():
             prompts = embed_prompts(self.model, Classes(classes=names, templates=list(templates)), self.tokenizer)
         of_classes = torch.nn.functional.normalize(prompts.float().mean(1), dim=-1).cpu()  # (C, D)
         logits = self.logit_scale * features.float().cpu() @ of_classes.T  # (N, C)
         probabilities = logits.softmax(1) if self.logit_bias is None else (logits + self.logit_bias).sigmoid()
         return ZeroShot(probabilities, [names[i] for i in probabilities.argmax(1).tolist()], names)
 
-    def _autocast(self) -> torch.autocast:
+    @contextmanager
+    def _computing(self) -> Generator[None]:
+        """Without a graph, in the number format `precision`."""
         dtype = AUTOCAST[self.precision]
-        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+        autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+        with torch.no_grad(), numerics(self.precision, self.device), autocast:
+            yield
 
     def _read(self, image: ImageLike, on_error: OnError) -> PixelEntries | None:
         try:
@@ -304,7 +313,7 @@ class TrainedRun:
         for places in by_shape.values():
             batch = stack([image for place in places if (image := images[place]) is not None])
             on_device = {name: value.to(self.device) for name, value in cast("dict[str, Tensor]", batch).items()}
-            with torch.no_grad(), self._autocast():
+            with self._computing():
                 found = self.model.encode_image(**on_device).float().cpu()
             features = found.new_zeros(len(images), found.shape[1]) if features is None else features
             features[places] = found

@@ -2,7 +2,8 @@
 
 usage: ranks.py '{"shards": FOLDER, "data": {…}, "steps_per_epoch": 6, "output": FOLDER, "stop_at": 8}'
 
-Writes one line of keys a batch to OUTPUT/keys-rankN.jsonl; rank 1 sends itself SIGTERM with batch number `stop_at`.
+Writes a line for each batch, its place and keys, to OUTPUT/keys-rankN.jsonl; rank 1 sends itself SIGTERM with batch
+number `stop_at`.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from mmdata.train.run.trainer import Trainer
 
 
 class Watched(Stream):
-    """Keeps a file of the keys of each batch."""
+    """Keeps a file of the keys of each batch, also of one that is taken ahead and not trained on before a stop."""
 
     def __iter__(self) -> Iterator[Batch]:
         rank = collectives.rank()
         for number, batch in enumerate(super().__iter__()):
+            state = self.state_dict()
             with (output / f"keys-rank{rank}.jsonl").open("a") as file:
-                file.write(json.dumps(batch["keys"]) + "\n")
+                file.write(json.dumps([state["epoch"], state["step"], batch["keys"]]) + "\n")
             if rank == 1 and number == spec.get("stop_at"):
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch

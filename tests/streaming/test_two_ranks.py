@@ -43,7 +43,10 @@ def run(spec: dict[str, Any]) -> list[tuple[int, str]]:
 
 
 def batches_of_rank(output: Path, rank: int) -> list[list[str]]:
-    return [json.loads(line) for line in (output / f"keys-rank{rank}.jsonl").read_text().splitlines()]
+    """The keys of each batch of a run, in order; of one that was taken twice, the second time."""
+    lines = [json.loads(line) for line in (output / f"keys-rank{rank}.jsonl").read_text().splitlines()]
+    of_place = {(epoch, step): keys for epoch, step, keys in lines}
+    return [of_place[place] for place in sorted(of_place)]
 
 
 @pytest.fixture

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mmdata.train import precision
+from mmdata.train.evaluation import retrieval
 from mmdata.train.precision import choose_precision, full_float32, numerics
+from mmdata.train.run import trainer
 from mmdata.train.run.trainer import Trainer
 from tests.train import small_run as small
 
@@ -57,5 +60,26 @@ def test_settings_return_after_an_error(block: AbstractContextManager[None]):
 
 
 def test_a_trainer_says_in_its_settings_what_auto_is(tmp_path: Path):
-    trainer = Trainer(small.small_model(), small.SmallBatches(), small.train_config(epochs=1), output=tmp_path)
-    assert trainer.config.precision == trainer.settings["train"]["precision"] == "fp32"
+    made = Trainer(small.small_model(), small.SmallBatches(), small.train_config(epochs=1), output=tmp_path)
+    assert made.config.precision == made.settings["train"]["precision"] == "fp32"
+
+
+def test_training_and_its_evaluation_run_in_the_number_format_and_ranking_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # As on a GPU: there these blocks change torch's settings.
+    monkeypatch.setattr(trainer, "numerics", lambda kind, device: numerics(kind, GPU))
+    monkeypatch.setattr(retrieval, "full_float32", lambda device: full_float32(GPU))
+    seen: dict[str, set[str]] = {"towers": set(), "ranks": set()}
+    compare = retrieval._compare
+
+    def spied(*arguments: Any) -> Any:
+        seen["ranks"].add(now()[0])
+        return compare(*arguments)
+
+    monkeypatch.setattr(retrieval, "_compare", spied)
+    model = small.small_model()
+    model.register_forward_pre_hook(lambda *_: seen["towers"].add(now()[0]))
+    config = small.train_config(epochs=1, precision="tf32")
+    assert Trainer(model, small.SmallBatches(), config, output=tmp_path, evaluate=small.evaluate).run() == 0
+    assert seen == {"towers": {"high"}, "ranks": {"highest"}}

@@ -213,3 +213,12 @@ def test_step_brings_an_overgrown_scale_back_where_it_has_a_gradient():
 def test_micro_batch_of_no_rows_is_an_error():
     with pytest.raises(ValueError, match="micro_batch_size must be at least 1: got 0"):
         train_step(make_model(), make_batch(), ContrastiveLoss("clip"), micro_batch_size=0)
+
+
+def test_a_dual_encoder_gets_tensors_only():
+    model, seen = make_model(), set[type]()
+    model.register_forward_pre_hook(lambda _, given: seen.update(type(value) for value in given[0].values()))
+    batch = make_batch()
+    rows = len(batch["valid"])
+    train_step(model, {**batch, "keys": ["a"] * rows, "captions": ["b"] * rows}, ContrastiveLoss("clip"))
+    assert seen == {torch.Tensor}, "DDP and FSDP2 walk through all that they are given"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakSet
 
@@ -14,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmdata.train import losses, miners
+from mmdata.train import compiler, losses, miners
 from mmdata.train.losses import tiles
 from mmdata.train.losses.exclusions import Exclusions
 from mmdata.train.losses.rowwise import rowwise_sum
@@ -101,6 +103,64 @@ def test_sums_with_scale_and_exclusions_are_those_of_the_whole_matrix(
     theirs = total((over_columns, over_rows, logits.diagonal(1).where(torch.arange(4) != 2, 0.0)))
     inputs = (rows, columns, scale)
     assert_equal(value_and_gradients(ours, *inputs), value_and_gradients(theirs, *inputs))
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ways of a GPU on a CPU: masks out of place, functions of a tile compiled by a backend without a compiler."""
+    monkeypatch.setattr(tiles, "_excluded", lambda exclusions, tile, *part, **_: exclusions.of_tile(*part, tile.device))
+    monkeypatch.setattr(tiles, "BACKEND", "aot_eager")
+    monkeypatch.setattr(tiles, "_for_device", lambda function, _: tiles._compiled(function))
+    tiles._compiled.cache_clear()
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("in_a_thread", [False, True])  # autograd calls backward for a GPU in a thread of its own
+def test_many_kinds_of_losses_in_one_process_are_more_than_torchs_eight_graphs(in_a_thread: bool):
+    def all_kinds() -> None:
+        for rows, columns, number, with_valid in itertools.product((1, 8, 9), (8, 13), (0, 1, 2), (False, True)):
+            one, other = features(rows)[0], features(columns, seed=1)[0]
+            keys = [(torch.arange(rows) // 2, torch.arange(columns) // 2) for _ in range(number)]
+            valid = (torch.arange(rows) != 1, torch.arange(columns) != 2) if with_valid else (None, None)
+            excluded = Exclusions(*valid, tuple(key for key, _ in keys), tuple(key for _, key in keys))
+            found = log_sum_exps(one, other, excluded)
+            kept = torch.ones(rows, columns, dtype=torch.bool)
+            if with_valid:
+                kept &= (torch.arange(rows) != 1)[:, None] & (torch.arange(columns) != 2)
+            if number:
+                apart = torch.arange(rows)[:, None] // 2 != torch.arange(columns) // 2
+                kept &= apart | (torch.arange(rows)[:, None] == torch.arange(columns))
+            logits = (one @ other.T).masked_fill(~kept, -torch.inf)
+            assert_equal(found[:2], (logits.logsumexp(1), logits.logsumexp(0)))
+            finite = [each[each.isfinite()].sum() for each in found[:2]]
+            expected = [each[each.isfinite()].sum() for each in (logits.logsumexp(1), logits.logsumexp(0))]
+            assert_equal(
+                torch.autograd.grad(sum(finite, torch.zeros(())), (one, other)),
+                torch.autograd.grad(sum(expected, torch.zeros(())), (one, other)),
+            )
+
+    if in_a_thread:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(all_kinds).result()
+    else:
+        all_kinds()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 8
+
+
+def test_a_gpu_for_which_nothing_compiles_takes_the_functions_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    gpu = torch.device("cuda", 0)
+    compiler.compiles.cache_clear()
+    monkeypatch.setattr(compiler, "compiler_error", lambda device: "no gcc")
+    assert [tiles._for_device(tiles._sums, gpu) for _ in range(2)] == [tiles._sums] * 2
+    assert [record.message.split(" (")[1].split(")")[0] for record in caplog.records] == ["no gcc"]
+    compiler.compiles.cache_clear()
+    monkeypatch.setattr(compiler, "compiler_error", lambda device: "")
+    assert tiles._for_device(tiles._sums, gpu) is tiles._compiled(tiles._sums)
+    assert tiles._for_device(tiles._sums, torch.device("cpu")) is tiles._sums
+    compiler.compiles.cache_clear()
 
 
 @pytest.mark.parametrize("elements", [1, 6, 1000])

@@ -174,7 +174,7 @@ def test_load_run_in_half_precision_is_near(make_run: MakeRun, photos: Path):
     features = half.embed_images(images)
     assert features.dtype == torch.float32
     assert (features - full.embed_images(images)).abs().max() < 0.03
-    with pytest.raises(ValueError, match="precision 'int8': expected fp32, bf16, fp16"):
+    with pytest.raises(ValueError, match="precision 'int8': expected bf16, fp16, tf32, fp32"):
         mmdata.load_run(folder, precision="int8")  # pyright: ignore[reportArgumentType]
 
 

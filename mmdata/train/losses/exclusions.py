@@ -77,13 +77,13 @@ class Exclusions:
         return slice(start, stop), inside.diagonal()
 
     def of_tile(self, rows: slice, columns: slice, device: torch.device) -> TileExclusions:
-        """Those of a part of the rows with a part of the columns."""
+        """Those of a part of the rows with a part of the columns; copies, whose places in memory need no graph."""
         valid_rows, valid_columns = self._valid
         return TileExclusions(
-            None if valid_rows is None else valid_rows[rows],
-            None if valid_columns is None else valid_columns[columns],
-            tuple(key[rows] for key in self.row_keys),
-            tuple(key[columns] for key in self.column_keys),
+            None if valid_rows is None else valid_rows[rows].clone(),
+            None if valid_columns is None else valid_columns[columns].clone(),
+            tuple(key[rows].clone() for key in self.row_keys),
+            tuple(key[columns].clone() for key in self.column_keys),
             torch.arange(self.first + rows.start, self.first + rows.stop, device=device),
             torch.arange(columns.start, columns.stop, device=device),
         )

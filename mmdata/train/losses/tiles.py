@@ -1,20 +1,20 @@
 """Log-sum-exps of similarities over both dimensions, tile by tile: never more than one tile is in memory.
 
 Backward computes each tile again. That is four matrix products in all; the usual two cross entropies over two matrices
-of logits take six. What happens to a tile is two functions of tensors, one for each pass. On a GPU torch.compile makes
-a kernel or two of each, so that masks and exponentials are never written to memory.
+of logits take six. What happens to a tile is two functions of tensors, one for each pass. On a GPU they are
+compiled, so that masks and exponentials need not be written to memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
-from importlib.util import find_spec
+from functools import cache, wraps
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from mmdata.train.compiler import compiles, up_to_graphs
 from mmdata.train.losses.exclusions import Exclusions, TileExclusions
 from mmdata.train.losses.first_order import first_order_only
 
@@ -22,6 +22,8 @@ TILE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Similarities of a tile, by device type: 1 MiB and 64 MiB of float32. The peak is a few times as much."""
 BACKEND = "inductor"
 """Of torch.compile; tests replace it."""
+MAX_GRAPHS = 64
+"""Of a function of a tile. They differ in what is excluded, in which sums are asked for, and in sizes of 1."""
 ALL = Exclusions()
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -179,13 +181,21 @@ def _excluded(
 
 
 def _for_device(function: Function, device: torch.device) -> Function:
-    """A function of a tile as it is run on a device: compiled on a GPU that Triton can make kernels for."""
-    return _compiled(function) if device.type == "cuda" and find_spec("triton") is not None else function
+    """A function of a tile as it is run on a device: compiled on a GPU, where torch.compile works."""
+    return _compiled(function) if device.type == "cuda" and compiles(device) else function
 
 
 @cache
 def _compiled(function: Function) -> Function:
-    return cast(Function, torch.compile(function, backend=BACKEND, dynamic=True, fullgraph=True))
+    """The function with graphs of its own for each number of keys and the like, for tiles of any size."""
+    compiled: Any = torch.compile(function, backend=BACKEND, dynamic=True)
+
+    @wraps(function)
+    def with_its_graphs(*args: Any, **kwargs: Any) -> Any:
+        with up_to_graphs(MAX_GRAPHS):
+            return compiled(*args, **kwargs)
+
+    return cast(Function, with_its_graphs)
 
 
 def _slices(length: int, size: int) -> Iterator[slice]:

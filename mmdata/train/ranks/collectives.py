@@ -144,7 +144,7 @@ def finish(*, failed: bool = False) -> None:
 
 
 def _abort() -> bool:
-    """Cut all connections, in `ABORT_S` at most; False if this version of torch cannot (tested: 2.9 to 2.15)."""
+    """Cut all connections, in `ABORT_S` at most; False if this version of torch cannot (2.14 has it)."""
     abort: Callable[[], None] | None = getattr(dist.distributed_c10d, "_abort_process_group", None)
     if abort is None:
         return False

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
+from mmdata.train.compiler import compiler_error
 from mmdata.train.ranks import collectives, sharding
 from mmdata.train.ranks.sharding import blocks_of, towers_of
 
@@ -69,7 +70,7 @@ MAX_GRAPHS = 512
 """Graphs of all blocks together. Shapes beyond run as they do without torch.compile, and torch says so once.
 
 A plan has 16 shapes or so. A shape takes a graph in each tower, two with micro-batches that do not divide the rows of
-a batch, and one more in the text tower for negative captions.
+a batch (of one row, another one for towers of several blocks), and one more in the text tower for negative captions.
 """
 
 
@@ -106,18 +107,9 @@ def is_compiled(model: nn.Module) -> bool:
 
 def _try(device: torch.device) -> None:
     """Compile a small function now: without a compiler the first step would fail, minutes later."""
-    config: Any = import_module("torch.compiler.config")
-    try:
-        with config.patch(force_disable_caches=True):  # a cached graph would not need the compiler
-            torch.compile(_small, backend=BACKEND)(torch.ones(2, device=device))
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if reason := compiler_error(device, BACKEND):
         needed = "Triton and a C compiler" if device.type == "cuda" else "a C++ compiler (g++) and Python's headers"
         raise ConfigError(
             f"train.compile: torch.compile builds no code for device '{device.type}' here ({reason}); "
             f"it needs {needed}: install them, or set train.compile to false"
-        ) from error
-
-
-def _small(x: torch.Tensor) -> torch.Tensor:
-    return x.sin() + 1
+        )

@@ -218,8 +218,11 @@ def _whole_value(value: Any) -> Any:
 
 def _share(value: Any, parameter: Tensor) -> Any:
     """This rank's share of a whole tensor, split as `parameter` is; every rank has the whole, so none is sent."""
-    if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or value.shape != parameter.shape:
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
+    if not isinstance(parameter, DTensor):
+        # In the weight's order in memory: torch's fused AdamW on a CPU takes both for equal (torch 2.14).
+        return value if value.stride() == parameter.stride() else torch.empty_like(parameter).copy_(value)
     return distribute_tensor(
         value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
     )
