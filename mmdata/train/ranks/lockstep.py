@@ -79,11 +79,7 @@ class Lockstep:
         """
         self._asked.clear()
         while True:
-            batch, error = None, None
-            try:
-                batch = next(batches, None)
-            except Exception as caught:
-                error = caught
+            batch, error = _next(batches)
             if self._group is not None and self._asked:  # empty if asking itself has failed, with `error`
                 self._stop_if_they_differ(self._asked.popleft(), error, self._group)
             if error is not None:
@@ -114,11 +110,7 @@ def in_lockstep(batches: Iterator[Batch], group: dist.ProcessGroup | None) -> It
         TrainingError: as `Lockstep.batches`.
     """
     while True:
-        batch, error = None, None
-        try:
-            batch = next(batches, None)
-        except Exception as caught:
-            error = caught
+        batch, error = _next(batches)
         if group is not None:
             kind = HAS_FAILED if error is not None else HAS_ENDED if batch is None else HAS_BATCH
             if not _Asked.ask(kind, 0, group).all_agree():
@@ -130,6 +122,14 @@ def in_lockstep(batches: Iterator[Batch], group: dist.ProcessGroup | None) -> It
         if batch is None:
             return
         yield batch
+
+
+def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:
+    """The next batch, or the error that came instead; neither at the end."""
+    try:
+        return next(batches, None), None
+    except Exception as error:
+        return None, error
 
 
 def _ask_all(kind: int, error: Exception | None, group: dist.ProcessGroup) -> list[tuple[int, str]]:
