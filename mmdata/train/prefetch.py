@@ -144,7 +144,9 @@ def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[tup
     keeps a loader's position. On a CPU none is taken ahead.
     """
     if device.type == "cpu":
-        yield from ((batch, to_device(batch, device)) for batch in batches)
+        for batch in batches:
+            yield batch, to_device(batch, device)
+            del batch  # its memory may be needed for the next one
         return
     copy = _copies_to(device)
     ahead: tuple[Batch, Callable[[], Batch]] | None = None
@@ -152,7 +154,7 @@ def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[tup
         current, ahead = ahead, (batch, copy(batch))
         if current is not None:
             yield current[0], current[1]()
-            del current  # and with it the batch, unless its user keeps it
+            del batch, current  # likewise
     if ahead is not None:
         yield ahead[0], ahead[1]()
 

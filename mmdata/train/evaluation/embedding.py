@@ -101,6 +101,7 @@ def embed(
             of_rows = _captions_of(extras.all_captions, on_cpu)
             for name, value in _embed_captions(model, batch, of_rows, autocast_dtype).items():
                 texts.setdefault(name, []).append(value)
+        del on_cpu, batch  # their memory may be needed for the next ones
     if not columns:
         raise ValueError("no batches to evaluate on: the corpus is empty")
     if group is not None and extras.merge_states is not None and extras.check_rows is not None:

@@ -45,6 +45,7 @@ class Meter:
                 useful = (batch["attention_mask"] * batch["valid"].unsqueeze(1)).sum()
                 self._useful_tokens = useful + self._useful_tokens
             yield batch
+            del batch  # its memory may be needed for the next one
 
     def add_loss(self, loss: float) -> None:
         """Count one update, if its loss is finite."""

@@ -188,6 +188,7 @@ class Trainer:
             if self.epoch_step == length:
                 raise TrainingError(f"epoch {self.epoch}: more than len(batches) = {length} batches came")
             self._update(batch)
+            del batch  # its memory may be needed for the next one
             if self.epoch_step < length:
                 stopped = self._save_if_due(self.lockstep.signal())
                 if stopped or self.step == self.total_steps:
@@ -213,7 +214,7 @@ class Trainer:
             self.teacher.update(self.model)
         self.memory.keep(output.output, batch, self.step)
         self._check()
-        self._unchecked = Update(self.step, batch, HostCopy(output.loss, norm))
+        self._unchecked = Update.of(self.step, batch, HostCopy(output.loss, norm))
         self.step += 1
         self.epoch_step += 1
         self.log.advance(self.step)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from typing_extensions import Self
 
 from mmdata.batch import Batch
 from mmdata.errors import TrainingError
@@ -29,15 +31,26 @@ or two; five mean that the gradient has grown by a factor of 2^5."""
 class Update:
     """An update whose loss and gradient have not been checked yet.
 
+    It keeps what its messages need of the batch, and not the pixels, whose memory is free when the step is done.
+
     Attributes:
         step: updates made before it.
-        batch: this rank's rows.
+        rows: int64 (B,), row numbers of this rank's rows.
+        keys: of these rows.
+        valid: bool (B,), which of them hold data.
         loss_and_norm: two scalars, the loss and the norm of its gradient.
     """
 
     step: int
-    batch: Batch
+    rows: Tensor
+    keys: list[str]
+    valid: Tensor
     loss_and_norm: HostCopy
+
+    @classmethod
+    def of(cls, step: int, batch: Batch, loss_and_norm: HostCopy) -> Self:
+        """An update made from a batch."""
+        return cls(step, batch["rows"], batch["keys"], batch["valid"], loss_and_norm)
 
     def read(self) -> tuple[float, float]:
         """The loss and the norm of its gradient; waits for this update, not for the next."""
@@ -53,9 +66,9 @@ class Update:
             sound_step: the weights after this many updates gave a finite loss and gradient, those after it did not.
         """
         loss, norm = self.read()
-        rows, keys = self.batch["rows"].tolist(), self.batch["keys"]
+        rows = self.rows.tolist()
         path = output / f"not_finite_rank{collectives.rank()}.json"
-        path.write_text(json.dumps({"step": self.step, "rows": rows, "keys": keys}) + "\n")
+        path.write_text(json.dumps({"step": self.step, "rows": rows, "keys": self.keys}) + "\n")
         return (
             f"step {self.step}: loss is {loss} and its gradient's norm {norm}{why}, on rank "
             f"{collectives.rank()} with rows {str(rows[:8])[1:-1]}{', …' if len(rows) > 8 else ''} (all in {path}); "

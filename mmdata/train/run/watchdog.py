@@ -77,6 +77,7 @@ class Watchdog:
             if batch is None:
                 return
             yield batch
+            del batch  # its memory may be needed for the next one
 
     def learned(self, update: Update, *, moves: bool) -> None:
         """Take note of an update; `moves` is False where loss and gradient are exactly 0.
@@ -92,11 +93,10 @@ class Watchdog:
         if moves or self._timeout_s is None:
             self._moved = time.monotonic()
         elif (still_s := time.monotonic() - self._moved) > self._timeout_s:
-            valid = update.batch["valid"]
             raise TrainingError(
                 f"step {update.step}: loss and gradient have been exactly 0 for {still_s:.0f} s (train.stall_timeout_s "
-                f"is {self._timeout_s:g}): no row is valid (on rank {collectives.rank()} {int(valid.sum())} of "
-                f"{len(valid)} are), or no negative passes train.miner, train.teacher and the masks; loosen them"
+                f"is {self._timeout_s:g}): no row is valid (on rank {collectives.rank()} {int(update.valid.sum())} of "
+                f"{len(update.valid)} are), or no negative passes train.miner, train.teacher and the masks; loosen them"
             )
 
     def why_still(self) -> str:
