@@ -115,7 +115,7 @@ class TrainedRun:
         if precision not in get_args(Precision):
             raise ValueError(f"precision '{precision}': expected {', '.join(get_args(Precision))}")
         path = find_checkpoint(run)
-        state: dict[str, Any] = load_checkpoint(path)
+        state: dict[str, Any] = load_checkpoint(path, mapped=True)
         config = parse(Config, without_removed(Config, state["settings"]), origin=f"settings in '{path}'")
         if own_tokenizer := kept_tokenizer(path, state):
             data = config.data.model_copy(update={"tokenizer": own_tokenizer})

@@ -91,14 +91,15 @@ def equal(one: Any, other: Any) -> bool:
     return one == other
 
 
-def load_or_error(path: Path) -> dict[str, Any] | DataError:
+def load_or_error(path: Path, *, mapped: bool) -> dict[str, Any] | DataError:
     try:
-        return load_checkpoint(path)
+        return load_checkpoint(path, mapped=mapped)
     except DataError as error:
         return error
 
 
-def test_checkpoint_with_a_flipped_bit_is_an_error_or_equal(tmp_path: Path):
+@pytest.mark.parametrize("mapped", [False, True])
+def test_checkpoint_with_a_flipped_bit_is_an_error_or_equal(mapped: bool, tmp_path: Path):
     model = torch.nn.Linear(20, 20)
     model(torch.ones(2, 20)).sum().backward()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -113,7 +114,7 @@ def test_checkpoint_with_a_flipped_bit_is_an_error_or_equal(tmp_path: Path):
         damaged = bytearray(sound)
         damaged[place] ^= 1 << draw.randrange(8)
         path.write_bytes(damaged)
-        found = load_or_error(path)
+        found = load_or_error(path, mapped=mapped)
         assert equal(found, expected) or str(found).startswith(f"checkpoint '{path}': cannot be read ("), place
         refused += isinstance(found, DataError)
     assert refused > len(places) / 2, "the others lie in the padding between records"
@@ -147,6 +148,39 @@ def test_checkpoint_has_checksums_where_a_program_has_switched_them_off(tmp_path
     finally:
         torch.serialization.set_crc32_options(True)
     assert load_checkpoint(path)["step"] == 1
+
+
+def mapped_files() -> set[str]:
+    """Paths of the files that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if "/" in line}
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not say what a process has mapped")
+def test_checkpoint_is_mapped_until_its_tensors_are_gone(tmp_path: Path):
+    path = save(tmp_path, 7)
+    state = load_checkpoint(path, mapped=True)
+    assert os.fspath(path) in mapped_files()
+    path.unlink()  # as a run does that goes on; the pages stay
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(3))
+    load_weights(model, state, origin="x.pt")
+    state["model"]["w"] += 1  # private pages: nothing that others could see
+    del state
+    assert not any(name.startswith(os.fspath(path)) for name in mapped_files())
+    assert model.w.tolist() == [7.0] * 3
+
+
+def test_checkpoint_on_a_file_system_that_maps_nothing_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, load = save(tmp_path, 7), torch.load
+
+    def refuse(file: Path, *, mmap: bool = False, **settings: Any) -> Any:
+        if mmap:
+            raise RuntimeError(f"unable to mmap 77 bytes from file <{file}>: No such device (19)")
+        return load(file, **settings)
+
+    monkeypatch.setattr(torch, "load", refuse)
+    assert load_checkpoint(path, mapped=True)["model"]["w"].tolist() == [7.0] * 3
 
 
 class Harmful:

@@ -12,6 +12,7 @@ import torch
 
 from mmdata.errors import DataError
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
+from tests.train.test_checkpoint import mapped_files
 from tests.train.test_loop import last_state, make_trainer, read_metrics, run_small
 
 TRAIN: dict[str, Any] = {
@@ -78,6 +79,15 @@ def test_run_with_memory_killed_and_resumed_is_the_undisturbed_one_bit_for_bit(w
         assert equal(before[part], after[part]), part
     for name in FILES:
         assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not say what a process has mapped")
+@pytest.mark.parametrize("settings", [TRAIN, {"teacher": {"decay": 0.9}}])
+def test_run_that_goes_on_keeps_no_page_of_its_checkpoint(settings: dict[str, Any], tmp_path: Path):
+    assert make_trainer(tmp_path, **settings).run() == 0
+    resumed = make_trainer(tmp_path, **settings)
+    assert resumed.step == 12
+    assert not [name for name in mapped_files() if name.endswith(".pt")]
 
 
 def test_run_with_memory_says_how_much_and_how_old(whole: Path):

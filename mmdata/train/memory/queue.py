@@ -90,9 +90,9 @@ class FeatureQueue:
         return {"next": self._next, "kept": dict(self._kept)}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
-        """Restore what `state_dict` gave, on a device."""
+        """Restore what `state_dict` gave, as copies on a device."""
         self._next = int(state["next"])
-        self._kept = {name: value.to(device) for name, value in state["kept"].items()}
+        self._kept = {name: value.to(device, copy=True) for name, value in state["kept"].items()}
 
 
 def keys_of(batch: Batch) -> Sequence[Tensor]:

@@ -193,10 +193,10 @@ def shares_of(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Load a checkpoint's averages into an optimizer; its rates and groups stay those of the configuration."""
+    """Copy a checkpoint's averages into an optimizer; its rates and groups stay those of the configuration."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     averages = {
-        number: {name: _share(value, parameters[number]) for name, value in values.items()}
+        number: {name: _own_copy(value, parameters[number]) for name, value in values.items()}
         for number, values in saved["state"].items()
     }
     optimizer.load_state_dict({"state": averages, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -214,6 +214,16 @@ def _whole_value(value: Any) -> Any:
         return value
     full = whole(value)
     return full.cpu() if collectives.rank() == 0 else None
+
+
+def _own_copy(value: Any, parameter: Tensor) -> Any:
+    """This rank's share of an average, or the whole, where `parameter` is; scalars, such as counters, on the CPU."""
+    if not isinstance(value, Tensor):
+        return value
+    if is_shard(parameter) and value.shape == parameter.shape:
+        return _share(value, parameter)
+    # An optimizer keeps a tensor that is on the right device as it is, and with it the file that is mapped there.
+    return value.to(parameter.device if value.ndim else "cpu", copy=True)
 
 
 def _share(value: Any, parameter: Tensor) -> Any:

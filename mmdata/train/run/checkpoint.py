@@ -88,8 +88,15 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return path
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
     """Read a checkpoint's tensors onto the CPU; nothing but tensors and plain containers is accepted.
+
+    Args:
+        path: the file.
+        mapped: the tensors are the pages of the file, once its checksums have been compared: they take no memory of
+            their own, the processes of a machine share them, and what is not looked at is not read again. For those
+            who copy what is to stay, and drop the rest at once: to look at a page after the file was cut or overwritten
+            ends the process (SIGBUS).
 
     Raises:
         DataError: no such file, cut, changed since it was written, of a newer format, or not a checkpoint of ours.
@@ -100,7 +107,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         foreign = "" if NAME.fullmatch(path.name) else "if mmdata train wrote it, "
         raise DataError(f"checkpoint '{path}': cannot be read ({damage}); {foreign}{_way_back(path)}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = _load(path, mapped=mapped)
     except UnpicklingError as error:
         # torch's own message advises to load such a file unsafely.
         raise DataError(
@@ -117,6 +124,15 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise DataError(f"checkpoint '{path}': format {content['format']} is newer than {FORMAT}; update mmdata")
     _name_towers(content)
     return content
+
+
+def _load(path: Path, *, mapped: bool) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except RuntimeError as error:
+        if not mapped or "unable to mmap" not in str(error):
+            raise
+        return _load(path, mapped=False)  # there are file systems that map no file
 
 
 def _name_towers(state: dict[str, Any]) -> None:

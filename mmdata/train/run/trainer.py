@@ -335,7 +335,7 @@ class Trainer:
                     f"{self.config.checkpoint_every_steps:,}): starting again from step 0 of {self.total_steps}"
                 )
             return f"starting: {self.total_steps} steps, in {self.output}"
-        state = checkpoint.load_checkpoint(path)
+        state = checkpoint.load_checkpoint(path, mapped=True)
         extras = LoaderExtras.of(self.source)
         other_shards = extras.other_shards(state["batches"]) if extras.other_shards else ""
         check_same_run(state, self.settings, self.config, self.total_steps, origin=str(path), other_shards=other_shards)
