@@ -246,7 +246,8 @@ class TrainConfig(Settings):
     """Number of updates between two measurements of how hard the negatives are, and which of them the miner keeps
     (docs/losses.md); 0: never."""
     checkpoint_every_steps: MayChange[Positive] = 1000
-    """Number of updates between two checkpoints. One is also written at the end, and when a signal stops the run."""
+    """Number of updates between two checkpoints. One is also written at the end, and when a signal stops the run.
+    Training goes on while one is written, from a copy of weights and averages in the memory of rank 0's host."""
     keep_checkpoints: MayChange[Positive] = 2
     """Number of newest checkpoints that are kept; older ones are deleted."""
     stall_timeout_s: MayChange[Annotated[float, Field(gt=0.0)] | None] = 600.0

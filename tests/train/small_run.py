@@ -3,12 +3,14 @@
 python small_run.py '{"output": "…", "train": {…}, "signal": "SIGKILL", "at": 7, "times": 1, "seconds_a_batch": 0,
                       "dropout": 0.3, "double": false, "largest_file": 5000, "steps_of_last": 2, "sleep_s": 0,
                       "others_sleep_s": 0, "error": "", "signal_of_others": "SIGKILL", "in_forward": false,
-                      "grace_s": 10}'
+                      "grace_s": 10, "endless_save_of": 6}'
 
 Writes one line of rows a batch to OUTPUT/rows.jsonl. While batch number `at` is being made, counted from 0 over the
 whole run, or while the model computes it (`in_forward`, counted by calls), the last rank sleeps for `sleep_s`, sends
 itself `signal`, and raises `error`; the others sleep for `others_sleep_s`, and send themselves `signal_of_others`.
-`grace_s` is in place of the watchdog's.
+`grace_s` is in place of the watchdog's. Of the checkpoint of step `endless_save_of` only the first bytes are ever
+written, and batch `at` is not made before. Otherwise a single process makes batch `at` when the checkpoint before it is
+written.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -138,6 +141,23 @@ def happen(spec: dict[str, Any]) -> None:
         raise RuntimeError(spec["error"])
 
 
+def never_end_save_of(step: int | None) -> threading.Event:
+    """Make the checkpoint of a step one that is never written to its end; the event is set when it has begun."""
+    began, save = threading.Event(), torch.save
+
+    def endless(state: Any, file: BinaryIO, **settings: Any) -> None:
+        if step is None or not isinstance(state, dict) or state.get("step") != step:
+            save(state, file, **settings)  # also that of a collective
+            return
+        file.write(b"half")
+        file.flush()
+        began.set()
+        time.sleep(1000)
+
+    torch.save = endless  # type: ignore[assignment]
+    return began
+
+
 def main() -> int:
     """Run as told by the JSON argument."""
     spec = json.loads(sys.argv[1])
@@ -148,7 +168,14 @@ def main() -> int:
     if "largest_file" in spec and collectives.rank() == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (spec["largest_file"], spec["largest_file"]))
 
+    endless_save_of = spec.get("endless_save_of")
+    began = never_end_save_of(endless_save_of)
+
     def before(number: int, rows: list[int]) -> None:
+        if number == spec.get("at") and endless_save_of is not None:
+            assert began.wait(60)
+        elif number == spec.get("at") and collectives.world_size() == 1:
+            trainer.writer.wait()  # so that it is certain which checkpoint there is
         if collectives.rank() == 0:
             with (output / "rows.jsonl").open("a") as file:
                 file.write(json.dumps({"batch": number, "rows": rows}) + "\n")
@@ -167,7 +194,8 @@ def main() -> int:
     batches = SmallBatches(before)
     if collectives.rank() == collectives.world_size() - 1:
         batches.steps = spec.get("steps_of_last", STEPS)
-    return Trainer(model, batches, config, output=output, evaluate=evaluate).run()
+    trainer = Trainer(model, batches, config, output=output, evaluate=evaluate)
+    return trainer.run()
 
 
 if __name__ == "__main__":

@@ -222,17 +222,17 @@ def _own_copy(value: Any, parameter: Tensor) -> Any:
         return value
     if is_shard(parameter) and value.shape == parameter.shape:
         return _share(value, parameter)
-    # An optimizer keeps a tensor that is on the right device as it is, and with it the file that is mapped there.
+    # A copy: an optimizer keeps a tensor that is on the right device as it is, and with it the file that is mapped
+    # there. In the weight's order in memory: torch's fused AdamW on a CPU takes both for equal (torch 2.14).
+    if value.shape == parameter.shape and value.ndim:
+        return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
     return value.to(parameter.device if value.ndim else "cpu", copy=True)
 
 
 def _share(value: Any, parameter: Tensor) -> Any:
     """This rank's share of a whole tensor, split as `parameter` is; every rank has the whole, so none is sent."""
-    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+    if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
-    if not isinstance(parameter, DTensor):
-        # In the weight's order in memory: torch's fused AdamW on a CPU takes both for equal (torch 2.14).
-        return value if value.stride() == parameter.stride() else torch.empty_like(parameter).copy_(value)
     return distribute_tensor(
         value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
     )

@@ -29,10 +29,11 @@ from mmdata.train.objective import ContrastiveLoss, check_objective, make_loss
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
-from mmdata.train.ranks.lockstep import Lockstep, checked_state, gather, on_first
+from mmdata.train.ranks.lockstep import Lockstep, checked_state, gather
 from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
 from mmdata.train.run import checkpoint
 from mmdata.train.run.checkpoint import CHECKPOINTS, rng_state, seed_rank, set_rng_state
+from mmdata.train.run.checkpoint_writer import CheckpointWriter
 from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step
 from mmdata.train.run.meter import DataWait, Meter
 from mmdata.train.run.optimizer import check_schedule, make_optimizer, scheduled_rate, set_learning_rate
@@ -125,6 +126,13 @@ class Trainer:
         )
         ranks = collectives.world_size()
         self.sessions = SessionLog(output, step=self.step, ranks=ranks, device=self.device, speaks=speaks)
+        self.writer = CheckpointWriter(
+            output / CHECKPOINTS,
+            keep=config.keep_checkpoints,
+            written=self.sessions.write,
+            say=self.log.say,
+            group=self.group,
+        )
         self.log.say(where)
         if config.warmup_steps >= self.total_steps:
             self.log.say(
@@ -145,7 +153,7 @@ class Trainer:
         """
         self.model.train()  # transformers' from_pretrained returns a model in eval mode
         formats = numerics(self.precision, self.device)
-        with formats, self.stop, contextlib.closing(self.log), self.watchdog:
+        with formats, self.stop, contextlib.closing(self.log), self.watchdog, self.writer:
             self._rehearse()
             stopped = self._evaluate_if_due()  # the run before this one may have ended just before it
             while not stopped and self.step < self.total_steps:
@@ -271,7 +279,7 @@ class Trainer:
         return self.evaluate is not None and (epoch_done or self.step == self.total_steps)
 
     def _evaluate_if_due(self) -> int:
-        """Evaluate between two epochs, a checkpoint having been written; returns the signal that came, or 0."""
+        """Evaluate between two epochs, while a checkpoint is written; returns the signal that came, or 0."""
         if self.evaluate is None or not self._evaluation_due() or self._evaluated_step == self.step:
             return 0
         with self.meter.paused(), self.watchdog.evaluating(self.model):
@@ -280,6 +288,8 @@ class Trainer:
             values = {"step": self.step, "epoch": self.epoch, **self.evaluate(self.model)}
             self.model.train()
             set_rng_state(random_state, self.device)
+            self.watchdog.at("writing a checkpoint")
+            self.writer.wait()  # a run that is killed and resumed must not come to this step a second time
             if collectives.rank() == 0:
                 write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
             self.log.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
@@ -294,19 +304,20 @@ class Trainer:
             with self.meter.paused():
                 self._check()
                 self.watchdog.at("writing a checkpoint")
-                self._save()
+                self._save(background=not stopped and self.step < self.total_steps)
         return stopped
 
-    def _save(self) -> None:
-        state = {
+    def _save(self, *, background: bool) -> None:
+        self.writer.wait()
+        state: dict[str, Any] = {
             **{name: getattr(self, name) for name in COUNTERS},
             "total_steps": self.total_steps,
             "skipped_updates": self.updates.skipped,
             "bad_in_a_row": self.updates.bad_in_a_row,
             "reduction_order": reduction_order(self.parallel),
             "settings": self.settings,
-            "model": sharding.whole_state(self.model.state_dict()),
-            "optimizer": sharding.whole_state(self.optimizer.state_dict()),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "teacher": self.teacher and self.teacher.state_dict(),
             "batches": checked_state(self.batches, self.source, self.group),
@@ -314,11 +325,8 @@ class Trainer:
             "memory": self.memory.state_dict(),
             "rng": gather(rng_state(self.device), self.group),
         }
-        folder, keep = self.output / CHECKPOINTS, self.config.keep_checkpoints
         sound = self.updates.sound_step(self.step)
-        # All ranks wait until it is written: the end of one would stop rank 0 while it writes.
-        on_first(lambda: checkpoint.save_checkpoint(folder, state, keep=keep, sound_step=sound), self.group)
-        on_first(lambda: self.sessions.write(self.step), self.group)
+        self.writer.save(sharding.whole_state(state), sound_step=sound, background=background)
 
     def _resume(self) -> str:
         """Go on from the newest checkpoint in `output`, where there is one; returns a line that says so."""

@@ -1,0 +1,259 @@
+"""Checkpoints that are written while training goes on: real runs, a slow disk, a full one, a kill in the middle."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+import torch
+
+from mmdata.errors import TrainingError
+from mmdata.train.run import checkpoint_writer
+from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
+from mmdata.train.run.checkpoint_writer import snapshot
+from mmdata.train.run.sessions import SESSIONS, read_sessions
+from tests.train.small_run import SmallBatches
+from tests.train.test_loop import last_state, make_trainer, read_metrics, run_small, run_two_ranks
+from tests.train.test_memory import equal
+
+PATIENCE_S = 60
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose disk is fast."""
+    output = tmp_path_factory.mktemp("whole")
+    assert make_trainer(output, keep_checkpoints=9).run() == 0
+    return output
+
+
+class Disk:
+    """Stands between a run and its disk: `during` is called when a checkpoint is half written.
+
+    Attributes:
+        written: steps of the checkpoints, in order.
+        most: writes at the same time.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, during: Callable[[int], object]) -> None:
+        self.written: list[int] = []
+        self.most = self._now = 0
+        self._during, self._save = during, torch.save
+        monkeypatch.setattr(torch, "save", self._write)
+
+    def _write(self, state: dict[str, Any], file: BinaryIO) -> None:
+        self._now += 1
+        self.most = max(self.most, self._now)
+        self._during(state["step"])
+        self._save(state, file)
+        self.written.append(state["step"])
+        self._now -= 1
+
+
+def same_checkpoints(one: Path, other: Path) -> bool:
+    """Whether two runs have the same checkpoints, all bits of them but what a clock says."""
+    names = sorted(path.name for path in (one / "checkpoints").glob("*.pt"))
+    assert names == sorted(path.name for path in (other / "checkpoints").glob("*.pt"))
+    states = ([load_checkpoint(run / "checkpoints" / name) for run in (one, other)] for name in names)
+    return all(equal(first, second) for first, second in states)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made: list[int] = []
+    fifth = threading.Event()
+
+    def before(number: int, rows: list[int]) -> None:
+        made.append(number)
+        if number == 5:
+            assert not list((tmp_path / "checkpoints").glob("*.pt"))
+            fifth.set()
+
+    disk = Disk(monkeypatch, lambda step: step > 3 or fifth.wait(PATIENCE_S))
+    assert make_trainer(tmp_path, SmallBatches(before), keep_checkpoints=9).run() == 0
+    assert fifth.is_set()
+    assert (disk.written, disk.most) == ([3, 6, 9, 12], 1)
+    assert same_checkpoints(tmp_path, whole)
+    assert read_metrics(tmp_path) == read_metrics(whole)
+
+
+def test_next_checkpoint_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    late = threading.Event()
+    disk = Disk(monkeypatch, lambda step: late.wait(0.05))  # longer than three steps
+    assert make_trainer(tmp_path, checkpoint_every_steps=1, keep_checkpoints=20).run() == 0
+    assert (disk.written, disk.most) == (list(range(1, 13)), 1)
+    assert {thread.name for thread in threading.enumerate() if "checkpoint" in thread.name} == set()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"teacher": {"decay": 0.9}}, {"queue": {"rows": 20, "after_steps": 0}, "mask_false_negatives": True}],
+)
+def test_checkpoint_holds_the_state_at_its_step_whatever_came_while_it_was_written(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings = settings | {"keep_checkpoints": 9, "checkpoint_every_steps": 4}
+    assert make_trainer(tmp_path / "fast", **settings).run() == 0
+    seventh = threading.Event()
+    Disk(monkeypatch, lambda step: step > 4 or seventh.wait(PATIENCE_S))
+    batches = SmallBatches(lambda number, rows: seventh.set() if number == 7 else None)
+    assert make_trainer(tmp_path / "slow", batches, **settings).run() == 0
+    assert same_checkpoints(tmp_path / "slow", tmp_path / "fast")
+
+
+def test_run_killed_while_a_checkpoint_is_written_resumes_bit_for_bit(whole: Path, tmp_path: Path):
+    killed = run_small(tmp_path, signal="SIGKILL", at=7, endless_save_of=6)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "checkpoints" / ".step-0000000006.pt.part").read_bytes() == b"half"
+    assert last_state(tmp_path)["step"] == 4, "from the end of the epoch"
+    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(1, 8)), "training went on"
+    assert read_sessions(tmp_path / SESSIONS)[0]["step"] == 4
+    resumed = run_small(tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "step 4 of 12" in resumed.stdout
+    assert read_metrics(tmp_path) == read_metrics(whole)
+    assert equal(last_state(tmp_path)["model"], last_state(whole)["model"])
+    assert equal(last_state(tmp_path)["optimizer"], last_state(whole)["optimizer"])
+    assert not list((tmp_path / "checkpoints").glob(".*.part"))
+
+
+def test_evaluation_is_not_recorded_before_its_checkpoint_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    evaluated, recorded = threading.Event(), []
+
+    def evaluate(model: torch.nn.Module) -> dict[str, float]:
+        evaluated.set()
+        return {"score": 0.5}
+
+    disk = Disk(monkeypatch, lambda step: step > 4 or evaluated.wait(PATIENCE_S))
+    trainer = make_trainer(tmp_path, evaluate=evaluate, checkpoint_every_steps=100, epochs=2)
+    record = trainer.log.record
+
+    def watch(kind: str, values: Any) -> None:
+        if kind == "evaluation":
+            recorded.append((values["step"], list(disk.written), latest_checkpoint(tmp_path / "checkpoints").name))  # type: ignore[union-attr]
+        record(kind, values)
+
+    monkeypatch.setattr(trainer.log, "record", watch)
+    assert trainer.run() == 0
+    assert recorded == [(4, [4], "step-0000000004.pt"), (8, [4, 8], "step-0000000008.pt")]
+
+
+def test_error_of_the_writing_ends_the_run_at_the_next_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(step: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    Disk(monkeypatch, full)
+    trainer = make_trainer(tmp_path)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/checkpoints/step-0000000003.pt'"):
+        trainer.run()
+    assert trainer.step == 6
+    assert latest_checkpoint(tmp_path / "checkpoints") is None
+
+
+def test_error_of_the_writing_ends_all_ranks_at_the_next_checkpoint(tmp_path: Path):
+    for code, error in run_two_ranks(tmp_path, largest_file=5000, train={"evaluate_every_epochs": 0}):
+        assert "OSError: [Errno 27] File too large" in error
+        assert code == 1
+    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(1, 7)), "training went on"
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_last_checkpoint_is_written_before_the_run_goes_on(last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    threads: dict[int, str] = {}
+    Disk(monkeypatch, lambda step: threads.update({step: threading.current_thread().name}))
+    stop = SmallBatches(lambda number, rows: None if last or number < 4 else signal.raise_signal(signal.SIGTERM))
+    assert make_trainer(tmp_path, stop).run() == (0 if last else 128 + signal.SIGTERM)
+    final = max(threads)
+    assert final == (12 if last else 5)
+    assert threads.pop(final) == threading.main_thread().name
+    assert set(threads.values()) == {"mmdata-checkpoint_0"}
+
+
+def test_error_of_the_run_comes_after_the_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    raised = threading.Event()
+
+    def before(number: int, rows: list[int]) -> None:
+        if number == 5:
+            raised.set()
+            raise TrainingError("the loader is broken")
+
+    Disk(monkeypatch, lambda step: raised.wait(PATIENCE_S) and threading.Event().wait(0.2))
+    with pytest.raises(TrainingError, match="the loader is broken"):
+        make_trainer(tmp_path, SmallBatches(before)).run()
+    assert last_state(tmp_path)["step"] == 3
+    assert read_sessions(tmp_path / SESSIONS)[0]["step"] == 3
+
+
+def test_error_of_the_run_is_raised_and_that_of_the_writing_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def before(number: int, rows: list[int]) -> None:
+        if number == 4:
+            raise TrainingError("the loader is broken")
+
+    def full(step: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    Disk(monkeypatch, full)
+    with pytest.raises(TrainingError, match="the loader is broken"):
+        make_trainer(tmp_path, SmallBatches(before)).run()
+    said = "step-0000000003.pt': no space left on device; free some space or choose another disk, then run this again"
+    assert f"the last checkpoint could not be written: '{tmp_path}/checkpoints/{said}" in capsys.readouterr().out
+
+
+def huge(state: dict[str, Any]) -> None:
+    torch.empty(2**50, dtype=torch.uint8)
+
+
+def none_left(state: dict[str, Any]) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("copy", [huge, none_left])
+def test_state_that_memory_does_not_hold_twice_is_written_before_the_run_goes_on(
+    copy: Callable[[dict[str, Any]], None],
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr(checkpoint_writer, "snapshot", copy)
+    threads: list[str] = []
+    Disk(monkeypatch, lambda step: threads.append(threading.current_thread().name))
+    assert make_trainer(tmp_path, keep_checkpoints=9).run() == 0
+    assert threads == [threading.main_thread().name] * 4
+    assert "memory does not hold the state of the run twice: training waits until" in capsys.readouterr().out
+    assert same_checkpoints(tmp_path, whole)
+
+
+def test_other_errors_of_the_copy_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(state: dict[str, Any]) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(checkpoint_writer, "snapshot", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        make_trainer(tmp_path).run()
+
+
+def test_snapshot_shares_nothing_with_the_state():
+    weight, places = torch.ones(2), [1, {"a": torch.zeros(1)}]
+    state: dict[str, Any] = {"model": {"w": weight}, "batches": {"places": places}, "step": 3}
+    snapshot(state)
+    weight.add_(1)
+    places[1]["a"].add_(1)  # type: ignore[index]
+    places.append(2)
+    assert state["model"]["w"].tolist() == [1, 1]
+    assert equal(state["batches"], {"places": [1, {"a": torch.zeros(1)}]})
