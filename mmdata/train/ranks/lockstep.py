@@ -87,6 +87,7 @@ class Lockstep:
             if batch is None:
                 return
             yield batch
+            del batch  # its memory may be needed for the next one
 
     def signal(self) -> int:
         """The signal that any rank had got when it took the batch after the current one, or 0; equal on all ranks."""
@@ -122,6 +123,7 @@ def in_lockstep(batches: Iterator[Batch], group: dist.ProcessGroup | None) -> It
         if batch is None:
             return
         yield batch
+        del batch  # likewise
 
 
 def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:
