@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.programs import Program, run_program
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docs" / "benchmarks" / "gpu.py"
 
@@ -34,7 +36,7 @@ def results(out: Path) -> dict[str, Any]:
 
 
 def test_every_part_gives_rows_without_webdataset(tmp_path: Path):
-    done = subprocess.run(
+    done = run_program(
         command(tmp_path / "out"), capture_output=True, text=True, env=environment(tmp_path), timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
@@ -58,7 +60,7 @@ def test_every_part_gives_rows_without_webdataset(tmp_path: Path):
 
 def test_a_stop_in_the_middle_keeps_what_was_measured(tmp_path: Path):
     words = command(tmp_path / "out", "--parts", "loss", "step", "train")
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment(tmp_path)) as process:
+    with Program(words, stdout=subprocess.PIPE, text=True, env=environment(tmp_path)) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("loss: "):
@@ -71,7 +73,7 @@ def test_a_stop_in_the_middle_keeps_what_was_measured(tmp_path: Path):
 
 def test_a_part_that_takes_longer_than_its_budget_says_so_and_the_next_begins(tmp_path: Path):
     words = command(tmp_path / "out", "--parts", "step", "train", "--budget-s", "0.2")
-    done = subprocess.run(words, capture_output=True, text=True, env=environment(tmp_path), timeout=120, check=False)
+    done = run_program(words, capture_output=True, text=True, env=environment(tmp_path), timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     late = "took longer than its budget"
     assert [(row["part"], row["error"]) for row in results(tmp_path / "out")["rows"]] == [
@@ -82,7 +84,7 @@ def test_a_part_that_takes_longer_than_its_budget_says_so_and_the_next_begins(tm
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path):
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out")],
         capture_output=True,
         text=True,
