@@ -6,7 +6,7 @@ Every array of a batch has the same number of rows B, whatever could or could no
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Sized
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, TypeGuard, cast
 
 import torch
 import torch.utils._pytree as pytree
@@ -30,7 +30,8 @@ class Batch(TypedDict):
             a patch in the order height, width, channel; N is the bucket's number of patches.
         pixel_attention_mask: int64 (B, N), 1 on patches, 0 after the last; the first position is 1 in every row. Only
             at native resolution (`data.image_patches`).
-        spatial_shapes: int64 (B, 2), rows and columns of patches of each image; (1, 1) where not valid. Likewise.
+        spatial_shapes: int64 (B, 2), rows and columns of patches of each image; (1, 1) where not valid. Likewise,
+            and on the CPU wherever the batch is.
         input_ids: int64 (B, L), L is the text length of the batch's bucket; padding alone where not valid. This and
             attention_mask: only with `data.tokenizer`.
         attention_mask: int64 (B, L), 1 on tokens, 0 on padding; the first position is 1 in every row.
@@ -144,7 +145,7 @@ def valid_inputs(batch: Batch) -> dict[str, Tensor]:
     if len(rows) == len(batch["valid"]):
         return inputs
     if len(rows):
-        return {name: value.index_select(0, rows) for name, value in inputs.items()}
+        return {name: value.index_select(0, rows.to(value.device)) for name, value in inputs.items()}
     # What the first row would have been trained with, had it been usable, must not be trained on without its image.
     empty = {name: value[:1].clone() for name, value in inputs.items()}
     if "labels" in empty:
@@ -179,9 +180,17 @@ def standardized(pixel_values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
-    """The same batch with its tensors on `device`; copies are asynchronous where the memory is pinned."""
-    moved = {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
+    """The same batch with its tensors on `device`; copies are asynchronous where the memory is pinned.
+
+    `spatial_shapes` stay where they are: a model reads their values as sizes, and would wait for the device.
+    """
+    moved = {k: v.to(device, non_blocking=True) if to_move(v, k) else v for k, v in batch.items()}
     return shown(cast(Batch, moved))
+
+
+def to_move(value: object, name: str) -> TypeGuard[Tensor]:
+    """Whether an entry of a batch, by its name, goes to the device."""
+    return isinstance(value, Tensor) and name != "spatial_shapes"
 
 
 def shown(batch: Batch) -> Batch:

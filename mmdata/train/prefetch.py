@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from mmdata.batch import Batch, to_device
+from mmdata.batch import Batch, to_device, to_move
 from mmdata.train.batches import Batches, LoaderExtras
 
 _Copied = tuple[Callable[[], Batch], dict[str, Any]]
@@ -209,7 +209,7 @@ class _Staging:
     def fill(self, batch: Batch) -> Batch:
         """The same batch in this memory; waits until its previous content has been copied."""
         self.done.synchronize()
-        filled = {name: self._put(name, v) if isinstance(v, Tensor) else v for name, v in batch.items()}
+        filled = {name: self._put(name, v) if to_move(v, name) else v for name, v in batch.items()}
         return cast(Batch, filled)
 
     def _put(self, name: str, tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdata.batch import Batch
+from mmdata.batch import Batch, to_device
 from mmdata.config import ModelConfig
 from mmdata.config.train import TeacherConfig
 from mmdata.train import DualEncoder, miners, prefetch, train_step
@@ -23,6 +23,7 @@ from mmdata.train.losses import miner_weights
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.objective import ContrastiveLoss
+from tests.train.test_pretrained import PAIRS, config_of
 
 META = torch.device("meta")
 ROWS = 8
@@ -128,6 +129,35 @@ def test_no_kind_of_step_waits(settings: dict[str, Any], frozen: dict[str, Any],
 @pytest.mark.parametrize("model", [{"dropout": 0.1}, {"gradient_checkpointing": True}])
 def test_no_kind_of_tower_waits(model: dict[str, Any]):
     step(ContrastiveLoss(), make_batch(), model=make_model(**model))
+
+
+TOWERS: dict[str, dict[str, Any]] = {
+    "clip": {"clip": config_of("clip")},
+    "siglip": {"clip": config_of("siglip")},
+    "siglip2": {"clip": config_of("siglip2")},
+    **{name: {"vision": vision, "text": text} for name, (vision, text) in PAIRS.items()},
+}
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 3])
+@pytest.mark.parametrize("towers", TOWERS)
+def test_towers_of_transformers_do_not_wait(towers: str, micro_batch_size: int | None):
+    model = DualEncoder.from_config(ModelConfig(name="pretrained", logit_bias_init=-1.0, **TOWERS[towers])).to(META)
+    unused = {name for name, p in model.named_parameters() if "mask_token" in name}
+    train_step(model, make_batch(), ContrastiveLoss(), micro_batch_size=micro_batch_size)
+    assert {name for name, p in model.named_parameters() if p.grad is None} == unused
+
+
+def test_a_tower_for_patches_does_not_wait():
+    model = DualEncoder.from_config(ModelConfig(name="pretrained", logit_bias_init=-1.0, clip=config_of("siglip2"))).to(
+        META
+    )
+    on_cpu = make_batch() | {
+        "pixel_values": torch.zeros(ROWS, 6, 192, dtype=torch.uint8),
+        "pixel_attention_mask": torch.ones(ROWS, 6, dtype=torch.long),
+        "spatial_shapes": torch.tensor([[2, 3]]).expand(ROWS, 2),
+    }
+    step(ContrastiveLoss(), to_device(cast(Batch, on_cpu), META), model=model)
 
 
 @pytest.mark.parametrize("negatives", [False, True])

@@ -9,8 +9,26 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from mmdata.train.models.towers import masked_mean
+
+ATTENTION = "sdpa_masked"
+"""torch's attention, with the mask of every batch. The library's "sdpa" asks first whether there is padding at all, and
+waits for a GPU to answer.
+"""
+
+
+def _mask_of_any_batch(*, attention_mask: Tensor | None = None, **settings: Any) -> Tensor | None:
+    if attention_mask is not None:
+        settings |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(attention_mask=attention_mask, **settings)
+
+
+AttentionInterface.register(ATTENTION, sdpa_attention_forward)
+AttentionMaskInterface.register(ATTENTION, _mask_of_any_batch)
 
 
 class AnyImageTower(nn.Module):
@@ -54,6 +72,7 @@ class Siglip2ImageTower(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model.vision_model
+        _never_ask(self.model)
         self.patch_size = int(model.config.vision_config.patch_size)
 
     def forward(
@@ -68,7 +87,7 @@ class Siglip2ImageTower(nn.Module):
         output = self.model(
             pixel_values=pixel_values,
             pixel_attention_mask=pixel_attention_mask,
-            # The library reads them one by one, and would wait for a GPU at each.
+            # The library reads them one by one, and would wait for a GPU at each. A `Batch` has them on the CPU.
             spatial_shapes=spatial_shapes.cpu(),
         )
         return output.pooler_output  # (B, D)
@@ -93,6 +112,9 @@ class ClipTextTower(nn.Module):
 
     The library looks for the end-of-text token by its number, which a tokenizer of one's own may not share and
     then silently reads the first position. The last attended token is the same one, whatever its number.
+
+    Padding is on the right, and a token attends to those before it alone: so the mask is not needed, attention takes
+    its causal kernel, and nobody asks the device whether there is padding.
     """
 
     def __init__(self, model: Any) -> None:
@@ -103,7 +125,7 @@ class ClipTextTower(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         _check_length(input_ids, self.length)
-        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state  # (B, L, width)
+        hidden = self.model(input_ids=input_ids).last_hidden_state  # (B, L, width)
         last = (attention_mask.sum(1) - 1).clamp(min=0)  # (B,)
         rows = torch.arange(len(last), device=last.device)
         return self.projection(hidden[rows, last])  # (B, D)
@@ -135,6 +157,7 @@ class AnyTextTower(nn.Module):
         super().__init__()
         self.model = model
         self.length = int(getattr(model.config, "max_position_embeddings", 0)) or None
+        _never_ask(model)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         if self.length is not None:
@@ -142,6 +165,12 @@ class AnyTextTower(nn.Module):
         output = self.model(input_ids=input_ids, attention_mask=attention_mask)
         pooled = getattr(output, "pooler_output", None)
         return masked_mean(output.last_hidden_state, attention_mask) if pooled is None else pooled  # (B, width)
+
+
+def _never_ask(model: Any) -> None:
+    """Let a model whose attention is torch's take the mask of every batch."""
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(ATTENTION)
 
 
 def _check_length(input_ids: Tensor, length: int) -> None:
