@@ -67,7 +67,9 @@ def pause(folder: Path, times: int) -> None:
             writer.wait()
     alone = [taken(step) for _ in range(10)]
     for name, seconds in waited.items():
-        print(f"written {name}: steps wait {median(seconds):.3f} s (of {times}: {min(seconds):.3f} to {max(seconds):.3f})")
+        print(
+            f"written {name}: steps wait {median(seconds):.3f} s (of {times}: {min(seconds):.3f} to {max(seconds):.3f})"
+        )
     print(f"a step while one is written {median(beside):.3f} s, alone {median(alone):.3f} s")
 
 

@@ -1,124 +1,290 @@
-"""What only a GPU can show: compiled tiles, number formats, no wait for the device. `make gpu` runs these."""
+"""What only a GPU shows: compiled kernels, number formats, waiting, random numbers, fused updates. Skipped without one.
+
+The oracles are float64, on the CPU or on the GPU, and written here or torch's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdata.batch import Batch
-from mmdata.config import ModelConfig, TrainConfig
+from mmdata.batch import Batch, to_device
+from mmdata.config import ModelConfig
+from mmdata.config.train import TeacherConfig
 from mmdata.train import DualEncoder, losses, miners, train_step
+from mmdata.train.losses import tiles
+from mmdata.train.memory.ema import EMA
+from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.precision import AUTOCAST, Precision, numerics
+from mmdata.train.prefetch import HostCopy
+from mmdata.train.ranks import parallel, sharding
 from mmdata.train.run.optimizer import make_optimizer
-from tests.train.compare import value_and_gradients
+from mmdata.train.run.trainer import Trainer
+from mmdata.train.step import split
+from tests.rounding import rounding
+from tests.train import small_run as small
+from tests.train.compare import features, scalar, value_and_gradients
+from tests.train.test_loop import read_metrics
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="computes on a GPU: torch sees none here"),
 ]
 GPU = torch.device("cuda")
-ROWS = 64
+LARGEST_LOGIT = 50.0
 
 
-@pytest.fixture(autouse=True)
-def _same_numbers() -> Iterator[None]:
+def dense_loss(images: Tensor, texts: Tensor, scale: Tensor, valid: Tensor, same: Tensor) -> Tensor:
+    """Cross entropies over the whole matrix; pairs of equal keys, and rows that are not valid, are left out."""
+    equal = (same[:, None] == same) & ~torch.eye(len(same), dtype=torch.bool, device=same.device)
+    logits = (scale * images @ texts.T).masked_fill(equal | ~valid[:, None] | ~valid, -torch.inf)
+    targets = torch.arange(len(images), device=images.device)[valid]
+    return (F.cross_entropy(logits[valid], targets) + F.cross_entropy(logits.T[valid], targets)) / 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "elements"), [(700, 1 << 12), (700, 1 << 16), (700, 1 << 24), (3, 1 << 24), (5000, 1 << 20)]
+)  # of the batch and of a tile
+def test_gradients_of_the_compiled_tiles_are_those_of_the_dense_loss(
+    rows: int, elements: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(tiles.TILE_ELEMENTS, "cuda", elements)
+    width = 64
+    exact = [x.detach().cuda().requires_grad_() for x in (*features(rows, width), scalar(LARGEST_LOGIT))]
+    inputs = [x.detach().float().requires_grad_() for x in exact]
+    valid = torch.arange(rows, device=GPU) % 7 != 3
+    same = torch.arange(rows, device=GPU) // 3
+    ours = losses.clip_loss(inputs[0], inputs[1], inputs[2], valid=valid, same=[same])
+    theirs = dense_loss(exact[0], exact[1], exact[2], valid, same)
+    # A gradient is a mean over rows of probabilities times features: what rounding makes of a logit, it has twice.
+    tolerance = rounding(LARGEST_LOGIT, sums=width)
+    found, expected = value_and_gradients(ours, *inputs), value_and_gradients(theirs, *exact)
+    torch.testing.assert_close(found[0].double(), expected[0], rtol=0, atol=tolerance)
+    for got, wanted in zip(found[1:], expected[1:], strict=True):
+        largest = float(wanted.abs().max())
+        torch.testing.assert_close(got.double(), wanted, rtol=0, atol=2 * tolerance * max(largest, 1e-3))
+
+
+def make_model(name: str = "micro", **settings: Any) -> DualEncoder:
     torch.manual_seed(0)
-    yield
-    torch.cuda.set_sync_debug_mode("default")
+    return DualEncoder.from_config(ModelConfig.model_validate({"name": name, **settings}), vocab_size=30)
 
 
-def make_model(**settings: Any) -> DualEncoder:
-    return DualEncoder.from_config(ModelConfig(name="micro", **settings), vocab_size=30).to(GPU).train()
+def make_batch(rows: int = 12, length: int = 9) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.arange(rows)
+    return Batch(
+        pixel_values=torch.randint(0, 256, (rows, 3, 32, 32), dtype=torch.uint8, generator=generator),
+        input_ids=torch.randint(0, 30, (rows, length), generator=generator),
+        attention_mask=(torch.arange(length) < 2 + (numbers % 6)[:, None]).long(),
+        image_hash=numbers,
+        caption_hash=numbers // 2,
+        labels=numbers % 3,
+        valid=numbers != 5,
+        rows=numbers,
+        keys=[str(row) for row in range(rows)],
+    )
 
 
-def make_batch() -> Batch:
-    numbers = torch.arange(ROWS, device=GPU)
-    batch: dict[str, Any] = {
-        "pixel_values": torch.randint(0, 256, (ROWS, 3, 32, 32), dtype=torch.uint8, device=GPU),
-        "input_ids": torch.randint(0, 30, (ROWS, 9), device=GPU),
-        "attention_mask": torch.ones(ROWS, 9, dtype=torch.long, device=GPU),
-        "valid": numbers != 5,
-        "image_hash": numbers // 2,
-        "caption_hash": numbers,
-        "rows": numbers,
-    }
-    return cast(Batch, batch)
+def gradient_of(model: DualEncoder) -> Tensor:
+    """All gradients as one vector on the CPU, float64."""
+    return torch.cat([p.grad.flatten().cpu().double() for p in model.parameters() if p.grad is not None])
 
 
-def dense(images: Tensor, texts: Tensor, scale: Tensor, valid: Tensor, same: Tensor) -> Tensor:
-    """InfoNCE over the valid rows as two cross entropies, rows of equal `same` left out."""
-    logits = scale * images[valid] @ texts[valid].T
-    other = same[valid, None] != same[valid]
-    masked = logits.where(other | torch.eye(len(logits), dtype=torch.bool, device=logits.device), -torch.inf)
-    targets = torch.arange(len(logits), device=logits.device)
-    return (F.cross_entropy(masked, targets) + F.cross_entropy(masked.T, targets)) / 2
-
-
-@pytest.mark.parametrize("rows", [3, 700, 5000])
-def test_compiled_tiles_give_the_dense_loss_and_its_gradients(rows: int):
-    images, texts = (F.normalize(torch.randn(rows, 48, device=GPU), dim=1).requires_grad_() for _ in range(2))
-    scale = torch.tensor(20.0, device=GPU, requires_grad=True)
-    valid, same = torch.arange(rows, device=GPU) != 1, torch.arange(rows, device=GPU) // 2
-    with numerics("fp32", GPU):
-        found = value_and_gradients(
-            losses.clip_loss(images, texts, scale, valid=valid, same=[same]), images, texts, scale
+@pytest.mark.parametrize(("precision", "least"), [("fp32", 0.99999), ("tf32", 0.9999), ("bf16", 0.98), ("fp16", 0.999)])
+@pytest.mark.parametrize("micro_batch_size", [None, 5])
+def test_a_step_in_each_number_format_has_the_gradient_of_float64(
+    precision: Precision, least: float, micro_batch_size: int | None
+):
+    loss, batch = ContrastiveLoss(), make_batch()
+    exact, model = make_model().double(), make_model().to(GPU)
+    expected = train_step(exact, batch, loss).loss
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, enabled=precision == "fp16")
+    with numerics(precision, GPU):
+        found = train_step(
+            model,
+            to_device(batch, GPU),
+            loss,
+            micro_batch_size=micro_batch_size,
+            autocast_dtype=AUTOCAST[precision],
+            scaler=scaler,
         )
-    inputs = [x.detach().double().requires_grad_() for x in (images, texts, scale)]
-    expected = value_and_gradients(dense(*inputs, valid, same), *inputs)  # type: ignore[call-arg]
-    for ours, theirs in zip(found, expected, strict=True):
-        # Sums of float32 products of 48 terms, which a scale of 20 multiplies, in exponents.
-        torch.testing.assert_close(ours.double(), theirs, rtol=2e-4, atol=2e-4 * float(theirs.abs().max()))
+    assert found.loss.dtype == torch.float32
+    assert float(found.loss) == pytest.approx(float(expected), rel=1e-5 if precision == "fp32" else 2e-2)
+    assert F.cosine_similarity(gradient_of(model), gradient_of(exact), dim=0) > least
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    """A call that waits for the device raises, as `item`, `nonzero` and copies to the host's own memory do."""
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def test_waiting_is_seen():
+    with pytest.raises(RuntimeError, match="synchronizing"), waiting_is_an_error():
+        torch.ones(1, device=GPU).item()
+
+
+def updates(model: DualEncoder, loss: Callable[[], ContrastiveLoss], precision: Precision = "bf16", **settings: Any):
+    """Three updates, the last one with `waiting_is_an_error`; the first ones compile and start libraries."""
+    batch, optimizer = to_device(make_batch(), GPU), make_optimizer(model, small.train_config())
+    scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16")
+
+    def update() -> HostCopy:
+        optimizer.zero_grad(set_to_none=True)
+        output = train_step(model, batch, loss(), autocast_dtype=AUTOCAST[precision], scaler=scaler, **settings)
+        scaler.unscale_(optimizer)
+        norm = sharding.clip_grad_norm(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return HostCopy(output.loss, norm)
+
+    with numerics(precision, GPU):
+        update(), update()
+        with waiting_is_an_error():
+            coming = update()
+    assert all(value.isfinite() for value in coming.read())
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32", "fp32"])
-def test_a_run_of_steps_learns_in_each_number_format(precision: Precision):
-    model, batch = make_model(), make_batch()
-    optimizer = make_optimizer(model, TrainConfig(steps=1, lr=1e-3))
-    scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16")
-    seen: list[float] = []
-    with numerics(precision, GPU):
-        for _ in range(30):
-            optimizer.zero_grad(set_to_none=True)
-            loss = ContrastiveLoss("clip")
-            seen.append(float(train_step(model, batch, loss, autocast_dtype=AUTOCAST[precision], scaler=scaler).loss))
-            scaler.step(optimizer)
-            scaler.update()
-    assert seen[-1] < 0.8 * seen[0]
+def test_an_update_in_each_number_format_does_not_wait(precision: Precision):
+    updates(make_model().to(GPU), ContrastiveLoss, precision)
 
 
-@pytest.mark.parametrize("micro", [None, 24])
-@pytest.mark.parametrize("kind", ["clip", "siglip", "triplet", "hard_negative"])
-def test_a_step_does_not_wait_for_the_device(kind: Any, micro: int | None):
-    model, batch = make_model(logit_bias_init=-10.0), make_batch()
-    optimizer = make_optimizer(model, TrainConfig(steps=1))
-    miner = None if kind == "hard_negative" else miners.TopK(4)
+@pytest.mark.parametrize("settings", [{"micro_batch_size": 5}])
+def test_an_update_of_micro_batches_does_not_wait(settings: dict[str, Any]):
+    updates(make_model().to(GPU), ContrastiveLoss, **settings)
 
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        train_step(
-            model, batch, ContrastiveLoss(kind, miner=miner), micro_batch_size=micro, autocast_dtype=torch.bfloat16
-        )
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+@pytest.mark.parametrize("model", [{"dropout": 0.1}, {"gradient_checkpointing": True}, {"freeze_image": True}])
+def test_no_kind_of_tower_waits(model: dict[str, Any]):
+    updates(make_model(**model).to(GPU), ContrastiveLoss)
+
+
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+CLIP = {
+    "model_type": "clip",
+    "projection_dim": 8,
+    "text_config": {**TINY, "vocab_size": 30, "max_position_embeddings": 9, "projection_dim": 8, "eos_token_id": 29},
+    "vision_config": {**TINY, "image_size": 32, "patch_size": 8, "projection_dim": 8},
+}
+
+
+def test_towers_of_transformers_do_not_wait():
+    updates(make_model("pretrained", clip=CLIP).to(GPU), ContrastiveLoss)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "multi_positive", "triplet", "hard_negative"])
+def test_no_loss_waits(kind: Any):
+    updates(make_model(logit_bias_init=-10.0).to(GPU), lambda: ContrastiveLoss(kind))
+
+
+@pytest.mark.parametrize(
+    "miner",
+    [miners.TopK(3), miners.Ratio(0.3), miners.SemiHard(0.2), miners.DropHardest(0.3), miners.GumbelTopK(3)],
+    ids=lambda miner: type(miner).__name__,
+)
+def test_no_miner_waits(miner: miners.AnyMiner):
+    updates(make_model().to(GPU), lambda: ContrastiveLoss(miner=miner))
+
+
+def test_queue_and_teacher_do_not_wait():
+    model, queue = make_model().to(GPU), FeatureQueue(48)
+    teacher, batch = EMA(model, TeacherConfig()), to_device(make_batch(), GPU)
+
+    def update(number: int) -> None:
+        mask = teacher.teacher_mask(batch, number)
+        output = train_step(model, batch, ContrastiveLoss(miner=mask, queue=queue))
+        queue.keep(output.output, batch, number)
+        teacher.update(model)
+
+    for number in range(3):
+        update(number)
+    with waiting_is_an_error():
+        update(3)
+
+
+def test_the_gradient_cache_draws_the_same_dropout_in_both_passes():
+    batch = to_device(next(iter(small.SmallBatches())), GPU)
+    model = small.small_model(dropout=0.3).double().to(GPU)
+    torch.manual_seed(1)
+    loss = train_step(model, batch, ContrastiveLoss(), micro_batch_size=4).loss
+    found = {"loss": loss, **{name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}}
+    model.zero_grad()
+    torch.manual_seed(1)
+    outputs = [model(part) for part in split(batch, 4)]  # each drawn once
+    names = ("image_features", "text_features")
+    joined = {name: torch.cat([getattr(output, name) for output in outputs]) for name in names}
+    expected = ContrastiveLoss()(outputs[0]._replace(**joined), batch)
+    expected.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    torch.testing.assert_close(found, {"loss": expected.detach(), **gradients}, rtol=1e-10, atol=1e-10)
+
+
+def test_fused_updates_are_those_of_plain_adamw_in_float64():
+    config = small.train_config(weight_decay=0.2)
+    ours, exact = small.small_model().to(GPU), small.small_model().double()
+    optimizer = make_optimizer(ours, config)
+    assert optimizer.defaults["fused"]
+    groups = [{**group, "params": []} for group in optimizer.state_dict()["param_groups"]]
+    of_exact = dict(zip(ours.parameters(), exact.parameters(), strict=True))
+    for group, plain in zip(optimizer.param_groups, groups, strict=True):
+        plain |= {"params": [of_exact[p] for p in group["params"]], "fused": False, "foreach": False}
+    oracle = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, foreach=False)
+    for number in range(5):
+        for p, q in of_exact.items():
+            generator = torch.Generator().manual_seed(number)
+            q.grad = torch.randn(q.shape, generator=generator, dtype=torch.float64)
+            p.grad = q.grad.float().to(GPU)
         optimizer.step()
+        oracle.step()
+    for p, q in of_exact.items():
+        torch.testing.assert_close(p.detach().cpu().double(), q.detach(), rtol=1e-5, atol=1e-6)
 
-    step()  # kernels are made, memory is taken
-    torch.cuda.set_sync_debug_mode("error")
-    step()
+
+def test_fused_updates_with_a_gradient_that_overflows_change_nothing():
+    model = small.small_model().to(GPU)
+    optimizer, scaler = make_optimizer(model, small.train_config()), torch.amp.GradScaler("cuda", init_scale=8.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    scaler.scale(sum((p.sum() for p in model.parameters()), torch.zeros((), device=GPU))).backward()
+    next(model.parameters()).grad = torch.full_like(next(model.parameters()), torch.inf)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 4.0
+    assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
 
 
-def test_micro_batches_with_dropout_give_the_gradients_of_two_equal_passes():
-    model, batch = make_model(dropout=0.3), make_batch()
-    again: list[list[Tensor]] = []
-    for _ in range(2):
-        torch.manual_seed(7)
-        model.zero_grad()
-        train_step(model, batch, ContrastiveLoss("clip"), micro_batch_size=24)
-        again.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    for one, other in zip(*again, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()) + 1e-7)
+def test_compiled_blocks_have_the_gradients_of_eager_ones():
+    eager, compiled = (make_model("tiny").to(GPU) for _ in range(2))
+    parallel.compile_blocks(compiled, GPU)
+    for length in (9, 5):
+        batch = to_device(make_batch(length=length), GPU)
+        for model in (eager, compiled):
+            model.zero_grad()
+        expected, found = (train_step(model, batch, ContrastiveLoss()).loss for model in (eager, compiled))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        assert F.cosine_similarity(gradient_of(compiled), gradient_of(eager), dim=0) > 0.9999
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp16"])
+def test_a_run_on_a_gpu_learns_and_says_its_number_format(precision: str, tmp_path: Any):
+    config = small.train_config(epochs=10, precision=precision, lr=0.003)
+    trainer = Trainer(small.small_model(0.0).to(GPU), small.SmallBatches(), config, output=tmp_path)
+    assert trainer.run() == 0
+    assert trainer.precision == {"auto": "bf16", "fp16": "fp16"}[precision]
+    logged = [line["loss"] for line in read_metrics(tmp_path) if line.get("loss") is not None]
+    assert sum(logged[-4:]) < sum(logged[:4])
