@@ -2,10 +2,12 @@
 
 PYTHONPATH=. python docs/benchmarks/loss_memory.py --rows 2048 8192 --dim 256
 PYTHONPATH=. python docs/benchmarks/loss_memory.py --rows 65536 --dim 512 --device cuda
-PYTHONPATH=. python docs/benchmarks/loss_memory.py --rows 1048576 --dim 512 --device cuda --forms tiled
+PYTHONPATH=. python docs/benchmarks/loss_memory.py --rows 65536 1048576 --dim 512 --device cuda --one-process
 
 Each measurement has a process of its own; the forms take turns, and medians are printed. Memory is what a first run
-needs beyond the features; time is the median of further runs.
+needs beyond the features; time is the median of further runs, or of the first one if it takes more than ten seconds.
+With `--one-process`, for CUDA, all are measured in this process: its allocator tells them apart, and code is compiled
+once. A form for which there is too little memory says how much it wanted.
 
 On CUDA each form runs as its users run it: products in TF32, and the dense forms under bfloat16 autocast, as
 open_clip's trainings are. `--precision fp32` gives float32 to all, the default on a CPU.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
@@ -22,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +35,8 @@ from mmdata.train.losses.contrastive import clip_loss
 from mmdata.train.precision import numerics
 
 PAGE_BYTES = 4096
+LONG_S = 10.0
+"""A first run that takes longer is not repeated."""
 
 
 def open_clip(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
@@ -88,13 +94,26 @@ class Peak:
         return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
 
 
-def measure(form: str, rows: int, given: argparse.Namespace) -> dict[str, float]:
-    """Peak bytes, seconds and value of one form, in this process."""
+def measure(form: str, rows: int, given: argparse.Namespace) -> dict[str, Any]:
+    """Peak bytes, seconds and value of one form, in this process; or the error that memory was too little."""
+    try:
+        return _measure(form, rows, given)
+    except RuntimeError as error:
+        wanted = re.search(r"ried to allocate ([\d.]+ \w+)", str(error))  # torch's words on both kinds of device
+        if wanted is None:
+            raise
+        return {"error": f"out of memory: wanted {wanted[1]}"}
+    finally:
+        if given.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _measure(form: str, rows: int, given: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(given.threads)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(given.device).manual_seed(0)
     dtype = getattr(torch, given.dtype)
-    sides = (torch.randn(rows, given.dim, generator=generator) for _ in range(2))
-    images, texts = (F.normalize(x, dim=1).to(given.device, dtype).requires_grad_() for x in sides)
+    sides = (torch.randn(rows, given.dim, generator=generator, device=given.device) for _ in range(2))
+    images, texts = (F.normalize(x, dim=1).to(dtype).requires_grad_() for x in sides)
     scale = torch.tensor(50.0, device=given.device, dtype=dtype, requires_grad=True)
 
     lower = given.precision == "bf16" and form != "tiled"
@@ -109,16 +128,30 @@ def measure(form: str, rows: int, given: argparse.Namespace) -> dict[str, float]
 
     few = (x[:64].detach().clone().requires_grad_() for x in (images, texts))
     run(*few)  # code, handles and threads are there
-    with Peak(given.device) as peak:
-        value = run(images, texts)
-    seconds: list[float] = []
-    for _ in range(given.runs):
+
+    def timed() -> tuple[float, float]:
         started = time.perf_counter()
-        run(images, texts)
+        value = run(images, texts)
         if given.device == "cuda":
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return {"bytes": peak.bytes, "seconds": median(seconds), "value": value}
+        return time.perf_counter() - started, value
+
+    with Peak(given.device) as peak:
+        seconds, value = timed()
+    if seconds < LONG_S:
+        seconds = median(timed()[0] for _ in range(given.runs))
+    return {"bytes": peak.bytes, "seconds": seconds, "value": value}
+
+
+def measure_apart(form: str, rows: int, given: argparse.Namespace) -> dict[str, Any]:
+    """As `measure`, in a process of its own."""
+    names = ("dim", "device", "dtype", "threads", "runs", "precision")
+    settings = [f"--{name}={getattr(given, name)}" for name in names]
+    command = [sys.executable, __file__, "--one", "--forms", form, "--rows", str(rows), *settings]
+    try:
+        return json.loads(subprocess.check_output(command))
+    except subprocess.CalledProcessError as error:
+        return {"error": f"ended with {error.returncode}; its message is above"}
 
 
 def main() -> None:
@@ -132,32 +165,36 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="processes for each form")
     parser.add_argument("--runs", type=int, default=3, help="timed runs in each process")
     parser.add_argument("--one", action="store_true", help="measure here the one form and number of rows given")
+    parser.add_argument("--one-process", action="store_true", help="measure all in this process, for CUDA")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each row of the table")
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="default: bf16 on CUDA, else fp32")
     given = parser.parse_args()
     given.precision = given.precision or ("bf16" if given.device == "cuda" else "fp32")
-    if given.one:
-        with numerics(given.precision, torch.device(given.device)):
+    with numerics(given.precision, torch.device(given.device)):
+        if given.one:
             print(json.dumps(measure(given.forms[0], given.rows[0], given)))
-        return
+        else:
+            compare(given)
+
+
+def compare(given: argparse.Namespace) -> None:
+    """Measure all forms in turn; a row is printed as soon as it is known."""
     if not given.json:
         print("| rows | form | memory, MB | × less in tiled | time, s | tiled / it | loss |")
         print("|---" * 7 + "|")
-    settings = [
-        f"--{name}={getattr(given, name)}" for name in ("dim", "device", "dtype", "threads", "runs", "precision")
-    ]
     for rows in given.rows:
-        found: dict[str, list[dict[str, float]]] = {form: [] for form in given.forms}
+        found: dict[str, list[dict[str, Any]]] = {form: [] for form in given.forms}
+        medians: dict[str, dict[str, float]] = {}
         for _ in range(given.rounds):
-            for form in given.forms:
-                command = [sys.executable, __file__, "--one", "--forms", form, "--rows", str(rows), *settings]
-                try:
-                    found[form].append(json.loads(subprocess.check_output(command)))
-                except subprocess.CalledProcessError as error:  # such as too little memory: a result too
-                    print_failure(f"{form}, {rows:,} x {given.dim}", error, given)
-        medians = {form: {key: median(x[key] for x in runs) for key in runs[0]} for form, runs in found.items() if runs}
-        for form, its in medians.items():
-            print_row(form, rows, its, medians.get("tiled", its), given)
+            for form, its in found.items():
+                measured = (measure if given.one_process else measure_apart)(form, rows, given)
+                if "error" in measured:
+                    print_failure(f"{form}, {rows:,} x {given.dim}", measured["error"], given)
+                    continue
+                its.append(measured)
+                if len(its) == given.rounds:
+                    medians[form] = {key: median(x[key] for x in its) for key in measured}
+                    print_row(form, rows, medians[form], medians.get("tiled", medians[form]), given)
 
 
 def print_row(form: str, rows: int, its: dict[str, float], tiled: dict[str, float], given: argparse.Namespace) -> None:
@@ -174,8 +211,7 @@ def print_row(form: str, rows: int, its: dict[str, float], tiled: dict[str, floa
     )
 
 
-def print_failure(name: str, error: subprocess.CalledProcessError, given: argparse.Namespace) -> None:
-    said = f"ended with {error.returncode}; its message is above"
+def print_failure(name: str, said: str, given: argparse.Namespace) -> None:
     print(json.dumps({"name": name, "error": said}) if given.json else f"| {name} | {said} |", flush=True)
 
 
