@@ -5,9 +5,11 @@ PYTHONPATH=. python docs/benchmarks/gpu_step.py --device cpu --small          # 
 
 A step is the trainer's: bfloat16 autocast, the tiled loss, clipping, fused AdamW; the batch lies on the device. A row
 is a line of JSON. Texts have as many tokens as captions of web images (log-normal, median 13 with the special tokens,
-sigma 0.5, at most 77): "padded" pads all to 77; "bucketed" to the plan's eight bounds for these lengths, whose steps
-count with their share of the rows. The share of the peak counts the towers' products, forward and backward, as torch's
-FlopCounterMode counts them in that form of the batch. Rows are halved until a batch fits.
+sigma 0.5, at most 77), and masks that say so: "padded" pads all to 77; "bucketed" to the plan's eight bounds for these
+lengths, whose steps count with their share of the rows. Steps are queued on a GPU one behind the other, as in training,
+and timed there. The share of the peak counts the towers' products, forward and backward, as torch's FlopCounterMode
+counts them in that form of the batch, with attention's written out: a fused kernel makes some of them twice. Rows are
+halved until a batch fits.
 """
 
 from __future__ import annotations
@@ -17,18 +19,23 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmdata.config import ModelConfig, TrainConfig
 from mmdata.plan.choose_shapes import choose_lengths
 from mmdata.train import DualEncoder, miners
+from mmdata.train.compiler import compiles
 from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.precision import AUTOCAST, choose_precision, numerics
 from mmdata.train.ranks import parallel, sharding
@@ -55,10 +62,16 @@ def peak_of(name: str) -> float | None:
     return next((1e12 * peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
 
 
+@cache
+def caption_lengths() -> NDArray[np.int64]:
+    """Tokens of a million captions."""
+    lengths = np.random.default_rng(0).lognormal(math.log(13), 0.5, 1_000_000)
+    return lengths.round().clip(4, LONGEST).astype(np.int64)
+
+
 def text_lengths() -> dict[int, float]:
-    """The plan's bounds for texts of web images, and the share of the rows that each pads."""
-    lengths = np.random.default_rng(0).lognormal(math.log(13), 0.5, 1_000_000).round().clip(4, LONGEST)
-    histogram = np.bincount(lengths.astype(np.int64))
+    """The plan's bounds for these captions, and the share of the rows that each pads."""
+    histogram = np.bincount(caption_lengths())
     bounds = choose_lengths(histogram, BOUNDS)
     cumulative = np.cumsum(histogram)[bounds] / histogram.sum()
     return dict(zip(bounds, np.diff(cumulative, prepend=0.0).tolist(), strict=True))
@@ -84,13 +97,16 @@ class Step:
         self.dtype = AUTOCAST[choose_precision("auto", device)]
         self.loss = ContrastiveLoss("clip")
 
-    def batch(self, rows: int, length: int) -> dict[str, Tensor]:
+    def batch(self, rows: int, length: int, *, above: int = 0) -> dict[str, Tensor]:
+        """Texts of more than `above` tokens, padded to `length`: without padding attention takes another kernel."""
+        captions = caption_lengths()
+        tokens = np.random.default_rng(0).choice(captions[(captions > above) & (captions <= length)], rows)
+        mask = (torch.arange(length) < torch.from_numpy(tokens)[:, None]).long().to(self.device)  # (rows, length)
         pixels = torch.randint(0, 256, (rows, 3, self.side, self.side), dtype=torch.uint8, device=self.device)
         ids = torch.randint(1, VOCABULARY - 2, (rows, length), device=self.device)
-        mask = torch.ones_like(ids)
         return {
             "pixel_values": pixels,
-            "input_ids": ids,
+            "input_ids": ids * mask,
             "attention_mask": mask,
             "valid": torch.ones(rows, dtype=torch.bool, device=self.device),
         }
@@ -104,7 +120,7 @@ class Step:
     def flops(self, length: int) -> float:
         """Operations of a row, forward and backward; counted before anything is compiled."""
         rows = 4
-        with FlopCounterMode(display=False) as counter:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             output = self.model(self.batch(rows, length))
             (output.image_features.sum() + output.text_features.sum()).backward()
         self.optimizer.zero_grad(set_to_none=True)
@@ -112,17 +128,21 @@ class Step:
 
 
 def seconds(work: Callable[[], object], device: torch.device, *, warm: int, times: int) -> float:
-    """Median time of `work`."""
+    """Median time of `work`; on a GPU from the end of one to the end of the next, none of which is waited for."""
     for _ in range(warm):
         work()
+    if device.type == "cuda":
+        ends = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
+        ends[0].record()
+        for end in ends[1:]:
+            work()
+            end.record()
+        ends[-1].synchronize()
+        return median(1e-3 * one.elapsed_time(other) for one, other in pairwise(ends))
     found: list[float] = []
     for _ in range(times):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
         started = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
         found.append(time.perf_counter() - started)
     return median(found)
 
@@ -132,8 +152,8 @@ def measured(step: Step, rows: int, lengths: dict[int, float], flops: dict[int, 
     if step.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(step.device)
     taken, operations = 0.0, 0.0
-    for length, share in sorted(lengths.items(), reverse=True):  # the largest first: memory is taken once
-        batch = step.batch(rows, length)
+    for above, length in reversed(list(pairwise([0, *sorted(lengths)]))):  # the largest first: memory is taken once
+        batch, share = step.batch(rows, length, above=above), lengths[length]
         taken += share * seconds(lambda batch=batch: step.update(batch), step.device, warm=3, times=times)
         operations += share * rows * flops[length]
     peak = peak_of(torch.cuda.get_device_name(step.device)) if step.device.type == "cuda" else None
@@ -161,30 +181,33 @@ def that_fit(step: Step, rows: int, lengths: dict[int, float], flops: dict[int, 
 
 
 def rows_of(name: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All rows of one model."""
+    """All rows of one model, those that take longest last: a shape is compiled for each bound."""
     device = torch.device(given.device)
     side, rows, times = (32, 8, 1) if given.small else (224, ROWS[name], given.times)
     padded, bucketed = {LONGEST: 1.0}, text_lengths()
     if given.small:
         bucketed = {min(bucketed): 0.5, max(bucketed): 0.5}
-    forms = {"padded to 77": padded, "bucketed": bucketed}
-    for compiled in (False,) if given.eager else (False, True):
-        step = Step(name, device, compiled=compiled, side=side)
-        if not compiled:
-            flops = {length: step.flops(length) for length in sorted({*padded, *bucketed})}
-        for form, lengths in forms.items():
-            values = that_fit(step, rows, lengths, flops, times)
-            rows = values["rows"]  # those after it take as many
-            yield {"name": f"{name}, {form}, {'compiled' if compiled else 'eager'}", **values}
-        if name == "vit_b_32" and compiled:  # as people run it
-            step.loss = ContrastiveLoss("clip", miner=miners.TopK(64))
-            values = that_fit(step, rows, padded, flops, times)
-            yield {"name": f"{name}, padded to 77, compiled, mining top_k 64", **values}
-        if given.profile and name == "vit_b_16" and compiled:
-            write_profile(step, rows, given.profile)
-        del step
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    step = Step(name, device, compiled=False, side=side)
+    flops = {length: step.flops(length) for length in sorted({*padded, *bucketed})}
+
+    def row(form: str, lengths: dict[int, float]) -> dict[str, Any]:
+        nonlocal rows
+        values = that_fit(step, rows, lengths, flops, times)
+        rows = values["rows"]  # those after it take as many
+        return {"name": f"{name}, {form}", **values}
+
+    yield row("padded to 77, eager", padded)
+    compiled = not given.eager and compiles(device)
+    if compiled:
+        parallel.compile_blocks(step.model, device)
+        yield row("padded to 77, compiled", padded)
+        if name == "vit_b_32":
+            plain, step.loss = step.loss, ContrastiveLoss("clip", miner=miners.TopK(64))
+            yield row("padded to 77, compiled, mining top_k 64", padded)
+            step.loss = plain
+    if given.profile and name == "vit_b_16":
+        write_profile(step, rows, given.profile)
+    yield row(f"bucketed, {'compiled' if compiled else 'eager'}", bucketed)
 
 
 def write_profile(step: Step, rows: int, path: Path) -> None:
