@@ -8,8 +8,8 @@ is a line of JSON. Texts have as many tokens as captions of web images (log-norm
 sigma 0.5, at most 77), and masks that say so: "padded" pads all to 77; "bucketed" to the plan's eight bounds for these
 lengths, whose steps count with their share of the rows. Steps are queued on a GPU one behind the other, as in training,
 and timed there. The share of the peak counts the towers' products, forward and backward, as torch's FlopCounterMode
-counts them in that form of the batch, with attention's written out: a fused kernel makes some of them twice. Rows are
-halved until a batch fits.
+counts them in that form of the batch, each of attention's once: a fused kernel computes one again in backward. Rows
+are halved until a batch fits.
 """
 
 from __future__ import annotations
