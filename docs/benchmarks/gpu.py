@@ -4,9 +4,10 @@ PYTHONPATH=. python docs/benchmarks/gpu.py --out runs/gpu
 PYTHONPATH=. python docs/benchmarks/gpu.py --parts step loader
 PYTHONPATH=. python docs/benchmarks/gpu.py --device cpu --small          # rehearses the script; says nothing
 
-Each part is a program of its own with a budget of seconds. A row is written into results.json and results.md as soon as
-it is measured: a stop in the middle keeps what is there. A part that fails, or takes longer than its budget, says so in
-a row, and the next one begins. Needs torch, torchvision and transformers; no webdataset and no network.
+Each part is programs with a budget of seconds each; what one leaves unused is the next one's too. A row is written into
+results.json and results.md as soon as it is measured: a stop in the middle keeps what is there. A program that fails,
+or takes longer than it may, says so in a row, and the next one begins. None outlives this one, even after SIGKILL.
+Needs torch, torchvision and transformers; no webdataset and no network.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,34 +37,64 @@ from mmdata.cores import usable_cores
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-BUDGETS_S = {"tests": 75, "loss": 75, "step": 240, "loader": 90, "train": 60}
-"""Nine minutes in all, in the order in which the parts run."""
+PARTS = ["tests", "loss", "step", "loader", "train"]
+STEP_BUDGETS_S = {"vit_b_32": 95, "vit_b_16": 70, "vit_l_14": 75}
+"""A model's share of the part."""
+KEEPER = ["sh", "-c", 'read _; kill -KILL "-$0"']
+"""Waits until its standard input closes, then ends a process group."""
 
 
-def command_of(part: str, given: argparse.Namespace) -> list[list[str]]:
-    """The programs of a part."""
-    python, device, small = sys.executable, ["--device", given.device], ["--small"] * given.small
-    if part == "tests":
-        # Only the files that have some: others import what such a machine may lack.
-        files = [str(file) for file in sorted(ROOT.glob("tests/**/test_*.py")) if "pytest.mark.gpu" in file.read_text()]
-        options = ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
-        return [[python, "-m", "pytest", "-m", "gpu", *options, *(files[1:2] if given.small else files)]]
-    if part == "loss":
-        program = [python, str(HERE / "loss_memory.py"), "--json", *device, "--rounds", "1"]
-        if given.small:
-            return [[*program, "--rows", "64", "--dim", "8", "--runs", "1"]]
-        alone = ["--rows", "1048576", "--dim", "512", "--runs", "1", "--forms", "tiled"]
-        return [[*program, "--rows", "8192", "32768", "65536", "--dim", "512"], [*program, *alone]]
-    if part == "step":
-        models = ["--models", "tiny", "--eager"] if given.small else ["--profile", str(given.out / "profile.txt")]
-        return [[python, str(HERE / "gpu_step.py"), *device, *small, *models]]
-    if part == "loader":
-        return [[python, str(HERE / "gpu_loader.py"), *device, *small, *(["--model", "tiny"] if given.small else [])]]
-    return [[python, str(HERE / "gpu_train.py"), *device, *small]]
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A program that prints rows, lines of JSON.
+
+    Args:
+        part: to which its rows belong.
+        budget_s: seconds that it may take, beyond what the programs before it left unused.
+        command: that starts it.
+    """
+
+    part: str
+    budget_s: float
+    command: list[str]
+
+
+def programs(given: argparse.Namespace) -> list[Program]:
+    """All programs in the order in which they run: nine minutes."""
+    device, small = ["--device", given.device], ["--small"] * given.small
+
+    def program(part: str, budget_s: float, *words: str) -> Program:
+        return Program(part=part, budget_s=given.budget_s or budget_s, command=[sys.executable, *words])
+
+    def script(part: str, budget_s: float, name: str, *words: str) -> Program:
+        return program(part, budget_s, str(HERE / name), *device, *words)
+
+    # Only the files that have some: others import what such a machine may lack.
+    files = [str(file) for file in sorted(ROOT.glob("tests/**/test_*.py")) if "pytest.mark.gpu" in file.read_text()]
+    options = ["-m", "gpu", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    loss = ["loss_memory.py", "--json", "--one-process", "--rounds", "1", "--forms", "tiled"]
+    shape = ["--dim", "512", "--rows", "8192", "32768", "65536"]
+    step = ["--profile", str(given.out / "profile.txt"), "--models"]
+    if given.small:
+        return [
+            program("tests", 75, "-m", "pytest", *options, *files[1:2]),
+            script("loss", 75, *loss, "open_clip", "--dim", "8", "--rows", "64", "--runs", "1"),
+            script("step", 240, "gpu_step.py", *small, "--eager", "--models", "tiny"),
+            script("loader", 90, "gpu_loader.py", *small, "--model", "tiny"),
+            script("train", 60, "gpu_train.py", *small),
+        ]
+    return [
+        program("tests", 75, "-m", "pytest", *options, *files),
+        script("loss", 60, *loss, "open_clip", *shape, "1048576"),
+        script("loss", 15, *loss, "lean", *shape),
+        *(script("step", budget_s, "gpu_step.py", *step, model) for model, budget_s in STEP_BUDGETS_S.items()),
+        script("loader", 90, "gpu_loader.py"),
+        script("train", 60, "gpu_train.py"),
+    ]
 
 
 def rows_of(command: list[str], end_s: float) -> Iterator[dict[str, Any]]:
-    """The rows that a program prints, lines of JSON; the last one says why it ended early, if it did."""
+    """The rows that a program prints; the last one says why it ended early, if it did."""
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             command,
@@ -73,6 +105,9 @@ def rows_of(command: list[str], end_s: float) -> Iterator[dict[str, Any]]:
             text=True,
             start_new_session=True,
         )
+        # The other end of its input closes however this process ends. A signal at a parent's death (prctl) would reach
+        # the program only, and not what that has started.
+        keeper = subprocess.Popen([*KEEPER, str(process.pid)], stdin=subprocess.PIPE, start_new_session=True)
         late = threading.Event()
 
         def end() -> None:
@@ -95,14 +130,22 @@ def rows_of(command: list[str], end_s: float) -> Iterator[dict[str, Any]]:
             clock.cancel()
             with suppress(ProcessLookupError):  # also where this program is ended: none of its parts goes on
                 os.killpg(process.pid, signal.SIGKILL)
+            keeper.kill()
+            keeper.communicate()
+        name = f"(not finished) {short(command)}"
         if late.is_set():
-            yield {"name": "(not finished)", "error": "took longer than its budget"}
+            yield {"name": name, "error": "took longer than its budget"}
         elif status:
             errors.seek(0)
             last = [line.strip() for line in errors if line.strip()] or said or [""]
-            yield {"name": "(not finished)", "error": f"ended with {status}: {last[-1][:300]}"}
+            yield {"name": name, "error": f"ended with {status}: {last[-1][:300]}"}
         elif "pytest" in command and said:
             yield {"name": "tests that need a GPU", "result": said[-1].strip("= ")}
+
+
+def short(command: list[str]) -> str:
+    """A command as one would type it in the checkout."""
+    return shlex.join(command).replace(str(ROOT) + os.sep, "").replace(sys.executable, "python")
 
 
 class Results:
@@ -119,13 +162,9 @@ class Results:
         folder.mkdir(parents=True, exist_ok=True)
         self.write()
 
-    def add(self, part: str, row: dict[str, Any], command: list[str]) -> None:
+    def add(self, program: Program, row: dict[str, Any]) -> None:
         """Add a row, and write all of them."""
-        known = {str(ROOT) + os.sep: "", sys.executable: "python"}
-        words = shlex.join(command)
-        for long, short in known.items():
-            words = words.replace(long, short)
-        self._rows.append({"part": part, **row, "command": words})
+        self._rows.append({"part": program.part, **row, "command": short(program.command)})
         self.write()
 
     def write(self) -> None:
@@ -167,10 +206,10 @@ def machine_of(device: str) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"))
-    parser.add_argument("--parts", nargs="+", choices=list(BUDGETS_S), default=list(BUDGETS_S))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--small", action="store_true", help="few rows, to rehearse this script")
-    parser.add_argument("--budget-s", type=float, help="of each part, in place of its own")
+    parser.add_argument("--budget-s", type=float, help="of each program, in place of its own")
     given = parser.parse_args()
     given.out = given.out.resolve()
     if given.device == "cuda" and not torch.cuda.is_available():
@@ -178,12 +217,13 @@ def main() -> int:
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     results = Results(given.out, machine_of(given.device))
-    for part in given.parts:
-        end_s = time.monotonic() + (given.budget_s or BUDGETS_S[part])
-        for command in command_of(part, given):
-            for row in rows_of(command, end_s):
-                results.add(part, row, command)
-                print(f"{part}: {json.dumps(row)}", flush=True)
+    end_s = time.monotonic()
+    for program in programs(given):
+        if program.part in given.parts:
+            end_s += program.budget_s
+            for row in rows_of(program.command, end_s):
+                results.add(program, row)
+                print(f"{program.part}: {json.dumps(row)}", flush=True)
     print(f"in {given.out}: results.json, results.md")
     return 0
 

@@ -17,6 +17,8 @@ from statistics import median
 
 import yaml
 
+from mmdata.convert import convert, load_recipe
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,10 +36,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mmdata-gpu-train-") as name:
         raw, shards, run = (Path(name) / part for part in ("raw", "shards", "run"))
         call("datasets/scenes/render.py", raw, "--seed", 0, "--train", count, "--val", val, "--pairs", "1-per-type")
-        convert = ["-m", "mmdata", "convert"]
-        call(*convert, raw / "train", shards / "train", "--recipe", "scenes", "--train-tokenizer", words)
         tokenizer = shards / "train" / "tokenizer"
-        call(*convert, raw / "val", shards / "val", "--recipe", "scenes", "--tokenizer", tokenizer)
+        convert(raw / "train", shards / "train", load_recipe("scenes", {"train_tokenizer": words}))
+        convert(raw / "val", shards / "val", load_recipe("scenes", {"tokenizer": str(tokenizer)}))
         settings = {
             "data.shards": shards / "train",
             "data.val.shards": shards / "val",
