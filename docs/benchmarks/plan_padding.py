@@ -29,7 +29,7 @@ class SyntheticRows:
         height, width = np.array(SHAPES)[self.aspect[rows]].T
         return Shapes(self.length[rows], height, width)
 
-    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
+    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
         return count_buckets(self, policy, epoch, shards)
 
 
@@ -47,7 +47,7 @@ def main() -> None:
             plan = Plan(rows, policy, global_batch_size=GLOBAL_BATCH_SIZE)
             summary = summarize(plan)
             useful = 1 - summary.padding_share
-            own = rows.bucket_counts(policy, 0, slice(0, len(rows.starts) - 1)).sum(axis=0)
+            own = rows.bucket_counts(policy, 0, np.arange(len(rows.starts) - 1)).sum(axis=0)
             merged = np.maximum(own - [count.rows for count in summary.buckets.values()], 0).sum()
             print(
                 f"{count:8} {len(shapes):7} {best:7.4f} {useful:7.4f} {useful / best:10.4f} "

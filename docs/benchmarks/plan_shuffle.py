@@ -33,7 +33,7 @@ class SyntheticRows:
     def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
         return Shapes(self.length[rows], np.ones_like(rows), np.ones_like(rows))
 
-    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
+    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
         return count_buckets(self, policy, epoch, shards)
 
 

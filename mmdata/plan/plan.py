@@ -10,6 +10,7 @@ window, `LaneQueues` hold its rows by bucket, and the `Schedule`, made from coun
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -205,7 +206,8 @@ class Plan:
         queues = [LaneQueues(self._window_reader, epoch, windows[i], schedule, i) for i in lane_shares]
         for queue in queues:
             queue.seek(begin)
-        for round_ in range(begin, len(schedule.merged)):
+        for round_ in range(begin, schedule.num_rounds):
+            schedule.reach(round_)
             buckets = schedule.buckets_of(round_)
             parts = [queue.next_round(round_) for queue in queues]  # [lane share][batch]
             order = self._batch_order(len(buckets), schedule.num_padded(round_), epoch, round_)
@@ -261,8 +263,12 @@ class Plan:
         """The windows of each lane share, and the schedule; the epoch asked for last is kept."""
         if epoch not in self._schedules:
             windows = self._epoch_windows.windows(epoch)
-            arrived = self._window_reader.arrivals(windows, epoch)
-            schedule = Schedule(arrived, self.policy.buckets, self._epoch_windows.rows_per_batch)
+            schedule = Schedule(
+                partial(self._window_reader.arrivals, windows, epoch),
+                max(map(len, windows)),
+                self.policy.buckets,
+                self._epoch_windows.rows_per_batch,
+            )
             self._schedules = {epoch: (windows, schedule)}
         return self._schedules[epoch]
 

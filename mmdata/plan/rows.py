@@ -49,10 +49,11 @@ class Rows(Protocol):
         """Shapes of n rows in an epoch."""
         ...
 
-    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
-        """Rows of each of n consecutive shards by the policy's K buckets: int64 (n, K).
+    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of each of n shards by the policy's K buckets: int64 (n, K).
 
-        Must agree with `policy.assign` of the shapes of those rows. `count_buckets` does it row by row.
+        Must agree with `policy.assign` of the shapes of those rows. `count_buckets` does it row by row. A plan asks for
+        the shards of the windows that come next, and again in each epoch.
         """
         ...
 
@@ -98,7 +99,7 @@ class IndexRows:
         self._lengths: Literal["index", "no_texts"] | CaptionTokens | None = lengths
         self._limited = limit is not None and limit < len(index)
         self.starts = starts_of(index, limit)
-        self._counted: dict[tuple[int, int], tuple[BucketPolicy, NDArray[np.int64]]] = {}
+        self._counted: _CountedShards | None = None
         counted = hashlib.sha256(lengths[1].tobytes()).hexdigest()[:16] if isinstance(lengths, tuple) else str(lengths)
         self.fingerprint = f"{index.fingerprint[:16]}-{counted}-{self.starts[-1]}"
 
@@ -153,23 +154,43 @@ class IndexRows:
         chosen = choose_captions(rows, np.diff(offsets), passes)
         return Hashes(images, hashes[offsets[:-1] + chosen])
 
-    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
-        """Rows of each of n consecutive shards by bucket, int64 (n, K)."""
-        # The manifest's histograms tell, if every row has one caption and the policy looks at nothing finer than their
-        # cells. Otherwise the shape of every row has to be read from the index.
+    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of each of n shards by bucket, int64 (n, K)."""
         # A folder of labels only has one count a row in its histograms, too.
         one_each = all(part.captions in (part.rows, 0) for part in self._index.manifests)
-        known = one_each and not isinstance(self._lengths, tuple) and not self._limited
-        if known and self.selection is None and getattr(policy, "uses_cells", False):
-            return count_cells(self._index.cells(), policy, lengths=self._lengths == "index")[shards]
-        if not one_each:
-            return count_buckets(self, policy, epoch, shards)
         # With one caption a row the counts are the same in every epoch.
-        counted_for, counts = self._counted.get((shards.start, shards.stop), (None, None))
-        if counts is None or counted_for is not policy:
-            counts = count_buckets(self, policy, epoch, shards)
-            self._counted[shards.start, shards.stop] = policy, counts
-        return counts
+        epoch = 0 if one_each else epoch
+        table = self._counted
+        if table is None or table.policy is not policy or table.epoch != epoch:
+            num_shards = len(self.starts) - 1
+            table = self._counted = _CountedShards(
+                policy, epoch, np.zeros((num_shards, len(policy.buckets)), np.int64), np.zeros(num_shards, np.bool_)
+            )
+            # The manifest's histograms tell, if every row has one caption and the policy looks at nothing finer than
+            # their cells. Otherwise the shape of every row has to be read from the index.
+            known = one_each and not isinstance(self._lengths, tuple) and not self._limited and self.selection is None
+            if known and getattr(policy, "uses_cells", False):
+                table.counts[:] = count_cells(self._index.cells(), policy, lengths=self._lengths == "index")
+                table.known[:] = True
+        if len(missing := shards[~table.known[shards]]):
+            table.counts[missing] = count_buckets(self, policy, epoch, missing)
+            table.known[missing] = True
+        return table.counts[shards]
+
+
+class _CountedShards(NamedTuple):
+    """Rows of the shards by bucket, as far as they have been counted.
+
+    Attributes:
+        policy, epoch: what they were counted for.
+        counts: int64 (num_shards, K).
+        known: bool (num_shards,).
+    """
+
+    policy: BucketPolicy
+    epoch: int
+    counts: NDArray[np.int64]
+    known: NDArray[np.bool_]
 
 
 def starts_of(index: Index, limit: int | None) -> NDArray[np.int64]:
@@ -250,21 +271,21 @@ def fingerprint_policy(policy: BucketPolicy, rows: Rows) -> str:
     return digest.hexdigest()[:16]
 
 
-def count_buckets(rows: Rows, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
+def count_buckets(rows: Rows, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
     """`Rows.bucket_counts` from the shape of every row, or of every selected row."""
     selection = selection_of(rows)
-    starts = (rows.starts if selection is None else selection.starts)[shards.start : shards.stop + 1]
-    num_buckets = len(policy.buckets)
-    counts = np.zeros((len(starts) - 1, num_buckets), np.int64)
-    for first, last in shard_runs(starts, COUNT_ROWS):
-        if selection is None:
-            numbers = np.arange(starts[first], starts[last])
-        else:
-            of_shards = map(selection.of_shard, range(shards.start + first, shards.start + last))
-            numbers = np.concatenate([np.empty(0, np.int64), *of_shards])
+    starts = rows.starts if selection is None else selection.starts
+    num_buckets, ends = len(policy.buckets), offsets_of(starts[shards + 1] - starts[shards])
+    counts = np.zeros((len(shards), num_buckets), np.int64)
+    for first, last in shard_runs(ends, COUNT_ROWS):
+        of_shards = (
+            np.arange(*rows.starts[shard : shard + 2].tolist()) if selection is None else selection.of_shard(shard)
+            for shard in shards[first:last].tolist()
+        )
+        numbers = np.concatenate([np.empty(0, np.int64), *of_shards])
         bucket_of = assign_buckets(policy, rows.shapes(numbers, epoch), numbers)
-        shard = np.repeat(np.arange(last - first), np.diff(starts[first : last + 1]))
-        pairs = np.bincount(shard * num_buckets + bucket_of, minlength=(last - first) * num_buckets)
+        number = np.repeat(np.arange(last - first), np.diff(ends[first : last + 1]))
+        pairs = np.bincount(number * num_buckets + bucket_of, minlength=(last - first) * num_buckets)
         counts[first:last] = pairs.reshape(-1, num_buckets)
     return counts
 

@@ -9,7 +9,7 @@ their arrival, so the rows that wait are always the last that arrived.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,50 +38,88 @@ class MergedBatch(NamedTuple):
 
 
 class Schedule:
-    """How many batches of each bucket each round of windows brings.
+    """How many batches of each bucket each round of windows brings. Rounds are counted when they are first asked for.
 
     Args:
-        arrived: int64 (L, R, K), what has reached each bucket of each lane share by the end of each round.
+        arrivals: counts what some rounds bring to each bucket of each lane share: int64 (L, len(rounds), K).
+        num_rounds: R.
         buckets: the K buckets.
         rows_per_batch: int64 (L, K), what each lane share adds to a batch of each bucket.
 
-    Attributes:
+    Attributes (of the rounds that `reach` has reached):
+        arrived: int64 (L, R, K), what has reached each bucket of each lane share by the end of each round.
         taken: int64 (L, R, K), what has left each queue by the end of each round.
         num_batches: int64 (R, K), batches of each bucket that each round brings, without the merged ones.
         merged: the merged batches of each round; they follow the others.
         first_step: int64 (R + 1,), number of the first step of each round, and of the epoch after.
-        num_steps: of the epoch.
     """
 
-    def __init__(self, arrived: Ints, buckets: Sequence[Bucket], rows_per_batch: Ints) -> None:
-        self.arrived = arrived
+    def __init__(
+        self,
+        arrivals: Callable[[range], Ints],
+        num_rounds: int,
+        buckets: Sequence[Bucket],
+        rows_per_batch: Ints,
+    ) -> None:
+        self.num_rounds = num_rounds
         self.rows_per_batch = rows_per_batch
-        self.taken: Ints = np.zeros_like(arrived)
-        self.num_batches: Ints = np.zeros(arrived.shape[1:], np.int64)
+        num_lane_shares, num_buckets = rows_per_batch.shape
+        self.arrived: Ints = np.zeros((num_lane_shares, num_rounds, num_buckets), np.int64)
+        self.taken: Ints = np.zeros_like(self.arrived)
+        self.num_batches: Ints = np.zeros((num_rounds, num_buckets), np.int64)
         self.merged: list[list[MergedBatch]] = []
-        groups = merge_groups(buckets)
-        taken = np.zeros_like(rows_per_batch)  # (L, K) before the round
-        last = arrived.shape[1] - 1
-        for round_ in range(last + 1):
-            waiting = arrived[:, round_] - taken
-            self.num_batches[round_] = (waiting // rows_per_batch).min(axis=0)  # the lane share with the fewest decides
-            waiting -= self.num_batches[round_] * rows_per_batch
-            # Shares with texts of other lengths may never agree on a bucket. Merging what waits keeps the queues, and
-            # with them the cost of a resume, bounded.
-            crowded = (waiting / rows_per_batch).sum(axis=1).min() >= MERGE_AT_BATCHES * len(buckets)
-            merge = crowded or round_ == last
-            self.merged.append(_merge(waiting, groups, rows_per_batch, pad=round_ == last) if merge else [])
-            for batch in self.merged[-1]:
-                waiting -= batch.taken
-            taken = arrived[:, round_] - waiting
-            self.taken[:, round_] = taken
-        steps = self.num_batches.sum(axis=1) + [len(batches) for batches in self.merged]
-        self.first_step: Ints = np.concatenate([np.zeros(1, np.int64), np.cumsum(steps)])
-        self.num_steps = int(self.first_step[-1])
+        self.first_step: Ints = np.zeros(num_rounds + 1, np.int64)
+        self._arrivals = arrivals
+        self._counted = 0  # rounds whose arrivals are counted
+        self._num_buckets = num_buckets
+        self._groups = merge_groups(buckets)
+
+    def reach(self, round_: int) -> None:
+        """Know all rounds up to this one."""
+        while len(self.merged) <= round_:
+            if len(self.merged) == self._counted:
+                # As many rounds at once as came before: few calls, and at most twice the work.
+                rounds = range(self._counted, min(max(2 * self._counted, round_ + 1), self.num_rounds))
+                arrived = np.cumsum(self._arrivals(rounds), axis=1)
+                self.arrived[:, rounds.start : rounds.stop] = arrived + (
+                    self.arrived[:, self._counted - 1 : self._counted] if self._counted else 0
+                )
+                self._counted = rounds.stop
+            self._schedule(len(self.merged))
+
+    def _schedule(self, round_: int) -> None:
+        """Make batches of what waits in one round."""
+        taken = self.taken[:, round_ - 1] if round_ else np.zeros_like(self.rows_per_batch)  # (L, K) before the round
+        waiting = self.arrived[:, round_] - taken
+        # the lane share with the fewest decides
+        self.num_batches[round_] = (waiting // self.rows_per_batch).min(axis=0)
+        waiting -= self.num_batches[round_] * self.rows_per_batch
+        # Shares with texts of other lengths may never agree on a bucket. Merging what waits keeps the queues, and
+        # with them the cost of a resume, bounded.
+        crowded = (waiting / self.rows_per_batch).sum(axis=1).min() >= MERGE_AT_BATCHES * self._num_buckets
+        is_last = round_ == self.num_rounds - 1
+        self.merged.append(
+            _merge(waiting, self._groups, self.rows_per_batch, pad=is_last) if crowded or is_last else []
+        )
+        for batch in self.merged[-1]:
+            waiting -= batch.taken
+        self.taken[:, round_] = self.arrived[:, round_] - waiting
+        num_steps = int(self.num_batches[round_].sum()) + len(self.merged[-1])
+        self.first_step[round_ + 1] = self.first_step[round_] + num_steps
+
+    @property
+    def num_steps(self) -> int:
+        """Of the epoch."""
+        self.reach(self.num_rounds - 1)
+        return int(self.first_step[-1])
 
     def round_of(self, step: int) -> int:
-        """The round that brings a step."""
-        return min(int(np.searchsorted(self.first_step[1:], step, side="right")), len(self.merged) - 1)
+        """The round that brings a step; the last one for a step after the epoch."""
+        round_ = int(np.searchsorted(self.first_step[1 : len(self.merged) + 1], step, side="right"))
+        while round_ == len(self.merged) < self.num_rounds:
+            self.reach(round_)
+            round_ += int(self.first_step[round_ + 1] <= step)
+        return min(round_, self.num_rounds - 1)
 
     def buckets_of(self, round_: int) -> Ints:
         """The bucket of each batch of a round: those of one bucket, then the merged ones."""
@@ -90,6 +128,7 @@ class Schedule:
 
     def steps_of_buckets(self) -> list[int]:
         """How many steps of the epoch each bucket has."""
+        self.reach(self.num_rounds - 1)
         counts = self.num_batches.sum(axis=0)
         for batch in itertools.chain.from_iterable(self.merged):
             counts[batch.bucket] += 1

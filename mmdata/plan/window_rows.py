@@ -61,21 +61,21 @@ class WindowRows:
         order = self._permutation(len(units), epoch, Purpose.UNIT_ORDER, window.position)
         return np.where(units < 0, -1, occurrences[units])[order], bucket_of[order]
 
-    def arrivals(self, windows: list[list[Window]], epoch: int) -> Ints:
-        """How many units have reached each bucket of each lane share by the end of each round: int64 (L, R, K)."""
-        arrivals = np.zeros((len(windows), max(map(len, windows)), self.num_buckets), np.int64)
-        tables: dict[tuple[int, int], Ints] = {}  # (first shard of a dataset, pass) -> its shards' rows by bucket
+    def arrivals(self, windows: list[list[Window]], epoch: int, rounds: range) -> Ints:
+        """How many units some rounds bring to each bucket of each lane share: int64 (L, len(rounds), K)."""
+        arrivals = np.zeros((len(windows), len(rounds), self.num_buckets), np.int64)
         for own, counts in zip(windows, arrivals, strict=True):
+            of_rounds = own[rounds.start : rounds.stop]  # a lane share may have fewer windows than rounds
             if self._mixture.groups is not None:
                 # which rows stand together depends on the random order, so no histogram tells a unit's bucket
-                for window, arrived in zip(own, counts, strict=False):
+                for window, arrived in zip(of_rounds, counts, strict=False):
                     arrived[:] = np.bincount(self.units(window, epoch)[1], minlength=self.num_buckets)
             else:
-                rounds = np.repeat(np.arange(len(own)), [len(window.ranges.shards) for window in own])
-                np.add.at(counts, rounds, self._count(concatenate([window.ranges for window in own]), tables))
-        return np.cumsum(arrivals, axis=1)
+                of_ranges = np.repeat(np.arange(len(of_rounds)), [len(window.ranges.shards) for window in of_rounds])
+                np.add.at(counts, of_ranges, self._count(concatenate([window.ranges for window in of_rounds])))
+        return arrivals
 
-    def _count(self, ranges: RowRanges, tables: dict[tuple[int, int], Ints]) -> Ints:
+    def _count(self, ranges: RowRanges) -> Ints:
         """Rows of each range by bucket, int64 (n, K)."""
         starts = self._rows.starts if self._selection is None else self._selection.starts
         counts = np.zeros((len(ranges.shards), self.num_buckets), np.int64)
@@ -90,13 +90,9 @@ class WindowRows:
                 (np.repeat(partial, parts.ends - parts.begins), self._assign(parts.occurrences(self._selection))),
                 1,
             )
-        for first, last, _ in self._mixture.spans:
-            in_span = is_whole & (first <= ranges.shards) & (ranges.shards < last)
-            for number in np.unique(ranges.passes[in_span]).tolist():
-                if (first, number) not in tables:
-                    tables[first, number] = self._rows.bucket_counts(self._policy, number, slice(first, last))
-                of_pass = np.flatnonzero(in_span & (ranges.passes == number))
-                counts[of_pass] = tables[first, number][ranges.shards[of_pass] - first]
+        for number in np.unique(ranges.passes[is_whole]).tolist():
+            of_pass = np.flatnonzero(is_whole & (ranges.passes == number))
+            counts[of_pass] = self._rows.bucket_counts(self._policy, number, ranges.shards[of_pass])
         return counts
 
     def _assign(self, occurrences: Ints) -> NDArray[np.integer[Any]]:

@@ -326,7 +326,7 @@ def test_folders_with_and_without_captions_are_counted_by_rows(tmp_path, images)
                 writer.write(Sample(f"{i}", images[i], probe(images[i]), captions, label))
     both = [{"shards": str(tmp_path / name), "weight": 1} for name in ("captions", "labels")]
     with Loader.from_config(settings(tmp_path, shards=both, image_buckets=[[16, 16], [16, 32]])) as loader:
-        counts = loader.plan.rows.bucket_counts(loader.plan.policy, 0, slice(0, 2))
+        counts = loader.plan.rows.bucket_counts(loader.plan.policy, 0, np.arange(2))
         assert counts.sum(axis=1).tolist() == [6, 6]
 
 

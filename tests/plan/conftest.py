@@ -40,7 +40,7 @@ class FakeRows:
     def hashes(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> Hashes:
         return Hashes(self.image_hash[rows], self.caption_hash[rows])
 
-    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: slice) -> NDArray[np.int64]:
+    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
         asked = len(self.asked)
         counts = count_buckets(self, policy, epoch, shards)
         del self.asked[asked:]  # what is asked for the rows of windows is what tests look at
