@@ -24,7 +24,7 @@ from mmdata.convert.convert import PARTS
 from mmdata.convert.tables import shown
 from mmdata.errors import ConfigError, counted
 from mmdata.plan.from_config import build_plan
-from mmdata.plan.selection import by_image_hash
+from mmdata.plan.select.rows import below_share
 from mmdata.shards import Index, build_index
 from mmdata.shards.columns.encode import CountTokens
 from mmdata.shards.folder import find_ledger
@@ -248,7 +248,9 @@ class Init:
             return Starter(facts, self.machine, share, round(share * facts.rows))
         if (val := _val_beside(self.request.source, index)) is not None:
             return Starter(facts, self.machine, 0.0, len(Index.open(val)), val)
-        while not (val := len(by_image_hash(index, index.starts, share, below=True, name="val"))) and share < 0.5:
+        while not (val := sum(int(below_share(index, shard, share).sum()) for shard in range(index.num_shards))):
+            if share >= 0.5:
+                break
             share *= 2
         return Starter(facts, self.machine, share, val)
 

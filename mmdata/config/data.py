@@ -14,6 +14,16 @@ from mmdata.config.settings import Integer, Location, MayChange, Positive, Setti
 from mmdata.errors import ConfigError
 
 
+class SelectFile(Settings):
+    """A file of keys, a mask or row numbers."""
+
+    file: MayChange[Location]
+    """Text (a key a line), .parquet, .csv or .tsv with a column of keys, or .npy: bool (rows,), row numbers, or
+    DataComp's uids (u8,u8)."""
+    column: str | None = None
+    """Column of the table that holds the keys; null: key, or uid."""
+
+
 class SourceConfig(Settings):
     """One dataset of a mixture: all have a weight, or all have a repeat."""
 
@@ -25,6 +35,8 @@ class SourceConfig(Settings):
     repeat: Annotated[float, Field(gt=0.0, le=1000.0)] | None = None
     """Passes over the dataset per epoch; null: one. 2 uses each row twice; 0.5 uses half of the rows, and the other
     half in the next epoch."""
+    select: str | SelectFile | None = None
+    """Rows of this dataset that are used, as for `data.select`, which holds too."""
 
     @field_validator("weight", mode="before")
     @classmethod
@@ -219,7 +231,11 @@ class DataConfig(Settings):
     """Parquet file with the columns key and captions: wrong captions of images, as hard negatives (NegCLIP). Each batch
     then has one of them for each row. null: none."""
     max_rows: Positive | None = None
-    """Uses only the first rows of the index, for a quick try; null: all rows."""
+    """Uses only the first rows of the index, for a quick try; null: all rows. `select` chooses among these."""
+    select: str | SelectFile | None = None
+    """Rows that are used, where nothing is rewritten: a condition on the index, such as `width >= 256 and height >=
+    256`, or a file of keys (.txt, .parquet, .csv, .tsv), a mask or row numbers (.npy); null: all rows. See
+    docs/select.md."""
     skip_damaged: bool = False
     """A stream that meets a damaged or unreadable shard goes on with the next one, and counts the loss in `stream.lost`
     and its ledger; otherwise that is an error. Shards with an index: `mmdata index --skip-damaged`."""
@@ -401,7 +417,8 @@ def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
         )
     if data.loading.worker_type == "auto":
         data = data.with_loading(worker_type="thread")
-    which = {"split": "val"} if data.val.shards is None else {"shards": data.val.shards}
+    # Other shards have other rows: what selects those to train on says nothing about them.
+    which = {"split": "val"} if data.val.shards is None else {"shards": data.val.shards, "select": None}
     return once_in_order(data.model_copy(update={**which, "add_hashes": hashes or data.add_hashes}))
 
 

@@ -33,7 +33,8 @@ from mmdata.plan import (
 from mmdata.plan.buckets import nearest_shapes
 from mmdata.plan.groups import read_groups
 from mmdata.plan.rows import COUNT_ROWS, starts_of
-from mmdata.plan.selection import Selection, by_image_hash
+from mmdata.plan.select.rows import select_rows
+from mmdata.plan.selection import Selection
 from mmdata.shards import Index
 from mmdata.shards.caption_lengths import CountsTokens, caption_lengths
 from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
@@ -65,7 +66,7 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens | None, *
                 f"shards '{part.folder}': no rows in the index; see __mmdata__/quarantine.jsonl there for those left "
                 "out, or leave the dataset out of data.shards"
             )
-    selection = select_rows(data, index)
+    selection = select_rows(data, index, starts_of(index, data.max_rows))
     needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
     lengths: Lengths = "no_texts"
     if tokenizer is not None:
@@ -92,38 +93,6 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens | None, *
     )
 
 
-def select_rows(data: DataConfig, index: Index) -> Selection | None:
-    """The rows of an index that a section `data` loads; None: all of them.
-
-    With `data.val.share` these are the rows to train on or those to evaluate on, as `data.split` says. The image's hash
-    decides, which every shard's index file holds: all index files are read.
-
-    Raises:
-        ConfigError: the share leaves no row to train on or none to evaluate on, or fewer than a batch to train on.
-    """
-    share = data.val.share
-    if share is None:
-        return None
-    starts = starts_of(index, data.max_rows)
-    selection = by_image_hash(
-        index, starts, share, below=data.split == "val", name=f"data.split {data.split} of data.val.share {share:g}"
-    )
-    rows, selected = int(starts[-1]), len(selection)
-    train, val = (rows - selected, selected) if data.split == "val" else (selected, rows - selected)
-    if not (train and val):
-        raise ConfigError(
-            f"data.val.share {share:g} of {rows:,} rows leaves {train:,} to train on and {val:,} to evaluate on; equal "
-            f"images stay together, so set it to about {min(0.5, max(0.01, 8 / rows)):.2g}, or name other shards "
-            "(data.val.shards)"
-        )
-    if train < data.global_batch_size <= rows and data.split == "train" and data.token_budget is None:
-        raise ConfigError(
-            f"data.val.share {share:g} leaves {train:,} of {rows:,} rows to train on, fewer than a batch "
-            f"(data.global_batch_size {data.global_batch_size:,}); set one of them lower"
-        )
-    return selection
-
-
 def num_rows(data: DataConfig) -> int:
     """The number of rows that a section `data` loads in an epoch, without the repeats of a mixture.
 
@@ -132,8 +101,9 @@ def num_rows(data: DataConfig) -> int:
         DataError: no manifest.
     """
     index = Index.open([source.shards for source in sources(data)])
-    selection = select_rows(data, index)
-    return int(starts_of(index, data.max_rows)[-1]) if selection is None else len(selection)
+    starts = starts_of(index, data.max_rows)
+    selection = select_rows(data, index, starts)
+    return int(starts[-1]) if selection is None else len(selection)
 
 
 def _check_captions(index: Index) -> None:

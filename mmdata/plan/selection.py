@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.hashing import share_bound
+from mmdata.hashing import fast_hash
 from mmdata.shards.columns.ragged import offsets_of
-from mmdata.shards.index import Index
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -62,6 +61,11 @@ class Selection:
         """Rows of the corpus, selected or not."""
         return int(self._first_rows[-1])
 
+    @property
+    def digest(self) -> str:
+        """Equal for the same rows: 16 hexadecimal digits of the XXH3 of a bit for each row."""
+        return f"{fast_hash(self._bits.tobytes()) % 2**64:016x}"
+
     def of_shard(self, shard: int) -> Ints:
         """The selected rows of a shard, int64."""
         first, last = self._first_rows[shard : shard + 2]
@@ -87,26 +91,3 @@ def shard_runs(starts: Ints, num_rows: int) -> Iterator[tuple[int, int]]:
         last = min(max(last - 1, first + 1), len(starts) - 1)
         yield first, last
         first = last
-
-
-def by_image_hash(index: Index, starts: Ints, share: float, *, below: bool, name: str) -> Selection:
-    """The rows whose image hash lies below a share of all hashes, or the other rows.
-
-    The two are exactly complementary. Rows with equal images are on one side, in whichever shards they lie, and the
-    rows below a share are below every larger share too. `mmdata convert --val-share` draws the same line.
-
-    Args:
-        index: of the shards.
-        starts: first row of each shard, then the number of rows; may end before the index does (`data.max_rows`).
-        share: 0 to 1.
-        below: True for the rows below the share, False for the others.
-        name: of the selection.
-    """
-
-    def masks() -> Iterator[Bools]:
-        for shard, count in enumerate(np.diff(starts).tolist()):
-            hashes = index.shard(shard).fixed("image_hash")[:count] if count else np.empty(0, np.int64)
-            yield (hashes < share_bound(share)) == below
-
-    index.fetch_columns(np.flatnonzero(np.diff(starts)))
-    return Selection(starts, masks(), name=name)

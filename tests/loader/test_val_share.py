@@ -15,7 +15,8 @@ from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.hashing import hash64, in_share
-from mmdata.plan.from_config import bucket_policy, caption_histogram, select_rows
+from mmdata.plan.from_config import bucket_policy, caption_histogram
+from mmdata.plan.select.rows import select_rows
 from mmdata.shards import build_index
 
 from .conftest import Corpus
@@ -109,7 +110,7 @@ def test_states_of_earlier_versions_fit_a_loader_without_a_share(corpus: Corpus)
 def test_shapes_are_chosen_for_the_selected_rows(corpus: Corpus):
     data = data_of(corpus, num_text_buckets=2, image_buckets="auto", image_size=64, patch_size=8)
     index = corpus.index
-    selection = select_rows(data, index)
+    selection = select_rows(data, index, index.starts)
     assert selection is not None
     rows = np.concatenate(list(selection.chunks(10)))
     offsets, tokens = index.lists("caption_tokens")

@@ -1,0 +1,269 @@
+"""Conditions on columns, such as `width >= 256 and label in [3, 5]`: parsed by a strict grammar, never run as Python.
+
+    condition   and, or, not, parentheses
+    comparison  == != < <= > >=, also in a chain (256 <= width <= 1024); in, not in; is None, is not None
+    value       a column, a number, a text in quotes; + - * / % and parentheses
+
+`in` takes a list (`label in [3, 5]`), the lines of a file (`key in lines("keys.txt")`), or a text column
+(`"shutterstock" in url`). A comparison with a value that a row does not have is neither true nor false, as in SQL, and
+selects no row, also behind `not`.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.errors import ConfigError, excerpt
+from mmdata.nearest import did_you_mean
+from mmdata.plan.select.three_valued import (
+    Columns,
+    Evaluate,
+    all_of,
+    any_of,
+    constant,
+    contains,
+    is_in_numbers,
+    is_in_texts,
+    known,
+    minus,
+    negation,
+    numbers_of,
+    pairwise,
+    texts_of,
+)
+
+MAX_CHARACTERS = 10_000
+MAX_DEPTH = 50
+"""Parts within each other; far fewer than Python's stack holds."""
+
+Kind = Literal["number", "text", "condition"]
+Bools = NDArray[np.bool_]
+
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+}
+
+
+class _Part(NamedTuple):
+    """A part of a condition."""
+
+    kind: Kind
+    evaluate: Evaluate
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A condition on columns.
+
+    Attributes:
+        text: as given.
+        names: of the columns in it.
+    """
+
+    text: str
+    names: frozenset[str]
+    _part: _Part
+
+    def __call__(self, columns: Columns, num_rows: int) -> Bools:
+        """The rows for which the condition is true: bool (num_rows,)."""
+        with np.errstate(all="ignore"):  # x / 0 is infinite or missing, as in numpy
+            found = self._part.evaluate(columns)
+        return np.broadcast_to(np.logical_and(found.values, found.known), num_rows)
+
+
+def parse_expression(
+    text: str, kinds: Mapping[str, Kind], *, of: str, lines: Callable[[str, str | None], Iterable[str]]
+) -> Expression:
+    """Parse a condition.
+
+    Args:
+        text: of the condition.
+        kinds: the columns that there are, by name.
+        of: name of the setting, for messages.
+        lines: gives the lines of a file, or the values of a column of a table, for `lines(FILE)` and
+            `lines(FILE, COLUMN)`.
+
+    Raises:
+        ConfigError: not a condition, an unknown column, values that cannot be compared; names the place.
+    """
+    return _Parser(text.strip(), kinds, of, lines).parse()
+
+
+class _Parser:
+    """Turns Python's syntax tree of a condition into functions; what is not named here is refused."""
+
+    def __init__(
+        self, text: str, kinds: Mapping[str, Kind], of: str, lines: Callable[[str, str | None], Iterable[str]]
+    ) -> None:
+        self._text, self._kinds, self._of, self._lines = text, kinds, of, lines
+        self._names: set[str] = set()
+
+    def parse(self) -> Expression:
+        if len(self._text) > MAX_CHARACTERS:
+            raise ConfigError(
+                f"{self._of}: a condition of {len(self._text):,} characters, and at most {MAX_CHARACTERS:,} are read; "
+                "put a list of values into a file: key in lines('keys.txt')"
+            )
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SyntaxWarning)
+                tree = ast.parse(self._text.replace("\n", " "), mode="eval")
+        except SyntaxError as error:
+            self._refuse_at(error.offset or len(self._text) + 1, error.msg)  # 0 is the end
+        except (ValueError, MemoryError, RecursionError) as error:  # a NUL; too many parentheses
+            raise ConfigError(f"{self._of}: {excerpt(self._text)} is no condition: {error}") from None
+        part = self._part(tree.body, 1)
+        if part.kind != "condition":
+            self._refuse(tree.body, "a condition is needed, such as width >= 256")
+        return Expression(self._text, frozenset(self._names), part)
+
+    def _part(self, node: ast.expr, depth: int) -> _Part:
+        if depth > MAX_DEPTH:
+            self._refuse(node, f"more than {MAX_DEPTH} parts within each other")
+        if isinstance(node, ast.BoolOp):
+            parts = [self._condition(value, depth + 1) for value in node.values]
+            return _Part("condition", all_of(parts) if isinstance(node.op, ast.And) else any_of(parts))
+        if isinstance(node, ast.UnaryOp):
+            return self._unary(node, depth)
+        if isinstance(node, ast.BinOp):
+            return self._binary(node, depth)
+        if isinstance(node, ast.Compare):
+            return self._compare(node, depth)
+        if isinstance(node, ast.Name):
+            return self._column(node)
+        if isinstance(node, ast.Constant):
+            return self._constant(node)
+        if isinstance(node, ast.Call):
+            self._refuse(node, "a function is known in one place only: key in lines('keys.txt')")
+        return self._refuse(node, "only columns, numbers, texts, comparisons, and, or, not and + - * / % are known")
+
+    def _condition(self, node: ast.expr, depth: int) -> Evaluate:
+        part = self._part(node, depth)
+        if part.kind != "condition":
+            self._refuse(node, f"a condition is needed, and this is a {part.kind}")
+        return part.evaluate
+
+    def _unary(self, node: ast.UnaryOp, depth: int) -> _Part:
+        if isinstance(node.op, ast.Not):
+            return _Part("condition", negation(self._condition(node.operand, depth + 1)))
+        if not isinstance(node.op, (ast.USub, ast.UAdd)):
+            self._refuse(node, "~ is not known; write not")
+        part = self._part(node.operand, depth + 1)
+        if part.kind != "number":
+            self._refuse(node, f"a sign before a {part.kind}")
+        if isinstance(node.op, ast.UAdd):
+            return part
+        return _Part("number", minus(part.evaluate))
+
+    def _binary(self, node: ast.BinOp, depth: int) -> _Part:
+        if (operate := _ARITHMETIC.get(type(node.op))) is None:
+            self._refuse(node, "of operators + - * / % are known; conditions are joined by and, or")
+        sides = [self._part(side, depth + 1) for side in (node.left, node.right)]
+        for side, part in zip((node.left, node.right), sides, strict=True):
+            if part.kind != "number":
+                self._refuse(side, f"a number is needed, and this is a {part.kind}")
+        return _Part("number", pairwise(operate, sides[0].evaluate, sides[1].evaluate))
+
+    def _compare(self, node: ast.Compare, depth: int) -> _Part:
+        found: list[Evaluate] = []
+        left = node.left
+        for operation, right in zip(node.ops, node.comparators, strict=True):
+            found.append(self._compared(left, operation, right, depth + 1))
+            left = right
+        return _Part("condition", all_of(found))
+
+    def _compared(self, left: ast.expr, operation: ast.cmpop, right: ast.expr, depth: int) -> Evaluate:
+        if isinstance(operation, (ast.In, ast.NotIn)):
+            found = self._in(left, right, depth)
+            return negation(found) if isinstance(operation, ast.NotIn) else found
+        part = self._part(left, depth)
+        if isinstance(operation, (ast.Is, ast.IsNot)):
+            if not (isinstance(right, ast.Constant) and right.value is None):
+                self._refuse(right, "`is` asks for None only: score is not None")
+            is_known = known(part.evaluate)
+            return negation(is_known) if isinstance(operation, ast.Is) else is_known
+        other = self._part(right, depth)
+        if part.kind != other.kind or part.kind == "condition":
+            self._refuse(right, f"a {part.kind} is compared with a {other.kind}")
+        return pairwise(_COMPARE[type(operation)], part.evaluate, other.evaluate)
+
+    def _in(self, left: ast.expr, right: ast.expr, depth: int) -> Evaluate:
+        part = self._part(left, depth)
+        if isinstance(right, ast.Name):
+            column = self._column(right)
+            if column.kind != "text" or part.kind != "text":
+                self._refuse(right, "`in` a column looks for a text in a text: 'flickr' in url")
+            return pairwise(contains, column.evaluate, part.evaluate)
+        values = self._values(right)
+        if part.kind == "text" and all(isinstance(value, str) for value in values):
+            return is_in_texts(part.evaluate, values)
+        if part.kind == "number":
+            return self._in_numbers(part, right, values)
+        return self._refuse(right, f"a {part.kind} is looked for in a list of other values")
+
+    def _in_numbers(self, part: _Part, node: ast.expr, values: frozenset[Any]) -> Evaluate:
+        try:
+            numbers = np.array(sorted(float(value) for value in values))
+        except ValueError:
+            return self._refuse(node, "a number is looked for in a list of other values")
+        return is_in_numbers(part.evaluate, numbers)
+
+    def _values(self, node: ast.expr) -> frozenset[Any]:
+        """The values of a list, or of `lines(…)`."""
+        if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+            parts = [self._part(value, 1) for value in node.elts]
+            for part, value in zip(parts, node.elts, strict=True):
+                if not isinstance(value, (ast.Constant, ast.UnaryOp)) or part.kind == "condition":
+                    self._refuse(value, "a list has numbers or texts")
+            return frozenset(part.evaluate({}).values for part in parts)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "lines":
+            given = [value.value for value in node.args if isinstance(value, ast.Constant)]
+            if node.keywords or len(given) != len(node.args) or not 1 <= len(given) <= 2:
+                self._refuse(node, "lines takes a file, and for a table a column: lines('good.parquet', 'key')")
+            file, column = str(given[0]), str(given[1]) if len(given) == 2 else None
+            return frozenset(self._lines(file, column))
+        return self._refuse(node, "`in` takes a list, lines(FILE) or a text column")
+
+    def _column(self, node: ast.Name) -> _Part:
+        name = node.id
+        if name not in self._kinds:
+            listed = ", ".join(sorted(self._kinds))
+            self._refuse(node, f"no column '{name}'{did_you_mean(name, self._kinds)}; there are {listed}")
+        self._names.add(name)
+        kind = self._kinds[name]
+        return _Part(kind, texts_of(name) if kind == "text" else numbers_of(name))
+
+    def _constant(self, node: ast.Constant) -> _Part:
+        value = node.value
+        if isinstance(value, str):
+            return _Part("text", constant(value))
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) >= 2**63:
+            self._refuse(node, f"{excerpt(value)} is neither a number nor a text")
+        return _Part("number", constant(value))
+
+    def _refuse(self, node: ast.expr, why: str) -> NoReturn:
+        before = self._text.encode()[: node.col_offset]
+        self._refuse_at(len(before.decode(errors="ignore")) + 1, why)
+
+    def _refuse_at(self, place: int, why: str) -> NoReturn:
+        raise ConfigError(f"{self._of}: {why}; at character {place} of {excerpt(self._text, 200)}")

@@ -1,0 +1,170 @@
+"""Files that name rows: a mask or row numbers (.npy), or keys (a text file, or a column of a table)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from numpy.typing import NDArray
+
+from mmdata.errors import ConfigError, DataError, excerpt
+from mmdata.nearest import did_you_mean, nearest
+from mmdata.plan.selection import Selection
+from mmdata.safe_read import open_regular
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+TABLES = (".parquet", ".csv", ".tsv")
+SUFFIXES = (".npy", ".txt", *TABLES)
+"""Ends of the names of files that select rows; anything else is a condition."""
+KEY_COLUMNS = ("key", "uid")
+"""The column of a table that holds keys, if none is named: the first of these that it has."""
+UID_TYPES = ("u8", "u8")
+"""DataComp's uids: the first and the last 16 hexadecimal digits as two numbers."""
+
+
+def is_file(text: str) -> bool:
+    """Whether a selection is the name of a file."""
+    return text.lower().endswith(SUFFIXES)
+
+
+def read_lines(file: str, column: str | None, *, of: str) -> list[str]:
+    """The lines of a text file without empty ones, or a column of a table as texts without missing values.
+
+    Raises:
+        ConfigError: no such file or column, or a column of other values; the nearest one is named.
+        DataError: the file is damaged.
+    """
+    path = Path(file)
+    _check_exists(path, of)
+    if path.suffix.lower() not in TABLES:
+        if column is not None:
+            raise ConfigError(f"{of}: '{file}' is a text file and has no column '{column}'; leave the column out")
+        try:
+            text = path.read_text("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{of}: '{file}' is no text in UTF-8 (byte {error.start}); give .npy files as NAME.npy"
+            ) from None
+        return [line for line in (line.strip() for line in text.splitlines()) if line]
+    return _column(path, column, of)
+
+
+def _column(path: Path, column: str | None, of: str) -> list[str]:
+    try:
+        names = _names(path)
+        chosen = column or next((name for name in KEY_COLUMNS if name in names), None)
+        if chosen is None and len(names) == 1:
+            chosen = names[0]
+        if chosen is None or chosen not in names:
+            what = f"no column '{column}'{did_you_mean(column, names)}" if column else "no column key or uid"
+            raise ConfigError(f"{of}: '{path}': {what}; it has {', '.join(names)}: give {{file: {path}, column: NAME}}")
+        found = _read_column(path, chosen)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{of}: '{path}' cannot be read as a table: {excerpt(str(error), 200)}") from error
+    values: Any = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    if not (
+        pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_integer(values.type)
+    ):
+        raise ConfigError(f"{of}: '{path}', column '{chosen}': values of type {values.type}, and keys are texts")
+    return [str(value) for value in values.drop_null().to_pylist()]
+
+
+def _names(path: Path) -> list[str]:
+    if path.suffix.lower() == ".parquet":
+        return list(pyarrow.parquet.read_schema(path).names)
+    with pyarrow.csv.open_csv(path, parse_options=_delimiter(path)) as reader:
+        return list(reader.schema.names)
+
+
+def _read_column(path: Path, name: str) -> Any:
+    if path.suffix.lower() == ".parquet":
+        return pyarrow.parquet.read_table(path, columns=[name]).column(name)
+    # Keys are texts: 000012 is not 12.
+    options = pyarrow.csv.ConvertOptions(include_columns=[name], column_types={name: pa.string()})
+    return pyarrow.csv.read_csv(path, parse_options=_delimiter(path), convert_options=options).column(name)
+
+
+def _delimiter(path: Path) -> Any:
+    return pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
+
+
+class NpyFile:
+    """A one-dimensional array in a .npy file, read in parts: a mask of 10^9 rows is not held, and never mapped.
+
+    Args:
+        file: of the array.
+        of: name of the setting, for messages.
+
+    Raises:
+        ConfigError: no such file, or an array of more dimensions.
+        DataError: the file is damaged.
+    """
+
+    def __init__(self, file: str, *, of: str) -> None:
+        path = Path(file)
+        _check_exists(path, of)
+        self._of = f"{of}: '{file}'"
+        self._file: BinaryIO = open(open_regular(path, "file"), "rb")  # noqa: SIM115 - closed with the object
+        try:
+            version = np.lib.format.read_magic(self._file)
+            read_header = (
+                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            )
+            shape, _, self.dtype = read_header(self._file)
+        except ValueError as error:
+            raise DataError(f"{self._of} is no .npy file ({excerpt(str(error), 100)}); numpy.save writes one") from None
+        if len(shape) != 1 or self.dtype.hasobject:
+            raise ConfigError(
+                f"{self._of} is an array of {self.dtype} and shape {shape}; a mask, row numbers and uids have one "
+                "dimension"
+            )
+        self._begin = self._file.tell()
+        if path.stat().st_size != self._begin + shape[0] * self.dtype.itemsize:
+            raise DataError(
+                f"{self._of} has {path.stat().st_size:,} bytes, which do not hold {shape[0]:,} values; write it again"
+            )
+        self._length = shape[0]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, begin: int, end: int) -> NDArray[Any]:
+        """Values begin … end−1."""
+        self._file.seek(self._begin + begin * self.dtype.itemsize)
+        values = np.fromfile(self._file, self.dtype, end - begin)
+        if len(values) != end - begin:
+            raise DataError(f"{self._of} became shorter while it was read")
+        return values
+
+
+def uids_of(file: NpyFile) -> list[str]:
+    """DataComp's uids as texts of 32 hexadecimal digits."""
+    values = file.read(0, len(file))
+    first, last = (values[name].tolist() for name in file.dtype.names or ())
+    return [f"{a:016x}{b:016x}" for a, b in zip(first, last, strict=True)]
+
+
+def has_uids(dtype: np.dtype[Any]) -> bool:
+    """Whether an array's values are uids, as DataComp's tools write them."""
+    return dtype.names is not None and [dtype[name].str[1:] for name in dtype.names] == list(UID_TYPES)
+
+
+def selection_of_mask(path: Path, starts: Ints) -> Selection:
+    """The rows for which the mask in a .npy file is True; a plan's, without settings."""
+    file = NpyFile(str(path), of="mask")
+    masks = (file.read(*starts[shard : shard + 2].tolist()) for shard in range(len(starts) - 1))
+    return Selection(starts, masks, name=path.name)
+
+
+def _check_exists(path: Path, of: str) -> None:
+    if path.exists():
+        return
+    near = nearest(path.name, [other.name for other in path.parent.iterdir()]) if path.parent.is_dir() else None
+    meant = f"; did you mean '{path.parent / near}'?" if near else ""
+    raise ConfigError(f"{of}: '{path}': no such file{meant}")

@@ -1,0 +1,69 @@
+"""The columns of an index that a condition may name, shard by shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.plan.select.expression import Kind
+from mmdata.shards.index import Index
+
+Array = NDArray[Any]
+
+KINDS: dict[str, Kind] = {
+    "key": "text",
+    "shard": "text",
+    "height": "number",
+    "width": "number",
+    "image_bytes": "number",
+    "captions": "number",
+    "caption_tokens": "number",
+    "label": "number",
+    "class_name": "text",
+}
+"""key: of the sample. shard: file name of the tar. height, width: of the image as displayed, in pixels. image_bytes:
+of the encoded image. captions: how many the row has. caption_tokens: of the longest caption, special tokens included.
+label: number of the class, missing where a row has none. class_name: its name.
+"""
+
+
+def kinds_of(index: Index) -> dict[str, Kind]:
+    """The columns that an index has."""
+    absent = set[str]()
+    if index.tokenizer is None:
+        absent.add("caption_tokens")
+    if index.class_names is None:
+        absent.add("class_name")
+    return {name: kind for name, kind in KINDS.items() if name not in absent}
+
+
+def column_of(index: Index, shard: int, name: str) -> Array:
+    """One of `KINDS` for all rows of a shard: numbers (n,), or texts as an object array; NaN or None is missing."""
+    columns = index.shard(shard)
+    if name == "key":
+        return np.array(columns.keys.to_pylist(), object)
+    if name == "shard":
+        return np.full(len(columns), index.listed(shard).name, object)
+    if name in ("height", "width"):
+        turned = columns.fixed("orientation") >= 5
+        return np.where(turned, columns.fixed("width" if name == "height" else "height"), columns.fixed(name))
+    if name == "captions":
+        return np.diff(columns.lists("caption_hash")[0])
+    if name == "caption_tokens":
+        return _longest(*columns.lists("caption_tokens"))
+    labels = columns.fixed("label")
+    if name == "label":
+        return labels if (labels >= 0).all() else np.where(labels >= 0, labels, np.nan)
+    if name == "class_name":
+        names = np.array([*(index.class_names or []), None], object)  # -1 is the last: no class
+        return names[np.where(labels < len(names) - 1, labels, -1)]
+    return columns.fixed(name)
+
+
+def _longest(offsets: NDArray[np.int32], counts: NDArray[np.int32]) -> Array:
+    """The largest of each row's counts; 0 where it has none."""
+    result = np.zeros(len(offsets) - 1, np.int64)
+    np.maximum.at(result, np.repeat(np.arange(len(result)), np.diff(offsets)), counts)
+    return result

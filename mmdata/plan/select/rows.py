@@ -1,0 +1,218 @@
+"""From settings to a selection: the filters of `data.select` and of `data.val.share`, and what passes all of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.config import DataConfig
+from mmdata.config.data import SelectFile, sources
+from mmdata.errors import ConfigError, excerpt
+from mmdata.hashing import share_bound
+from mmdata.plan.select.expression import parse_expression
+from mmdata.plan.select.files import NpyFile, has_uids, is_file, read_lines, uids_of
+from mmdata.plan.select.index_columns import column_of, kinds_of
+from mmdata.plan.selection import Selection
+from mmdata.shards import Index
+
+logger = logging.getLogger("mmdata")
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass
+class Filter:
+    """Lets some rows of some shards pass.
+
+    Attributes:
+        name: of the rule, for messages and states.
+        shards: first shard, and the shard after the last; rows of others are not asked for, and pass.
+        mask: gives the rows of a shard that pass, bool (rows of the shard,); called for rising shards.
+        reads_index: whether it reads the shard's index file.
+        keys: that it looks for; empty if it does not.
+    """
+
+    name: str
+    shards: tuple[int, int]
+    mask: Callable[[int], Bools]
+    reads_index: bool = True
+    keys: frozenset[str] = frozenset()
+
+
+def select_rows(data: DataConfig, index: Index, starts: Ints) -> Selection | None:
+    """The rows that a section `data` plans; None: all of them.
+
+    Args:
+        data: settings.
+        index: of the shards.
+        starts: first row of each shard, then the number of rows; may end before the index does (`data.max_rows`).
+
+    Raises:
+        ConfigError: a file or a condition is wrong; or they leave no row, fewer than a batch, or none to evaluate on.
+        DataError: a file is damaged.
+    """
+    filters, share = list(_selects(data, index)), data.val.share
+    if not filters and share is None:
+        return None
+    found = [0] * len(filters)  # rows that each lets pass
+    selected = 0  # rows that all of them let pass, before the share is taken
+
+    def masks() -> Iterator[Bools]:
+        nonlocal selected
+        for shard, count in enumerate(np.diff(starts).tolist()):
+            mask = np.ones(count, np.bool_)
+            for number, rule in enumerate(filters):
+                if count and rule.shards[0] <= shard < rule.shards[1]:
+                    own = rule.mask(shard)[:count]
+                    found[number] += int(np.count_nonzero(own))
+                    mask &= own
+            selected += int(np.count_nonzero(mask))
+            if share is not None and mask.any():
+                mask &= below_share(index, shard, share)[:count] == (data.split == "val")
+            yield mask
+
+    of_all = [(0, index.num_shards)] if share is not None else []
+    read = [np.arange(*span) for span in of_all + [rule.shards for rule in filters if rule.reads_index]]
+    index.fetch_columns(np.intersect1d(np.flatnonzero(np.diff(starts)), np.concatenate([np.empty(0, np.int64), *read])))
+    names = [rule.name for rule in filters]
+    if share is not None:
+        names.append(f"data.split {data.split} of data.val.share {share:g}")
+    selection = Selection(starts, masks(), name=" and ".join(names))
+    for rule, count in zip(filters, found, strict=True):
+        _check_found(rule, count, index)
+    if filters:
+        # A condition may read a file, and a file may change: a state knows the rows themselves.
+        selection.name += f" ({selection.digest})"
+        _check_selected(data, index, selection, selected, int(starts[-1]))
+    if share is not None:
+        _check_share(data, share, selected, len(selection))
+    return selection
+
+
+def _selects(data: DataConfig, index: Index) -> Iterator[Filter]:
+    """The filters of `data.select`, and of the datasets of a mixture."""
+    if data.select is not None:
+        yield _filter(data.select, index, (0, index.num_shards), of="data.select")
+    listed = sources(data)
+    for number, (source, indexed) in enumerate(zip(listed, index.sources, strict=True)):
+        if source.select is not None:
+            span = (indexed.first_shard, indexed.last_shard)
+            yield _filter(source.select, index, span, of=f"data.shards.{number}.select")
+
+
+def _filter(select: str | SelectFile, index: Index, shards: tuple[int, int], *, of: str) -> Filter:
+    if isinstance(select, str) and not is_file(select):
+        expression = parse_expression(select, kinds_of(index), of=of, lines=partial(read_lines, of=of))
+
+        def of_columns(shard: int) -> Bools:
+            columns = {name: column_of(index, shard, name) for name in expression.names}
+            return expression(columns, int(index.starts[shard + 1] - index.starts[shard]))
+
+        return Filter(f"{of} {select}", shards, of_columns)
+    file, column = (select, None) if isinstance(select, str) else (select.file, select.column)
+    name = f"{of} {Path(file).name}" + (f" column {column}" if column else "")
+    if not file.lower().endswith(".npy"):
+        return _of_keys(read_lines(file, column, of=of), index, shards, name)
+    array = NpyFile(file, of=of)
+    if has_uids(array.dtype):
+        return _of_keys(uids_of(array), index, shards, name)
+    first_row = int(index.starts[shards[0]])
+    num_rows = int(index.starts[shards[1]]) - first_row
+    if array.dtype == np.bool_:
+        if len(array) != num_rows:
+            raise ConfigError(
+                f"{of}: '{file}' is a mask of {len(array):,} rows, and the index has {num_rows:,}: it was made for "
+                "other shards"
+            )
+        bounds = index.starts - first_row
+        return Filter(name, shards, lambda shard: array.read(*bounds[shard : shard + 2].tolist()), reads_index=False)
+    if array.dtype.kind not in "iu":
+        raise ConfigError(
+            f"{of}: '{file}' is an array of {array.dtype}; known are bool (a mask), whole numbers (rows) and two u8 "
+            "(DataComp's uids)"
+        )
+    rows = np.unique(array.read(0, len(array)).astype(np.int64))
+    if len(rows) and not 0 <= rows[0] <= rows[-1] < num_rows:
+        wrong = int(rows[0] if rows[0] < 0 else rows[-1])
+        raise ConfigError(f"{of}: '{file}': row {wrong:,}, and the index has rows 0 to {num_rows - 1:,}")
+    return Filter(name, shards, partial(_rows_of_shard, rows + first_row, index.starts), reads_index=False)
+
+
+def _rows_of_shard(rows: Ints, starts: Ints, shard: int) -> Bools:
+    first, last = starts[shard : shard + 2].tolist()
+    found = np.zeros(last - first, np.bool_)
+    found[rows[slice(*np.searchsorted(rows, [first, last]).tolist())] - first] = True
+    return found
+
+
+def _of_keys(keys: Sequence[str], index: Index, shards: tuple[int, int], name: str) -> Filter:
+    wanted = frozenset(keys)
+    if not wanted:
+        raise ConfigError(f"{name}: the file has no keys")
+
+    def mask(shard: int) -> Bools:
+        found = index.shard(shard).keys.to_pylist()
+        return np.fromiter((key in wanted for key in found), np.bool_, len(found))
+
+    return Filter(name, shards, mask, keys=wanted)
+
+
+def below_share(index: Index, shard: int, share: float) -> Bools:
+    """The rows of a shard whose image hash lies below a share of all hashes.
+
+    Rows with equal images are on one side, in whichever shards they lie, and the rows below a share are below every
+    larger share too. `mmdata convert --val-share` draws the same line.
+    """
+    return index.shard(shard).fixed("image_hash") < share_bound(share)
+
+
+def _check_found(rule: Filter, found: int, index: Index) -> None:
+    """Raise ConfigError if a filter lets no row pass; log how many keys were not found."""
+    if not found and rule.keys:
+        first = index.shard(rule.shards[0]).keys.to_pylist()[:1]
+        known = f", and keys of the index are like {excerpt(first[0])}" if first else ""
+        raise ConfigError(
+            f"{rule.name}: no row has one of its {len(rule.keys):,} keys: they are like "
+            f"{excerpt(min(rule.keys))}{known}"
+        )
+    if not found:
+        raise ConfigError(f"{rule.name}: selects no row")
+    if found < len(rule.keys):
+        logger.warning("%s: %d keys, and %d rows have one of them", rule.name, len(rule.keys), found)
+
+
+def _check_selected(data: DataConfig, index: Index, selection: Selection, selected: int, rows: int) -> None:
+    """Raise ConfigError if what is selected leaves a dataset without rows, or is no batch to train on."""
+    for number, indexed in enumerate(index.sources):
+        if not np.diff(selection.starts[[indexed.first_shard, indexed.last_shard]]).any():
+            where = f"data.shards.{number} ('{indexed.folder}')" if len(index.sources) > 1 else f"'{indexed.folder}'"
+            raise ConfigError(f"{selection.name}: selects no row of {where}")
+    evaluates = not data.shuffle and data.transform == "eval"  # then one batch that is not full costs nothing
+    if selected < data.global_batch_size <= rows and data.token_budget is None and not evaluates:
+        raise ConfigError(
+            f"{selection.name}: selects {selected:,} of {rows:,} rows, fewer than a batch (data.global_batch_size "
+            f"{data.global_batch_size:,}); set it lower, or select more"
+        )
+
+
+def _check_share(data: DataConfig, share: float, rows: int, chosen: int) -> None:
+    """Raise ConfigError if a share of some rows leaves none to train on or to evaluate on, or no batch to train on."""
+    train, val = (rows - chosen, chosen) if data.split == "val" else (chosen, rows - chosen)
+    if not (train and val):
+        raise ConfigError(
+            f"data.val.share {share:g} of {rows:,} rows leaves {train:,} to train on and {val:,} to evaluate on; equal "
+            f"images stay together, so set it to about {min(0.5, max(0.01, 8 / rows)):.2g}, or name other shards "
+            "(data.val.shards)"
+        )
+    if train < data.global_batch_size <= rows and data.split == "train" and data.token_budget is None:
+        raise ConfigError(
+            f"data.val.share {share:g} leaves {train:,} of {rows:,} rows to train on, fewer than a batch "
+            f"(data.global_batch_size {data.global_batch_size:,}); set one of them lower"
+        )

@@ -1,0 +1,145 @@
+"""Operations on columns with missing values: true, false or unknown, as SQL has them.
+
+A comparison with a missing value is unknown. `and` is false where one side is, whatever the other; `or` likewise true;
+`not` of unknown stays unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Columns = Mapping[str, NDArray[Any]]
+"""Values of n rows by name: numbers, of which NaN is missing, or an object array of texts, of which None is missing."""
+
+
+class Values(NamedTuple):
+    """Values of n rows, or one for all of them; `known` is False where a row has none."""
+
+    values: Any
+    known: Any = True
+
+
+Evaluate = Callable[[Columns], Values]
+
+
+def constant(value: float | str) -> Evaluate:
+    """One value for all rows."""
+    return lambda _: Values(value)
+
+
+def texts_of(name: str) -> Evaluate:
+    """A column of texts."""
+
+    def evaluate(columns: Columns) -> Values:
+        values = columns[name]
+        return Values(values, np.array([value is not None for value in values.tolist()], np.bool_))
+
+    return evaluate
+
+
+def numbers_of(name: str) -> Evaluate:
+    """A column of numbers: int64 or float64, since a product of two int32 may need more."""
+
+    def evaluate(columns: Columns) -> Values:
+        values = columns[name]
+        if values.dtype.kind == "f":
+            return Values(values.astype(np.float64), ~np.isnan(values))
+        return Values(values.astype(np.int64))
+
+    return evaluate
+
+
+def minus(evaluate: Evaluate) -> Evaluate:
+    """The negative of a number."""
+
+    def negative(columns: Columns) -> Values:
+        found = evaluate(columns)
+        return Values(-found.values, found.known)
+
+    return negative
+
+
+def pairwise(operate: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate) -> Evaluate:
+    """An operation on two values of a row; unknown where one of them is."""
+
+    def evaluate(columns: Columns) -> Values:
+        one, other = left(columns), right(columns)
+        is_known = np.logical_and(one.known, other.known)
+        is_text = any(np.asarray(side.values).dtype.hasobject for side in (one, other))
+        if not is_text or np.all(is_known):  # numbers pass with NaN; a missing text cannot be compared
+            return Values(operate(one.values, other.values), is_known)
+        result = np.zeros(len(is_known), np.bool_)
+        sides = (np.broadcast_to(np.asarray(side.values), len(is_known))[is_known] for side in (one, other))
+        result[is_known] = operate(*sides)
+        return Values(result, is_known)
+
+    return evaluate
+
+
+def known(evaluate: Evaluate) -> Evaluate:
+    """Whether a row has the value; never unknown itself."""
+
+    def is_known(columns: Columns) -> Values:
+        found = evaluate(columns)
+        return Values(np.broadcast_to(found.known, np.shape(found.values)))
+
+    return is_known
+
+
+def contains(texts: Any, wanted: Any) -> Any:
+    """Whether each text holds another one: bool (n,)."""
+    pairs = np.broadcast_arrays(np.asarray(texts, object), np.asarray(wanted, object))
+    return np.array([part in text for text, part in zip(*(side.ravel() for side in pairs), strict=True)], np.bool_)
+
+
+def is_in_texts(evaluate: Evaluate, texts: frozenset[str]) -> Evaluate:
+    """Whether a text is one of several."""
+
+    def is_in(columns: Columns) -> Values:
+        found = evaluate(columns)
+        values = np.asarray(found.values, object).ravel()
+        return Values(np.array([value in texts for value in values], np.bool_), found.known)
+
+    return is_in
+
+
+def is_in_numbers(evaluate: Evaluate, numbers: NDArray[np.float64]) -> Evaluate:
+    """Whether a number is one of several."""
+
+    def is_in(columns: Columns) -> Values:
+        found = evaluate(columns)
+        return Values(np.isin(found.values, numbers), found.known)
+
+    return is_in
+
+
+def negation(evaluate: Evaluate) -> Evaluate:
+    """not."""
+
+    def negated(columns: Columns) -> Values:
+        found = evaluate(columns)
+        return Values(np.logical_not(found.values), found.known)
+
+    return negated
+
+
+def all_of(parts: Sequence[Evaluate]) -> Evaluate:
+    """and."""
+    return lambda columns: reduce(_both, (part(columns) for part in parts))
+
+
+def any_of(parts: Sequence[Evaluate]) -> Evaluate:
+    """or."""
+    return negation(all_of([negation(part) for part in parts]))
+
+
+def _both(one: Values, other: Values) -> Values:
+    sides = [(np.logical_and(side.values, side.known), side) for side in (one, other)]
+    true = np.logical_and(sides[0][0], sides[1][0])
+    false = np.logical_or(*(np.logical_and(side.known, np.logical_not(is_true)) for is_true, side in sides))
+    return Values(true, np.logical_or(true, false))

@@ -1,0 +1,165 @@
+"""Conditions on columns: what they select, by SQLite's word, and what is refused with its place."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmdata.errors import ConfigError
+from mmdata.plan.select.expression import Kind, parse_expression
+
+KINDS: dict[str, Kind] = {"width": "number", "height": "number", "score": "number", "key": "text", "url": "text"}
+COLUMNS: dict[str, Any] = {
+    "width": np.array([100, 256, 300, 512], np.int32),
+    "height": np.array([100, 100, 300, 600], np.int32),
+    "score": np.array([0.1, np.nan, 0.3, 0.5], np.float32),
+    "key": np.array(["000", "001", "a'b", "ü"], object),
+    "url": np.array(["https://a.example/x", None, "https://b.example/y", ""], object),
+}
+
+
+def no_file(file: str, column: str | None) -> list[str]:
+    raise AssertionError(f"{file} was asked for")
+
+
+def chosen(text: str) -> list[int]:
+    expression = parse_expression(text, KINDS, of="data.select", lines=lambda *_: ["001", "ü", "12"])
+    mask = expression(COLUMNS, 4)
+    assert mask.dtype == np.bool_
+    return np.flatnonzero(mask).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("width >= 256", [1, 2, 3]),
+        ("256 <= width < 512", [1, 2]),
+        ("width >= 256 and score > 0.28", [2, 3]),
+        ("width < 256 or score > 0.4", [0, 3]),
+        ("width / height > 2", [1]),
+        ("width * height == 90000 or width % 100 == 12", [2, 3]),
+        ("-width <= -300", [2, 3]),
+        ("key == '001'", [1]),
+        ("'a\\'b' == key", [2]),
+        ("key in ['000', \"ü\"]", [0, 3]),
+        ("key not in ('000', 'ü')", [1, 2]),
+        ("width in [100, 512.0]", [0, 3]),
+        ("key in lines('keys.txt')", [1, 3]),
+        ("'b.example' in url", [2]),
+        ("'example' not in url", [3]),  # the second has no url
+        ("score is None", [1]),
+        ("score is not None and not score > 0.28", [0]),
+        ("not score > 0.28", [0]),
+        ("not (score > 0.28 and width > 0)", [0]),
+        ("score > 0.28 or width == 256", [1, 2, 3]),
+        ("score != 0.5", [0, 2]),
+        ("url == url", [0, 2, 3]),
+        ("1 < 2", [0, 1, 2, 3]),
+        ("'x' in ['y']", []),
+        ("width\n  > 300\n", [3]),
+        ("width > 3000000000", []),
+    ],
+)
+def test_a_condition_selects_the_rows_for_which_it_is_true(text: str, rows: list[int]):
+    assert chosen(text) == rows
+
+
+NUMBERS = ["width", "height", "score", "1", "200", "0.3", "-3.5"]
+TEXTS = ["key", "url", "'001'", "'ü'", "''"]
+ORDER = ["<", "<=", ">", ">=", "==", "!="]
+SUMS = st.recursive(
+    st.sampled_from(NUMBERS),
+    lambda inner: st.tuples(inner, st.sampled_from("+-*"), inner).map(lambda three: f"({' '.join(three)})"),
+    max_leaves=3,
+)
+COMPARISONS = st.one_of(
+    st.tuples(SUMS, st.sampled_from(ORDER), SUMS).map(" ".join),
+    st.tuples(st.sampled_from(TEXTS), st.sampled_from(ORDER), st.sampled_from(TEXTS)).map(" ".join),
+    st.tuples(st.sampled_from(NUMBERS[:3]), st.sampled_from(["in (100, 0.5)", "not in (256, 100)"])).map(" ".join),
+    st.tuples(st.sampled_from(TEXTS[:2]), st.sampled_from(["in ('001', 'x')", "not in ('ü', '')"])).map(" ".join),
+    st.tuples(st.sampled_from(["score", "url", "key"]), st.sampled_from(["is None", "is not None"])).map(" ".join),
+)
+CONDITIONS = st.recursive(
+    COMPARISONS,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["and", "or"]), inner).map(lambda three: f"({' '.join(three)})"),
+        inner.map(lambda one: f"not ({one})"),
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def table() -> sqlite3.Connection:
+    """The columns as a table of SQLite, with NULL for what is missing."""
+    connection = sqlite3.connect(":memory:")
+    connection.execute("create table rows (number, width real, height real, score real, key text, url text)")
+    for number in range(4):
+        values = [COLUMNS[name][number] for name in KINDS]
+        plain = [None if v is None or v != v else float(v) if not isinstance(v, str) else v for v in values]
+        connection.execute("insert into rows values (?, ?, ?, ?, ?, ?)", [number, *plain])
+    return connection
+
+
+@given(CONDITIONS)
+def test_a_condition_selects_what_sqlite_selects(table: sqlite3.Connection, text: str):
+    sql = text.replace("is not None", "is not null").replace("is None", "is null")
+    expected = [row for (row,) in table.execute(f"select number from rows where {sql} order by number")]
+    assert chosen(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "widht > 3",
+            "no column 'widht'; did you mean 'width'?; there are height, key, score, url, width; at character 1",
+        ),
+        ("width >= 256 and and", "invalid syntax; at character 18 of 'width >= 256 and and'"),
+        ("width >=", "invalid syntax; at character 9"),
+        ("", "; at character 1 of ''"),
+        ("width", "a condition is needed, such as width >= 256; at character 1"),
+        ("width and height > 3", "a condition is needed, and this is a number; at character 1"),
+        ("width > '3'", "a number is compared with a text; at character 9"),
+        ("key + 'x' == 'y'", "a number is needed, and this is a text; at character 1"),
+        ("-key == 'y'", "a sign before a text; at character 1"),
+        ("(width > 1) == (height > 1)", "a condition is compared with a condition; at character 17"),
+        ("width ** 2 > 3", "of operators \\+ - \\* / % are known; conditions are joined by and, or; at character 1"),
+        ("(width > 3) & (height > 3)", "of operators"),
+        ("~width > 3", "~ is not known; write not; at character 1"),
+        ("abs(width) > 3", "a function is known in one place only: key in lines\\('keys.txt'\\); at character 1"),
+        ("__import__('os').system('true')", "a function is known in one place only"),
+        ("width.real > 3", "only columns, numbers, texts"),
+        ("[w for w in key]", "only columns"),
+        ("width > 3 if key else height", "only columns"),
+        ("(width := 3) > 2", "only columns"),
+        ("width in [key]", "a list has numbers or texts; at character 11"),
+        ("width in ['a']", "a number is looked for in a list of other values"),
+        ("key in [3]", "a text is looked for in a list of other values"),
+        ("width in height", "`in` a column looks for a text in a text"),
+        ("key in keys('f')", "`in` takes a list, lines\\(FILE\\) or a text column"),
+        ("key in lines()", "lines takes a file, and for a table a column"),
+        ("key in lines(key)", "lines takes a file"),
+        ("key is 'x'", "`is` asks for None only: score is not None; at character 8"),
+        ("width > True", "True is neither a number nor a text"),
+        ("width > None", "None is neither a number nor a text"),
+        ("width > 99999999999999999999", "is neither a number nor a text"),
+        ("ü > 3 and wdth > 1", "no column 'ü'"),
+        ("'ü' == key and wdth > 1", "no column 'wdth'; did you mean 'width'\\?; .* at character 16"),
+        ("width > 3 " + "and width > 3 " * 1000, "a condition of 14,009 characters"),
+        ("not " * 60 + "width > 3", "more than 50 parts within each other"),
+        ("(" * 300 + "width > 3" + ")" * 300, "too many nested parentheses|is no condition"),
+        ("width > 3\0", "null byte|source code"),
+    ],
+)
+def test_what_is_no_condition_is_refused_with_its_place(text: str, message: str):
+    pattern = message if "\\" in message or "|" in message or ".*" in message else re.escape(message)
+    with pytest.raises(ConfigError, match=pattern) as caught:
+        parse_expression(text, KINDS, of="data.select", lines=no_file)
+    assert str(caught.value).startswith("data.select: ")
