@@ -13,7 +13,7 @@ from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import ConfigError
 from mmdata.loader.corpus import open_index
 from mmdata.plan import Plan
-from mmdata.plan.from_config import build_plan
+from mmdata.plan.from_config import build_plan, num_rows
 from mmdata.recognize import Kind, recognize
 from mmdata.shards import Index
 from mmdata.transform.text import load_tokenizer
@@ -74,8 +74,13 @@ def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
                 f"(data.tokenizer=NAME_OR_FOLDER), or store the lengths with `mmdata index {place} --tokenizer …`"
             )
         assumed["tokenizer"] = f"the one that counted the index ({index.tokenizer})"
+    origin = f"settings for shards '{place}'"
+    if "global_batch_size" not in given and ("select" in given or "val" in given):
+        content["data"] = assumed | given | {"global_batch_size": 1}
+        selected = num_rows(parse(Config, content, origin=origin, overrides=overrides).data)
+        assumed["global_batch_size"] = max(min(BATCH_ROWS, selected), 1)
     content["data"] = assumed | given
-    data = parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data
+    data = parse(Config, content, origin=origin, overrides=overrides).data
     # Where the index holds the lengths, the plan needs no more of a tokenizer.
     tokenizer = CountedLengths(str(index.tokenizer)) if "tokenizer" in assumed else load_tokenizer(data)
     index = open_index(data)

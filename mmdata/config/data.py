@@ -383,13 +383,14 @@ def sources(data: DataConfig) -> list[SourceConfig]:
     listed = data.shards if isinstance(data.shards, list) else [SourceConfig(shards=data.shards)]
     if len(listed) > 1 and listed[0].weight is not None:
         return listed
-    return [SourceConfig(shards=source.shards, repeat=source.repeat or 1.0) for source in listed]
+    return [source.model_copy(update={"weight": None, "repeat": source.repeat or 1.0}) for source in listed]
 
 
 def once_in_order(data: DataConfig) -> DataConfig:
     """The settings that load each row once: centre crop, order of the index, batches of one size, nothing grouped."""
     mixed = isinstance(data.shards, list)
-    shards = [SourceConfig(shards=source.shards) for source in sources(data)] if mixed else data.shards
+    once = {"weight": None, "repeat": None}
+    shards = [source.model_copy(update=once) for source in sources(data)] if mixed else data.shards
     changes = {
         "transform": "eval",
         "augment": None,

@@ -1,0 +1,267 @@
+"""`data.select`: a condition, a file of keys, a mask or row numbers choose the rows that are planned and loaded."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from PIL import Image, ImageOps
+
+from mmdata import Loader
+from mmdata.commands.plan import plan_of
+from mmdata.config import DataConfig
+from mmdata.config.data import evaluation_data
+from mmdata.errors import ConfigError, DataError
+from mmdata.hashing import hash64, in_share
+
+from .conftest import Corpus
+
+
+def data_of(corpus: Corpus, **changes: Any) -> DataConfig:
+    return DataConfig.model_validate({**corpus.settings, **changes})
+
+
+def rows_of(loader: Loader) -> list[int]:
+    """All rows of an epoch in rising order, padding left out."""
+    return sorted(row for batch in loader for row in batch["rows"].tolist() if row >= 0)
+
+
+def selected(corpus: Corpus, **changes: Any) -> list[int]:
+    data = data_of(corpus, **changes)
+    with Loader.from_config(data) as loader:
+        rows = rows_of(loader)
+        assert loader.plan.num_rows == len(rows)
+        assert len(loader) == -(-len(rows) // data.global_batch_size)
+        return rows
+
+
+def sizes(corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
+    """Heights and widths as displayed, by Pillow."""
+    shown = [ImageOps.exif_transpose(Image.open(io.BytesIO(sample.image))).size for sample in corpus.samples]
+    return np.array([height for _, height in shown]), np.array([width for width, _ in shown])
+
+
+def test_a_condition_on_the_index_selects_its_rows(corpus: Corpus):
+    height, width = sizes(corpus)
+    assert selected(corpus, select="width > height") == np.flatnonzero(width > height).tolist()
+    captions = [len(sample.captions) for sample in corpus.samples]
+    assert selected(corpus, select="captions == 1") == [row for row, count in enumerate(captions) if count == 1]
+    offsets, tokens = corpus.index.lists("caption_tokens")
+    longest = [tokens[a:b].max() for a, b in pairwise(offsets.tolist())]
+    short = [row for row, count in enumerate(longest) if count <= 20]
+    assert selected(corpus, select="caption_tokens <= 20", global_batch_size=4) == short
+    labelled = [row for row, sample in enumerate(corpus.samples) if sample.label is not None]
+    assert labelled == list(range(0, 50, 7))
+    assert selected(corpus, select="label >= 0") == labelled
+    assert selected(corpus, select="label is None") == [row for row in range(50) if row % 7]
+    either = [row for row in range(50) if row in (7, 42) or captions[row] == 1]
+    assert selected(corpus, select="label in [7, 42, 8] or captions == 1") == either
+    assert selected(corpus, select="shard != '000001.tar' and image_bytes > 0") == [*range(17), *range(34, 50)]
+
+
+@pytest.mark.parametrize("kind", ["txt", "txt with blanks", "csv", "tsv", "parquet", "parquet column", "condition"])
+def test_keys_of_a_file_select_their_rows(corpus: Corpus, tmp_path: Path, kind: str):
+    rows = [0, 7, 16, 17, 20, 21, 33, 34, 49]
+    keys = [corpus.samples[row].key for row in reversed(rows)]
+    table = pa.table({"other": range(9), "uid" if kind == "tsv" else "key": keys})
+    file = tmp_path / f"good.{kind.split()[0].replace('condition', 'txt')}"
+    select: Any = str(file)
+    if kind == "csv":
+        pyarrow.csv.write_csv(table, file)
+    elif kind == "tsv":
+        pyarrow.csv.write_csv(table, file, pyarrow.csv.WriteOptions(delimiter="\t"))
+    elif kind.startswith("parquet"):
+        column = "key" if kind == "parquet" else "which"
+        pyarrow.parquet.write_table(table.rename_columns(["other", column]), file)
+        select = select if kind == "parquet" else {"file": select, "column": column}
+    else:
+        file.write_text("\r\n\n".join(keys) if kind == "txt with blanks" else "\n".join([*keys, *keys, ""]))
+        select = f"key in lines('{file}')" if kind == "condition" else select
+    assert selected(corpus, select=select) == rows
+
+
+def test_a_mask_and_row_numbers_select_their_rows(corpus: Corpus, tmp_path: Path):
+    rows = [1, 2, 17, 18, 19, 33, 34, 48]
+    np.save(tmp_path / "mask.npy", np.isin(np.arange(50), rows))
+    for kind in (np.int64, np.uint32, np.int16):
+        np.save(tmp_path / "rows.npy", np.array([*rows, 1], kind))
+        assert selected(corpus, select=str(tmp_path / "rows.npy")) == rows
+    assert selected(corpus, select=str(tmp_path / "mask.npy")) == rows
+
+
+def test_uids_of_datacomp_select_the_keys_that_are_these(corpus: Corpus, tmp_path: Path):
+    keys = [f"{hash64(sample.key.encode()) % 2**64:032x}" for sample in corpus.samples]
+    corpus.write_beside(tmp_path / "uids", [replace(s, key=key) for s, key in zip(corpus.samples, keys, strict=True)])
+    # As the tools of DataComp write them: np.array([(int(uid[:16], 16), int(uid[16:32], 16))], np.dtype("u8,u8"))
+    uids = [(int(key[:16], 16), int(key[16:32], 16)) for key in keys[5:20]]
+    np.save(tmp_path / "subset.npy", np.array(sorted(uids), np.dtype("u8,u8")))
+    found = selected(corpus, shards=str(tmp_path / "uids"), select=str(tmp_path / "subset.npy"))
+    assert found == list(range(5, 20))
+
+
+def test_shards_without_a_selected_row_are_never_opened(corpus: Corpus, tmp_path: Path):
+    own = corpus.copy(tmp_path / "own")
+    np.save(tmp_path / "rows.npy", np.arange(34, 50))
+    gone = [path for path in (own.folder / "shards").rglob("*") if path.name.startswith(("000000.", "000001."))]
+    assert {path.suffix for path in gone} == {".tar", ".arrow"}  # the shards and their index files
+    for path in gone:
+        path.unlink()
+    assert selected(own, select=str(tmp_path / "rows.npy")) == list(range(34, 50))
+
+
+def test_a_selection_and_a_share_hold_together(corpus: Corpus):
+    data = data_of(corpus, select="width >= height", val={"share": 0.3}, global_batch_size=4)
+    height, width = sizes(corpus)
+    of_val = [in_share(hash64(sample.image), 0.3) for sample in corpus.samples]
+    with Loader.from_config(data) as training, Loader.from_config(evaluation_data(data)) as validation:
+        assert rows_of(training) == [row for row in range(50) if width[row] >= height[row] and not of_val[row]]
+        assert rows_of(validation) == [row for row in range(50) if width[row] >= height[row] and of_val[row]]
+
+
+def test_other_shards_to_evaluate_on_are_taken_whole(corpus: Corpus, tmp_path: Path):
+    corpus.write_beside(tmp_path / "val", corpus.samples[:9])
+    data = data_of(corpus, select="width > height", val={"shards": str(tmp_path / "val")})
+    with Loader.from_config(evaluation_data(data)) as validation:
+        assert rows_of(validation) == list(range(9))
+
+
+def test_each_dataset_of_a_mixture_has_a_selection_of_its_own(corpus: Corpus, tmp_path: Path):
+    corpus.write_beside(tmp_path / "other", corpus.samples[20:])
+    np.save(tmp_path / "rows.npy", np.arange(3, 30, 3))
+    shards = [
+        {"shards": corpus.settings["shards"], "select": "width > height"},
+        {"shards": str(tmp_path / "other"), "select": str(tmp_path / "rows.npy")},
+    ]
+    height, width = sizes(corpus)
+    expected = [*np.flatnonzero(width > height).tolist(), *(50 + np.arange(3, 30, 3)).tolist()]
+    assert selected(corpus, shards=shards) == expected
+    both = {**corpus.settings, "shards": shards, "select": "captions == 1", "global_batch_size": 4}
+    captions = [len(sample.captions) for sample in [*corpus.samples, *corpus.samples[20:]]]
+    with Loader.from_config(both) as loader:
+        assert rows_of(loader) == [row for row in expected if captions[row] == 1]
+
+
+def test_the_first_rows_are_taken_before_the_selection(corpus: Corpus):
+    height, width = sizes(corpus)
+    assert selected(corpus, select="width > height", max_rows=30) == np.flatnonzero((width > height)[:30]).tolist()
+
+
+def test_a_state_goes_on_with_the_selected_rows_and_is_refused_for_others(corpus: Corpus, tmp_path: Path):
+    keys = [sample.key for sample in corpus.samples]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "keys.txt").write_text("\n".join(keys[::2]))
+    (tmp_path / "keys.txt").write_text("\n".join(keys[1::2]))
+    with corpus.loader(select=str(tmp_path / "a" / "keys.txt")) as loader:
+        batches = iter(loader)
+        first = next(batches)["keys"]
+        state = loader.state_dict()
+        rest = [batch["keys"] for batch in batches]
+    (tmp_path / "a").rename(tmp_path / "b")
+    with corpus.loader(select=str(tmp_path / "b" / "keys.txt")) as loader:
+        loader.load_state_dict(state)
+        assert [batch["keys"] for batch in loader] == rest
+        assert first not in rest
+    for other in (None, str(tmp_path / "keys.txt"), "width > 0"):
+        with (
+            corpus.loader(select=other) as loader,
+            pytest.raises(ConfigError, match=r"belongs to another plan: .*selection was 'data.select keys.txt \("),
+        ):
+            loader.load_state_dict(state)
+
+
+def test_mmdata_plan_takes_a_selection_on_the_command_line(corpus: Corpus):
+    height, width = sizes(corpus)
+    planned = plan_of(corpus.settings["shards"], ["data.select=width > height"])
+    assert planned.plan.num_rows == np.count_nonzero(width > height)
+
+
+@pytest.mark.parametrize(
+    ("select", "message"),
+    [
+        ("widht > 3", "data.select: no column 'widht'; did you mean 'width'"),
+        ("class_name == 'dog'", "no column 'class_name'"),
+        ("width > 10000", r"data.select width > 10000: selects no row"),
+        ("key == '00007'", r"data.select key == '00007' \(\w{16}\): selects 1 of 50 rows, fewer than a batch"),
+        ("FOLDER/kyes.txt", r"data.select: '.*kyes.txt': no such file; did you mean '.*/keys.txt'"),
+        ("FOLDER/keys.txt", "no row has one of its 2 keys: they are like '1', and keys of the index are like '00000'"),
+        ("FOLDER/empty.txt", "empty.txt: the file has no keys"),
+        ("FOLDER/noise.txt", r"noise.txt' is no text in UTF-8 \(byte 0\)"),
+        ({"file": "FOLDER/keys.txt", "column": "key"}, "is a text file and has no column 'key'"),
+        ("FOLDER/table.parquet", "no column key or uid; it has kee, score: give {file: .*, column: NAME}"),
+        ({"file": "FOLDER/table.parquet", "column": "kea"}, "no column 'kea'; did you mean 'kee'"),
+        (
+            {"file": "FOLDER/table.parquet", "column": "score"},
+            "column 'score': values of type double, and keys are texts",
+        ),
+        ("FOLDER/short.npy", "is a mask of 49 rows, and the index has 50: it was made for other shards"),
+        ("FOLDER/beyond.npy", "row 50, and the index has rows 0 to 49"),
+        ("FOLDER/negative.npy", "row -1, and the index has rows 0 to 49"),
+        ("FOLDER/square.npy", r"an array of bool and shape \(5, 10\); a mask, row numbers and uids have one dimension"),
+        ("FOLDER/floats.npy", "an array of float64; known are bool"),
+        ("FOLDER/objects.npy", "an array of object"),
+    ],
+)
+def test_a_wrong_selection_is_refused(corpus: Corpus, tmp_path: Path, select: Any, message: str):
+    (tmp_path / "keys.txt").write_text("1\n2\n")
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "noise.txt").write_bytes(b"\xff\xfe\x00")
+    pyarrow.parquet.write_table(pa.table({"kee": ["00000"], "score": [0.5]}), tmp_path / "table.parquet")
+    arrays = {
+        "short": np.ones(49, np.bool_),
+        "beyond": np.array([3, 50]),
+        "negative": np.array([-1]),
+        "square": np.ones((5, 10), np.bool_),
+        "floats": np.ones(50),
+        "objects": np.array([None] * 50, object),
+    }
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array, allow_pickle=True)
+    if isinstance(select, str):
+        select = select.replace("FOLDER", str(tmp_path))
+    else:
+        select = {**select, "file": select["file"].replace("FOLDER", str(tmp_path))}
+    with pytest.raises(ConfigError if "noise" not in str(select) else DataError, match=message):
+        corpus.loader(select=select)
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "no header", "other"])
+def test_a_damaged_mask_is_refused(corpus: Corpus, tmp_path: Path, damage: str):
+    file = tmp_path / "mask.npy"
+    np.save(file, np.ones(50, np.bool_))
+    whole = file.read_bytes()
+    file.write_bytes(
+        {"cut": whole[:-1], "longer": whole + b"\0", "no header": whole[:20], "other": b"PK" + whole}[damage]
+    )
+    message = "mask.npy' is no .npy file" if damage in ("no header", "other") else "which do not hold 50 values"
+    with pytest.raises(DataError, match=message):
+        corpus.loader(select=str(file))
+
+
+def test_a_damaged_table_is_refused(corpus: Corpus, tmp_path: Path):
+    (tmp_path / "keys.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(DataError, match=r"keys.parquet' cannot be read as a table"):
+        corpus.loader(select=str(tmp_path / "keys.parquet"))
+
+
+def test_keys_that_no_row_has_are_counted_once(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "keys.txt").write_text("\n".join([sample.key for sample in corpus.samples[:20]] + ["absent"]))
+    assert selected(corpus, select=str(tmp_path / "keys.txt")) == list(range(20))
+    assert [line for line in caplog.messages if "keys" in line] == [
+        "data.select keys.txt: 21 keys, and 20 rows have one of them"
+    ]
+
+
+def test_a_dataset_of_which_nothing_is_selected_is_named(corpus: Corpus, tmp_path: Path):
+    corpus.write_beside(tmp_path / "other", corpus.samples[20:])
+    shards = [{"shards": corpus.settings["shards"]}, {"shards": str(tmp_path / "other")}]
+    np.save(tmp_path / "rows.npy", np.arange(20))
+    with pytest.raises(ConfigError, match=r"rows.npy \(\w+\): selects no row of data.shards.1 \('.*other'\)"):
+        corpus.loader(shards=shards, select=str(tmp_path / "rows.npy"))
