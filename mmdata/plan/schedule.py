@@ -78,8 +78,7 @@ class Schedule:
         """Know all rounds up to this one."""
         while len(self.merged) <= round_:
             if len(self.merged) == self._counted:
-                # As many rounds at once as came before: few calls, and at most twice the work.
-                rounds = range(self._counted, min(max(2 * self._counted, round_ + 1), self.num_rounds))
+                rounds = range(self._counted, round_ + 1)
                 arrived = np.cumsum(self._arrivals(rounds), axis=1)
                 self.arrived[:, rounds.start : rounds.stop] = arrived + (
                     self.arrived[:, self._counted - 1 : self._counted] if self._counted else 0

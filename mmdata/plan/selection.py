@@ -68,9 +68,14 @@ class Selection:
 
     def of_shard(self, shard: int) -> Ints:
         """The selected rows of a shard, int64."""
-        first, last = self._first_rows[shard : shard + 2]
+        first = self._first_rows[shard]
         bits = self._bits[self._first_bytes[shard] : self._first_bytes[shard + 1]]
-        return np.flatnonzero(np.unpackbits(bits, count=int(last - first))) + first
+        if self.starts[shard + 1] - self.starts[shard] > len(bits) // 4:
+            return np.flatnonzero(np.unpackbits(bits).view(np.bool_)) + first
+        # Of few selected rows most bytes are 0: the others alone are unpacked.
+        (filled,) = bits.nonzero()
+        byte, bit = np.unpackbits(bits[filled, None], axis=1).view(np.bool_).nonzero()
+        return filled[byte] * 8 + (bit + first)
 
     def rows(self, shard: int, begin: int, end: int) -> Ints:
         """The rows at places begin … end−1, which all lie in one shard."""

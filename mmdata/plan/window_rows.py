@@ -39,6 +39,7 @@ class WindowRows:
         self._mixture = mixture
         self._permutation = permutation
         self._covers = cover_table(policy.buckets) if mixture.groups else None
+        self._counted: dict[tuple[int, int], tuple[Ints, NDArray[np.integer[Any]]]] = {}  # until they are read
         self.num_buckets = len(policy.buckets)
         self.unit_rows = mixture.unit_rows
 
@@ -48,8 +49,7 @@ class WindowRows:
         Returns:
             occurrences, int64 (n, unit_rows); and the bucket of each unit, int (n,).
         """
-        occurrences = window.ranges.occurrences(self._selection)
-        bucket_of = self._assign(occurrences)
+        occurrences, bucket_of = self._counted.pop((epoch, window.position), None) or self._bucketed(window)
         order = self._permutation(len(occurrences), epoch, Purpose.ROW_ORDER, window.position)
         occurrences, bucket_of = occurrences[order], bucket_of[order]
         groups = self._mixture.groups
@@ -64,16 +64,28 @@ class WindowRows:
     def arrivals(self, windows: list[list[Window]], epoch: int, rounds: range) -> Ints:
         """How many units some rounds bring to each bucket of each lane share: int64 (L, len(rounds), K)."""
         arrivals = np.zeros((len(windows), len(rounds), self.num_buckets), np.int64)
+        # Where one round is counted row by row, and by the rank that reads all of its windows next, that is done once.
+        self._counted.clear()  # of a round that was passed over on the way to a later one
+        is_read_next = len(rounds) == 1 and len(windows) == len(self._mixture.shares) and self._selection is not None
         for own, counts in zip(windows, arrivals, strict=True):
             of_rounds = own[rounds.start : rounds.stop]  # a lane share may have fewer windows than rounds
             if self._mixture.groups is not None:
                 # which rows stand together depends on the random order, so no histogram tells a unit's bucket
                 for window, arrived in zip(of_rounds, counts, strict=False):
                     arrived[:] = np.bincount(self.units(window, epoch)[1], minlength=self.num_buckets)
+            elif is_read_next:
+                for window, arrived in zip(of_rounds, counts, strict=False):
+                    found = self._counted[epoch, window.position] = self._bucketed(window)
+                    arrived[:] = np.bincount(found[1], minlength=self.num_buckets)
             else:
                 of_ranges = np.repeat(np.arange(len(of_rounds)), [len(window.ranges.shards) for window in of_rounds])
                 np.add.at(counts, of_ranges, self._count(concatenate([window.ranges for window in of_rounds])))
         return arrivals
+
+    def _bucketed(self, window: Window) -> tuple[Ints, NDArray[np.integer[Any]]]:
+        """The occurrences of a window, and the bucket of each."""
+        occurrences = window.ranges.occurrences(self._selection)
+        return occurrences, self._assign(occurrences)
 
     def _count(self, ranges: RowRanges) -> Ints:
         """Rows of each range by bucket, int64 (n, K)."""

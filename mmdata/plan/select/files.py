@@ -22,6 +22,8 @@ Bools = NDArray[np.bool_]
 TABLES = (".parquet", ".csv", ".tsv")
 SUFFIXES = (".npy", ".txt", *TABLES)
 """Ends of the names of files that select rows; anything else is a condition."""
+READ_AHEAD = 2**20
+"""Values that are read of an array at a time, at least."""
 KEY_COLUMNS = ("key", "uid")
 """The column of a table that holds keys, if none is named: the first of these that it has."""
 UID_TYPES = ("u8", "u8")
@@ -130,17 +132,21 @@ class NpyFile:
                 f"{self._of} has {path.stat().st_size:,} bytes, which do not hold {shape[0]:,} values; write it again"
             )
         self._length = shape[0]
+        self._ahead_begin, self._ahead = 0, np.empty(0, self.dtype)
 
     def __len__(self) -> int:
         return self._length
 
     def read(self, begin: int, end: int) -> NDArray[Any]:
-        """Values begin … end−1."""
-        self._file.seek(self._begin + begin * self.dtype.itemsize)
-        values = np.fromfile(self._file, self.dtype, end - begin)
-        if len(values) != end - begin:
-            raise DataError(f"{self._of} became shorter while it was read")
-        return values
+        """Values begin … end−1; quick where the next call goes on from here."""
+        ahead = self._ahead_begin, self._ahead_begin + len(self._ahead)
+        if not ahead[0] <= begin <= end <= ahead[1]:
+            self._file.seek(self._begin + begin * self.dtype.itemsize)
+            self._ahead_begin = begin
+            self._ahead = np.fromfile(self._file, self.dtype, max(end - begin, READ_AHEAD))
+            if begin + len(self._ahead) < min(end, self._length):
+                raise DataError(f"{self._of} became shorter while it was read")
+        return self._ahead[begin - self._ahead_begin : end - self._ahead_begin]
 
 
 def uids_of(file: NpyFile) -> list[str]:
