@@ -22,7 +22,7 @@ from mmdata.recognize import Kind, recognize
 from mmdata.train.memory.neighbours import FeatureSide, embed_rows
 from mmdata.trained import TrainedRun
 
-WHICH_ROWS = ("shards", "val", "split", "max_rows", "global_batch_size", "loading")
+WHICH_ROWS = ("shards", "val", "split", "select", "max_rows", "global_batch_size", "loading")
 """Settings of `data` taken from the config, not from the run: which rows, and who loads them."""
 
 

@@ -17,6 +17,7 @@ from mmdata.inspect.charts import Mark, histogram, share_bars
 from mmdata.inspect.gallery import class_name
 from mmdata.inspect.page import Chart, Section, Table
 from mmdata.plan import Plan, PlanSummary
+from mmdata.plan.rows import selection_of
 from mmdata.shards import Index
 from mmdata.shards.folder import QUARANTINE_NAME, find_ledger
 
@@ -89,12 +90,13 @@ def _aspects(index: Index, image_shapes: Sequence[tuple[int, int]]) -> Chart:
     return Chart(svg, caption + (f"; dashed: the buckets' image shapes, height × width: {shapes}." if marks else "."))
 
 
-def waste(summary: PlanSummary, data: DataConfig, *, num_rows: int) -> Section:
+def waste(summary: PlanSummary, data: DataConfig, plan: Plan, *, num_rows: int) -> Section:
     """The padding share of the plan against padding every text to `data.max_length`, and the rows it leaves out.
 
     Args:
         summary: of the plan's epoch 0.
         data: settings that the plan was made from.
+        plan: that is summarised.
         num_rows: of the index.
     """
     has_texts = data.tokenizer is not None
@@ -123,9 +125,11 @@ def waste(summary: PlanSummary, data: DataConfig, *, num_rows: int) -> Section:
         note += " Without data.tokenizer batches have no texts, and so no padding."
     if summary.cut:
         note += f" {summary.cut:,} captions are longer than max_length ({data.max_length} tokens) and are cut to it."
-    if data.max_rows is not None and data.max_rows < num_rows:
-        left_out = num_rows - data.max_rows
-        note += f" data.max_rows takes the first {data.max_rows:,} of {num_rows:,} rows: {left_out:,} are in no batch."
+    if plan.num_rows < num_rows:
+        selection = selection_of(plan.rows)
+        taken = "data.max_rows takes the first" if selection is None else f"{selection.name} takes"
+        left_out = num_rows - plan.num_rows
+        note += f" {taken} {plan.num_rows:,} of {num_rows:,} rows: {left_out:,} are in no batch."
     buckets = Table(("text length", "image", "steps", "rows", "padding"), rows, "Buckets")
     return Section("Padding", note, charts=charts, tables=[buckets])
 

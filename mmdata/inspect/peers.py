@@ -24,6 +24,8 @@ from mmdata.cores import most_workers
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
 from mmdata.loader.samples import IndexSamples
+from mmdata.plan.rows import COUNT_ROWS, starts_of
+from mmdata.plan.select.rows import select_rows
 from mmdata.shards import Index, ShardStore
 from mmdata.transform.tokenizer_names import locate_tokenizer
 
@@ -99,19 +101,22 @@ def torch_batches(data: DataConfig) -> Iterable[int]:
 
 
 class Rows(Dataset[tuple[Tensor, str]]):
-    """The rows of an index: a float image and its caption."""
+    """The rows that a plan would plan: a float image and its caption."""
 
     def __init__(self, data: DataConfig) -> None:
         self._index: Index = open_index(data)
         self._store = ShardStore(self._index)
         self._transform = transform(data)
-        self._count = len(self._index) if data.max_rows is None else min(data.max_rows, len(self._index))
+        starts = starts_of(self._index, data.max_rows)
+        selection = select_rows(data, self._index, starts)
+        all_rows = [np.arange(starts[-1])] if selection is None else selection.chunks(COUNT_ROWS)
+        self._rows = np.concatenate([np.empty(0, np.int64), *all_rows])
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._rows)
 
-    def __getitem__(self, row: int) -> tuple[Tensor, str]:
-        sample = IndexSamples(self._index, self._store, np.array([row]), np.array([0]))
+    def __getitem__(self, number: int) -> tuple[Tensor, str]:
+        sample = IndexSamples(self._index, self._store, self._rows[[number]], np.array([0]))
         image = Image.open(io.BytesIO(sample.stored_image(0).data)).convert("RGB")
         return self._transform(image), sample.caption(0)
 

@@ -69,7 +69,9 @@ def write_report(
         samples(index),
         *([corpus.labels(index)] if index.has_labels else []),
         corpus.shapes(index, plan),
-        corpus.waste(summary, data, num_rows=len(index)) if data and summary else Section("Padding", missing=NO_CONFIG),
+        corpus.waste(summary, data, plan, num_rows=len(index))
+        if data and plan and summary
+        else Section("Padding", missing=NO_CONFIG),
         *([run_sections.overview(runs)] if runs else []),
         curves(runs) if runs else Section("Training", missing=NO_RUN),
         run_sections.evaluations(runs) if runs else Section("Evaluation", missing=NO_RUN),
@@ -84,7 +86,7 @@ def write_report(
         [*map(str, resolved), f"manifest {index.fingerprint[:12]}", *(f"run {one}" for one in folders_of_runs)]
     )
     title = " + ".join(map(_name, resolved))
-    page = Page(title, subtitle, _facts(index, data, summary, runs), sections)
+    page = Page(title, subtitle, _facts(index, data, plan, summary, runs), sections)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, render(page).encode("utf-8", "replace"))
 
@@ -98,8 +100,10 @@ def _plan(index: Index, data: DataConfig) -> Plan:
     return build_plan(data, index, load_tokenizer(data), count_lengths=True)
 
 
-def _facts(index: Index, data: DataConfig | None, summary: PlanSummary | None, runs: Sequence[Run]) -> list[Fact]:
-    used = f", {data.max_rows:,} used" if data and data.max_rows is not None and data.max_rows < len(index) else ""
+def _facts(
+    index: Index, data: DataConfig | None, plan: Plan | None, summary: PlanSummary | None, runs: Sequence[Run]
+) -> list[Fact]:
+    used = f", {plan.num_rows:,} used" if plan and plan.num_rows < len(index) else ""
     facts = [Fact(f"{len(index):,}", "rows", f"{index.captions:,} captions{used}")]
     if data and data.val:
         facts += _validation_fact(index, data)

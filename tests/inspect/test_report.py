@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -163,6 +164,15 @@ def test_report_counts_the_rows_and_captions_that_settings_cut(data: dict[str, A
     assert ", 10 used</span>" in text
     assert re.search(r" \d+ captions are longer than max_length \(4 tokens\) and are cut to it\.", text)
     assert "Caption lengths of the captions of epoch 0, 10 rows" in text
+
+
+def test_report_says_which_rows_are_selected(data: dict[str, Any], tmp_path: Path):
+    np.save(tmp_path / "rows.npy", np.arange(3, 20))
+    chosen = data | {"select": str(tmp_path / "rows.npy")}
+    write_report(tmp_path / "r.html", shards=Path(data["shards"]), data=DataConfig(**chosen))
+    text = (tmp_path / "r.html").read_text()
+    assert re.search(r"data.select rows.npy \(\w{16}\) takes 17 of 22 rows: 5 are in no batch\.", text)
+    assert ", 17 used</span>" in text
 
 
 def test_report_adds_the_rows_of_training_and_validation_up(data: dict[str, Any], two: list[Path], tmp_path: Path):

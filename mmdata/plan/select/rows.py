@@ -194,8 +194,7 @@ def _check_selected(data: DataConfig, index: Index, selection: Selection, select
         if not np.diff(selection.starts[[indexed.first_shard, indexed.last_shard]]).any():
             where = f"data.shards.{number} ('{indexed.folder}')" if len(index.sources) > 1 else f"'{indexed.folder}'"
             raise ConfigError(f"{selection.name}: selects no row of {where}")
-    evaluates = not data.shuffle and data.transform == "eval"  # then one batch that is not full costs nothing
-    if selected < data.global_batch_size <= rows and data.token_budget is None and not evaluates:
+    if selected < data.global_batch_size <= rows and data.token_budget is None and data.transform != "eval":
         raise ConfigError(
             f"{selection.name}: selects {selected:,} of {rows:,} rows, fewer than a batch (data.global_batch_size "
             f"{data.global_batch_size:,}); set it lower, or select more"
