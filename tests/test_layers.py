@@ -23,14 +23,15 @@ GROUND = [
     *("seeding", "shipped"),
 ]
 TOP = [*GROUND, "cli", "config"]
-DATA_HALF = [*TOP, "shards", "plan", "transform", "loader", "samplers", "streaming", "compositional", "convert"]
+DATA_HALF = [*TOP, "shards", "join", "plan", "transform", "loader", "samplers", "streaming", "compositional", "convert"]
 
 MAY_IMPORT: dict[str, list[str]] = {
     **dict.fromkeys(GROUND, GROUND),
     "cli": [*GROUND, "config"],
     "config": GROUND,
     "shards": TOP,
-    "plan": [*TOP, "shards"],
+    "join": [*TOP, "shards"],
+    "plan": [*TOP, "shards", "join"],
     "transform": [*TOP, "shards"],
     "loader": [*TOP, "shards", "plan", "transform"],
     "samplers": [*TOP, "plan"],

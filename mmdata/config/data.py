@@ -24,6 +24,18 @@ class SelectFile(Settings):
     """Column of the table that holds the keys; null: key, or uid."""
 
 
+class JoinConfig(Settings):
+    """A table whose columns come to the rows of the index by key."""
+
+    table: MayChange[Location | Annotated[list[Location], Field(min_length=1)]]
+    """File of the table, or a pattern, or several: .parquet, .csv or .tsv. Its rows may have any order."""
+    key: str | None = None
+    """Column of the table that holds the keys of samples; null: key, or uid."""
+    missing: Literal["keep", "mask", "error"] = "keep"
+    """What becomes of a row of the index that the table does not have. keep: it has no values. mask: it is not loaded.
+    error: an error."""
+
+
 class SourceConfig(Settings):
     """One dataset of a mixture: all have a weight, or all have a repeat."""
 
@@ -236,6 +248,8 @@ class DataConfig(Settings):
     """Rows that are used, where nothing is rewritten: a condition on the index, such as `width >= 256 and height >=
     256`, or a file of keys (.txt, .parquet, .csv, .tsv), a mask or row numbers (.npy); null: all rows. See
     docs/select.md."""
+    join: list[JoinConfig] = Field(default_factory=list)
+    """Tables whose columns a condition of `select` may name, such as the scores of a filter."""
     skip_damaged: bool = False
     """A stream that meets a damaged or unreadable shard goes on with the next one, and counts the loss in `stream.lost`
     and its ledger; otherwise that is an error. Shards with an index: `mmdata index --skip-damaged`."""

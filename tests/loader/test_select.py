@@ -195,7 +195,7 @@ def test_mmdata_plan_takes_a_selection_on_the_command_line(corpus: Corpus):
         ("FOLDER/empty.txt", "empty.txt: the file has no keys"),
         ("FOLDER/noise.txt", r"noise.txt' is no text in UTF-8 \(byte 0\)"),
         ({"file": "FOLDER/keys.txt", "column": "key"}, "is a text file and has no column 'key'"),
-        ("FOLDER/table.parquet", "no column key or uid; it has kee, score: give {file: .*, column: NAME}"),
+        ("FOLDER/table.parquet", r"no column key or uid; it has kee, score: name the column of keys \(column: NAME\)"),
         ({"file": "FOLDER/table.parquet", "column": "kea"}, "no column 'kea'; did you mean 'kee'"),
         (
             {"file": "FOLDER/table.parquet", "column": "score"},

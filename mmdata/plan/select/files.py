@@ -6,26 +6,22 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 from numpy.typing import NDArray
 
 from mmdata.errors import ConfigError, DataError, excerpt
-from mmdata.nearest import did_you_mean, nearest
+from mmdata.join.table import SUFFIXES as SUFFIXES_OF_TABLES
+from mmdata.join.table import Table
+from mmdata.nearest import nearest
 from mmdata.plan.selection import Selection
-from mmdata.safe_read import open_regular
+from mmdata.safe_read import check_regular, open_regular
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-TABLES = (".parquet", ".csv", ".tsv")
-SUFFIXES = (".npy", ".txt", *TABLES)
+SUFFIXES = (".npy", ".txt", *SUFFIXES_OF_TABLES)
 """Ends of the names of files that select rows; anything else is a condition."""
 READ_AHEAD = 2**20
 """Values that are read of an array at a time, at least."""
-KEY_COLUMNS = ("key", "uid")
-"""The column of a table that holds keys, if none is named: the first of these that it has."""
 UID_TYPES = ("u8", "u8")
 """DataComp's uids: the first and the last 16 hexadecimal digits as two numbers."""
 
@@ -43,57 +39,17 @@ def read_lines(file: str, column: str | None, *, of: str) -> list[str]:
         DataError: the file is damaged.
     """
     path = Path(file)
+    if path.suffix.lower() in SUFFIXES_OF_TABLES:
+        return Table([file], of=of, key=column, setting="column").keys().drop_null().to_pylist()
     _check_exists(path, of)
-    if path.suffix.lower() not in TABLES:
-        if column is not None:
-            raise ConfigError(f"{of}: '{file}' is a text file and has no column '{column}'; leave the column out")
-        try:
-            text = path.read_text("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{of}: '{file}' is no text in UTF-8 (byte {error.start}); give .npy files as NAME.npy"
-            ) from None
-        return [line for line in (line.strip() for line in text.splitlines()) if line]
-    return _column(path, column, of)
-
-
-def _column(path: Path, column: str | None, of: str) -> list[str]:
+    if column is not None:
+        raise ConfigError(f"{of}: '{file}' is a text file and has no column '{column}'; leave the column out")
+    check_regular(path, "file of keys")
     try:
-        names = _names(path)
-        chosen = column or next((name for name in KEY_COLUMNS if name in names), None)
-        if chosen is None and len(names) == 1:
-            chosen = names[0]
-        if chosen is None or chosen not in names:
-            what = f"no column '{column}'{did_you_mean(column, names)}" if column else "no column key or uid"
-            raise ConfigError(f"{of}: '{path}': {what}; it has {', '.join(names)}: give {{file: {path}, column: NAME}}")
-        found = _read_column(path, chosen)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{of}: '{path}' cannot be read as a table: {excerpt(str(error), 200)}") from error
-    values: Any = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-    if not (
-        pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_integer(values.type)
-    ):
-        raise ConfigError(f"{of}: '{path}', column '{chosen}': values of type {values.type}, and keys are texts")
-    return [str(value) for value in values.drop_null().to_pylist()]
-
-
-def _names(path: Path) -> list[str]:
-    if path.suffix.lower() == ".parquet":
-        return list(pyarrow.parquet.read_schema(path).names)
-    with pyarrow.csv.open_csv(path, parse_options=_delimiter(path)) as reader:
-        return list(reader.schema.names)
-
-
-def _read_column(path: Path, name: str) -> Any:
-    if path.suffix.lower() == ".parquet":
-        return pyarrow.parquet.read_table(path, columns=[name]).column(name)
-    # Keys are texts: 000012 is not 12.
-    options = pyarrow.csv.ConvertOptions(include_columns=[name], column_types={name: pa.string()})
-    return pyarrow.csv.read_csv(path, parse_options=_delimiter(path), convert_options=options).column(name)
-
-
-def _delimiter(path: Path) -> Any:
-    return pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{of}: '{file}' is no text in UTF-8 (byte {error.start}); write a key a line") from None
+    return [line for line in (line.strip() for line in text.splitlines()) if line]
 
 
 class NpyFile:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.join.joined import Joined
 from mmdata.plan.select.expression import Kind
 from mmdata.shards.index import Index
 
@@ -29,18 +30,25 @@ label: number of the class, missing where a row has none. class_name: its name.
 """
 
 
-def kinds_of(index: Index) -> dict[str, Kind]:
-    """The columns that an index has."""
+def kinds_of(index: Index, joined: Joined) -> dict[str, Kind]:
+    """The columns that a condition may name: those of an index and of the tables joined with it."""
     absent = set[str]()
     if index.tokenizer is None:
         absent.add("caption_tokens")
     if index.class_names is None:
         absent.add("class_name")
-    return {name: kind for name, kind in KINDS.items() if name not in absent}
+    known: dict[str, Kind] = {name: kind for name, kind in KINDS.items() if name not in absent}
+    for name in joined.names():
+        kind = joined.table_of(name).kind(name)
+        if kind is not None:
+            known.setdefault(name, kind)
+    return known
 
 
-def column_of(index: Index, shard: int, name: str) -> Array:
-    """One of `KINDS` for all rows of a shard: numbers (n,), or texts as an object array; NaN or None is missing."""
+def column_of(index: Index, joined: Joined, shard: int, name: str) -> Array:
+    """A column for all rows of a shard: numbers (n,), or texts as an object array; NaN or None is missing."""
+    if name not in KINDS:
+        return joined.table_of(name).of_shard(shard, name)
     columns = index.shard(shard)
     if name == "key":
         return np.array(columns.keys.to_pylist(), object)

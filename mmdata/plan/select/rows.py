@@ -15,6 +15,7 @@ from mmdata.config import DataConfig
 from mmdata.config.data import SelectFile, sources
 from mmdata.errors import ConfigError, excerpt
 from mmdata.hashing import share_bound
+from mmdata.join.joined import Joined
 from mmdata.plan.select.expression import parse_expression
 from mmdata.plan.select.files import NpyFile, has_uids, is_file, read_lines, uids_of
 from mmdata.plan.select.index_columns import column_of, kinds_of
@@ -97,22 +98,27 @@ def select_rows(data: DataConfig, index: Index, starts: Ints) -> Selection | Non
 
 
 def _selects(data: DataConfig, index: Index) -> Iterator[Filter]:
-    """The filters of `data.select`, and of the datasets of a mixture."""
+    """The filters of `data.select`, of the datasets of a mixture, and of tables that leave rows out."""
+    if data.select is None and not data.join and all(source.select is None for source in sources(data)):
+        return
+    joined = Joined(data.join, index)
+    for table in joined.masks:
+        yield Filter(f"{table.of} missing: mask", (0, index.num_shards), table.has_rows, reads_index=False)
     if data.select is not None:
-        yield _filter(data.select, index, (0, index.num_shards), of="data.select")
+        yield _filter(data.select, index, joined, (0, index.num_shards), of="data.select")
     listed = sources(data)
     for number, (source, indexed) in enumerate(zip(listed, index.sources, strict=True)):
         if source.select is not None:
             span = (indexed.first_shard, indexed.last_shard)
-            yield _filter(source.select, index, span, of=f"data.shards.{number}.select")
+            yield _filter(source.select, index, joined, span, of=f"data.shards.{number}.select")
 
 
-def _filter(select: str | SelectFile, index: Index, shards: tuple[int, int], *, of: str) -> Filter:
+def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tuple[int, int], *, of: str) -> Filter:
     if isinstance(select, str) and not is_file(select):
-        expression = parse_expression(select, kinds_of(index), of=of, lines=partial(read_lines, of=of))
+        expression = parse_expression(select, kinds_of(index, joined), of=of, lines=partial(read_lines, of=of))
 
         def of_columns(shard: int) -> Bools:
-            columns = {name: column_of(index, shard, name) for name in expression.names}
+            columns = {name: column_of(index, joined, shard, name) for name in expression.names}
             return expression(columns, int(index.starts[shard + 1] - index.starts[shard]))
 
         return Filter(f"{of} {select}", shards, of_columns)

@@ -1,0 +1,182 @@
+"""Tables that are joined with an index: Parquet, CSV or TSV, one file or several of the same columns."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.csv
+import pyarrow.parquet
+
+from mmdata.errors import ConfigError, DataError, excerpt
+from mmdata.nearest import did_you_mean, nearest
+from mmdata.safe_read import check_regular
+
+SUFFIXES = (".parquet", ".csv", ".tsv")
+compute: Any = pyarrow.compute  # pyarrow's functions have no types
+KEY_COLUMNS = ("key", "uid")
+"""The column that holds keys, if none is named: the first of these that a table has."""
+
+
+class Table:
+    """Columns by name, read when they are asked for.
+
+    Args:
+        files: paths, or patterns such as metadata/*.parquet.
+        of: name of the setting, for messages.
+        key: column of keys; None: key, or uid.
+        setting: in which `key` was given, for messages.
+
+    Attributes:
+        files: the paths, in order.
+        names: of the columns.
+        types: Arrow's type of each; of text files as their first rows have it.
+        key: name of the column of keys.
+
+    Raises:
+        ConfigError: no such file or column, or files of different columns; the nearest one is named.
+        DataError: a file is no table.
+    """
+
+    def __init__(self, files: Sequence[str], *, of: str, key: str | None = None, setting: str = "key") -> None:
+        self._of, self._setting = of, setting
+        self.files = [path for given in files for path in self._find(given)]
+        self.types = self._types(self.files[0])
+        self.names = list(self.types)
+        for path in self.files[1:]:
+            if missing := [name for name in self.names if name not in self._types(path)]:
+                raise ConfigError(f"{of}: '{path}' has no column '{missing[0]}', and '{self.files[0]}' has")
+        self.key = self._choose_key(key)
+
+    def __str__(self) -> str:
+        return f"'{self.files[0]}'" + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else "")
+
+    def keys(self) -> Any:
+        """The keys as texts, an Arrow array (n,); null where a row has none.
+
+        Raises:
+            ConfigError: the column holds neither texts nor whole numbers.
+            DataError: a file is damaged.
+        """
+        values = self._read(self.key, as_text=True)
+        kind = values.type
+        if pa.types.is_integer(kind):
+            return values.cast(pa.string())
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise ConfigError(f"{self._of}: {self}, column '{self.key}': values of type {kind}, and keys are texts")
+        return values.cast(pa.large_string())  # of more than 2 GB in all, too
+
+    def column(self, name: str) -> Any:
+        """A column, an Arrow array (n,), in the order of files and rows.
+
+        Raises:
+            ConfigError: no such column.
+            DataError: a file is damaged.
+        """
+        if name not in self.names:
+            raise ConfigError(
+                f"{self._of}: {self}: no column '{name}'{did_you_mean(name, self.names)}; "
+                f"it has {', '.join(self.names)}"
+            )
+        return self._read(name, as_text=False)
+
+    def place(self, row: int) -> str:
+        """File and row of a row of the table, for messages; rows of a file are counted from 0."""
+        for path in self.files:
+            count = self._count(path)
+            if row < count:
+                return f"'{path}' row {row}"
+            row -= count
+        raise IndexError(row)
+
+    def _find(self, given: str) -> list[Path]:
+        found = sorted(map(Path, glob.glob(given))) if glob.has_magic(given) else [Path(given)]
+        if not found:
+            raise ConfigError(f"{self._of}: '{given}' matches no file")
+        for path in found:
+            if not path.exists():
+                siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+                near = nearest(path.name, siblings)
+                meant = f"; did you mean '{path.parent / near}'?" if near else ""
+                raise ConfigError(f"{self._of}: '{path}': no such file{meant}")
+            if path.suffix.lower() not in SUFFIXES:
+                raise ConfigError(f"{self._of}: '{path}': no table; known are {', '.join(SUFFIXES)}")
+            check_regular(path, "table")
+        return found
+
+    def _choose_key(self, key: str | None) -> str:
+        chosen = key or next((name for name in KEY_COLUMNS if name in self.names), None)
+        if chosen is None and len(self.names) == 1:
+            chosen = self.names[0]
+        if chosen is None or chosen not in self.names:
+            what = f"no column '{key}'{did_you_mean(key, self.names)}" if key else "no column key or uid"
+            listed = ", ".join(self.names)
+            raise ConfigError(
+                f"{self._of}: {self}: {what}; it has {listed}: name the column of keys ({self._setting}: NAME)"
+            )
+        return chosen
+
+    def _types(self, path: Path) -> dict[str, Any]:
+        def read() -> Any:
+            if _is_parquet(path):
+                return pyarrow.parquet.read_schema(path)
+            with pyarrow.csv.open_csv(path, parse_options=_delimiter(path)) as reader:
+                return reader.schema
+
+        schema = self._checked(path, read)
+        return dict(zip(schema.names, schema.types, strict=True))
+
+    def _count(self, path: Path) -> int:
+        if _is_parquet(path):
+            metadata: Any = self._checked(path, partial(pyarrow.parquet.read_metadata, path))
+            return metadata.num_rows
+        return len(self._read_one(path, self.key, as_text=True))
+
+    def _read(self, name: str, *, as_text: bool) -> Any:
+        parts = [self._read_one(path, name, as_text=as_text) for path in self.files]
+        if len({part.type for part in parts}) > 1:
+            kinds = ", ".join(sorted({str(part.type) for part in parts}))
+            raise ConfigError(f"{self._of}: {self}, column '{name}': values of different types in its files: {kinds}")
+        return pa.chunked_array([chunk for part in parts for chunk in part.chunks], type=parts[0].type)
+
+    def _read_one(self, path: Path, name: str, *, as_text: bool) -> Any:
+        def read() -> Any:
+            if _is_parquet(path):
+                return pyarrow.parquet.read_table(path, columns=[name]).column(name)
+            # Keys are texts: 000012 is not 12.
+            options = pyarrow.csv.ConvertOptions(
+                include_columns=[name], column_types={name: pa.string()} if as_text else None, strings_can_be_null=True
+            )
+            return pyarrow.csv.read_csv(path, parse_options=_delimiter(path), convert_options=options).column(name)
+
+        return self._checked(path, read)
+
+    def _checked(self, path: Path, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
+            raise DataError(f"{self._of}: '{path}' cannot be read as a table: {excerpt(str(error), 200)}") from error
+
+
+def first_twice(keys: Any) -> tuple[int, int] | None:
+    """The first two rows that have the same key; None if no key comes twice."""
+    known = keys.drop_null()
+    if compute.count_distinct(known).as_py() == len(known):
+        return None
+    counts = compute.value_counts(known)
+    several = counts.filter(compute.greater(counts.field("counts"), 1)).field("values")[0]
+    rows = [row for row, same in enumerate(compute.equal(keys, several).to_pylist()) if same]
+    return rows[0], rows[1]
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
+
+
+def _delimiter(path: Path) -> Any:
+    return pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True)

@@ -1,0 +1,181 @@
+"""`data.join`: columns of tables come to the rows of an index by key, and `data.select` may name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmdata.config.data import JoinConfig
+from mmdata.errors import ConfigError, DataError
+from mmdata.join.joined import Joined
+
+from .conftest import Corpus
+from .test_select import selected
+
+SCORES = np.random.default_rng(3).random(50).round(3)
+
+
+def write_table(corpus: Corpus, file: Path, rows: list[int], **columns: Any) -> str:
+    """A table of some rows of the corpus, in this order, with their scores."""
+    table = pa.table({"uid": [corpus.samples[row].key for row in rows], "score": SCORES[rows], **columns})
+    if file.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, file)
+    else:
+        options = pyarrow.csv.WriteOptions(delimiter="\t" if file.suffix == ".tsv" else ",")
+        pyarrow.csv.write_csv(table, file, options)
+    return str(file)
+
+
+def shuffled(count: int = 50) -> list[int]:
+    return np.random.default_rng(1).permutation(50)[:count].tolist()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".tsv"])
+def test_a_score_of_a_table_selects_rows(corpus: Corpus, tmp_path: Path, suffix: str):
+    table = write_table(corpus, tmp_path / f"scores{suffix}", shuffled())
+    join = [{"table": table}]
+    assert selected(corpus, join=join, select="score > 0.5") == np.flatnonzero(SCORES > 0.5).tolist()
+    width = np.array([corpus.index[row].image.size[0] for row in range(50)])
+    both = np.flatnonzero((SCORES > 0.3) & (width >= 48)).tolist()
+    assert selected(corpus, join=join, select="score > 0.3 and width >= 48") == both
+
+
+def test_a_table_may_be_many_files_and_may_name_its_keys(corpus: Corpus, tmp_path: Path):
+    for number in range(5):
+        rows = list(range(number, 50, 5))
+        table = pa.table({"sample": [corpus.samples[row].key for row in rows], "clip": SCORES[rows]})
+        pyarrow.parquet.write_table(table, tmp_path / f"part-{number}.parquet", row_group_size=3)
+    expected = np.flatnonzero(SCORES < 0.6).tolist()
+    pattern = [{"table": str(tmp_path / "part-*.parquet"), "key": "sample"}]
+    assert selected(corpus, join=pattern, select="clip < 0.6") == expected
+    listed = [{"table": [str(tmp_path / f"part-{n}.parquet") for n in (4, 2, 0, 1, 3)], "key": "sample"}]
+    assert selected(corpus, join=listed, select="not clip >= 0.6") == expected
+
+
+def test_rows_that_a_table_lacks_have_no_value_or_are_left_out(corpus: Corpus, tmp_path: Path):
+    rows = sorted(shuffled(30))
+    join = {"table": write_table(corpus, tmp_path / "scores.parquet", rows)}
+    low = [row for row in rows if SCORES[row] < 0.8]
+    absent = [row for row in range(50) if row not in rows]
+    assert selected(corpus, join=[join], select="score < 0.8") == low
+    assert selected(corpus, join=[join], select="not score >= 0.8") == low
+    assert selected(corpus, join=[join], select="score is None") == absent
+    assert selected(corpus, join=[join]) == list(range(50))
+    assert selected(corpus, join=[{**join, "missing": "mask"}]) == rows
+    with pytest.raises(
+        ConfigError, match=r"data.join.0: 20 of 50 rows have no row in '.*', such as '\d{5}'; leave them"
+    ):
+        corpus.loader(join=[{**join, "missing": "error"}])
+
+
+@given(st.data())
+def test_columns_are_those_of_pandas_left_join(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory, data: Any):
+    rows = data.draw(st.lists(st.integers(0, 60), min_size=1, unique=True).filter(lambda found: min(found) < 50))
+    keys = [f"{row:05d}" for row in rows]
+    whole = data.draw(
+        st.lists(st.one_of(st.none(), st.integers(-(2**31), 2**31)), min_size=len(rows), max_size=len(rows))
+    )
+    texts = data.draw(st.lists(st.one_of(st.none(), st.text(max_size=3)), min_size=len(rows), max_size=len(rows)))
+    flags = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    table = pa.table(
+        {"key": keys, "whole": pa.array(whole, pa.int64()), "text": pa.array(texts, pa.string()), "flag": flags}
+    )
+    file = tmp_path_factory.mktemp("join") / "table.parquet"
+    pyarrow.parquet.write_table(table, file)
+    joined = Joined([JoinConfig(table=str(file))], corpus.index)
+    left = pd.DataFrame({"key": [sample.key for sample in corpus.samples]})
+    expected = left.merge(table.to_pandas(), on="key", how="left")
+    for name in ("whole", "text", "flag"):
+        found = np.concatenate([joined.table_of(name).of_shard(shard, name) for shard in range(3)])
+        known = expected[name].notna().to_numpy()
+        missing = np.array([value is None or value != value for value in found.tolist()])
+        assert (missing == ~known).all()
+        assert [type_of(found)(value) for value in expected[name][known]] == found[known].tolist()
+
+
+def type_of(values: Any) -> Any:
+    return {"O": str, "f": float, "i": int}[values.dtype.kind]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            {"table": "FOLDER/scroes.parquet"},
+            ConfigError,
+            r"data.join.0: '.*': no such file; did you mean '.*/scores.parquet'",
+        ),
+        ({"table": "FOLDER/none-*.parquet"}, ConfigError, r"data.join.0: '.*none-\*.parquet' matches no file"),
+        ({"table": "FOLDER/notes.txt"}, ConfigError, "no table; known are .parquet, .csv, .tsv"),
+        (
+            {"key": "udi"},
+            ConfigError,
+            "no column 'udi'; did you mean 'uid'.*; it has uid, score: name the column of keys",
+        ),
+        ({"key": "score"}, ConfigError, "column 'score': values of type double, and keys are texts"),
+        ({"table": "FOLDER/twice.parquet"}, ConfigError, r"the key '00003' comes twice: in '.*' row 1 and '.*' row 3"),
+        (
+            {"table": "FOLDER/other.parquet"},
+            ConfigError,
+            "50 of 50 rows have no row in .*: keys are like '00000', and those of",
+        ),
+        (
+            {"table": ["FOLDER/scores.parquet", "FOLDER/fewer.parquet"]},
+            ConfigError,
+            "fewer.parquet' has no column 'score'",
+        ),
+        ({"table": "FOLDER/damaged.parquet"}, DataError, "damaged.parquet' cannot be read as a table"),
+        ({"table": "FOLDER/damaged.csv"}, DataError, "damaged.csv' cannot be read as a table"),
+    ],
+)
+def test_a_wrong_table_is_refused(corpus: Corpus, tmp_path: Path, change: Any, error: type[Exception], message: str):
+    scores = write_table(corpus, tmp_path / "scores.parquet", list(range(50)))
+    write_table(corpus, tmp_path / "twice.parquet", [5, 3, 8, 3])
+    pyarrow.parquet.write_table(pa.table({"uid": ["a", "b"], "score": [1.0, 2.0]}), tmp_path / "other.parquet")
+    pyarrow.parquet.write_table(pa.table({"uid": ["a", "b"]}), tmp_path / "fewer.parquet")
+    (tmp_path / "damaged.parquet").write_bytes(Path(scores).read_bytes()[:-30])
+    (tmp_path / "damaged.csv").write_bytes(b"uid,score\n00001,1\n00002\n")
+    (tmp_path / "notes.txt").write_text("x")
+    if isinstance(table := change.get("table"), str):
+        change = {**change, "table": table.replace("FOLDER", str(tmp_path))}
+    elif table:
+        change = {**change, "table": [one.replace("FOLDER", str(tmp_path)) for one in table]}
+    with pytest.raises(error, match=message):
+        corpus.loader(join=[{"table": scores, **change}], select="score > 0")
+
+
+def test_two_tables_do_not_share_a_column(corpus: Corpus, tmp_path: Path):
+    one = write_table(corpus, tmp_path / "one.parquet", list(range(50)))
+    two = write_table(corpus, tmp_path / "two.parquet", list(range(50)))
+    with pytest.raises(
+        ConfigError, match=r"data.join.1: column 'score' is in '.*one.parquet', too; rename one of them"
+    ):
+        corpus.loader(join=[{"table": one}, {"table": two}], select="score > 0")
+
+
+def test_a_state_is_refused_when_the_table_selects_other_rows(corpus: Corpus, tmp_path: Path):
+    table = write_table(corpus, tmp_path / "scores.parquet", list(range(50)))
+    settings: dict[str, Any] = {"join": [{"table": table}], "select": "score > 0.5"}
+    with corpus.loader(**settings) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    write_table(corpus, tmp_path / "scores.parquet", list(reversed(range(50))))  # in another order: the same
+    with corpus.loader(**settings) as loader:
+        loader.load_state_dict(state)
+    pyarrow.parquet.write_table(
+        pa.table({"uid": [sample.key for sample in corpus.samples], "score": 1 - SCORES}), tmp_path / "scores.parquet"
+    )
+    with (
+        corpus.loader(**settings) as loader,
+        pytest.raises(ConfigError, match="belongs to another plan: selection was"),
+    ):
+        loader.load_state_dict(state)
