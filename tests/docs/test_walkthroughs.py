@@ -1,4 +1,4 @@
-"""Every command of docs/walkthroughs runs, in order, in one folder, and prints what the page says.
+"""Each command of docs/walkthroughs and docs/select.md runs, in order, in one folder, and prints what the page says.
 
 A page is Markdown with these parts; any other block is not run:
 - `<!-- setup: NAME -->`: the function NAME of sources.py makes the data that the page begins with.
@@ -25,7 +25,8 @@ from tests.docs import sources
 from tests.programs import run_program
 
 FOLDER = Path(__file__).parents[2] / "docs" / "walkthroughs"
-PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
+WALKTHROUGHS = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
+PAGES = [*WALKTHROUGHS, FOLDER.parent / "select.md"]
 SETUP = re.compile(r"<!-- setup: (\w+) -->")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ANY = "…"
@@ -119,7 +120,7 @@ def test_the_list_of_pages_names_each_of_them():
     listed = re.findall(
         r"^\| .* \| \[.*\]\((.*\.md)\) \|$", (FOLDER / "README.md").read_text(encoding="utf-8"), re.MULTILINE
     )
-    assert sorted(listed) == [path.name for path in PAGES]
+    assert sorted(listed) == [path.name for path in WALKTHROUGHS]
 
 
 def test_output_is_compared_without_its_numbers():
