@@ -465,6 +465,10 @@ def data_of(shards: object, **changes: object) -> DataConfig:
             {"val": {"shards": "v", "share": 0.01}},
             r"'data\.val': shards \('v'\) and share \(0\.01\) exclude each other: give one",
         ),
+        (
+            {"val": {"share": 0.1, "select": "width > 3"}},
+            r"'data\.val': select chooses rows of val\.shards, which is not set; data\.select chooses those of a share",
+        ),
         ({"val": {"share": 0}}, r"'data\.val\.share': Input should be greater than 0"),
         ({"val": {"share": 1}}, r"'data\.val\.share': Input should be less than 1"),
         ({"split": "val"}, r"split val is a share of the rows, and val\.share is not set$"),

@@ -42,11 +42,13 @@ def main() -> int:
     classes = read_classes(options.classes) if options.classes else None  # a mistake is told before the model is loaded
     device = collectives.init(options.device)
     trained = TrainedRun.load(options.run, device)
-    val = ValConfig(shards=options.shards) if options.shards else trained.config.data.val
+    if options.select and not options.shards:
+        raise ConfigError("--select chooses rows of --shards, which is missing")
+    val = ValConfig(shards=options.shards, select=options.select) if options.shards else trained.config.data.val
     if not val and options.pairs is None:
         raise ConfigError("nothing to evaluate on: the run has no data.val; give --shards or --pairs")
     if val and classes is None:
-        classes = named_classes(trained, options.shards)
+        classes = named_classes(trained, val)
     if not val and classes is not None:
         raise ConfigError("--classes needs images with labels: the run has no data.val; give --shards")
     if options.pairs is not None:
@@ -57,7 +59,7 @@ def main() -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     if val:
         scores["shards"] = val_in_words(trained.config.data.model_copy(update={"val": val}))
-        scores |= evaluate_shards(trained, options.shards, classes, out=out)
+        scores |= evaluate_shards(trained, val, classes, out=out)
     if options.pairs is not None:
         scores["pairs"] = str(options.pairs)
         scores["compositional"] = evaluate_pairs(trained, options.pairs)
@@ -73,6 +75,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = Parser("evaluate", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint file")
     parser.add_argument("--shards", help="retrieval over these; default: data.val of the run")
+    parser.add_argument("--select", help="rows of these shards: a condition or a file, as for data.select")
     parser.add_argument("--pairs", type=Path, help="JSONL of a compositional test (see mmdata.compositional)")
     parser.add_argument("--classes", type=Path, help="JSON with class names and templates, for zero-shot accuracy")
     parser.add_argument("--out", type=Path, help="JSON file to write")

@@ -51,7 +51,7 @@ def ledger_of(out: Path, rank: int | str) -> Path:
 
 
 def evaluate_shards(
-    trained: TrainedRun, shards: str | None, classes: Classes | None = None, *, out: Path | None = None
+    trained: TrainedRun, val: ValConfig | None = None, classes: Classes | None = None, *, out: Path | None = None
 ) -> dict[str, Any]:
     """Retrieval in both directions, and zero-shot accuracy if classes are given. A collective.
 
@@ -59,7 +59,7 @@ def evaluate_shards(
 
     Args:
         trained: the model.
-        shards: to evaluate on; None: what `data.val` of the run names.
+        val: what to evaluate on; None: `data.val` of the run.
         classes: for zero-shot accuracy.
         out: file of the scores; the rows that could not be loaded are listed beside it (`ledger_of`).
 
@@ -69,8 +69,8 @@ def evaluate_shards(
     """
     rank, ranks = collectives.rank(), collectives.world_size()
     data = trained.config.data
-    if shards is not None:
-        data = data.model_copy(update={"val": ValConfig(shards=shards)})
+    if val is not None:
+        data = data.model_copy(update={"val": val})
     named, data = data, evaluation_data(data, hashes=True)
     if not open_index(data).has_captions:
         if classes is None:
@@ -110,7 +110,7 @@ def evaluate_shards(
     return {**scores, "rows_masked": masked}
 
 
-def named_classes(trained: TrainedRun, shards: str | None) -> Classes | None:
+def named_classes(trained: TrainedRun, val: ValConfig | None = None) -> Classes | None:
     """The classes of labelled shards by the names in the shards; None if there are none.
 
     The prompts are made as the captions were, if `mmdata convert --caption-template` made these of the names; else each
@@ -118,11 +118,11 @@ def named_classes(trained: TrainedRun, shards: str | None) -> Classes | None:
 
     Args:
         trained: the model.
-        shards: to evaluate on; None: what `data.val` of the run names.
+        val: what to evaluate on; None: `data.val` of the run.
     """
     data = trained.config.data
-    if shards is not None:
-        data = data.model_copy(update={"val": ValConfig(shards=shards)})
+    if val is not None:
+        data = data.model_copy(update={"val": val})
     index = open_index(evaluation_data(data))
     names = index.class_names
     if not (names and index.has_labels and len(index)):

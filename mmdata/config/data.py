@@ -125,10 +125,17 @@ class ValConfig(Settings):
     row's image decides, so equal images are on one side, and a row stays on its side when the shards are written or
     indexed anew."""
 
+    select: str | SelectFile | None = None
+    """Rows of `shards` that are evaluated on, as `data.select` chooses those of `data.shards`; null: all of them."""
+
     @model_validator(mode="after")
     def _one_kind(self) -> ValConfig:
         if self.shards is not None and self.share is not None:
             raise ValueError(f"shards ('{self.shards}') and share ({self.share:g}) exclude each other: give one")
+        if self.select is not None and self.shards is None:
+            raise ValueError(
+                "select chooses rows of val.shards, which is not set; a share is one of what data.select chose"
+            )
         return self
 
     def __bool__(self) -> bool:
@@ -433,7 +440,8 @@ def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
     if data.loading.worker_type == "auto":
         data = data.with_loading(worker_type="thread")
     # Other shards have other rows: what selects those to train on says nothing about them.
-    which = {"split": "val"} if data.val.shards is None else {"shards": data.val.shards, "select": None}
+    of_val = {"shards": data.val.shards, "select": data.val.select, "join": []}
+    which = {"split": "val"} if data.val.shards is None else of_val
     return once_in_order(data.model_copy(update={**which, "add_hashes": hashes or data.add_hashes}))
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 import mmdata
 from mmdata.commands.evaluate import evaluate_shards, named_classes
 from mmdata.config import Config
+from mmdata.config.data import ValConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError, DataError
@@ -230,9 +231,11 @@ def test_zero_shot_classification_of_shards_of_labels(folder, tmp_path, images):
     model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size).eval()
     trained = TrainedRun(model, config, tokenizer, Path("x.pt"), 0, 0)
     classes = Classes(classes=CLASSES, templates=["a photo of a {}"])
-    scores = evaluate_shards(trained, str(folder), classes)
+    scores = evaluate_shards(trained, ValConfig(shards=str(folder)), classes)
     assert scores["rows"] == 20
     assert "image_to_text_r1" not in scores
+    some = evaluate_shards(trained, ValConfig(shards=str(folder), select="label in [0, 2]"), classes)
+    assert some["rows"] == sum(row % 3 != 1 for row in range(20))
     # by hand: features of each image against those of each class
     with torch.no_grad():
         ids, mask = tokenizer.encode([f"a photo of a {name}" for name in CLASSES], 12)
@@ -246,13 +249,13 @@ def test_zero_shot_classification_of_shards_of_labels(folder, tmp_path, images):
         match="so there is nothing to retrieve: give --classes FILE for zero-shot accuracy, the run.s classes.json or "
         r'JSON such as {"classes": \["dog", "cat"\], "templates"',
     ):
-        evaluate_shards(trained, str(folder))
-    assert named_classes(trained, str(folder)) is None  # numbers without names
+        evaluate_shards(trained, ValConfig(shards=str(folder)))
+    assert named_classes(trained, ValConfig(shards=str(folder))) is None  # numbers without names
     (tmp_path / "named").mkdir()
     members = [(f"{i}.{e}", d) for i in range(3) for e, d in (("jpg", images[i]), ("cls", CLASSES[i].encode()))]
     (tmp_path / "named/0.tar").write_bytes(make_tar(members))
     build_index(tmp_path / "named")
-    assert named_classes(trained, str(tmp_path / "named")) == Classes(classes=CLASSES)
+    assert named_classes(trained, ValConfig(shards=str(tmp_path / "named"))) == Classes(classes=CLASSES)
 
 
 def test_prompts_of_a_conversion_are_made_as_its_captions_were(tmp_path, images):
@@ -263,7 +266,7 @@ def test_prompts_of_a_conversion_are_made_as_its_captions_were(tmp_path, images)
     data = {"shards": str(tmp_path / "out"), "image_size": 32, "global_batch_size": 2}
     config = parse(Config, {"data": data, "model": {"name": "micro"}}, origin="test")
     trained = cast(TrainedRun, SimpleNamespace(config=config))
-    assert named_classes(trained, str(tmp_path / "out")) == Classes(
+    assert named_classes(trained, ValConfig(shards=str(tmp_path / "out"))) == Classes(
         classes=sorted(CLASSES), templates=["a photo of a {}."]
     )
     convert(tmp_path / "raw", tmp_path / "other", ConvertConfig(caption_templates=["a {}."]))
@@ -312,10 +315,10 @@ def test_zero_shot_of_classes_in_another_order_than_the_labels_is_refused(tmp_pa
     trained = TrainedRun(model, config, tokenizer, tmp_path / "x.pt", 1, 1)
     shards = named(tmp_path / "a", images, ["clock", "flag", "hand"])
     for good in (["clock", "flag", "hand"], ["a clock", "a flag", "a hand", "a moon"]):
-        assert "zero_shot_top1" in evaluate_shards(trained, shards, Classes(classes=good))
+        assert "zero_shot_top1" in evaluate_shards(trained, ValConfig(shards=shards), Classes(classes=good))
     message = r"--classes has 'clock' as class 1, and shards '.*a' as label 0: list .* the shards: 'clock, flag, hand'$"
     with pytest.raises(DataError, match=message):
-        evaluate_shards(trained, shards, Classes(classes=["flag", "clock", "hand"]))
+        evaluate_shards(trained, ValConfig(shards=shards), Classes(classes=["flag", "clock", "hand"]))
 
 
 def test_folders_with_and_without_captions_are_counted_by_rows(tmp_path, images):

@@ -24,6 +24,7 @@ import mmdata
 from mmdata import Index, Loader, cli
 from mmdata.commands.evaluate import evaluate_shards
 from mmdata.config import DataConfig, load_config
+from mmdata.config.data import ValConfig
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.hashing import in_share
@@ -429,6 +430,7 @@ def test_evaluate_says_in_one_line_what_is_wrong(
         ),
         ([tmp_path / "run" / "config.yaml"], f"its run is '{tmp_path / 'run'}': give '{tmp_path / 'run'}'"),
         ([bare], "nothing to evaluate on: the run has no data.val; give --shards or --pairs"),
+        ([bare, "--select", "width > 3"], "--select chooses rows of --shards, which is missing"),
         (
             [bare, "--pairs", good, "--classes", good],
             "--classes needs images with labels: the run has no data.val",
@@ -476,7 +478,7 @@ def test_run_moved_to_another_machine_embeds_and_classifies_as_before(tmp_path: 
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
     convert(tmp_path / "raw", tmp_path / "new", ConvertConfig(caption_templates=["a {} square"]))
-    assert evaluate_shards(after, str(tmp_path / "new"))["rows"] == 6
+    assert evaluate_shards(after, ValConfig(shards=str(tmp_path / "new")))["rows"] == 6
     export_to_transformers(after, tmp_path / "exported")
     exported = AutoTokenizer.from_pretrained(tmp_path / "exported")
     ids, _ = after.tokenizer.encode(texts[:1], after.tokenizer.count(texts[:1])[0])

@@ -112,9 +112,9 @@ def test_load_run_pillow_image_of_a_large_jpeg_differs_little(make_run: MakeRun,
 
 def test_evaluate_names_the_classes_of_captioned_shards_by_itself(make_run: MakeRun):
     run = TrainedRun.load(make_run())
-    classes = named_classes(run, None)
+    classes = named_classes(run)
     assert classes == Classes(classes=["dog", "cat"], templates=["{}"])
-    scores = evaluate_shards(run, None, classes)
+    scores = evaluate_shards(run, classes=classes)
     assert scores["templates"] == ["{}"]
     assert (scores["zero_shot_chance"], scores["texts"]) == (0.5, 12)
 
@@ -131,9 +131,9 @@ def test_evaluate_without_a_label_among_its_rows_scores_retrieval(
     convert(tmp_path / "captions.jsonl", shards, ConvertConfig(train_tokenizer=300))
     data = {"shards": shards, "tokenizer": f"{shards}/tokenizer", "val": {"share": 0.4}}
     run = TrainedRun.load(write_run(tmp_path, photos, {"name": "micro"}, **data))
-    classes = named_classes(run, None)
+    classes = named_classes(run)
     assert classes == Classes(classes=["dog"])
-    scores = evaluate_shards(run, None, classes)
+    scores = evaluate_shards(run, classes=classes)
     assert scores["texts"] == scores["rows"] > 0
     assert "zero_shot_top1" not in scores
     assert re.search(r"none of the \d+ rows that were loaded has a label; zero-shot accuracy is left out", caplog.text)
@@ -150,7 +150,7 @@ def test_load_run_scores_are_those_of_evaluate(make_run: MakeRun, photos: Path):
     torch.testing.assert_close(found.probabilities.sum(1), torch.ones(12))
     assert found.labels == [found.classes[i] for i in found.probabilities.argmax(1)]
     classes = Classes(classes=["dog", "cat"], templates=["a photo of a {}.", "{}"])
-    scores = evaluate_shards(run, None, classes)
+    scores = evaluate_shards(run, classes=classes)
     correct = sum(name == ("dog", "cat")[label] for name, label in zip(found.labels, labels.tolist(), strict=True))
     assert scores["zero_shot_top1"] == pytest.approx(correct / 12)
     features = run.embed_images(paths)
