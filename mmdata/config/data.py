@@ -134,7 +134,7 @@ class ValConfig(Settings):
             raise ValueError(f"shards ('{self.shards}') and share ({self.share:g}) exclude each other: give one")
         if self.select is not None and self.shards is None:
             raise ValueError(
-                "select chooses rows of val.shards, which is not set; a share is one of what data.select chose"
+                "select chooses rows of val.shards, which is not set; data.select chooses those of a share"
             )
         return self
 
