@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.programs import Program
+from tests.programs import Program, run_program
 from tests.rounding import rounding
 
 MMDATA = [sys.executable, "-m", "mmdata"]
@@ -24,8 +24,17 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "f
 
 
 def run(*command: object) -> str:
-    """Run a command to its end in an interpreter of its own; its standard output."""
+    """Run a command to its end; its standard output."""
+    return output_of(run_program([*map(str, command)], capture_output=True, text=True, env=ENVIRONMENT))
+
+
+def run_anew(*command: object) -> str:
+    """As `run`, in an interpreter of its own."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=ENVIRONMENT, timeout=600)
+    return output_of(done)
+
+
+def output_of(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -35,8 +44,8 @@ def config(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., 
     """Settings of a run over 120 converted and verified images: two epochs of ten steps, logged and saved at each."""
     folder = tmp_path_factory.mktemp("whole-way")
     raw, shards = make_corpus(folder / "raw", 120), folder / "shards"
-    run(*MMDATA, "convert", raw / "captions.jsonl", shards, "--train-tokenizer", 400, "--shard-rows", 32)
-    assert "ok" in run(*MMDATA, "verify", shards)
+    run_anew(*MMDATA, "convert", raw / "captions.jsonl", shards, "--train-tokenizer", 400, "--shard-rows", 32)
+    assert "ok" in run_anew(*MMDATA, "verify", shards)
     settings = {
         "data": {
             "shards": str(shards),
@@ -70,7 +79,7 @@ def losses(output: Path) -> list[tuple[int, float]]:
 def whole(config: Path) -> list[tuple[int, float]]:
     """Losses of an undisturbed run of one process."""
     output = config.with_name("whole")
-    run(*MMDATA, "train", config, f"train.output={output}")
+    run_anew(*MMDATA, "train", config, f"train.output={output}")
     return losses(output)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,12 @@ from tests.shards.servers import serve
 def square(data: dict[str, Any]) -> dict[str, Any]:
     """The corpus of 22 rows in two shards, in batches that other loaders make too."""
     return {**data, "image_size": 32, "image_buckets": None}
+
+
+@pytest.fixture(autouse=True)
+def _runs_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs import nothing anew; test_peers_program_prints_a_rate starts one in an interpreter of its own."""
+    monkeypatch.setattr(against, "subprocess", SimpleNamespace(run=run_program))
 
 
 def test_command_compares_and_says_what_each_does(square: dict[str, Any], tmp_path: Path, command: Any):
@@ -172,7 +179,7 @@ def test_against_a_loader_that_fails_is_named_with_what_it_said(square: dict[str
 
 def test_peers_program_prints_a_rate(square: dict[str, Any]):
     settings = {"data": data_config(square).model_dump(mode="json"), "name": "torch", "steps": 1}
-    done = run_program(
+    done = subprocess.run(
         [sys.executable, "-m", "mmdata.inspect.peers"], input=json.dumps(settings), capture_output=True, text=True
     )
     assert float(done.stdout) > 0
