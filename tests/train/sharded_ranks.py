@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,9 +36,11 @@ def run_case(case: dict, rank: int, out: Path) -> None:
     torch.manual_seed(50 + rank)
     batch = ranks.make_batch(rank, case)
     with torch.no_grad():
-        model(batch)  # an evaluation between two steps changes nothing
+        model.eval()(batch)  # an evaluation between two steps changes nothing
+    model.train()
     torch.manual_seed(50 + rank)
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    counted = profile(activities=[ProfilerActivity.CPU]) if case.get("count_gathers") else nullcontext()
+    with counted:
         step = train_step(model, batch, ranks.loss_function(case), micro_batch_size=case.get("micro_batch_size"))
     parameters = dict(model.named_parameters())
     gradients = {
@@ -48,9 +52,11 @@ def run_case(case: dict, rank: int, out: Path) -> None:
     }
     norm = sharding.clip_grad_norm(model.parameters(), 0.01)
     clipped = sharding.whole(parameters["image_projection.weight"].grad)
-    # FSDP2 names each gather after its module.
-    gathers = Counter(event.name for event in profiled.events() if event.name.startswith("FSDP::all_gather"))
-    numbers = {"gathers": {name: count for name, count in gathers.items() if "copy_out" not in name}}
+    numbers: dict[str, Any] = {}
+    if isinstance(counted, profile):  # FSDP2 names each gather after its module
+        names = [event.name() for event in counted.profiler.kineto_results.events()]
+        gathers = Counter(name for name in names if name.startswith("FSDP::all_gather"))
+        numbers = {"gathers": {name: count for name, count in gathers.items() if "copy_out" not in name}}
     numbers |= {"loss": step.loss, "gradients": gradients, "kept": kept, "norm": norm, "clipped": clipped}
     torch.save({**numbers, "scale": parameters["logit_scale"].grad}, out)
 
@@ -85,7 +91,7 @@ def bf16_case(case: dict, rank: int) -> dict:
     )
     gradients = {name: sharding.whole(p.grad).clone() for name, p in model.named_parameters()}
     with torch.no_grad():
-        features = model(ranks.make_batch(rank, case)).text_features  # without autocast
+        features = model.eval()(ranks.make_batch(rank, case)).text_features  # without autocast
     return {"loss": step.loss, "gradients": gradients, "formats": formats, "features": features}
 
 

@@ -26,16 +26,17 @@ from tests.train.test_loop import last_state, read_metrics, run_small
 
 PROGRAM = Path(__file__).with_name("sharded_ranks.py")
 CASES: dict[str, dict[str, Any]] = {
-    "2": {"loss": "clip", "valid": [ALL, ALL]},
+    "2": {"loss": "clip", "valid": [ALL, ALL], "count_gathers": True},
     "2_siglip_unequal_dropout": {"loss": "siglip", "valid": [SOME, FEW], "dropout": 0.3},
     "2_micro_dropout": {"loss": "clip", "valid": [ALL, SOME], "dropout": 0.3, "micro_batch_size": 3, "mask_same": True},
-    "2_micro_of_one": {"loss": "siglip", "valid": [ALL, SOME], "micro_batch_size": 1},
+    "2_micro_of_one": {"loss": "siglip", "valid": [ALL, SOME], "micro_batch_size": 1, "count_gathers": True},
     "2_micro_checkpointing": {
         "loss": "siglip",
         "valid": [ALL, SOME],
         "dropout": 0.3,
         "micro_batch_size": 1,
         "model": {"gradient_checkpointing": True},
+        "count_gathers": True,
     },
     "2_checkpointing": {
         "loss": "siglip",
@@ -50,7 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
         "valid": [ALL, SOME],
         "compile": True,
         "dropout": 0.3,
-        "micro_batch_size": 3,
+        "micro_batch_size": 2,  # one shape, one compilation
     },
     "2_compiled_checkpointing": {
         "loss": "siglip",
