@@ -148,7 +148,10 @@ def test_after_a_rehearsal_no_step_compiles(
 ):
     monkeypatch.setattr(parallel, "BACKEND", "aot_eager")  # needs no compiler
     torch._dynamo.reset()
-    run = trainer(config, tmp_path, compile=True, micro_batch_size=micro_batch_size)
+    few = yaml.safe_load(config.read_text())
+    few["data"] |= {"image_buckets": [[16, 16], [16, 32]], "num_text_buckets": 2}
+    (tmp_path / "few.yaml").write_text(yaml.safe_dump(few))
+    run = trainer(tmp_path / "few.yaml", tmp_path, compile=True, micro_batch_size=micro_batch_size)
     run.model.train()
     torch._dynamo.utils.counters.clear()
     run._rehearse()

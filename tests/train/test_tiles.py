@@ -119,7 +119,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("in_a_thread", [False, True])  # autograd calls backward for a GPU in a thread of its own
 def test_many_kinds_of_losses_in_one_process_are_more_than_torchs_eight_graphs(in_a_thread: bool):
     def all_kinds() -> None:
-        for rows, columns, number, with_valid in itertools.product((1, 8, 9), (8, 13), (0, 1, 2), (False, True)):
+        for rows, columns, number, with_valid in itertools.product((1, 8, 9), (13,), (0, 1, 2), (False, True)):
             one, other = features(rows)[0], features(columns, seed=1)[0]
             keys = [(torch.arange(rows) // 2, torch.arange(columns) // 2) for _ in range(number)]
             valid = (torch.arange(rows) != 1, torch.arange(columns) != 2) if with_valid else (None, None)
@@ -140,12 +140,17 @@ def test_many_kinds_of_losses_in_one_process_are_more_than_torchs_eight_graphs(i
                 torch.autograd.grad(sum(expected, torch.zeros(())), (one, other)),
             )
 
+    def all_within_the_limit() -> None:
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):  # by default torch goes on without a graph
+            all_kinds()
+
+    torch._dynamo.utils.counters.clear()
     if in_a_thread:
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(all_kinds).result()
+            pool.submit(all_within_the_limit).result()
     else:
-        all_kinds()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 8
+        all_within_the_limit()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 2 * 8  # two functions
 
 
 def test_a_gpu_for_which_nothing_compiles_takes_the_functions_as_they_are(
