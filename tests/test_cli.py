@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -147,13 +148,39 @@ def test_cli_every_program_parses_its_help(command: str, monkeypatch: pytest.Mon
     assert capsys.readouterr().out.startswith(f"usage: mmdata {command} ")
 
 
-@pytest.mark.parametrize("command", sorted({*cli.commands()} - STARTED_BY_OTHERS))
-def test_cli_every_program_starts_in_an_interpreter_of_its_own(command: str, tmp_path: Path):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / f"{command}.py"), "--help"], cwd=tmp_path, capture_output=True, text=True
-    )
+EACH_ALONE = """
+import gc, json, os, runpy, sys, tempfile
+import pyarrow, pydantic, simplejpeg, tokenizers, torch, torch.distributed.fsdp, torchvision, transformers, webdataset
+gc.freeze()
+
+def output_of(path):
+    with tempfile.TemporaryFile() as output:
+        if (child := os.fork()) == 0:
+            for number in (1, 2):
+                os.dup2(output.fileno(), number)
+            assert not any(name.partition(".")[0] == "mmdata" for name in sys.modules)
+            sys.argv, sys.path[0] = [path, "--help"], os.path.dirname(path)
+            try:
+                runpy.run_path(path, run_name="__main__")
+            except SystemExit as end:
+                sys.stdout.flush()
+                os._exit(end.code)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        output.seek(0)
+        return status, output.read().decode()
+
+print(json.dumps([output_of(path) for path in sys.argv[1:]]))
+"""
+"""Forks a process without any module of mmdata for each program; libraries are imported once."""
+
+
+def test_cli_every_program_imports_what_it_needs_and_nothing_of_the_others(tmp_path: Path):
+    names = sorted({*cli.commands()} - STARTED_BY_OTHERS)
+    paths = [str(ROOT / "tools" / f"{name}.py") for name in names]
+    done = subprocess.run([sys.executable, "-c", EACH_ALONE, *paths], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"usage: mmdata {command} ")
+    for name, (status, output) in zip(names, json.loads(done.stdout), strict=True):
+        assert (status, output.partition(f"usage: mmdata {name} ")[0]) == (0, ""), output
 
 
 def test_cli_command_and_program_say_the_same(tmp_path: Path):
