@@ -7,10 +7,12 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +20,11 @@ import pytest
 from mmdata import Batch
 from mmdata.errors import ConfigError, DataError
 from mmdata.launcher import Ranks
-from mmdata.loader.workers import choose
+from mmdata.loader.workers import choose, parent
 from mmdata.loader.workers.handover import StoppableSteps
+from mmdata.loader.workers.parent import WorkerProcesses
 from tests.flat_settings import grouped
-from tests.programs import run_program
+from tests.programs import Program, run_program
 
 from .conftest import Corpus
 from .worker_processes import PROCESS, gone, wait_until_ready, worker_processes
@@ -37,6 +40,18 @@ def nothing_is_left() -> Iterator[None]:
     assert workers() == []
 
 
+@pytest.fixture
+def ready(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Worker processes are forked from a template, and none is ready before the event is set, as if it started slowly.
+
+    In the tests without this fixture they are new interpreters.
+    """
+    monkeypatch.setattr(parent, "subprocess", SimpleNamespace(Popen=Program, DEVNULL=subprocess.DEVNULL))
+    event, are_ready = threading.Event(), WorkerProcesses.are_ready
+    monkeypatch.setattr(WorkerProcesses, "are_ready", lambda self, *at: are_ready(self, *at) and event.is_set())
+    return event
+
+
 def workers() -> list[str]:
     """Worker threads of this process."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("mmdata-worker")]
@@ -45,7 +60,7 @@ def workers() -> list[str]:
 @pytest.mark.parametrize("num_processes", [1, 2])
 @pytest.mark.parametrize("ready_at", [1, 3, 6, 7, 9])
 def test_handover_gives_the_batches_of_threads_wherever_it_hands_over(
-    corpus: Corpus, same: Same, ready_at: int, num_processes: int
+    corpus: Corpus, same: Same, ready: threading.Event, ready_at: int, num_processes: int
 ):
     loader = corpus.loader(num_workers=2, num_processes=num_processes, **PROCESS)
     threads = corpus.loader(worker_type="thread")
@@ -56,6 +71,7 @@ def test_handover_gives_the_batches_of_threads_wherever_it_hands_over(
             steps += 1
             assert loader._source._threads or steps >= ready_at
             if steps == ready_at:
+                ready.set()
                 wait_until_ready(loader)
     assert loader._source._threads is None
     assert loader.state_dict() == threads.state_dict()
@@ -78,11 +94,12 @@ def test_handover_starts_with_threads_and_ends_without(corpus: Corpus):
     assert (workers(), worker_processes()) == ([], [pid])
 
 
-def test_handover_hands_over_batches_that_are_in_progress_to_nobody(corpus: Corpus, same: Same):
+def test_handover_hands_over_batches_that_are_in_progress_to_nobody(corpus: Corpus, same: Same, ready: threading.Event):
     # The process dies after it has been told where to begin: the threads' batches come, and then those of another.
     loader, whole = corpus.loader(**PROCESS), list(corpus.loader(worker_type="thread"))
     batches = iter(loader)
     assert same(next(batches), whole[0])
+    ready.set()
     wait_until_ready(loader)
     assert same(next(batches), whole[1])
     (pid,) = worker_processes()
@@ -91,10 +108,13 @@ def test_handover_hands_over_batches_that_are_in_progress_to_nobody(corpus: Corp
 
 
 @pytest.mark.parametrize("left_at", [0, 2, 6])
-def test_handover_left_in_the_middle_begins_anew_with_threads_then_processes(corpus: Corpus, same: Same, left_at: int):
+def test_handover_left_in_the_middle_begins_anew_with_threads_then_processes(
+    corpus: Corpus, same: Same, ready: threading.Event, left_at: int
+):
     loader, whole = corpus.loader(**PROCESS), list(corpus.loader(worker_type="thread"))
     for when in ("starting", "starting", "ready", "ready"):
         if when == "ready":
+            ready.set()
             wait_until_ready(loader)
         loader.set_epoch(0)
         for step, batch in enumerate(loader):
