@@ -26,10 +26,10 @@ from tests.shards.earlier import version_2
 def told(folder: Path) -> object:
     """All that manifest, pages and index say."""
     index = Index.open(folder)
+    columns = {name: index.column(name).tolist() for name in FIXED}  # first: where most damage is found
+    lists = {name: [part.tolist() for part in index.lists(name)] for name in LISTS}
     (manifest,) = index.manifests
     entries = [{k: v.tolist() if hasattr(v, "tolist") else v for k, v in vars(e).items()} for e in manifest]
-    columns = {name: index.column(name).tolist() for name in FIXED}
-    lists = {name: [part.tolist() for part in index.lists(name)] for name in LISTS}
     return manifest.content(), entries, columns, lists, index.keys(np.arange(len(index)))
 
 
