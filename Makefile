@@ -16,9 +16,10 @@ demo: $(VENV)/.installed
 	@$(BIN)/mmdata demo
 
 # Four at a time, because many tests wait for a program. A file's tests stay together, and the files keep the order of
-# tests/conftest.py: the longest first.
+# tests/conftest.py: the longest first. Where the shell forbids bytecode, each of the programs that tests start would
+# compile mmdata anew.
 test: lint
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # PYTHON as it is, if it can import what the GPU half needs; else the environment.
 gpu:

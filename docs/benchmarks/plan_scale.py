@@ -21,11 +21,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-from mmdata.plan.select.files import selection_of_mask
 from numpy.typing import NDArray
 
 from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Shapes, choose_lengths, count_buckets
 from mmdata.plan.rows import count_cells
+from mmdata.plan.select.files import selection_of_mask
 from mmdata.shards import Manifest
 from tests.shards.synthetic import synthetic_rows, write_synthetic_manifest
 

@@ -13,6 +13,7 @@ from itertools import islice
 import numpy as np
 
 from mmdata.config import DataConfig
+from mmdata.config.data import sources
 from mmdata.errors import ConfigError
 from mmdata.loader.ledger import LedgerEntry
 from mmdata.plan import (
@@ -127,6 +128,8 @@ def _refuse_planned(data: DataConfig) -> None:
         "token_budget": data.token_budget is not None,
         "groups": data.groups is not None,
         "val.share": data.val.share is not None,
+        "select": data.select is not None or any(source.select is not None for source in sources(data)),
+        "join": bool(data.join),
         "negative_captions": data.negative_captions is not None,
         "loading.worker_type: process": data.loading.worker_type == "process",
     }
