@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "join": [*TOP, "shards"],
     "plan": [*TOP, "shards", "join"],
     "transform": [*TOP, "shards"],
-    "loader": [*TOP, "shards", "plan", "transform"],
+    "loader": [*TOP, "shards", "join", "plan", "transform"],
     "samplers": [*TOP, "plan"],
     "streaming": [*TOP, "shards", "plan", "transform", "loader"],
     "compositional": [*TOP, "shards", "plan", "transform", "loader"],

@@ -256,7 +256,10 @@ class DataConfig(Settings):
     256`, or a file of keys (.txt, .parquet, .csv, .tsv), a mask or row numbers (.npy); null: all rows. See
     docs/select.md."""
     join: list[JoinConfig] = Field(default_factory=list)
-    """Tables whose columns a condition of `select` may name, such as the scores of a filter."""
+    """Tables whose columns come to the rows by key, such as the scores of a filter: `select` and `fields` name them."""
+    fields: dict[str, str] = Field(default_factory=dict)
+    """Further entries of batches, by name: `join:COLUMN` has the values of a joined table, as a tensor (B,) or (B, D),
+    or as a list of B texts."""
     skip_damaged: bool = False
     """A stream that meets a damaged or unreadable shard goes on with the next one, and counts the loss in `stream.lost`
     and its ledger; otherwise that is an error. Shards with an index: `mmdata index --skip-damaged`."""

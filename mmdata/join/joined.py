@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mmdata.config.data import JoinConfig
 from mmdata.errors import ConfigError
 from mmdata.join.table import Table, compute, first_twice
+from mmdata.join.values import Values
 from mmdata.shards.index import Index
 
 logger = logging.getLogger("mmdata")
@@ -34,6 +35,7 @@ class JoinedTable:
     Attributes:
         of: as given.
         names: of the columns that come to a sample: all but the keys.
+        leaves_out: whether rows that the table does not have are not loaded.
         table_rows: int64 (len(index),), -1 where the table has no row with the key.
 
     Raises:
@@ -46,6 +48,7 @@ class JoinedTable:
         self._table = Table(files, of=of, key=settings.key)
         self.names = [name for name in self._table.names if name != self._table.key]
         self.of = of
+        self.leaves_out = settings.missing == "mask"
         self._starts = index.starts
         keys = self._table.keys()
         if (twice := first_twice(keys)) is not None:
@@ -81,6 +84,10 @@ class JoinedTable:
             values = values.cast(pa.float64(), safe=False).fill_null(np.nan)
         return values.to_numpy()
 
+    def values(self, name: str, *, of: str) -> Values:
+        """A column as batches take it; `of`: name of the setting, for messages."""
+        return Values(self._column(name), self.table_rows, has_all=self.leaves_out, name=name, of=of)
+
     def _column(self, name: str) -> Any:
         if name not in self._columns:
             values = self._table.column(name).combine_chunks()
@@ -106,7 +113,6 @@ class Joined:
 
     def __init__(self, settings: Sequence[JoinConfig], index: Index) -> None:
         self.tables = [JoinedTable(one, index, of=f"data.join.{n}") for n, one in enumerate(settings)]
-        self.masks = [one for one, table in zip(self.tables, settings, strict=True) if table.missing == "mask"]
         self._by_name: dict[str, JoinedTable] = {}
         for table in self.tables:
             for name in table.names:

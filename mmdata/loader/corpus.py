@@ -9,6 +9,7 @@ from pathlib import Path
 from mmdata.config import DataConfig
 from mmdata.config.data import sources
 from mmdata.errors import ConfigError, excerpt
+from mmdata.join.joined import Joined
 from mmdata.loader.negative_captions import NegativeCaptions
 from mmdata.loader.shard_prefetch import warn_of_small_cache
 from mmdata.loader.workers.open_files import ensure_files, files_needed
@@ -26,6 +27,7 @@ class Corpus:
 
     index: Index
     tokenizer: Tokenizer | None
+    joined: Joined
     negatives: NegativeCaptions | None = None
 
 
@@ -39,9 +41,10 @@ def open_corpus(data: DataConfig) -> Corpus:
     """
     tokenizer = load_tokenizer(data)
     index = open_index(data)
+    joined = Joined(data.join, index)
     if data.negative_captions is None or tokenizer is None:
-        return Corpus(index, tokenizer)
-    return Corpus(index, tokenizer, NegativeCaptions.read(Path(data.negative_captions), index, tokenizer))
+        return Corpus(index, tokenizer, joined)
+    return Corpus(index, tokenizer, joined, NegativeCaptions.read(Path(data.negative_captions), index, tokenizer))
 
 
 def open_index(data: DataConfig) -> Index:

@@ -24,6 +24,7 @@ from mmdata.launcher import resolve_ranks
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.captions import all_captions
 from mmdata.loader.corpus import open_corpus
+from mmdata.loader.fields import Fields
 from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, RowCounts
 from mmdata.loader.state import Identity, identity_of, other_shards, position_of
@@ -61,6 +62,7 @@ class Loader(Interoperable):
         max_bad_share: the run ends when more than this share of the rows seen could not be used. With several ranks
             each only warns, and `check_rows` judges the rows of all ranks.
         source: makes the batches; default: threads.
+        fields: adds values of tables to the batches; None: nothing.
 
     Attributes:
         index: of the shards.
@@ -90,6 +92,7 @@ class Loader(Interoperable):
         prefetch_batches: int = 2,
         max_bad_share: float = 0.05,
         source: BatchSource | None = None,
+        fields: Fields | None = None,
     ) -> None:
         ranks = resolve_ranks(rank, world_size)
         plan.check_ranks(*ranks)
@@ -99,6 +102,7 @@ class Loader(Interoperable):
         self.rank, self.world_size = ranks
         self.stats = Stats()
         self.ledger = Ledger(max_bad_share, ranks)
+        self._fields = fields
         self._source = source or ThreadedBatches(
             RankSteps(plan, maker, ranks), maker, num_threads=most_workers(num_workers), prefetch=prefetch_batches
         )
@@ -130,10 +134,13 @@ class Loader(Interoperable):
         ranks = resolve_ranks(rank, world_size)
         data = data_config(config)
         corpus = open_corpus(data)
-        plan = build_plan(data, corpus.index, corpus.tokenizer)
+        plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined)
         maker = BatchMaker.from_config(data, corpus)
         source = make_source(data, plan, maker, ranks)
-        return cls(plan, maker, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source)
+        fields = Fields(data.fields, corpus.joined) if data.fields else None
+        return cls(
+            plan, maker, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
+        )
 
     def __len__(self) -> int:
         """Steps of the current epoch, exact, the same on every rank.
@@ -271,7 +278,7 @@ class Loader(Interoperable):
         self.stats.add(made.stats)
         self.ledger.add(made.masked, made.stats.rows + len(made.masked))
         self._position.advance(iteration)
-        return shown(made.batch)
+        return shown(made.batch if self._fields is None else self._fields.added(made.batch))
 
     def close(self) -> None:
         """End the workers, and drop prefetched batches. An iteration under way ends; iterating again starts workers."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mmdata.config import DataConfig
 from mmdata.config.data import GroupsConfig, sources
 from mmdata.errors import ConfigError, DataError
+from mmdata.join.joined import Joined
 from mmdata.plan import (
     BatchShare,
     BucketPolicy,
@@ -45,7 +46,14 @@ Lengths = Literal["index", "no_texts"] | CaptionTokens | None
 """Caption lengths: those of the index, or counted anew; "no_texts" if batches have none; None if no policy asks."""
 
 
-def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens | None, *, count_lengths: bool = False) -> Plan:
+def build_plan(
+    data: DataConfig,
+    index: Index,
+    tokenizer: CountsTokens | None,
+    *,
+    count_lengths: bool = False,
+    joined: Joined | None = None,
+) -> Plan:
     """The plan that a section `data` describes.
 
     Caption lengths come from the index if it was made with this tokenizer. Otherwise every caption is read and counted.
@@ -55,6 +63,7 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens | None, *
         index: of the shards.
         tokenizer: for the captions; None: batches have no texts.
         count_lengths: know the lengths even if there is only one text length, which does not ask for them.
+        joined: the tables of `data.join`; None: they are read here, where the selection needs them.
 
     Raises:
         ConfigError: a tokenizer, and shards of labels only.
@@ -66,7 +75,7 @@ def build_plan(data: DataConfig, index: Index, tokenizer: CountsTokens | None, *
                 f"shards '{part.folder}': no rows in the index; see __mmdata__/quarantine.jsonl there for those left "
                 "out, or leave the dataset out of data.shards"
             )
-    selection = select_rows(data, index, starts_of(index, data.max_rows))
+    selection = select_rows(data, index, starts_of(index, data.max_rows), joined)
     needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
     lengths: Lengths = "no_texts"
     if tokenizer is not None:

@@ -130,6 +130,7 @@ def _refuse_planned(data: DataConfig) -> None:
         "val.share": data.val.share is not None,
         "select": data.select is not None or any(source.select is not None for source in sources(data)),
         "join": bool(data.join),
+        "fields": bool(data.fields),
         "negative_captions": data.negative_captions is not None,
         "loading.worker_type: process": data.loading.worker_type == "process",
     }

@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmdata import Loader
 from mmdata.config.data import JoinConfig
 from mmdata.errors import ConfigError, DataError
 from mmdata.join.joined import Joined
@@ -179,3 +181,107 @@ def test_a_state_is_refused_when_the_table_selects_other_rows(corpus: Corpus, tm
         pytest.raises(ConfigError, match="belongs to another plan: selection was"),
     ):
         loader.load_state_dict(state)
+
+
+def with_fields(corpus: Corpus, table: str, fields: dict[str, str], **changes: Any) -> dict[str, Any]:
+    return {**corpus.settings, "join": [{"table": table}], "fields": fields, **changes}
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_values_of_a_table_come_with_their_rows(corpus: Corpus, tmp_path: Path, worker_type: str):
+    rows = shuffled()
+    features = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float16)
+    columns = {
+        "age": pa.array(rows, pa.int32()),
+        "url": [f"https://example.com/{row}" for row in rows],
+        "good": [row % 2 == 0 for row in rows],
+        "feature": pa.array(list(features[rows]), pa.list_(pa.float16(), 3)),
+        "embedding": pa.array(features[rows].astype(np.float32).tolist(), pa.list_(pa.float32())),
+    }
+    table = write_table(corpus, tmp_path / "table.parquet", rows, **columns)
+    fields = {name: f"join:{name}" for name in columns} | {"clip": "join:score"}
+    loading = {"worker_type": worker_type, "num_workers": 1}
+    data = with_fields(corpus, table, fields, loading=loading, select="age != 4")
+    seen: list[int] = []
+    with Loader.from_config(data) as loader, Loader.from_config({**data, "fields": {}}) as plain:
+        for batch, other in zip(loader, plain, strict=True):
+            entries: dict[str, Any] = dict(batch)
+            assert entries.keys() - other.keys() == fields.keys()
+            assert torch.equal(batch["pixel_values"], other["pixel_values"])
+            kinds = {name: value.dtype for name, value in entries.items() if name in fields and name != "url"}
+            assert kinds == {
+                "age": torch.int64,
+                "good": torch.bool,
+                "clip": torch.float64,
+                "feature": torch.float16,
+                "embedding": torch.float32,
+            }
+            for place, row in enumerate(batch["rows"].tolist()):
+                found = {name: entries[name][place] for name in fields}
+                if row < 0:
+                    assert (found["url"], found["age"], found["good"]) == ("", 0, False)
+                    assert found["feature"].isnan().all()
+                    continue
+                seen.append(row)
+                assert (found["age"], found["good"], found["clip"]) == (row, row % 2 == 0, SCORES[row])
+                assert found["url"] == f"https://example.com/{row}"
+                assert found["feature"].tolist() == found["embedding"].tolist() == features[row].tolist()
+    assert sorted(seen) == [row for row in range(50) if row != 4]
+
+
+def test_rows_without_a_value_have_nan_or_no_text(corpus: Corpus, tmp_path: Path):
+    rows = list(range(0, 50, 2))
+    vectors = [None if row == 8 else [0.5, float(row)] for row in rows]
+    columns = {"text": [None if row == 6 else "x" for row in rows], "vector": pa.array(vectors, pa.list_(pa.float32()))}
+    table = write_table(corpus, tmp_path / "table.parquet", rows, **columns)
+    fields = {"clip": "join:score", "text": "join:text", "vector": "join:vector"}
+    with Loader.from_config(with_fields(corpus, table, fields)) as loader:
+        for batch in loader:
+            entries: dict[str, Any] = dict(batch)
+            for place, row in enumerate(batch["rows"].tolist()):
+                known = row in rows
+                assert bool(entries["clip"][place].isnan()) != known
+                assert entries["text"][place] == ("x" if known and row != 6 else "")
+                assert bool(entries["vector"][place].isnan().all()) != (known and row != 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"labels": "join:score"}, "data.fields.labels: batches have an entry of this name already"),
+        (
+            {"x": "join:scroe"},
+            r"data.fields.x: no source 'join:scroe'; did you mean 'join:score'\?; there are join:score",
+        ),
+        ({"x": "score"}, "no source 'score'.*; there are join:score"),
+        ({"x": "join:whole"}, r"column 'whole': int64 and 11 rows without a value, .*missing: mask"),
+        ({"x": "join:ragged"}, "vectors of different lengths, such as 1 and 2"),
+        ({"x": "join:words"}, "vectors of string; known are vectors of floats"),
+        ({"x": "join:day"}, r"values of type date32\[day\]; known are numbers, vectors of them, and texts"),
+    ],
+)
+def test_a_wrong_field_is_refused(corpus: Corpus, tmp_path: Path, fields: dict[str, str], message: str):
+    rows = list(range(40))
+    columns = {
+        "whole": pa.array([None, *range(39)], pa.int64()),
+        "ragged": pa.array([[1.0], *[[1.0, 2.0]] * 39]),
+        "words": pa.array([["a"]] * 40),
+        "day": pa.array([1] * 40, pa.date32()),
+    }
+    table = write_table(corpus, tmp_path / "table.parquet", rows, **columns)
+    with pytest.raises(ConfigError, match=message):
+        Loader.from_config(with_fields(corpus, table, fields))
+
+
+def test_fields_without_a_table_are_refused(corpus: Corpus):
+    with pytest.raises(ConfigError, match=r"no source 'join:score'; there are none: give data\.join"):
+        corpus.loader(fields={"x": "join:score"})
+
+
+def test_whole_numbers_come_where_the_rows_without_them_are_left_out(corpus: Corpus, tmp_path: Path):
+    table = write_table(corpus, tmp_path / "table.parquet", list(range(40)), whole=list(range(40)))
+    join = [{"table": table, "missing": "mask"}]
+    with Loader.from_config({**corpus.settings, "join": join, "fields": {"whole": "join:whole"}}) as loader:
+        batches: list[dict[str, Any]] = [dict(batch) for batch in loader]
+    assert sorted(row for batch in batches for row in batch["rows"].tolist()) == list(range(40))
+    assert all(torch.equal(batch["whole"], batch["rows"]) for batch in batches)

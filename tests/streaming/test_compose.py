@@ -147,8 +147,8 @@ def test_composer_refuses_what_only_an_index_can_plan(make_composer):
         make_composer(negative_captions="extra.parquet")
     with pytest.raises(ConfigError, match=r"cannot do val\.share; leave that out, or make an index"):
         make_composer(val={"share": 0.1})
-    with pytest.raises(ConfigError, match=r"cannot do select, join; leave that out, or make an index"):
-        make_composer(select="width > 3", join=[{"table": "scores.parquet"}])
+    with pytest.raises(ConfigError, match=r"cannot do select, join, fields; leave that out, or make an index"):
+        make_composer(select="width > 3", join=[{"table": "s.parquet"}], fields={"score": "join:score"})
 
 
 def test_pass_adds_labels_from_the_first_sample_on_that_has_one(make_composer):

@@ -308,7 +308,7 @@ def test_settings_that_came_after_a_checkpoint_had_their_defaults():
     from mmdata.config.settings import with_defaults
 
     of_source = with_defaults(Config, {"data": {"shards": [{"shards": "a"}]}})["data"]["shards"]
-    assert of_source == [{"shards": "a", "weight": None, "repeat": None}]
+    assert of_source == [{"shards": "a", "weight": None, "repeat": None, "select": None}]
     miner = {"name": "top_k", "k": 2}
     data = {"shards": [{"shards": "a"}], "tokenizer": "t", "global_batch_size": 8}
     config = Config.model_validate({"data": data, "train": {"miner": miner}})
@@ -325,6 +325,16 @@ def test_settings_that_came_after_a_checkpoint_had_their_defaults():
         ConfigError, match=r"from x: data.skip_damaged was False, is True; train.miner.after_steps was 0, is 7. Rest"
     ):
         check_same_settings(saved, current, origin="x")
+
+
+def test_files_of_a_selection_and_of_a_table_may_have_moved():
+    def saved_as(folder: str, **select: str) -> dict[str, object]:
+        file = {"file": f"{folder}/good.parquet", "column": "key", **select}
+        return {"data": {"shards": "a", "select": file, "join": [{"table": f"{folder}/scores.parquet", "key": "uid"}]}}
+
+    check_same_settings(saved_as("here"), saved_as("there"), origin="x")
+    with pytest.raises(ConfigError, match=r"data.select.column was 'key', is 'id'. Rest"):
+        check_same_settings(saved_as("here"), saved_as("there", column="id"), origin="x")
 
 
 def test_settings_of_a_mixture_may_change_in_their_folders_only():

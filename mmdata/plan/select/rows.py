@@ -47,19 +47,20 @@ class Filter:
     keys: frozenset[str] = frozenset()
 
 
-def select_rows(data: DataConfig, index: Index, starts: Ints) -> Selection | None:
+def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | None = None) -> Selection | None:
     """The rows that a section `data` plans; None: all of them.
 
     Args:
         data: settings.
         index: of the shards.
         starts: first row of each shard, then the number of rows; may end before the index does (`data.max_rows`).
+        joined: the tables of `data.join`; None: they are read here.
 
     Raises:
         ConfigError: a file or a condition is wrong; or they leave no row, fewer than a batch, or none to evaluate on.
         DataError: a file is damaged.
     """
-    filters, share = list(_selects(data, index)), data.val.share
+    filters, share = list(_selects(data, index, joined)), data.val.share
     if not filters and share is None:
         return None
     found = [0] * len(filters)  # rows that each lets pass
@@ -97,12 +98,12 @@ def select_rows(data: DataConfig, index: Index, starts: Ints) -> Selection | Non
     return selection
 
 
-def _selects(data: DataConfig, index: Index) -> Iterator[Filter]:
+def _selects(data: DataConfig, index: Index, joined: Joined | None) -> Iterator[Filter]:
     """The filters of `data.select`, of the datasets of a mixture, and of tables that leave rows out."""
     if data.select is None and not data.join and all(source.select is None for source in sources(data)):
         return
-    joined = Joined(data.join, index)
-    for table in joined.masks:
+    joined = joined or Joined(data.join, index)
+    for table in (one for one in joined.tables if one.leaves_out):
         yield Filter(f"{table.of} missing: mask", (0, index.num_shards), table.has_rows, reads_index=False)
     if data.select is not None:
         yield _filter(data.select, index, joined, (0, index.num_shards), of="data.select")
