@@ -1,0 +1,77 @@
+"""What a joined vector a row costs the loader: samples a second with a field of 768 float16, against none.
+
+PYTHONPATH=. python docs/benchmarks/loading.py make FOLDER_OF_JPG_AND_TXT_PAIRS    # the shards, once
+PYTHONPATH=. python docs/benchmarks/joined_fields.py
+
+Both take turns, each run a loader of its own over web photos with a shorter side of 256, in batches of 256; what counts
+is the ratio of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+import mmdata
+
+HOME = Path(os.environ.get("MMDATA_BENCH_DIR", "/tmp/mmdata-loading"))
+DIMENSIONS = 768
+
+
+def write_table(path: Path, index: mmdata.Index) -> None:
+    """A vector for each row, in a random order."""
+    rng = np.random.default_rng(0)
+    order = rng.permutation(len(index))
+    vectors = rng.normal(size=len(index) * DIMENSIONS).astype(np.float16)
+    feature = pa.FixedSizeListArray.from_arrays(pa.array(vectors), DIMENSIONS)
+    pyarrow.parquet.write_table(pa.table({"key": index.keys(order), "feature": feature}), path)
+
+
+def samples_per_s(settings: dict[str, Any], seconds: float) -> float:
+    """Rows a second of a loader, from its first epoch's end on."""
+    with mmdata.Loader.from_config(settings, rank=0, world_size=1) as loader:
+        for _ in loader:
+            pass
+        rows, started = 0, time.perf_counter()
+        while (taken := time.perf_counter() - started) < seconds:
+            rows += sum(len(batch["rows"]) for batch in loader)
+        return rows / taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of a run, at least")
+    given = parser.parse_args()
+    shards = HOME / "shrunk"
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "features.parquet"
+        write_table(table, mmdata.Index.open(shards))
+        plain: dict[str, Any] = {
+            "shards": str(shards),
+            "tokenizer": str(HOME / "tokenizer"),
+            "global_batch_size": 256,
+            "transform": "eval",
+            "text_buckets": [77],
+        }
+        joined = {**plain, "join": [{"table": str(table)}], "fields": {"feature": "join:feature"}}
+        found: dict[str, list[float]] = {"without": [], "with the vector": []}
+        for _ in range(given.rounds):
+            for name, settings in zip(found, (plain, joined), strict=True):
+                found[name].append(samples_per_s(settings, given.seconds))
+    for name, rates in found.items():
+        print(f"{name}: {median(rates):,.0f} samples/s ({min(rates):,.0f} to {max(rates):,.0f})")
+    print(f"ratio of the medians: {median(found['with the vector']) / median(found['without']):.3f}")
+
+
+if __name__ == "__main__":
+    main()
