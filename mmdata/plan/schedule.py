@@ -67,44 +67,44 @@ class Schedule:
         self.arrived: Ints = np.zeros((num_lane_shares, num_rounds, num_buckets), np.int64)
         self.taken: Ints = np.zeros_like(self.arrived)
         self.num_batches: Ints = np.zeros((num_rounds, num_buckets), np.int64)
-        self.merged: list[list[MergedBatch]] = []
+        self.merged: list[list[MergedBatch]] = [[] for _ in range(num_rounds)]
         self.first_step: Ints = np.zeros(num_rounds + 1, np.int64)
         self._arrivals = arrivals
+        # Threads may reach the same round at once, and a process may be forked meanwhile: both write the same numbers,
+        # and a round counts as reached after all of its own are written.
         self._counted = 0  # rounds whose arrivals are counted
-        self._num_buckets = num_buckets
+        self._reached = 0
         self._groups = merge_groups(buckets)
 
     def reach(self, round_: int) -> None:
         """Know all rounds up to this one."""
-        while len(self.merged) <= round_:
-            if len(self.merged) == self._counted:
-                rounds = range(self._counted, round_ + 1)
+        while (following := self._reached) <= round_:
+            if following >= self._counted:
+                rounds = range(following, round_ + 1)
                 arrived = np.cumsum(self._arrivals(rounds), axis=1)
-                self.arrived[:, rounds.start : rounds.stop] = arrived + (
-                    self.arrived[:, self._counted - 1 : self._counted] if self._counted else 0
-                )
+                before = self.arrived[:, following - 1 : following] if following else 0
+                self.arrived[:, rounds.start : rounds.stop] = arrived + before
                 self._counted = rounds.stop
-            self._schedule(len(self.merged))
+            self._schedule(following)
 
     def _schedule(self, round_: int) -> None:
         """Make batches of what waits in one round."""
         taken = self.taken[:, round_ - 1] if round_ else np.zeros_like(self.rows_per_batch)  # (L, K) before the round
         waiting = self.arrived[:, round_] - taken
-        # the lane share with the fewest decides
-        self.num_batches[round_] = (waiting // self.rows_per_batch).min(axis=0)
-        waiting -= self.num_batches[round_] * self.rows_per_batch
+        num_batches = (waiting // self.rows_per_batch).min(axis=0)  # the lane share with the fewest decides
+        waiting -= num_batches * self.rows_per_batch
         # Shares with texts of other lengths may never agree on a bucket. Merging what waits keeps the queues, and
         # with them the cost of a resume, bounded.
-        crowded = (waiting / self.rows_per_batch).sum(axis=1).min() >= MERGE_AT_BATCHES * self._num_buckets
+        crowded = (waiting / self.rows_per_batch).sum(axis=1).min() >= MERGE_AT_BATCHES * len(num_batches)
         is_last = round_ == self.num_rounds - 1
-        self.merged.append(
-            _merge(waiting, self._groups, self.rows_per_batch, pad=is_last) if crowded or is_last else []
-        )
-        for batch in self.merged[-1]:
+        merged = _merge(waiting, self._groups, self.rows_per_batch, pad=is_last) if crowded or is_last else []
+        for batch in merged:
             waiting -= batch.taken
+        self.num_batches[round_] = num_batches
+        self.merged[round_] = merged
         self.taken[:, round_] = self.arrived[:, round_] - waiting
-        num_steps = int(self.num_batches[round_].sum()) + len(self.merged[-1])
-        self.first_step[round_ + 1] = self.first_step[round_] + num_steps
+        self.first_step[round_ + 1] = self.first_step[round_] + int(num_batches.sum()) + len(merged)
+        self._reached = round_ + 1
 
     @property
     def num_steps(self) -> int:
@@ -114,11 +114,13 @@ class Schedule:
 
     def round_of(self, step: int) -> int:
         """The round that brings a step; the last one for a step after the epoch."""
-        round_ = int(np.searchsorted(self.first_step[1 : len(self.merged) + 1], step, side="right"))
-        while round_ == len(self.merged) < self.num_rounds:
+        round_ = int(np.searchsorted(self.first_step[1 : self._reached + 1], step, side="right"))
+        while round_ < self.num_rounds:
             self.reach(round_)
-            round_ += int(self.first_step[round_ + 1] <= step)
-        return min(round_, self.num_rounds - 1)
+            if self.first_step[round_ + 1] > step:
+                return round_
+            round_ += 1
+        return self.num_rounds - 1
 
     def buckets_of(self, round_: int) -> Ints:
         """The bucket of each batch of a round: those of one bucket, then the merged ones."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -154,3 +156,27 @@ def test_share_bound_leaves_a_share_of_all_hashes_below_it():
 
 def test_shard_runs_cover_every_shard_once():
     assert list(shard_runs(np.array([0, 3, 3, 12, 13, 20]), 10)) == [(0, 2), (2, 4), (4, 5)]
+
+
+def test_threads_that_count_the_same_rounds_get_the_same_steps(fake_rows):
+    rows = fake_rows([50] * 40, np.random.default_rng(0).integers(3, 78, 2000))
+    select(rows, choose(rows.count, (0.5, 3)))
+    policy, settings = LengthAspectPolicy([8, 16, 77], [(64, 64)]), {"global_batch_size": 8, "window_rows": 60}
+    expected = [step.rows.tolist() for step in Plan(rows, policy, **settings).steps(1)]
+    shapes = rows.shapes
+    rows.shapes = lambda *asked: time.sleep(0.001) or shapes(*asked)  # another thread goes on meanwhile
+    plan, found = Plan(rows, policy, **settings), dict[int, list[list[int]]]()
+    together = threading.Barrier(8)
+
+    def read(number: int) -> None:
+        together.wait()
+        start = number * 10
+        found[start] = [step.rows.tolist() for step in plan.steps(1, start=start)]
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {start: steps == expected[start:] for start, steps in found.items()} == dict.fromkeys(range(0, 80, 10), True)
+    assert len(plan) == len(expected)
