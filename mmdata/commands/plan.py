@@ -75,7 +75,7 @@ def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
             )
         assumed["tokenizer"] = f"the one that counted the index ({index.tokenizer})"
     origin = f"settings for shards '{place}'"
-    if "global_batch_size" not in given and ("select" in given or "val" in given):
+    if "global_batch_size" not in given and {"select", "join", "val"} & given.keys():
         content["data"] = assumed | given | {"global_batch_size": 1}
         selected = num_rows(parse(Config, content, origin=origin, overrides=overrides).data)
         assumed["global_batch_size"] = max(min(BATCH_ROWS, selected), 1)

@@ -92,7 +92,7 @@ def test_a_mask_and_row_numbers_select_their_rows(corpus: Corpus, tmp_path: Path
     rows = [1, 2, 17, 18, 19, 33, 34, 48]
     np.save(tmp_path / "mask.npy", np.isin(np.arange(50), rows))
     for kind in (np.int64, np.uint32, np.int16):
-        np.save(tmp_path / "rows.npy", np.array([*rows, 1], kind))
+        np.save(tmp_path / "rows.npy", np.array(rows[::-1], kind))
         assert selected(corpus, select=str(tmp_path / "rows.npy")) == rows
     assert selected(corpus, select=str(tmp_path / "mask.npy")) == rows
 
@@ -165,7 +165,8 @@ def test_a_state_goes_on_with_the_selected_rows_and_is_refused_for_others(corpus
         state = loader.state_dict()
         rest = [batch["keys"] for batch in batches]
     (tmp_path / "a").rename(tmp_path / "b")
-    with corpus.loader(select=str(tmp_path / "b" / "keys.txt")) as loader:
+    (tmp_path / "b" / "keys.txt").rename(tmp_path / "b" / "good.txt")
+    with corpus.loader(select=str(tmp_path / "b" / "good.txt")) as loader:
         loader.load_state_dict(state)
         assert [batch["keys"] for batch in loader] == rest
         assert first not in rest
@@ -202,6 +203,9 @@ def test_mmdata_plan_takes_a_selection_on_the_command_line(corpus: Corpus):
             "column 'score': values of type double, and keys are texts",
         ),
         ("FOLDER/short.npy", "is a mask of 49 rows, and the index has 50: it was made for other shards"),
+        ("FOLDER/looks.npy", "looks.npy' has a 0 or 1 for each row, which looks like a mask: save it as bool"),
+        ("FOLDER/twice.npy", "twice.npy': row 4 comes 2 times"),
+        ("FOLDER/keys.list", r"keys.list': files of keys, masks and rows end in \.npy, \.txt, \.parquet, \.csv, \.tsv"),
         ("FOLDER/beyond.npy", "row 50, and the index has rows 0 to 49"),
         ("FOLDER/negative.npy", "row -1, and the index has rows 0 to 49"),
         ("FOLDER/square.npy", r"an array of bool and shape \(5, 10\); a mask, row numbers and uids have one dimension"),
@@ -211,11 +215,14 @@ def test_mmdata_plan_takes_a_selection_on_the_command_line(corpus: Corpus):
 )
 def test_a_wrong_selection_is_refused(corpus: Corpus, tmp_path: Path, select: Any, message: str):
     (tmp_path / "keys.txt").write_text("1\n2\n")
+    (tmp_path / "keys.list").write_text("1\n")
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "noise.txt").write_bytes(b"\xff\xfe\x00")
     pyarrow.parquet.write_table(pa.table({"kee": ["00000"], "score": [0.5]}), tmp_path / "table.parquet")
     arrays = {
         "short": np.ones(49, np.bool_),
+        "looks": np.arange(50) % 2,
+        "twice": np.array([3, 4, 5, 4]),
         "beyond": np.array([3, 50]),
         "negative": np.array([-1]),
         "square": np.ones((5, 10), np.bool_),

@@ -17,7 +17,7 @@ from mmdata.errors import ConfigError, excerpt
 from mmdata.hashing import share_bound
 from mmdata.join.joined import Joined
 from mmdata.plan.select.expression import parse_expression
-from mmdata.plan.select.files import NpyFile, has_uids, is_file, read_lines, uids_of
+from mmdata.plan.select.files import SUFFIXES, NpyFile, has_uids, is_file, read_lines, uids_of
 from mmdata.plan.select.index_columns import column_of, kinds_of
 from mmdata.plan.selection import Selection
 from mmdata.shards import Index
@@ -116,6 +116,8 @@ def _selects(data: DataConfig, index: Index, joined: Joined | None) -> Iterator[
 
 def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tuple[int, int], *, of: str) -> Filter:
     if isinstance(select, str) and not is_file(select):
+        if Path(select).is_file():
+            raise ConfigError(f"{of}: '{select}': files of keys, masks and rows end in {', '.join(SUFFIXES)}")
         expression = parse_expression(select, kinds_of(index, joined), of=of, lines=partial(read_lines, of=of))
 
         def of_columns(shard: int) -> Bools:
@@ -145,7 +147,12 @@ def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tupl
             f"{of}: '{file}' is an array of {array.dtype}; known are bool (a mask), whole numbers (rows) and two u8 "
             "(DataComp's uids)"
         )
-    rows = np.unique(array.read(0, len(array)).astype(np.int64))
+    given = array.read(0, len(array)).astype(np.int64)
+    if len(given) == num_rows and not (given >> 1).any():
+        raise ConfigError(f"{of}: '{file}' has a 0 or 1 for each row, which looks like a mask: save it as bool")
+    rows, counts = np.unique(given, return_counts=True)
+    if (counts > 1).any():
+        raise ConfigError(f"{of}: '{file}': row {int(rows[counts.argmax()]):,} comes {counts.max():,} times")
     if len(rows) and not 0 <= rows[0] <= rows[-1] < num_rows:
         wrong = int(rows[0] if rows[0] < 0 else rows[-1])
         raise ConfigError(f"{of}: '{file}': row {wrong:,}, and the index has rows 0 to {num_rows - 1:,}")
