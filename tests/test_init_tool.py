@@ -327,6 +327,16 @@ def test_init_of_the_train_part_of_a_conversion_evaluates_on_its_val_part(run, t
     assert f"{-(-parts[0] // config.data.global_batch_size)} steps an epoch" in (tmp_path / "out.yaml").read_text()
 
 
+def test_init_of_the_source_of_a_whole_conversion_names_the_command_that_takes_it(run, tmp_path: Path):
+    make_folder(tmp_path / "photos")
+    convert(tmp_path / "photos", tmp_path / "shards/photos", ConvertConfig(val_share=0.3, tokenizer="clip"))
+    said = run("init", "photos", code=2)
+    assert said.splitlines()[-1] == (
+        "error: output 'shards/photos': holds train and val, which `mmdata convert --val-share` made: `mmdata init "
+        "shards/photos` takes them as they are; or give another folder with --shards"
+    )
+
+
 def test_init_and_plan_of_a_whole_conversion_take_its_train_part(run, tmp_path: Path):
     make_folder(tmp_path / "photos")
     convert(tmp_path / "photos", tmp_path / "shards/coco", ConvertConfig(val_share=0.3, tokenizer="clip"))

@@ -112,6 +112,11 @@ class Init:
         if found.kind == "tars":
             refuse_labels_only(found)
         out = self._out(found)
+        if found.kind == "raw" and not self.request.overwrite and find_part(out) is not None:
+            raise ConfigError(
+                f"output '{out}': holds {' and '.join(PARTS)}, which `mmdata convert --val-share` made: `mmdata init "
+                f"{shlex.quote(out)}` takes them as they are; or give another folder with --shards"
+            )
         chosen = self._choose_tokenizer(found)
         if self.request.dry_run:
             return self._rehearse(found, path, out, chosen)

@@ -23,7 +23,7 @@ from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Row, Source
 from mmdata.convert.seen import SeenImages
 from mmdata.errors import BadSample, DataError, Reason
-from mmdata.hashing import in_share
+from mmdata.hashing import in_share, least_share
 from mmdata.shards import Sample, ShardWriter
 from mmdata.shards.columns.labels import Labels
 from mmdata.shards.folder import INNER, QUARANTINE_NAME
@@ -58,6 +58,7 @@ class Conversion:
         self._examiner = Examiner.from_config(source, config)
         self._labels = Labels(source.classes)
         self._seen = SeenImages()
+        self._lowest_hash = 2**63 - 1  # of the images written
         self._merging: dict[int, _Outcome] = {}  # of rows that may take captions: not written, or written to part 1
 
     def run(self, tokenizer: Tokenizer | None, run: Run) -> None:
@@ -130,14 +131,15 @@ class Conversion:
     def _part_of(self, digest: bytes) -> int:
         """0 for training, 1 for validation. Equal images are in one part; an image that was not read is in part 0."""
         share = self._config.val_share
-        return int(bool(share and digest and in_share(int.from_bytes(digest[:8], "little", signed=True), share)))
+        return int(bool(share and digest and in_share(_hash_of(digest), share)))
 
     def _refuse_empty(self, parts: Sequence[_Part]) -> None:
         for part, name in zip(parts, ("training", "validation"), strict=False):
             if len(parts) > 1 and not part.accounts.written:
+                works = f", such as {least_share(self._lowest_hash):g}" if part is parts[1] else ""
                 raise DataError(
                     f"val_share {self._config.val_share} of {sum(part.accounts.written for part in parts)} samples "
-                    f"leaves none for {name}; nothing is published: choose another --val-share"
+                    f"leaves none for {name}; nothing is published: choose another --val-share{works}"
                 )
 
     def _grouped(self, file: IO[bytes]) -> Source:
@@ -211,6 +213,7 @@ class Conversion:
             return _Outcome(number, (bad.reason, bad.detail), differs)
         self._seen.add(examined.digest, examined.row, sample.captions, examined.label)
         accounts.written += 1
+        self._lowest_hash = min(self._lowest_hash, _hash_of(examined.digest))
         for loss in accounts.losses.add(examined.place, losses):
             logger.warning("%s (%s); written without it, as all like it", accounts.losses.first[loss], loss)
         return _Outcome(number)
@@ -300,3 +303,7 @@ class _Part:
 def _sync(path: Path) -> None:
     with naming(path), path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def _hash_of(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "little", signed=True)

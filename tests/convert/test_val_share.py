@@ -98,6 +98,15 @@ def test_share_that_leaves_a_part_empty_is_an_error_and_publishes_nothing(table:
     assert not list((tmp_path / "out").rglob("manifest.json"))
 
 
+def test_error_of_a_share_without_a_sample_names_one_that_has(table: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"choose another --val-share, such as [\d.e-]+$") as caught:
+        convert(table, tmp_path / "out", tolerant(val_share=1e-9))
+    share = float(str(caught.value).rpartition(" ")[2])
+    with pytest.raises(DataError, match="leaves none for validation"):
+        convert(table, tmp_path / "out", tolerant(val_share=share * 0.9))
+    assert convert(table, tmp_path / "out", tolerant(val_share=share)).val is not None
+
+
 def test_same_command_again_has_nothing_to_do_and_another_one_is_an_error(table: Path, tmp_path: Path) -> None:
     convert(table, tmp_path / "out", tolerant(val_share=0.3))
     assert convert(table, tmp_path / "out", tolerant(val_share=0.3)).was_complete
