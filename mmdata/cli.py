@@ -170,12 +170,14 @@ def run(program: Callable[[], int | None], *, under_torchrun: bool = False) -> N
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, MemoryError) as error:
         if os.environ.get("MMDATA_TRACEBACK"):
             raise
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             _name_output(error)
         message = explain(error) if isinstance(error, OSError) else str(error)
+        if isinstance(error, MemoryError):
+            message = f"out of memory ({message or 'MemoryError'}); MMDATA_TRACEBACK=1 shows where"
         print(f"error: {printable(message, keep=LINE_END)}", file=sys.stderr)
         sys.last_value = error  # as the interpreter sets it: ranks look at it when they end
         raise SystemExit(2) from error

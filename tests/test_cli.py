@@ -241,6 +241,16 @@ def test_run_shows_where_an_error_was_raised_when_asked(monkeypatch: pytest.Monk
         cli.run(program)
 
 
+def test_run_too_little_memory_is_one_line(capsys: pytest.CaptureFixture[str]):
+    def program() -> int:
+        raise MemoryError("Unable to allocate 28 GiB")
+
+    with pytest.raises(SystemExit, match="2"):
+        cli.run(program)
+    said = "error: out of memory (Unable to allocate 28 GiB); MMDATA_TRACEBACK=1 shows where\n"
+    assert capsys.readouterr().err == said
+
+
 def test_run_an_interruption_has_its_own_exit_code(capsys: pytest.CaptureFixture[str]):
     def program() -> int:
         raise KeyboardInterrupt

@@ -330,7 +330,14 @@ def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: 
             "8",
             "'data.global_batch_size': Input should be a valid integer; got '8'; write it without quotation marks",
         ),
-        ("shuffle", "maybe", "'data.shuffle': Input should be a valid boolean"),
+        ("shuffle", "maybe", "'data.shuffle': expected true or false; got 'maybe'"),
+        (
+            "image_buckets",
+            [32, 32],
+            "'data.image_buckets': expected auto, list of [integer from 1 to 16384, integer from 1 to 16384] or null; "
+            "got 32, in entry 0",
+        ),
+        ("image_buckets", [[100000, 32]], "'data.image_buckets.0.0': Input should be less than or equal to 16384"),
         (
             "loading",
             {"max_bad_share": 1.5},

@@ -58,7 +58,12 @@ def test_describe_names_every_setting_that_a_config_has():
     ("name", "values", "default", "may_change"),
     [
         ("data.global_batch_size", "integer ≥ 1", "required", False),
-        ("data.image_buckets", "auto, list of [integer ≥ 1, integer ≥ 1] or null", "default null", False),
+        (
+            "data.image_buckets",
+            "auto, list of [integer from 1 to 16384, integer from 1 to 16384] or null",
+            "default null",
+            False,
+        ),
         ("data.crop_scale", "[number from 0 to 1, number from 0 to 1]", "default [0.9, 1.0]", False),
         ("data.shards", "path, name or list of sections", "required", True),
         ("data.shards.N.shards", "path or name", "required", True),

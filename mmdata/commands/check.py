@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from mmdata.atomic import explain
@@ -86,8 +87,11 @@ def check_lengths(model: nn.Module, plans: list[Plan]) -> None:
         raise ConfigError(problem)
 
 
-def warn_of_no_effect(config: Config, *, world_size: int) -> None:
-    """Log settings that change nothing with batches of this size: a miner that keeps all, parts as large as a batch."""
+def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) -> None:
+    """Log settings that gain nothing with batches of this size, or on this device.
+
+    A miner that keeps all, parts as large as a batch or that do not divide it, a GPU's number formats on a CPU.
+    """
     miner, rows = config.train.miner, config.data.global_batch_size
     negatives = rows - 1
     if isinstance(miner, SameGroupConfig):
@@ -107,6 +111,21 @@ def warn_of_no_effect(config: Config, *, world_size: int) -> None:
             "train.micro_batch_size is %d, and a rank has %d rows of a batch: it is one forward, with no memory saved",
             part,
             rows // world_size,
+        )
+    elif part is not None and config.train.compile and rows // world_size % part:
+        logger.warning(
+            "train.micro_batch_size is %d, and a rank has %d rows of a batch: each shape is compiled twice, the second "
+            "time for the %d rows that are left; a divisor of %d is compiled once",
+            part,
+            rows // world_size,
+            rows // world_size % part,
+            rows // world_size,
+        )
+    if device.type == "cpu" and config.train.precision in ("tf32", "fp16"):
+        logger.warning(
+            "train.precision is %s, and the run is on a CPU, %s; fp32 and bf16 are for CPUs",
+            config.train.precision,
+            "which has no TF32: it computes in fp32" if config.train.precision == "tf32" else "where fp16 is slow",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +29,8 @@ from mmdata.train.run.checkpoint import CHECKPOINTS, latest_checkpoint
 from mmdata.train.run.trainer import EVALUATION, Trainer
 from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
 
+logger = logging.getLogger("mmdata")
+
 CONFIG = "config.yaml"
 """File of a run's folder with all of its settings."""
 
@@ -48,7 +51,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     tokenizer = check_run(config, output, world_size=world_size)
     config = _with_precision(config, output, device)
     if rank == 0:
-        warn_of_no_effect(config, world_size=world_size)
+        warn_of_no_effect(config, device, world_size=world_size)
     data = config.data.model_copy(update={"add_hashes": config.data.add_hashes or config.train.needs_hashes})
     loader = Loader.from_config(data, rank=rank, world_size=world_size)
     val_loader = _evaluation_loader(data) if data.val else None
@@ -85,6 +88,13 @@ def _with_precision(config: Config, output: Path, device: torch.device) -> Confi
     if wanted == "auto" and (output / CONFIG).is_file() and latest_checkpoint(output / CHECKPOINTS) is not None:
         saved = yaml.safe_load((output / CONFIG).read_bytes()) or {}
         wanted = saved.get("train", {}).get("precision", wanted)
+        if collectives.rank() == 0 and wanted != (auto := choose_precision("auto", device)):
+            logger.warning(
+                "train.precision is %s, as the run in '%s' began; for a new run on this device auto is %s",
+                wanted,
+                output,
+                auto,
+            )
     chosen = {**config.train.model_dump(), "precision": choose_precision(wanted, device)}
     # Checked again: a run in fp16 may not go on with FSDP2.
     return config.model_copy(update={"train": parse(TrainConfig, chosen, origin=f"the run in '{output}'")})

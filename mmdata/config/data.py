@@ -10,7 +10,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, field_validator, mo
 
 from mmdata.config.callables import by_name, name_of
 from mmdata.config.loading import LoadingConfig
-from mmdata.config.settings import Integer, Location, MayChange, Positive, Settings, Share
+from mmdata.config.settings import Integer, Location, MayChange, Positive, Settings, Share, Side
 from mmdata.errors import ConfigError
 
 
@@ -184,10 +184,10 @@ class DataConfig(Settings):
     batch_multiple: Positive = 8
     """With `token_budget`, the number of rows of each batch is a multiple of this; the number of ranks must divide
     it."""
-    image_size: Positive = 224
+    image_size: Side = 224
     """Side of the square that images are cropped and resized to, in pixels. With `image_buckets: auto` the chosen
     shapes have about as many pixels; with a list of shapes, or `image_patches`, it is not used."""
-    image_buckets: Literal["auto"] | Annotated[list[tuple[Positive, Positive]], Field(min_length=1)] | None = None
+    image_buckets: Literal["auto"] | Annotated[list[tuple[Side, Side]], Field(min_length=1)] | None = None
     """Image shapes as [height, width] pairs in pixels; each image goes to the shape nearest in aspect ratio. auto:
     choose `num_image_buckets` shapes of about `image_size`² pixels that crop least. null: one square of
     `image_size`."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from pydantic import ValidationError
 
 from mmdata.config.settings import Settings, sections_of
+from mmdata.config.words import type_in_words
 from mmdata.errors import excerpt
 from mmdata.nearest import did_you_mean, nearest
 
@@ -55,6 +56,10 @@ OTHER_NAMES = {
 }
 """What open_clip, transformers and Lightning call a setting, and what it is called here."""
 
+OF_TYPES = ("bool_parsing", "bool_type", "tuple_type")
+"""Errors of pydantic for which the whole setting is told, once: what else it may be stands in other errors, or
+nowhere."""
+
 
 class Told(NamedTuple):
     """An error in words, and the dotted key of the setting that it is about; "" if it is about several."""
@@ -81,7 +86,17 @@ def explain_errors(kind: type[Settings], error: ValidationError) -> list[Told]:
             told.append(Told("", text))
             told_of = {section.keys[0], *names}
             telling = [(at, e) for at, e in telling if "".join(at.keys[:1]) not in told_of]
-    return told + [Told(".".join(at.keys), _explain(kind, at, e)) for at, e in telling]
+    told_whole: set[str] = set()
+    for at, e in sorted(telling, key=lambda one: one[1]["type"] not in OF_TYPES):
+        setting = ".".join(key for key in at.keys if not key.isdecimal())
+        if setting in told_whole:
+            continue
+        if e["type"] in OF_TYPES:
+            told_whole.add(setting)
+            told.append(Told(setting, _expected(at, e)))
+        else:
+            told.append(Told(".".join(at.keys), _explain(kind, at, e)))
+    return told
 
 
 class _Place(NamedTuple):
@@ -96,7 +111,7 @@ def _locate(kind: type[Settings], error: Any) -> _Place:
     place = _Place([], kind, [])
     for part in error["loc"]:
         # pydantic puts in the name of a type where there are several, as "list[SourceConfig]"
-        if part in ("str", "constrained-int") or "[" in str(part):
+        if part in ("str", "bool", "constrained-int") or "[" in str(part):
             continue
         if isinstance(part, int):
             place.keys.append(str(part))
@@ -143,6 +158,15 @@ def _explain(kind: type[Settings], place: _Place, error: Any) -> str:
         null = " or null" if field is not None and types.NoneType in get_args(field.annotation) else ""
         return f"'{dotted}': expected {{{keys}}}{null}; got {_short(error['input'])}"
     return f"'{dotted}': {error['msg']}; got {_short(error['input'])}{_meant(error)}"
+
+
+def _expected(place: _Place, error: Any) -> str:
+    """What the whole setting may be, in words."""
+    names = [key for key in place.keys if not key.isdecimal()]
+    field = place.section.model_fields.get(names[-1])
+    wanted = type_in_words(field) if field is not None else error["msg"]
+    where = "".join(f", in entry {key}" for key in place.keys if key.isdecimal())
+    return f"'{'.'.join(names)}': expected {wanted}; got {_short(error['input'])}{where}"
 
 
 def _meant(error: Any) -> str:

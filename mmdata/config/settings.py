@@ -23,6 +23,8 @@ Integer = Annotated[int, Field(strict=True)]
 """Rejects bool, str and float."""
 Positive = Annotated[int, Field(strict=True, ge=1)]
 Count = Annotated[int, Field(strict=True, ge=0)]
+Side = Annotated[int, Field(strict=True, ge=1, le=16384)]
+"""Of an image, in pixels."""
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 

@@ -216,7 +216,7 @@ class TrainConfig(Settings):
     shapes."""
     rehearse: MayChange[Literal["auto"] | bool] = "auto"
     """Makes a step of each shape of the epoch's batches before the first one, without an update. So code is compiled at
-    the start, and a shape for which there is too little memory is named then. auto: on a GPU."""
+    the start, and a shape for which there is too little memory is named then. auto: on a GPU, or with `compile`."""
     loss: LossName = "clip"
     """The loss. clip: InfoNCE. siglip: sigmoid of all pairs. multi_positive: InfoNCE with several positives (UniCL).
     triplet: hinge (VSE++). hard_negative: InfoNCE in which harder negatives weigh more; takes no miner."""

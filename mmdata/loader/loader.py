@@ -6,8 +6,8 @@ The content of a batch depends on the plan alone; workers decide only who makes 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Any
 
@@ -200,15 +200,21 @@ class Loader(Interoperable):
         """All captions of each row that has several, for an evaluation; a batch has one caption a row."""
         return all_captions(self.maker, rows)
 
-    def blank_batches(self) -> Iterator[tuple[str, Batch]]:
+    def blank_batches(self) -> list[tuple[str, Callable[[], Batch]]]:
         """Each shape of the current epoch's batches, in words, and a batch of it without a row; the largest first."""
         epoch, num_steps = self._position.epoch, len(self)
+        blanks: list[tuple[str, Callable[[], Batch]]] = []
         for shape in self.plan.shapes(epoch):
             nothing = np.full(shape.rows // self.world_size, -1)
             text = f" and {shape.bucket.length} tokens" if shape.bucket.length else ""
             words = f"{counted(len(nothing), 'row')} of {shape.bucket.image}{' pixels' * (not shape.bucket.patches)}"
-            batch = self.maker.make(Step(epoch, 0, shape.bucket, nothing, nothing)).batch
-            yield f"{words}{text} (steps: {shape.steps:,} of an epoch's {num_steps:,})", shown(batch)
+            step = Step(epoch, 0, shape.bucket, nothing, nothing)
+            words += f"{text} (steps: {shape.steps:,} of an epoch's {num_steps:,})"
+            blanks.append((words, partial(self._blank, step)))
+        return blanks
+
+    def _blank(self, step: Step) -> Batch:
+        return shown(self.maker.make(step).batch)
 
     def check_rows(self, state: dict[str, Any]) -> None:
         """Check the share of bad rows that a state counts, from 1,000 rows or the end of the first epoch on.

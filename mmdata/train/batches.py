@@ -50,7 +50,7 @@ class LoaderExtras:
         merge_states: takes the states of all ranks at the same step; gives one, with the rows of all of them counted.
         check_rows: raises a DataError if too many of the rows that a state counts could not be used.
         other_shards: says in words that a state was taken with other shards; "" if it was not.
-        blank_batches: gives each shape of the epoch's batches in words, and a batch of it without a row.
+        blank_batches: gives each shape of the epoch's batches in words, and what makes a batch of it without a row.
     """
 
     index: Sized | None
@@ -59,7 +59,7 @@ class LoaderExtras:
     merge_states: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] | None
     check_rows: Callable[[dict[str, Any]], None] | None
     other_shards: Callable[[dict[str, Any]], str] | None
-    blank_batches: Callable[[], Iterator[tuple[str, Batch]]] | None
+    blank_batches: Callable[[], Sequence[tuple[str, Callable[[], Batch]]]] | None
 
     @classmethod
     def of(cls, batches: object) -> Self:

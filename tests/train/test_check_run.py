@@ -227,8 +227,40 @@ def test_settings_without_an_effect_are_told(
     sections: dict[str, Any], train: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
 ):
     with caplog.at_level(logging.WARNING, "mmdata"):
-        warn_of_no_effect(config_of(sections, train=train), world_size=2)
+        warn_of_no_effect(config_of(sections, train=train), torch.device("cpu"), world_size=2)
     assert "".join(record.getMessage() for record in caplog.records)[: len(message) or None] == message
+
+
+def test_parts_that_do_not_divide_a_batch_are_told_where_shapes_are_compiled(
+    sections: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
+    for compiled in (False, True):
+        config = config_of(
+            sections, data={"global_batch_size": 64}, train={"micro_batch_size": 24, "compile": compiled}
+        )
+        warn_of_no_effect(config, torch.device("cpu"), world_size=1)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "train.micro_batch_size is 24, and a rank has 64 rows of a batch: each shape is compiled twice, the second "
+        "time for the 16 rows that are left; a divisor of 64 is compiled once"
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "message"),
+    [
+        ("cpu", "tf32", "train.precision is tf32, and the run is on a CPU, which has no TF32: it computes in fp32; "),
+        ("cpu", "fp16", "train.precision is fp16, and the run is on a CPU, where fp16 is slow; "),
+        ("cpu", "bf16", ""),
+        ("cuda", "tf32", ""),
+    ],
+)
+def test_number_formats_that_gain_nothing_on_a_cpu_are_told(
+    sections: dict[str, Any], device: str, precision: str, message: str, caplog: pytest.LogCaptureFixture
+):
+    warn_of_no_effect(config_of(sections, train={"precision": precision}), torch.device(device), world_size=1)
+    said = "".join(record.getMessage() for record in caplog.records)
+    assert said == (message and f"{message}fp32 and bf16 are for CPUs")
 
 
 @pytest.mark.parametrize(

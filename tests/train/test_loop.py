@@ -31,7 +31,7 @@ from tests.programs import Program, run_program
 from tests.rounding import RUN_IN_DOUBLE
 
 PROGRAM = Path(__file__).with_name("small_run.py")
-CLOCKS = ("samples_per_s", "data_wait_share")
+CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
 
 
 def load_program() -> ModuleType:
@@ -103,7 +103,7 @@ def test_loop_logs_each_step_once_with_exact_schedule(whole: Path):
     assert [line["lr"] for line in lines] == rates
     assert set(json.loads((whole / "metrics.jsonl").read_text().splitlines()[0])) == {
         *("kind", "step", "epoch", "loss", "lr", "grad_norm"),
-        *("samples_per_s", "data_wait_share", "padding_share", "logit_scale"),
+        *("samples_per_s", "step_ms", "data_wait_share", "padding_share", "logit_scale"),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -21,11 +22,13 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.train.models.dual_encoder import DualEncoder
 from mmdata.train.ranks import parallel
+from mmdata.train.run import rehearsal
+from mmdata.train.run import trainer as run_trainer
 from mmdata.train.run.trainer import Trainer
 from tests.programs import Program
 
 TRAIN = Path(__file__).parents[2] / "tools" / "train.py"
-CLOCKS = ("samples_per_s", "data_wait_share")
+CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +143,47 @@ def test_rehearsal_puts_buffers_and_gradients_back(config: Path, tmp_path: Path)
     for name, value in run.model.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert not run.optimizer.state
+
+
+def test_a_signal_stops_a_rehearsal_between_two_shapes(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = trainer(config, tmp_path)
+    forwards: list[int] = []
+
+    def stop(module: Any, given: Any) -> None:
+        forwards.append(len(given[0]))
+        signal.raise_signal(signal.SIGTERM)
+
+    run.model.image_tower.register_forward_pre_hook(stop)  # type: ignore[union-attr]
+    assert run.run() == 128 + signal.SIGTERM
+    assert forwards == [4], "one step of the first shape"
+    assert run.step == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"starting: 12 steps, in {tmp_path}; on cpu, in fp32"
+    assert said[1].startswith(f"rehearsing shape 1 of {len(shapes_of(config))}: 4 rows of ")
+    assert said[2:] == ["stopped by SIGTERM in the rehearsal, before an update; the same command resumes"]
+
+
+def test_a_rehearsal_names_the_shapes_that_follow_a_slow_one(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rehearsal, "QUICK_S", 0.0)
+    trainer(config, tmp_path)._rehearse()
+    said = capsys.readouterr().out.splitlines()
+    count = len(shapes_of(config))
+    assert [line.split(":")[0] for line in said[1:-1]] == [f"rehearsing shape {n + 1} of {count}" for n in range(count)]
+
+
+@pytest.mark.parametrize(("compiled", "rehearses"), [(False, False), (True, True)])
+def test_a_run_that_compiles_is_rehearsed_unless_told_otherwise(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool, rehearses: bool
+):
+    monkeypatch.setattr(parallel, "BACKEND", "eager")
+    monkeypatch.setattr(run_trainer, "rehearse", lambda *_, **__: seen.append(True))
+    seen: list[bool] = []
+    trainer(config, tmp_path, compile=compiled, rehearse="auto")._rehearse()
+    assert seen == [True] * rehearses
 
 
 @pytest.mark.parametrize("micro_batch_size", [None, 3])

@@ -36,7 +36,7 @@ from mmdata.transform.tokenizer_names import CLIP
 from tests.programs import Program
 
 TOOLS = Path(__file__).parents[2] / "tools"
-CLOCKS = ("samples_per_s", "data_wait_share")
+CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
 
 
 def run_tool(name: str, *words: object, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -181,7 +181,7 @@ def test_train_killed_before_its_first_checkpoint_says_that_it_starts_again(
     assert " has 4 logged steps and no checkpoint (train.checkpoint_every_steps is " in (
         said := capsys.readouterr().out
     )
-    assert "starting again from step 0 of 4\n" in said
+    assert "starting again from step 0 of 4; on cpu, in fp32\n" in said
     assert run_tool("plan", tmp_path / "run", monkeypatch=monkeypatch) == 0
     page = tmp_path / "r.html"
     assert run_tool("report", tmp_path / "run", "--query-rows", 0, "--out", page, monkeypatch=monkeypatch) in (0, None)
@@ -313,14 +313,23 @@ def test_train_goes_on_with_a_run_whose_own_config_is_given(
 
 
 def test_a_resumed_run_keeps_the_precision_that_it_began_with(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ):
     written = tmp_path / "run" / "config.yaml"
     for asked, kept in (("bf16", "bf16"), ("auto", "bf16")):
         words = (config, "train.epochs=1", f"train.precision={asked}")
         assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
         assert yaml.safe_load(written.read_text())["train"]["precision"] == kept
-    assert "step 4 of 4" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "step 4 of 4; on cpu, in bf16\n" in said.out
+    assert (
+        f"train.precision is bf16, as the run in '{tmp_path / 'run'}' began; for a new run on this device auto is fp32"
+        in (caplog.messages)
+    )
     (tmp_path / "run").rename(tmp_path / "other")
     assert run_tool("train", config, "train.epochs=1", monkeypatch=monkeypatch) == 0
     assert yaml.safe_load(written.read_text())["train"]["precision"] == "fp32"  # this device is a CPU

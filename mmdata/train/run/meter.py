@@ -16,13 +16,19 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.ranks import collectives
+from mmdata.train.run.utilization import Utilization
 
 
 class Meter:
-    """Sums between two log lines. Checkpoints hold those of losses and tokens, so that a resumed curve has no seam."""
+    """Sums between two log lines. Checkpoints hold those of losses and tokens, so that a resumed curve has no seam.
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group  # ranks to sum over, over CPU tensors
+    Args:
+        group: ranks to sum over, over CPU tensors.
+        utilization: counts what the batches take of the device; None: nothing does.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, utilization: Utilization | None = None) -> None:
+        self._group, self._utilization = group, utilization
         self._steps = 0
         self._loss_sum = 0.0
         self.step_ms = 0.0  # of an update between the last two calls of `read`, without waiting for data
@@ -38,6 +44,8 @@ class Meter:
                 return
             self._wait_s += time.perf_counter() - before_s
             self._batches += 1
+            if self._utilization is not None:
+                self._start_s += self._utilization.add(batch)
             # Summed on the batch's device: reading a number from a GPU would wait for it.
             self._samples = batch["valid"].sum() + self._samples
             if "attention_mask" in batch:  # a user's model may need no texts
@@ -57,8 +65,9 @@ class Meter:
         """Values since the last call. A collective: all ranks must call.
 
         Returns:
-            loss: mean over the updates, None if all were skipped; samples_per_s: valid rows over all ranks;
-            data_wait_share: of time, mean over ranks; padding_share: of tokens that mean nothing.
+            loss: mean over the updates, None if all were skipped; samples_per_s: valid rows over all ranks; step_ms: of
+            an update on this rank, without waiting for data; data_wait_share: of time, mean over ranks; padding_share:
+            of tokens that mean nothing; and those of `Utilization.read`.
         """
         elapsed_s = time.perf_counter() - self._start_s
         self.step_ms = 1000 * (elapsed_s - self._wait_s) / max(1, self._batches)
@@ -72,11 +81,14 @@ class Meter:
         loss = self._loss_sum / self._steps if self._steps else None
         self._steps, self._loss_sum = 0, 0.0
         self._restart()
+        used = self._utilization.read(elapsed_s) if self._utilization is not None else {}
         return {
             "loss": loss,
             "samples_per_s": samples_per_s,
+            "step_ms": self.step_ms,
             "data_wait_share": wait / ranks,
             "padding_share": 1.0 - useful_tokens / max(1.0, tokens),
+            **used,
         }
 
     @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, cast
 
 import torch
@@ -19,54 +19,57 @@ from mmdata.errors import ConfigError, counted
 from mmdata.train.run.checkpoint import rng_state, set_rng_state
 
 GIB = 1 << 30
+QUICK_S = 2.0
+"""A shape that takes longer has the next one announced: a compiler may need minutes for all."""
 
 
 def rehearse(
-    blank: Iterable[tuple[str, Batch]],
+    blank: Sequence[tuple[str, Callable[[], Batch]]],
     step: Callable[[Batch], object],
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     device: torch.device,
-    begin: Callable[[str], None],
-) -> str:
+    begin: Callable[[str], bool],
+    say: Callable[[str], None],
+) -> None:
     """Make a step of each shape, and leave model, optimizer and random numbers as they were. A collective.
 
     Args:
-        blank: shapes in words, and a batch of each without a row; the same on all ranks, the largest first.
+        blank: shapes in words, and what makes a batch of each without a row; the same on all ranks, the largest first.
         step: adds the gradients of a batch on the device; its collectives must leave nothing behind.
         model: its gradients are dropped, and its buffers put back.
         optimizer: of the model; the memory of AdamW's two averages is taken meanwhile, if they do not exist yet.
         device: of the model.
-        begin: called with the words before each step.
-
-    Returns:
-        A line for the log, "" without a shape.
+        begin: called with the words before each step; False ends the rehearsal there, on all ranks.
+        say: writes a line into the log.
 
     Raises:
         ConfigError: the device has too little memory for a shape; names the shape.
     """
-    started, count, most = time.perf_counter(), 0, (0, "")
+    started, most, slow = time.perf_counter(), (0, ""), True
     with _as_it_was(model, device):
         averages = [] if optimizer.state else [torch.empty_like(weight) for weight in list(model.parameters()) * 2]
-        for words, batch in blank:
-            begin(words)
+        for number, (words, make) in enumerate(blank, start=1):
+            if not begin(words):
+                return
+            if slow:
+                say(f"rehearsing shape {number} of {len(blank)}: {words}")
+            began = time.perf_counter()
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             try:
-                step(to_device(_with_rows(batch), device))
+                step(to_device(_with_rows(make()), device))
             except torch.cuda.OutOfMemoryError as error:
                 raise ConfigError(_too_large(words, error)) from error
             model.zero_grad(set_to_none=True)
-            count += 1
             if device.type == "cuda":
                 most = max(most, (torch.cuda.max_memory_allocated(device), words))
+            slow = time.perf_counter() - began > QUICK_S
         del averages
-    if not count:
-        return ""
     needed = f", most memory {most[0] / GIB:.1f} GiB, at {most[1]}" if most[0] else ""
     seconds = time.perf_counter() - started
-    return f"rehearsed {counted(count, 'batch shape')} in {seconds:.1f} s{needed}"
+    say(f"rehearsed {counted(len(blank), 'batch shape')} in {seconds:.1f} s{needed}")
 
 
 def _with_rows(blank: Batch) -> Batch:

@@ -43,6 +43,7 @@ from mmdata.train.run.same_run import check_same_run
 from mmdata.train.run.sessions import SessionLog
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
+from mmdata.train.run.utilization import Utilization
 from mmdata.train.run.watchdog import Watchdog
 from mmdata.train.step import StepOutput, train_step
 
@@ -104,12 +105,13 @@ class Trainer:
         took = self.lockstep.took if several else None
         self.source, self.batches = batches, DevicePrefetcher(batches, self.device, took=took)
         self.teacher = EMA.from_config(model, config)
+        utilization = Utilization(model, self.device) if self.device.type == "cuda" else None
+        self.meter = Meter(self.group, utilization)
         self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=AUTOCAST[self.precision])
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.memory = FeatureMemory.from_config(config, batches, output)
         self.watchdog = Watchdog(config.stall_timeout_s, lambda: self.step, self.group)
-        self.meter = Meter(self.group)
         self.data_wait = DataWait(batches, output / "config.yaml")
         self.total_steps = count_steps(batches, config)
         check_schedule(config, self.total_steps)
@@ -133,7 +135,7 @@ class Trainer:
             say=self.log.say,
             group=self.group,
         )
-        self.log.say(where)
+        self.log.say(f"{where}; on {_in_words(self.device, ranks)}, in {self.precision}")
         if config.warmup_steps >= self.total_steps:
             self.log.say(
                 f"train.warmup_steps is {config.warmup_steps}, and the run has {counted(self.total_steps, 'step')}: "
@@ -154,15 +156,18 @@ class Trainer:
         self.model.train()  # transformers' from_pretrained returns a model in eval mode
         formats = numerics(self.precision, self.device)
         with formats, self.stop, contextlib.closing(self.log), self.watchdog, self.writer:
-            self._rehearse()
+            if stopped := self._rehearse():
+                self.log.say(
+                    f"stopped by {Signals(stopped).name} in the rehearsal, before an update; {self._how_to_go_on()}"
+                )
+                return 128 + stopped
             stopped = self._evaluate_if_due()  # the run before this one may have ended just before it
             while not stopped and self.step < self.total_steps:
                 stopped = self._run_epoch() or self._evaluate_if_due()
             if stopped:
                 self.log.say(
                     f"stopped by {Signals(stopped).name} after step {self.step} of {self.total_steps}; "
-                    f"checkpoint in {self.output / CHECKPOINTS}; "
-                    f"{f'`{self.command}`' if self.command else 'the same command'} resumes"
+                    f"checkpoint in {self.output / CHECKPOINTS}; {self._how_to_go_on()}"
                 )
                 return 128 + stopped
             self.log.say(
@@ -171,22 +176,37 @@ class Trainer:
             )
         return 0
 
-    def _rehearse(self) -> None:
-        """A step of each shape of the epoch, without an update."""
-        blank = LoaderExtras.of(self.source).blank_batches
-        wanted = self.device.type == "cuda" if self.config.rehearse == "auto" else self.config.rehearse
-        if not wanted or blank is None or self.step == self.total_steps:
-            return
+    def _how_to_go_on(self) -> str:
+        return f"{f'`{self.command}`' if self.command else 'the same command'} resumes"
 
-        def begin(words: str) -> None:
+    def _rehearse(self) -> int:
+        """A step of each shape of the epoch, without an update; returns the signal that stopped it, or 0."""
+        blank = LoaderExtras.of(self.source).blank_batches
+        slow_at_first = self.device.type == "cuda" or self.config.compile
+        wanted = slow_at_first if self.config.rehearse == "auto" else self.config.rehearse
+        if not wanted or blank is None or self.step == self.total_steps:
+            return 0
+        stopped = 0
+
+        def begin(words: str) -> bool:
+            nonlocal stopped
             self.watchdog.at(f"rehearsing {words}")
+            stopped = self.stop.agreed()
+            return not stopped
 
         with self.meter.paused(), parallel.apart(self.parallel):
             # At the last step all that begins later is there: teacher and miner.
             step = partial(self._add_gradients, step=self.total_steps - 1)
-            line = rehearse(blank(), step, model=self.model, optimizer=self.optimizer, device=self.device, begin=begin)
-        if line:
-            self.log.say(line)
+            rehearse(
+                blank(),
+                step,
+                model=self.model,
+                optimizer=self.optimizer,
+                device=self.device,
+                begin=begin,
+                say=self.log.say,
+            )
+        return stopped
 
     def _run_epoch(self) -> int:
         """The rest of this epoch; returns the signal that stopped it, or 0."""
@@ -363,3 +383,9 @@ class Trainer:
         if len(state["rng"]) == collectives.world_size():
             set_rng_state(state["rng"][collectives.rank()], self.device)
         return f"resuming from {path}: step {self.step} of {self.total_steps}{said and '; '}{said}"
+
+
+def _in_words(device: torch.device, ranks: int) -> str:
+    """What a run computes on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return name if ranks == 1 else f"{ranks} ranks of {name}"
