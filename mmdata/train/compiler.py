@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
@@ -17,7 +18,9 @@ def compiler_error(device: torch.device, backend: str = "inductor") -> str:
     """Why torch.compile builds no code for a device here, "" if it does: compiles a small function to find out."""
     config: Any = import_module("torch.compiler.config")
     try:
-        with config.patch(force_disable_caches=True):  # a cached graph would not need the compiler
+        # A cached graph would not need the compiler; torch warns of caches that are off.
+        with config.patch(force_disable_caches=True), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
             torch.compile(_small, backend=backend)(torch.ones(2, device=device))
     except Exception as error:
         return (str(error).strip().splitlines() or [type(error).__name__])[0]
