@@ -34,6 +34,8 @@ def main() -> int:
     assert isinstance(rows, IndexRows)
     summary = summarize(plan, arguments.epoch, world_size=arguments.world_size, hashes=rows.hashes)
 
+    if (selection := rows.selection) is not None:
+        print(printable(f"{selection.name}: {len(selection):,} of {selection.num_rows:,} rows"))
     table = Table(title=f"epoch {arguments.epoch}: {counted(summary.rows, 'row')} in {counted(summary.steps, 'step')}")
     for name in ("text length", "image", "batch", "steps", "rows", "padding"):
         table.add_column(name, justify="right")

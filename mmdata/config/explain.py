@@ -150,13 +150,14 @@ def _explain(kind: type[Settings], place: _Place, error: Any) -> str:
         return f"'{dotted}.name': known are {names}; got {tag!r}{did_you_mean(tag, names.split(', '))}"
     if error["type"] == "value_error":  # from a validator of ours, which says what it got
         return f"'{dotted}': {error['ctx']['error']}" if dotted else str(error["ctx"]["error"])
-    if error["type"] in ("model_type", "model_attributes_type"):
+    if error["type"] in ("model_type", "model_attributes_type") or (error["type"] == "list_type" and place.values):
         fields = (place.values or [place.section])[0].model_fields
         needed = [name for name, field in fields.items() if field.is_required()] or list(fields)[:3]
         keys = ", ".join(f"{name}: …" for name in needed)
         field = place.section.model_fields.get(place.keys[-1])
         null = " or null" if field is not None and types.NoneType in get_args(field.annotation) else ""
-        return f"'{dotted}': expected {{{keys}}}{null}; got {_short(error['input'])}"
+        section = f"[{{{keys}}}]" if error["type"] == "list_type" else f"{{{keys}}}"
+        return f"'{dotted}': expected {section}{null}; got {_short(error['input'])}"
     return f"'{dotted}': {error['msg']}; got {_short(error['input'])}{_meant(error)}"
 
 

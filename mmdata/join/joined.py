@@ -105,7 +105,7 @@ class JoinedTable:
             raise ConfigError(f"{what}: keys are like '{first}', and those of the table like '{like}'")
         if policy == "error":
             raise ConfigError(f"{what}, such as '{first}'; leave them out (missing: mask) or keep them (missing: keep)")
-        logger.info("%s", what)
+        logger.warning("%s", what)
 
 
 class Joined:

@@ -63,12 +63,24 @@ def test_a_table_may_be_many_files_and_may_name_its_keys(corpus: Corpus, tmp_pat
     assert selected(corpus, join=listed, select="not clip >= 0.6") == expected
 
 
-def test_rows_that_a_table_lacks_have_no_value_or_are_left_out(corpus: Corpus, tmp_path: Path):
+def test_a_column_that_the_index_has_too_is_told(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    table = write_table(corpus, tmp_path / "sizes.parquet", list(range(50)), width=[0] * 50)
+    selected(corpus, join=[{"table": table}], select="score > 0.5")
+    assert not caplog.messages
+    selected(corpus, join=[{"table": table}], select="width > 0 and score > 0.5")
+    said = f"data.select: 'width' is the index's; the column of this name in '{table}' is not used: rename it"
+    assert caplog.messages == [said]
+
+
+def test_rows_that_a_table_lacks_have_no_value_or_are_left_out(
+    corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     rows = sorted(shuffled(30))
     join = {"table": write_table(corpus, tmp_path / "scores.parquet", rows)}
     low = [row for row in rows if SCORES[row] < 0.8]
     absent = [row for row in range(50) if row not in rows]
     assert selected(corpus, join=[join], select="score < 0.8") == low
+    assert set(caplog.messages) == {f"data.join.0: 20 of 50 rows have no row in '{join['table']}'"}
     assert selected(corpus, join=[join], select="not score >= 0.8") == low
     assert selected(corpus, join=[join], select="score is None") == absent
     assert selected(corpus, join=[join]) == list(range(50))

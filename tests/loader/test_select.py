@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +23,7 @@ from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64, in_share
+from tests.programs import run_program
 
 from .conftest import Corpus
 
@@ -182,6 +185,11 @@ def test_mmdata_plan_takes_a_selection_on_the_command_line(corpus: Corpus):
     height, width = sizes(corpus)
     planned = plan_of(corpus.settings["shards"], ["data.select=width > height"])
     assert planned.plan.num_rows == np.count_nonzero(width > height)
+    tool = [sys.executable, "-m", "mmdata", "plan", corpus.settings["shards"], "data.select=width > height"]
+    said = run_program(tool, capture_output=True, text=True, check=True).stdout
+    assert re.search(
+        rf"^data.select width > height \(\w{{16}}\): {planned.plan.num_rows} of 50 rows$", said, re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize(
@@ -190,7 +198,7 @@ def test_mmdata_plan_takes_a_selection_on_the_command_line(corpus: Corpus):
         ("widht > 3", "data.select: no column 'widht'; did you mean 'width'"),
         ("class_name == 'dog'", "no column 'class_name'"),
         ("width > 10000", r"data.select width > 10000: selects no row"),
-        ("key == '00007'", r"data.select key == '00007' \(\w{16}\): selects 1 of 50 rows, fewer than a batch"),
+        ("key == '00007'", r"^data.select key == '00007': selects 1 of 50 rows, fewer than a batch"),
         ("FOLDER/kyes.txt", r"data.select: '.*kyes.txt': no such file; did you mean '.*/keys.txt'"),
         ("FOLDER/keys.txt", "no row has one of its 2 keys: they are like '1', and keys of the index are like '00000'"),
         ("FOLDER/empty.txt", "empty.txt: the file has no keys"),
@@ -266,9 +274,16 @@ def test_keys_that_no_row_has_are_counted_once(corpus: Corpus, tmp_path: Path, c
     ]
 
 
+def test_keys_that_all_rows_have_are_told(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "keys.txt").write_text("\n".join(sample.key for sample in corpus.samples))
+    assert selected(corpus, select=str(tmp_path / "keys.txt")) == list(range(50))
+    said = "data.select keys.txt: every row has one of its 50 keys, so all are selected"
+    assert [line for line in caplog.messages if "keys" in line] == [said]
+
+
 def test_a_dataset_of_which_nothing_is_selected_is_named(corpus: Corpus, tmp_path: Path):
     corpus.write_beside(tmp_path / "other", corpus.samples[20:])
     shards = [{"shards": corpus.settings["shards"]}, {"shards": str(tmp_path / "other")}]
     np.save(tmp_path / "rows.npy", np.arange(20))
-    with pytest.raises(ConfigError, match=r"rows.npy \(\w+\): selects no row of data.shards.1 \('.*other'\)"):
+    with pytest.raises(ConfigError, match=r"rows.npy: selects no row of data.shards.1 \('.*other'\)"):
         corpus.loader(shards=shards, select=str(tmp_path / "rows.npy"))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -62,6 +63,15 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.Mod: operator.mod,
 }
+_TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"")
+_HINTS = {
+    r"&&": "conditions are joined by and, not &&",
+    r"\|\|": "conditions are joined by or, not ||",
+    r"!(?!=)": "a condition is turned round by not, not !",
+    r"(?<![=!<>])=(?!=)": "values are compared by ==, not =",
+    r"<>": "values are compared by !=, not <>",
+}
+"""What other languages write, and what is written here."""
 
 
 class _Part(NamedTuple):
@@ -129,13 +139,23 @@ class _Parser:
                 warnings.simplefilter("ignore", SyntaxWarning)
                 tree = ast.parse(self._text.replace("\n", " "), mode="eval")
         except SyntaxError as error:
-            self._refuse_at(error.offset or len(self._text) + 1, error.msg)  # 0 is the end
+            self._refuse_text(error)
         except (ValueError, MemoryError, RecursionError) as error:  # a NUL; too many parentheses
             raise ConfigError(f"{self._of}: {excerpt(self._text)} is no condition: {error}") from None
         part = self._part(tree.body, 1)
         if part.kind != "condition":
             self._refuse(tree.body, "a condition is needed, such as width >= 256")
         return Expression(self._text, frozenset(self._names), part)
+
+    def _refuse_text(self, error: SyntaxError) -> NoReturn:
+        """Refuse what Python's parser does not take."""
+        for pattern, why in _HINTS.items():
+            if found := re.search(pattern, _TEXTS.sub(lambda text: "_" * len(text[0]), self._text)):
+                self._refuse_at(found.start() + 1, why)
+        place = error.offset or len(self._text) + 1  # 0 is the end
+        self._refuse_at(
+            place, "something is missing" if error.msg == "invalid syntax" and place > len(self._text) else error.msg
+        )
 
     def _part(self, node: ast.expr, depth: int) -> _Part:
         if depth > MAX_DEPTH:

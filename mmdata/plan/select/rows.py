@@ -18,7 +18,7 @@ from mmdata.hashing import share_bound
 from mmdata.join.joined import Joined
 from mmdata.plan.select.expression import parse_expression
 from mmdata.plan.select.files import SUFFIXES, NpyFile, has_uids, is_file, read_lines, uids_of
-from mmdata.plan.select.index_columns import column_of, kinds_of
+from mmdata.plan.select.index_columns import KINDS, column_of, kinds_of
 from mmdata.plan.selection import Selection
 from mmdata.shards import Index
 
@@ -90,9 +90,9 @@ def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | N
     for rule, count in zip(filters, found, strict=True):
         _check_found(rule, count, index)
     if filters:
+        _check_selected(data, index, selection, selected, int(starts[-1]))
         # A condition may read a file, and a file may change: a state knows the rows themselves.
         selection.name += f" ({selection.digest})"
-        _check_selected(data, index, selection, selected, int(starts[-1]))
     if share is not None:
         _check_share(data, share, selected, len(selection))
     return selection
@@ -119,6 +119,14 @@ def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tupl
         if Path(select).is_file():
             raise ConfigError(f"{of}: '{select}': files of keys, masks and rows end in {', '.join(SUFFIXES)}")
         expression = parse_expression(select, kinds_of(index, joined), of=of, lines=partial(read_lines, of=of))
+
+        for hidden in sorted(expression.names & KINDS.keys() & set(joined.names())):
+            logger.warning(
+                "%s: '%s' is the index's; the column of this name in %s is not used: rename it",
+                of,
+                hidden,
+                joined.table_of(hidden),
+            )
 
         def of_columns(shard: int) -> Bools:
             columns = {name: column_of(index, joined, shard, name) for name in expression.names}
@@ -198,6 +206,8 @@ def _check_found(rule: Filter, found: int, index: Index) -> None:
         )
     if not found:
         raise ConfigError(f"{rule.name}: selects no row")
+    if rule.keys and found == int(np.diff(index.starts[list(rule.shards)])[0]):
+        logger.warning("%s: every row has one of its %s keys, so all are selected", rule.name, f"{len(rule.keys):,}")
     if found < len(rule.keys):
         logger.warning("%s: %d keys, and %d rows have one of them", rule.name, len(rule.keys), found)
 
