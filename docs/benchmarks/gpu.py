@@ -26,11 +26,11 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_report import page
 
 from mmdata.atomic import write_whole
 from mmdata.cores import usable_cores
@@ -79,7 +79,7 @@ def programs(given: argparse.Namespace) -> list[Program]:
         return [
             program("tests", 75, "-m", "pytest", *options, *files[1:2]),
             script("loss", 75, *loss, "open_clip", "--dim", "8", "--rows", "64", "--runs", "1"),
-            script("step", 240, "gpu_step.py", *small, "--eager", "--models", "tiny"),
+            script("step", 240, "gpu_step.py", *small, *step, "tiny"),
             script("loader", 90, "gpu_loader.py", *small, "--model", "tiny"),
             script("train", 60, "gpu_train.py", *small),
         ]
@@ -154,10 +154,11 @@ class Results:
     Args:
         folder: of results.json and results.md.
         machine: what was measured on, by name.
+        rehearsal: the figures say nothing.
     """
 
-    def __init__(self, folder: Path, machine: dict[str, Any]) -> None:
-        self._folder, self._machine = folder, machine
+    def __init__(self, folder: Path, machine: dict[str, Any], *, rehearsal: bool) -> None:
+        self._folder, self._machine, self._rehearsal = folder, machine, rehearsal
         self._rows: list[dict[str, Any]] = []
         folder.mkdir(parents=True, exist_ok=True)
         self.write()
@@ -169,27 +170,14 @@ class Results:
 
     def write(self) -> None:
         """Write both files whole."""
-        whole = {"machine": self._machine, "rows": self._rows}
+        whole = {"machine": self._machine, "rehearsal": self._rehearsal, "rows": self._rows}
         write_whole(self._folder / "results.json", (json.dumps(whole, indent=1) + "\n").encode())
         write_whole(self._folder / "results.md", self.markdown().encode())
 
     def markdown(self) -> str:
-        """The machine, and a table for each part."""
+        """The machine, the aims, and a table for each part."""
         machine = [f"{value}" if name == "device" else f"{name} {value}" for name, value in self._machine.items()]
-        lines = [f"# {', '.join(machine)}"]
-        for part in dict.fromkeys(row["part"] for row in self._rows):
-            rows = [row for row in self._rows if row["part"] == part]
-            columns = [name for name in dict.fromkeys(chain.from_iterable(rows)) if name not in ("part", "command")]
-            lines += ["", f"## {part}", "", "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-            lines += ["| " + " | ".join(_cell(row.get(name)) for name in columns) + " |" for row in rows]
-            lines += ["", *(f"    {command}" for command in dict.fromkeys(row["command"] for row in rows))]
-        return "\n".join(lines) + "\n"
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:,}" if isinstance(value, (int, float)) else str(value).replace("|", "/")
+        return page(", ".join(machine), self._rows, rehearsal=self._rehearsal)
 
 
 def machine_of(device: str) -> dict[str, Any]:
@@ -216,7 +204,8 @@ def main() -> int:
         print("torch sees no GPU here: nothing is measured", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    results = Results(given.out, machine_of(given.device))
+    rehearsal = given.small or given.device == "cpu"
+    results = Results(given.out, machine_of(given.device), rehearsal=rehearsal)
     end_s = time.monotonic()
     for program in programs(given):
         if program.part in given.parts:

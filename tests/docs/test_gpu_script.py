@@ -4,6 +4,7 @@ little memory.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -24,6 +25,12 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docs" / "benchmarks" / "gpu.py"
 
 
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    return importlib.import_module("gpu_report")
+
+
 def command(out: Path, *words: str) -> list[str]:
     return [sys.executable, str(SCRIPT), "--out", str(out), "--device", "cpu", "--small", *words]
 
@@ -39,7 +46,7 @@ def results(out: Path) -> dict[str, Any]:
     return json.loads((out / "results.json").read_text())
 
 
-def test_every_part_gives_rows_without_webdataset(tmp_path: Path):
+def test_every_part_gives_rows_without_webdataset(tmp_path: Path, report: Any):
     done = run_program(
         command(tmp_path / "out"), capture_output=True, text=True, env=environment(tmp_path), timeout=300, check=False
     )
@@ -54,13 +61,58 @@ def test_every_part_gives_rows_without_webdataset(tmp_path: Path):
     assert re.match(r"\d+ (skipped|passed)", of_part["tests"][0]["result"])
     assert [row["name"].split(",")[0] for row in of_part["loss"]] == ["tiled", "open_clip"]
     assert all(row["samples_per_s"] > 0 for row in (*of_part["step"], *of_part["loader"]))
+    assert [row["name"] for row in of_part["step"]] == [
+        "tiny, padded to 77, eager",
+        "tiny, padded to 77, compiled",
+        "tiny, padded to 77, compiled, mining top_k 64",
+        "tiny, bucketed, compiled",
+    ]
+    assert "aten::" in (tmp_path / "out" / "profile.txt").read_text()
     fed = [row["name"] for row in of_part["loader"] if "share_of_synthetic" in row]
     assert fed == ["tiny fed by the loader, threads", "tiny fed by the loader, 2 processes"]
     assert str(ROOT) not in json.dumps([row["command"] for row in found["rows"]])
     page = (tmp_path / "out" / "results.md").read_text()
-    assert page.count("\n## ") == 5
+    assert page.count("\n## ") == 6
+    assert "\n**A rehearsal: small models, few rows. Its figures say nothing about a GPU.**\n" in page
+    assert "\n- `share_of_synthetic`: " in page
+    assert page.count("| not measured |") == len(report.AIMS)
     for row in found["rows"]:
         assert f"| {row['name']} |" in page
+
+
+def test_aims_are_judged_by_the_rows(report: Any):
+    rows: list[dict[str, Any]] = [
+        {"name": "tiled, 65,536 x 512", "ms": 90.0, "memory_mb": 100.0},
+        {"name": "open_clip, 65,536 x 512", "ms": 100.0, "memory_mb": 7900.0},
+        {"name": "tiled, 1,048,576 x 512", "ms": 9000.0, "memory_mb": 11900.0},
+        {"name": "vit_b_16, padded to 77, eager", "samples_per_s": 2000.0, "share_of_peak": "unknown peak"},
+        {"name": "vit_b_16, padded to 77, compiled", "samples_per_s": 2500.0, "share_of_peak": 0.41},
+        {"name": "vit_b_32, padded to 77, compiled", "samples_per_s": 1000.0, "step_ms": 100.0},
+        {"name": "vit_b_32, padded to 77, compiled, mining top_k 64", "samples_per_s": 940.0, "step_ms": 106.0},
+        {"name": "vit_b_32, bucketed, compiled", "samples_per_s": 1310.0, "step_ms": 76.0},
+        {"name": "vit_l_14, compiled", "error": "took longer than its budget"},
+        {"name": "vit_b_32 fed by the loader, threads", "share_of_synthetic": 0.9},
+        {"name": "vit_b_32 fed by the loader, a process", "share_of_synthetic": 0.985},
+    ]
+    page = report.page("a GPU", [{"part": "step", "command": "x", **row} for row in rows], rehearsal=False)
+    assert "rehearsal" not in page
+    lines = [line for line in page.splitlines() if line.startswith("| ")]
+    assert lines[1:14] == [
+        "| time of the tiled loss ÷ open_clip's under bf16, 8,192 × 512 | ≤ 1 |  | not measured |",
+        "| time of the tiled loss ÷ open_clip's under bf16, 32,768 × 512 | ≤ 1 |  | not measured |",
+        "| time of the tiled loss ÷ open_clip's under bf16, 65,536 × 512 | ≤ 1 | 0.9 | reached |",
+        "| memory of open_clip's loss ÷ the tiled one's, 65,536 × 512 | ≥ 80 | 79 | **not reached** |",
+        "| memory of the tiled loss, 1,048,576 × 512, GB | ≤ 12 | 11.9 | reached |",
+        "| ViT-B/32, share of the peak | ≥ 35.0 % |  | not measured |",
+        "| ViT-B/16, share of the peak | ≥ 40.0 % | 41.0 % | reached |",
+        "| ViT-B/16, samples/s | ≥ 3,200 | 2,500 | **not reached** |",
+        "| ViT-L/14, share of the peak | ≥ 40.0 % |  | not measured |",
+        "| ViT-L/14, samples/s | ≥ 750 |  | not measured |",
+        "| ViT-B/32, samples/s bucketed ÷ padded to 77 | ≥ 1.3 | 1.31 | reached |",
+        "| ViT-B/16, samples/s compiled ÷ eager | ≥ 1.25 | 1.25 | reached |",
+        "| ViT-B/32, mining (top_k 64): longer step | ≤ 5.0 % | 6.0 % | **not reached** |",
+    ]
+    assert lines[14] == "| ViT-B/32 fed by the loader ÷ on one batch | ≥ 0.98 | 0.985 | reached |"
 
 
 def running(folder: Path) -> list[str]:
