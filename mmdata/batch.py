@@ -70,9 +70,18 @@ class Batch(TypedDict):
 
 
 class BatchDict(dict[str, Any]):
-    """The dictionary of a batch as loaders give it: its repr is a line, where a dict's would print all tensors."""
+    """The dictionary of a batch as loaders give it: its repr is a line, where a dict's would print all tensors.
 
-    __slots__ = ()
+    Attributes:
+        valid_on_host: `valid` as it was on the CPU, of a batch that `to_device` has moved; else None. To ask a GPU for
+            it is to wait for all that it does.
+    """
+
+    __slots__ = ("valid_on_host",)
+
+    def __init__(self, *entries: Any, valid_on_host: Tensor | None = None, **named: Any) -> None:
+        super().__init__(*entries, **named)
+        self.valid_on_host = valid_on_host
 
     def __repr__(self) -> str:
         entries = [
@@ -141,11 +150,13 @@ def valid_inputs(batch: Batch) -> dict[str, Tensor]:
         be left out of a loss where they are -1 (`cross_entropy(…, ignore_index=-1)`, whose mean of no label is NaN); at
         native resolution pixel_values uint8 (b, N, D), pixel_attention_mask (b, N) and spatial_shapes (b, 2).
     """
-    inputs, rows = model_inputs(batch), batch["valid"].nonzero().squeeze(1)  # on a GPU the only line that waits for it
+    valid = getattr(batch, "valid_on_host", None)
+    # A batch that was moved to a GPU by hand does not know it: here alone the host waits for the device.
+    inputs, rows = model_inputs(batch), (batch["valid"] if valid is None else valid).nonzero().squeeze(1)
     if len(rows) == len(batch["valid"]):
         return inputs
     if len(rows):
-        return {name: value.index_select(0, rows.to(value.device)) for name, value in inputs.items()}
+        return {n: value.index_select(0, rows.to(value.device, non_blocking=True)) for n, value in inputs.items()}
     # What the first row would have been trained with, had it been usable, must not be trained on without its image.
     empty = {name: value[:1].clone() for name, value in inputs.items()}
     if "labels" in empty:
@@ -165,8 +176,12 @@ def normalized(pixel_values: Tensor, mean: Sequence[float] = CLIP_MEAN, std: Seq
         mean: of each channel, on the scale 0 to 1.
         std: standard deviation of each channel, likewise.
     """
-    on_device = (torch.tensor(values, device=pixel_values.device).view(3, 1, 1) * 255 for values in (mean, std))
-    return standardized(pixel_values, *on_device)
+    return standardized(pixel_values, *(_channels(values, pixel_values.device) * 255 for values in (mean, std)))
+
+
+def _channels(values: Sequence[float], device: torch.device) -> Tensor:
+    """(3, 1, 1) float32, filled on the device: to copy a list there, the host would wait for it."""
+    return torch.stack([torch.full((1, 1), value, dtype=torch.float32, device=device) for value in values])
 
 
 def standardized(pixel_values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -182,10 +197,19 @@ def standardized(pixel_values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
     """The same batch with its tensors on `device`; copies are asynchronous where the memory is pinned.
 
-    `spatial_shapes` stay where they are: a model reads their values as sizes, and would wait for the device.
+    `spatial_shapes` stay where they are: a model reads their values as sizes, and would wait for the device. Of `valid`
+    the host keeps a copy, for `valid_inputs`.
     """
     moved = {k: v.to(device, non_blocking=True) if to_move(v, k) else v for k, v in batch.items()}
-    return shown(cast(Batch, moved))
+    valid = getattr(batch, "valid_on_host", None)
+    if (
+        valid is None
+        and torch.device(device).type != "cpu"
+        and "valid" in batch
+        and batch["valid"].device.type == "cpu"
+    ):
+        valid = batch["valid"].clone()  # the batch's own memory may be lent
+    return cast(Batch, BatchDict(moved, valid_on_host=valid))
 
 
 def to_move(value: object, name: str) -> TypeGuard[Tensor]:

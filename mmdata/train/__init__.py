@@ -14,6 +14,7 @@ from mmdata.train.models.dual_encoder import DualEncoder, DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.ranks import collectives as distributed
+from mmdata.train.run.optimizer import make_optimizer
 from mmdata.train.run.trainer import Trainer
 from mmdata.train.step import StepOutput, gradient_cache, train_step
 
@@ -29,6 +30,7 @@ __all__ = [
     "distributed",
     "gradient_cache",
     "losses",
+    "make_optimizer",
     "miners",
     "train_step",
 ]

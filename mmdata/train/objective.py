@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,7 @@ class ContrastiveLoss:
             Needs `mask_same` and the hashes.
 
     Raises:
-        ValueError: a queue or a miner with a loss that takes none.
+        ValueError: an unknown kind; a queue or a miner with a loss that takes none.
     """
 
     kind: LossName = "clip"
@@ -58,6 +59,9 @@ class ContrastiveLoss:
     queue: FeatureQueue | None = None
 
     def __post_init__(self) -> None:
+        known = get_args(LossName)
+        if self.kind not in known:
+            raise ValueError(f"loss '{self.kind}': known are {', '.join(known)}")
         if self.queue is not None and (self.kind != "clip" or not self.mask_same):
             raise ValueError(
                 f"queue: needs loss 'clip' and mask_same (train.mask_false_negatives), got '{self.kind}' and "

@@ -34,6 +34,9 @@ class DevicePrefetcher:
         took: called as soon as a batch was taken, with None, or with the exception that came instead (StopIteration at
             the end of the epoch). With it a batch is taken ahead on a CPU too.
 
+    Raises:
+        ValueError: there is no such GPU.
+
     Example:
         loader = DevicePrefetcher(Loader.from_config("configs/scenes.yaml"), "cuda")
         for batch in loader:
@@ -44,7 +47,7 @@ class DevicePrefetcher:
         self, batches: Batches, device: torch.device | str, *, took: Callable[[Exception | None], None] | None = None
     ) -> None:
         self.batches = batches
-        self.device = torch.device(device)
+        self.device = _existing(torch.device(device))
         self._took = took
         self._state: dict[str, Any] | None = None  # of the loader, before the batch ahead was taken
         self._last = False  # the loader has ended its epoch, so there is no batch ahead
@@ -135,6 +138,14 @@ class DevicePrefetcher:
             return copied, self.batches.state_dict()
         except Exception as error:
             return error
+
+
+def _existing(device: torch.device) -> torch.device:
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        known = f"cuda:0 to cuda:{count - 1}" if count > 1 else "cuda:0" if count else "none"
+        raise ValueError(f"device '{device}': of GPUs torch sees {known} here; `mmdata doctor` says what does not fit")
+    return device
 
 
 def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, Batch]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmdata.batch import Batch, normalized, valid_inputs
+from mmdata.batch import CLIP_MEAN, CLIP_STD, Batch, normalized, to_device, valid_inputs
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
@@ -38,6 +38,30 @@ def test_valid_inputs_keeps_valid_rows(valid: list[bool], kept: list[int]):
     assert inputs["labels"].tolist() == inputs["input_ids"].flatten().tolist() == kept
     assert inputs["pixel_values"].shape == (len(kept), 3, 1, 1)
     assert given["valid"].tolist() == valid  # the batch itself is left as it was
+
+
+@pytest.mark.parametrize(("valid", "rows"), [([True, True], 2), ([False, True], 1), ([False, False], 1)])
+def test_valid_inputs_and_pixels_of_a_moved_batch_do_not_ask_the_device(valid: list[bool], rows: int):
+    moved = to_device(batch(valid), "meta")  # has no numbers: nonzero and tolist raise there
+    inputs = valid_inputs(moved)
+    assert {name: (value.device.type, len(value)) for name, value in inputs.items()} == dict.fromkeys(
+        inputs, ("meta", rows)
+    )
+    pixels = normalized(inputs["pixel_values"])
+    assert (pixels.device.type, pixels.dtype, len(pixels)) == ("meta", torch.float32, rows)
+
+
+def test_a_moved_batch_knows_its_valid_rows_when_the_memory_is_used_again():
+    given = batch([False, True])
+    moved = to_device(given, "meta")
+    given["valid"].fill_(True)
+    assert len(valid_inputs(to_device(moved, "meta"))["labels"]) == 1
+
+
+def test_normalized_has_clips_mean_and_deviation_to_the_last_bit():
+    pixels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, -1, -1)
+    mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (CLIP_MEAN, CLIP_STD))
+    assert torch.equal(normalized(pixels), (pixels.float() - mean) / std)
 
 
 def test_valid_inputs_of_a_batch_without_data_have_one_row_without_label_and_text():

@@ -136,6 +136,8 @@ def test_limits_refuse_what_the_built_in_tower_refuses(changes: dict[str, Any], 
             {"image_buckets": [[16, 24], [24, 20]]},
             "data.image_buckets [[24, 20]]: sides must be multiples of the model's patch size 8",
         ),
+        (limits_of(ModelConfig(name="vit_b_16")), {"image_size": 100}, "data.image_size 100: not a multiple of the "
+         "model's patch size 16; set data.image_size=96"),
         (Limits(patch_size=32), {"image_size": 10}, "data.image_size 10: not a multiple of the model's patch size 32; "
          "set data.image_size=32"),
         (
@@ -168,7 +170,9 @@ def test_limits_of_transformers_models_come_from_their_settings():
     assert siglip == Limits(
         patch_size=14, takes_patches=True, native_patch_size=14, positions=64, vocab_size=500, has_bias=True
     )
-    assert limits_of(ModelConfig(name="vit_l_14")) == Limits(takes_patches=False, positions=77, has_bias=False)
+    assert limits_of(ModelConfig(name="vit_l_14")) == Limits(
+        patch_size=14, takes_patches=False, positions=77, has_bias=False
+    )
     assert limits_of(ModelConfig(name="pretrained", clip="google/unknown-on-this-disk")) == Limits()
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,6 +10,13 @@ from mmdata.train import losses, miners
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss, make_loss
 from tests.train.compare import features, scalar
+
+
+def test_contrastive_loss_of_an_unknown_kind_names_the_known_ones():
+    kind: Any = "clipp"
+    known = "clip, siglip, multi_positive, triplet, hard_negative"
+    with pytest.raises(ValueError, match=rf"^loss 'clipp': known are {known}$"):
+        ContrastiveLoss(kind)
 
 
 def test_contrastive_loss_reads_mask_and_hashes_from_the_batch():

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
@@ -18,7 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import small_run as small
 
-from mmdata.train import DualEncoderOutput, gradient_cache, losses, train_step
+from mmdata.convert import ConvertConfig, convert
+from mmdata.errors import ConfigError
+from mmdata.train import DualEncoder, DualEncoderOutput, gradient_cache, losses, train_step
 from mmdata.train.run.trainer import Trainer
 from mmdata.train.step import split
 
@@ -232,3 +235,30 @@ def test_step_refuses_a_batch_that_it_cannot_use():
 
     with pytest.raises(ValueError, match=r"outputs of different structure for parts 0 and 1$"):
         gradient_cache(uneven, parts, lambda output: output.sum())
+
+
+def test_the_loop_of_the_page_on_own_models_trains(
+    tmp_path: Path,
+    make_corpus: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    convert(
+        make_corpus(tmp_path / "raw", 24) / "captions.jsonl", tmp_path / "shards", ConvertConfig(train_tokenizer=300)
+    )
+    data = {"shards": "shards", "tokenizer": "shards/tokenizer", "global_batch_size": 8, "image_size": 16}
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "scenes.yaml").write_text(yaml.safe_dump({"data": data}))
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text()
+    (block,) = (code for code in page.split("```python\n") if "DevicePrefetcher(loader, device)" in code)
+    exec(block.partition("```")[0], {})
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [epoch for epoch, _ in said] == ["0", "1", "2"]
+    assert 0 < float(said[2][1]) < float(said[0][1])
+
+
+def test_a_model_may_be_named_by_a_dictionary():
+    assert DualEncoder.from_config({"name": "micro"}, vocab_size=30).text_tower is not None
+    with pytest.raises(ConfigError, match=r"^model: unknown key 'nmae'; did you mean 'name'"):
+        DualEncoder.from_config({"nmae": "micro"}, vocab_size=30)

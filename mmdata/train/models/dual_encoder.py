@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from mmdata.batch import Batch, standardized
 from mmdata.config import ModelConfig
+from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
 from mmdata.renamed import renamed_attribute
 from mmdata.train.models.clip_sizes import CLIP_SIZES, clip_config
@@ -114,11 +115,11 @@ class DualEncoder(nn.Module):
         self.pixel_std: Tensor
 
     @classmethod
-    def from_config(cls, config: ModelConfig, *, vocab_size: int | None = None) -> Self:
+    def from_config(cls, config: ModelConfig | dict[str, Any], *, vocab_size: int | None = None) -> Self:
         """Build the towers that a configuration names.
 
         Args:
-            config: the section `model`.
+            config: the section `model`, or a dictionary of it.
             vocab_size: entries of the tokenizer; a built-in text tower gets as many where `config.vocab_size` is
                 not set, any other must have at least as many.
 
@@ -126,6 +127,8 @@ class DualEncoder(nn.Module):
             ConfigError: no vocabulary size for a built-in text tower, one smaller than the tokenizer's, settings
                 that do not go together, or weights that cannot be loaded.
         """
+        if isinstance(config, dict):
+            config = parse(ModelConfig, config, origin="model")
         _check(config)
         if config.name in CLIP_SIZES:
             entries = _entries(config, vocab_size)

@@ -39,7 +39,7 @@ def limits_of(config: ModelConfig) -> Limits:
     if config.name in PRESETS:
         return replace(own, patch_size=PRESETS[config.name].patch_size)
     if config.name in CLIP_SIZES:
-        return replace(own, positions=TEXT_POSITIONS)
+        return replace(own, patch_size=CLIP_SIZES[config.name].patch_size, positions=TEXT_POSITIONS)
     image, text = _config_of(config.clip or config.vision), _config_of(config.clip or config.text)
     if image is None or text is None:
         # Two towers have no bias of their own. Which kind of model `clip` names is not known.
