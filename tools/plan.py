@@ -16,6 +16,7 @@ from mmdata.commands.plan import plan_of
 from mmdata.errors import counted, printable
 from mmdata.inspect.epoch import epoch_in_words
 from mmdata.plan import IndexRows, summarize
+from mmdata.plan.weighted_plan import WeightedPlan
 
 
 def main() -> int:
@@ -36,6 +37,10 @@ def main() -> int:
 
     if (selection := rows.selection) is not None:
         print(printable(f"{selection.name}: {len(selection):,} of {selection.num_rows:,} rows"))
+    if isinstance(plan, WeightedPlan):
+        values = plan.weights.values[plan.weights.values > 0]
+        given = f"{len(values):,} rows with weights from {values.min():.3g} to {values.max():.3g}"
+        print(printable(f"{plan.weights.name}: {given}, {counted(plan.weights.num_parts, 'part')} an epoch"))
     table = Table(title=f"epoch {arguments.epoch}: {counted(summary.rows, 'row')} in {counted(summary.steps, 'step')}")
     for name in ("text length", "image", "batch", "steps", "rows", "padding"):
         table.add_column(name, justify="right")

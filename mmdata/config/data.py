@@ -251,6 +251,16 @@ class DataConfig(Settings):
     then has one of them for each row. null: none."""
     max_rows: Positive | None = None
     """Uses only the first rows of the index, for a quick try; null: all rows. `select` chooses among these."""
+    row_weights: Location | None = None
+    """How often a row comes in an epoch, on average: a column of numbers of the index or of a joined table, a file
+    (.npy) of a number for each row of the index, or label_balanced: each class as often as another, and the rows once
+    on average. 2.3 is two or three times, 0.1 once in ten epochs. null: every row once."""
+    max_repeats: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
+    """Largest weight: rows of larger `row_weights` come so many times an epoch. An epoch has as many parts as the
+    largest weight, each without a row twice, and the last batch of a part may be padded."""
+    captions: Literal["one", "every"] = "one"
+    """one: a row comes once an epoch with one of its captions, in turn from epoch to epoch. every: it comes once with
+    each of its captions, never two of them in one batch."""
     select: str | SelectFile | None = None
     """Rows that are used, where nothing is rewritten: a condition on the index, such as `width >= 256 and height >=
     256`, or a file of keys (.txt, .parquet, .csv, .tsv), a mask or row numbers (.npy); null: all rows. See
@@ -277,6 +287,23 @@ class DataConfig(Settings):
     def with_loading(self, **changes: Any) -> DataConfig:
         """The same batches, loaded with other settings of `loading`."""
         return self.model_copy(update={"loading": self.loading.model_copy(update=changes)})
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> DataConfig:
+        weighs = [
+            name for name, on in (("row_weights", self.row_weights), ("captions every", self.captions != "one")) if on
+        ]
+        if len(weighs) > 1:
+            raise ValueError("row_weights and captions every exclude each other: give one")
+        several = isinstance(self.shards, list) and any(one.weight or one.repeat for one in self.shards)
+        others = {
+            "groups": self.groups,
+            "num_lanes above 1": self.num_lanes > 1,
+            "a weight or repeat of shards": several,
+        }
+        if weighs and (found := [name for name, on in others.items() if on]):
+            raise ValueError(f"{weighs[0]} does not go with {found[0]}: leave one of them out")
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
@@ -444,8 +471,9 @@ def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
         data = data.with_loading(worker_type="thread")
     # Other shards have other rows: what selects those to train on says nothing about them.
     of_val = {"shards": data.val.shards, "select": data.val.select, "join": []}
+    once = {"row_weights": None, "captions": "one"}
     which = {"split": "val"} if data.val.shards is None else of_val
-    return once_in_order(data.model_copy(update={**which, "add_hashes": hashes or data.add_hashes}))
+    return once_in_order(data.model_copy(update={**which, **once, "add_hashes": hashes or data.add_hashes}))
 
 
 def val_in_words(data: DataConfig) -> str:

@@ -38,6 +38,7 @@ def identity_of(plan: Plan, maker: BatchMaker) -> Identity:
     transform = maker.transform
     own_seed = transform.identity()["transform"] != "eval" and transform.seed != plan.seed
     return {
+        "weights": None,
         **plan.identity(),
         "negative_captions": maker.negatives and maker.negatives.fingerprint,
         **transform.identity(),
@@ -79,7 +80,7 @@ def differences(saved: dict[str, Any], identity: Identity, *, of: str) -> list[s
 def _rows_of(value: Any) -> Any:
     """Of the name of selected rows their digest, since a file may have another name; another value as it is."""
     found = (
-        re.search(r"^data\.(?:select|shards|join)\b.* \(([0-9a-f]{16})\)$", value, re.DOTALL)
+        re.search(r"^data\.(?:select|shards|join|row_weights|captions)\b.* \(([0-9a-f]{16})\)$", value, re.DOTALL)
         if isinstance(value, str)
         else None
     )
@@ -120,6 +121,7 @@ def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tup
     saved = {
         "negative_captions": None,
         "selection": None,
+        "weights": None,
         **(plan_of_state if isinstance(plan_of_state, Mapping) else {}),
     }
     if "extra_captions" in saved:  # their name in earlier versions

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,10 @@ from mmdata.plan import (
 from mmdata.plan.buckets import nearest_shapes
 from mmdata.plan.groups import read_groups
 from mmdata.plan.rows import COUNT_ROWS, starts_of
+from mmdata.plan.select.row_weights import row_weights
 from mmdata.plan.select.rows import select_rows
 from mmdata.plan.selection import Selection
+from mmdata.plan.weighted_plan import WeightedPlan
 from mmdata.shards import Index
 from mmdata.shards.caption_lengths import CountsTokens, caption_lengths
 from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
@@ -90,16 +92,16 @@ def build_plan(
             data.global_batch_size,
             num_rows,
         )
-    return Plan(
-        rows,
-        bucket_policy(data, index, lengths, selection=selection),
-        global_batch_size=data.global_batch_size,
-        seed=data.seed,
-        shuffle=data.shuffle,
-        window_rows=data.shuffle_window_rows,
-        num_lanes=data.num_lanes,
-        mixture=build_mixture(data, index, rows),
-    )
+    policy = bucket_policy(data, index, lengths, selection=selection)
+    settings: dict[str, Any] = {
+        "global_batch_size": data.global_batch_size,
+        "seed": data.seed,
+        "shuffle": data.shuffle,
+        "window_rows": data.shuffle_window_rows,
+    }
+    if (weights := row_weights(data, index, rows.starts, selection, joined)) is not None:
+        return WeightedPlan(rows, policy, weights, **settings)
+    return Plan(rows, policy, num_lanes=data.num_lanes, mixture=build_mixture(data, index, rows), **settings)
 
 
 def num_rows(data: DataConfig) -> int:

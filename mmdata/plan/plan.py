@@ -167,7 +167,7 @@ class Plan:
             for bucket, rows, steps in zip(self.policy.buckets, self.batch_sizes, counts, strict=True)
             if steps
         ]
-        return sorted(found, key=_size_of, reverse=True)
+        return largest_first(found)
 
     @property
     def _steps_follow_from_shards(self) -> bool:
@@ -282,6 +282,11 @@ def _batch_sizes(policy: BucketPolicy, global_batch_size: int) -> list[int]:
             "each bucket needs one, of 1 row or more"
         )
     return sizes
+
+
+def largest_first(shapes: list[PlannedShape]) -> list[PlannedShape]:
+    """Shapes of batches, those with the most pixels (or patches) first."""
+    return sorted(shapes, key=_size_of, reverse=True)
 
 
 def _size_of(shape: PlannedShape) -> tuple[int, int]:

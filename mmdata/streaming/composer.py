@@ -131,6 +131,8 @@ def _refuse_planned(data: DataConfig) -> None:
         "select": data.select is not None or any(source.select is not None for source in sources(data)),
         "join": bool(data.join),
         "fields": bool(data.fields),
+        "row_weights": data.row_weights is not None,
+        "captions: every": data.captions == "every",
         "negative_captions": data.negative_captions is not None,
         "loading.worker_type: process": data.loading.worker_type == "process",
     }

@@ -1,0 +1,76 @@
+"""How often each row comes: its weight is the number of passes over it in an epoch, on average.
+
+A weight of 2.3 gives two or three passes an epoch, and 23 in ten epochs; a weight of 0.1 one in ten epochs. Nothing is
+drawn anew: each row has a phase of its own, and its passes are counted on from epoch to epoch (systematic sampling), so
+that its captions come in turn and its crops differ as in any other plan.
+
+An epoch has parts, as many as the largest weight. A row comes at most once in a part, and its passes lie evenly over
+the parts: each part mixes the rows by their weights, and no batch has a row twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.hashing import fast_hash
+from mmdata.plan.selection import Selection
+from mmdata.seeding import mix
+
+Ints = NDArray[np.int64]
+
+COUNT_ROWS = 2**20
+"""Rows that are counted at a time."""
+
+
+class RowWeights:
+    """Weights of the rows of a corpus, and the rows of each part of each epoch.
+
+    Args:
+        values: of each row, 0 or more; kept as float32 (num_rows,).
+        name: of the rule, for states and messages.
+        seed: of the phases.
+
+    Attributes:
+        num_parts: of an epoch. Parts are numbered through: epoch e has those from e · num_parts on.
+        name: with a digest of the weights.
+
+    Example:
+        Weights 3, 1 and 0.5 make three parts an epoch; the first row is in each, the second in one of the three.
+    """
+
+    def __init__(self, values: NDArray[np.floating], *, name: str, seed: int) -> None:
+        self.values = values.astype(np.float32)
+        self.num_parts = max(1, math.ceil(float(self.values.max(initial=0.0))))
+        self.name = f"{name} ({fast_hash(self.values.tobytes()) % 2**64:016x})"
+        self._seed = mix(np.array([seed]))
+
+    def passes(self, rows: Ints, part: int) -> Ints:
+        """Passes over n rows before a part, from epoch 0 on: int64 (n,)."""
+        # Of 32 bits, so that a whole number of passes and a phase never round up to the next number.
+        phase = (mix((rows.astype(np.uint64) ^ self._seed).astype(np.int64)) >> np.uint64(32)) * 2.0**-32
+        # The product of 24 bits and a part's number is exact, and so is a quotient that is a whole number.
+        return np.floor(self.values[rows].astype(np.float64) * part / self.num_parts + phase).astype(np.int64)
+
+    def selection(self, starts: Ints, part: int) -> Selection:
+        """The rows of a part.
+
+        Args:
+            starts: first row of each shard, then the number of rows.
+            part: its number.
+        """
+
+        def masks() -> Iterator[NDArray[np.bool_]]:
+            for first, last in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+                found = np.empty(last - first, np.bool_)
+                for begin in range(first, last, COUNT_ROWS):
+                    rows = np.arange(begin, min(begin + COUNT_ROWS, last))
+                    found[begin - first : begin - first + len(rows)] = self.passes(rows, part + 1) > self.passes(
+                        rows, part
+                    )
+                yield found
+
+        return Selection(starts, masks(), name=f"{self.name}, part {part}")

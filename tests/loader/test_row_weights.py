@@ -1,0 +1,203 @@
+"""Weights of rows from settings: a column, a file, the classes, or every caption once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from mmdata import Loader
+from mmdata.config import DataConfig
+from mmdata.config.data import evaluation_data
+from mmdata.errors import ConfigError, DataError
+
+from .conftest import Corpus
+
+WEIGHTS = np.random.default_rng(3).uniform(0.2, 3.0, 50)
+
+
+def rows_of(loader: Loader) -> list[list[int]]:
+    """The rows of each batch of an epoch, padding left out."""
+    length = len(loader)
+    found = [[row for row in batch["rows"].tolist() if row >= 0] for batch in loader]
+    assert len(found) == length
+    assert all(len(set(rows)) == len(rows) for rows in found), "a row twice in a batch"
+    return found
+
+
+def counts_of(corpus: Corpus, *, epochs: int = 1, **changes: Any) -> np.ndarray:
+    """How often each row comes in the first epochs."""
+    counts = np.zeros(50, np.int64)
+    with corpus.loader(**changes) as loader:
+        for epoch in range(epochs):
+            loader.set_epoch(epoch)
+            for rows in rows_of(loader):
+                counts[rows] += 1
+    return counts
+
+
+def test_a_file_a_column_and_a_joined_column_weigh_rows(corpus: Corpus, tmp_path: Path):
+    np.save(tmp_path / "weights.npy", WEIGHTS)
+    of_file = counts_of(corpus, epochs=4, row_weights=str(tmp_path / "weights.npy"))
+    assert (np.abs(of_file - 4 * WEIGHTS) < 1).all()
+    order = np.random.default_rng(0).permutation(50)
+    keys = [corpus.samples[row].key for row in order]
+    pyarrow.parquet.write_table(pa.table({"key": keys, "weight": WEIGHTS[order]}), tmp_path / "scores.parquet")
+    join = [{"table": str(tmp_path / "scores.parquet")}]
+    assert counts_of(corpus, epochs=4, join=join, row_weights="weight").tolist() == of_file.tolist()
+    captions = [len(sample.captions) for sample in corpus.samples]
+    assert counts_of(corpus, row_weights="captions").tolist() == captions
+
+
+def test_weights_hold_for_the_selected_rows(corpus: Corpus, tmp_path: Path):
+    np.save(tmp_path / "weights.npy", np.where(np.arange(50) < 20, WEIGHTS, np.nan))
+    weights = str(tmp_path / "weights.npy")
+    counts = counts_of(corpus, epochs=3, row_weights=weights, select="key < '00020'")
+    assert (np.abs(counts[:20] - 3 * WEIGHTS[:20]) < 1).all()
+    assert not counts[20:].any()
+    share = counts_of(corpus, row_weights="captions", val={"share": 0.3})
+    train = counts_of(corpus, val={"share": 0.3})
+    captions = np.array([len(sample.captions) for sample in corpus.samples])
+    assert share.tolist() == (captions * train).tolist()
+
+
+def test_label_balanced_gives_each_class_as_many_rows(corpus: Corpus, tmp_path: Path):
+    samples = [replace(sample, label=int(row >= 5)) for row, sample in enumerate(corpus.samples[:25])]
+    corpus.write_beside(tmp_path / "shards", samples)
+    counts = np.zeros(2, np.int64)
+    settings = {"shards": str(tmp_path / "shards"), "row_weights": "label_balanced"}
+    with corpus.loader(**settings) as loader:
+        for epoch in range(8):
+            loader.set_epoch(epoch)
+            for batch in loader:
+                counts += np.bincount(batch["labels"][batch["valid"]].numpy(), minlength=2)
+    # 5 rows of weight 2.5 and 20 of 0.625: 8 epochs are 20 passes and 5 of each.
+    assert counts.tolist() == [5 * 20, 20 * 5]
+
+
+def test_every_gives_each_caption_once_and_never_two_in_a_batch(corpus: Corpus):
+    with corpus.loader(captions="every", add_captions=True) as loader:
+        for epoch in (0, 1):
+            loader.set_epoch(epoch)
+            found: Counter[tuple[str, str]] = Counter()
+            for batch in loader:
+                keys = [key for key in batch["keys"] if key]
+                assert len(set(keys)) == len(keys)
+                found.update(zip(batch["keys"], batch["captions"], strict=True))
+            del found["", ""]
+            assert found == Counter((sample.key, text) for sample in corpus.samples for text in sample.captions)
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_batches_are_the_same_from_workers_ranks_and_a_state(corpus: Corpus, same, join, worker_type: str):
+    settings = {"row_weights": "captions", "worker_type": worker_type}
+    with corpus.loader(captions="one", row_weights="captions", num_workers=0) as loader:
+        loader.set_epoch(1)
+        expected = list(loader)
+    with corpus.loader(**settings) as loader:
+        loader.set_epoch(1)
+        batches = iter(loader)
+        given = [next(batches) for _ in range(5)]
+        state = loader.state_dict()
+    ranks = [corpus.loader(rank=rank, world_size=2, **settings) for rank in range(2)]
+    for loader in ranks:
+        loader.load_state_dict(state)
+    given += [join(list(parts)) for parts in zip(*ranks, strict=True)]
+    for loader in ranks:
+        loader.close()
+    assert len(given) == len(expected)
+    assert all(same(one, other) for one, other in zip(given, expected, strict=True))
+
+
+def test_a_state_of_other_weights_is_refused(corpus: Corpus, tmp_path: Path):
+    np.save(tmp_path / "a.npy", WEIGHTS)
+    np.save(tmp_path / "b.npy", WEIGHTS + 0.5)
+    with corpus.loader(row_weights=str(tmp_path / "a.npy")) as loader:
+        state = loader.state_dict()
+    (tmp_path / "a.npy").rename(tmp_path / "c.npy")
+    with corpus.loader(row_weights=str(tmp_path / "c.npy")) as loader:
+        loader.load_state_dict(state)
+    for other in ({}, {"row_weights": str(tmp_path / "b.npy")}, {"captions": "every"}):
+        with corpus.loader(**other) as loader, pytest.raises(ConfigError, match=r"weights was 'data.row_weights a.npy"):
+            loader.load_state_dict(state)
+    with corpus.loader() as loader:
+        state = loader.state_dict()
+    with (
+        corpus.loader(captions="every") as loader,
+        pytest.raises(ConfigError, match=r"weights was None and is 'data.c"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_rows_to_evaluate_on_come_once(corpus: Corpus):
+    data = DataConfig.model_validate({**corpus.settings, "captions": "every", "val": {"share": 0.5}})
+    with Loader.from_config(evaluation_data(data)) as loader:
+        assert sum(map(len, rows_of(loader))) == loader.plan.num_rows
+
+
+def test_larger_weights_are_cut_and_told(corpus: Corpus, caplog: pytest.LogCaptureFixture):
+    counts = counts_of(corpus, row_weights="captions", max_repeats=2)
+    assert counts.tolist() == [min(2, len(sample.captions)) for sample in corpus.samples]
+    above = sum(len(sample.captions) > 2 for sample in corpus.samples)
+    assert caplog.messages == [
+        f"data.row_weights: {above} of 50 rows have a weight above data.max_repeats (2), up to 3: they come 2 times an "
+        "epoch"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"row_weights": "captins"}, r"^data.row_weights: no column 'captins'; did you mean 'captions'\?; there are "),
+        ({"row_weights": "key"}, "^data.row_weights: 'key' is a text, and a weight is a number; there are caption_tok"),
+        ({"row_weights": "FOLDER/none.npy"}, "^data.row_weights: '.*none.npy': no such file"),
+        (
+            {"row_weights": "FOLDER/short.npy"},
+            "'.*short.npy' has 49 weights, and the index has 50 rows: it was made for",
+        ),
+        ({"row_weights": "FOLDER/text.npy"}, "'.*text.npy' is an array of <U1; a weight is a number"),
+        ({"row_weights": "FOLDER/zero.npy"}, "zero.npy: every row has the weight 0"),
+        (
+            {"row_weights": "FOLDER/nan.npy"},
+            r"row 7 \(key '00007'\) has the weight nan; a weight is a number from 0 on; ",
+        ),
+        (
+            {"row_weights": "FOLDER/minus.npy"},
+            r"row 3 \(key '00003'\) has the weight -1; a weight is a number from 0 on$",
+        ),
+        ({"row_weights": "FOLDER/few.npy"}, "the weights are so small that an epoch may have no row"),
+        (
+            {"row_weights": "label_balanced"},
+            "label_balanced: 42 rows have no label; leave them out: data.select='label is",
+        ),
+        ({"row_weights": "width", "captions": "every"}, "row_weights and captions every exclude each other"),
+        ({"captions": "every", "groups": {"size": 2}}, "captions every does not go with groups: leave one"),
+        ({"row_weights": "width", "num_lanes": 2}, "row_weights does not go with num_lanes above 1"),
+    ],
+)
+def test_wrong_weights_are_refused(corpus: Corpus, tmp_path: Path, changes: dict[str, Any], message: str):
+    for name, values in {
+        "short": np.ones(49),
+        "text": np.array(["a"] * 50),
+        "zero": np.zeros(50),
+        "nan": np.where(np.arange(50) == 7, np.nan, 1.0),
+        "minus": np.where(np.arange(50) == 3, -1.0, 1.0),
+        "few": np.full(50, 0.01),
+    }.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    given = {n: v.replace("FOLDER", str(tmp_path)) if isinstance(v, str) else v for n, v in changes.items()}
+    with pytest.raises((ConfigError, DataError, ValueError), match=message):
+        corpus.loader(**given)
+
+
+def test_shards_without_labels_cannot_be_balanced(corpus: Corpus, tmp_path: Path):
+    samples = [replace(sample, label=None) for sample in corpus.samples[:9]]
+    corpus.write_beside(tmp_path / "shards", samples)
+    with pytest.raises(ConfigError, match=r"^data.row_weights label_balanced: no row of the corpus has a label$"):
+        corpus.loader(shards=str(tmp_path / "shards"), row_weights="label_balanced")
