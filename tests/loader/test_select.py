@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import io
 import re
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
@@ -108,6 +110,40 @@ def test_uids_of_datacomp_select_the_keys_that_are_these(corpus: Corpus, tmp_pat
     np.save(tmp_path / "subset.npy", np.array(sorted(uids), np.dtype("u8,u8")))
     found = selected(corpus, shards=str(tmp_path / "uids"), select=str(tmp_path / "subset.npy"))
     assert found == list(range(5, 20))
+
+
+def test_a_pool_of_datacomp_has_the_rows_that_its_resharder_copies(corpus: Corpus, tmp_path: Path):
+    pool, rng = tmp_path / "pool", np.random.default_rng(0)
+    corpus.write_beside(pool, corpus.samples)
+    uids = [rng.bytes(16).hex() for _ in range(50)]
+    # Its metadata, from which the baselines of its filtering track make a subset.
+    scores = pa.table({"uid": uids, "clip_l14_similarity_score": rng.random(50)})
+    (tmp_path / "metadata").mkdir()
+    pyarrow.parquet.write_table(scores, tmp_path / "metadata" / "0.parquet")
+    kept = scores.filter(pa.compute.greater(scores["clip_l14_similarity_score"], 0.3))["uid"].to_pylist()
+    subset = np.array([(int(uid[:16], 16), int(uid[16:32], 16)) for uid in kept], np.dtype("u8,u8"))
+    subset.sort()
+    np.save(tmp_path / "subset.npy", subset)
+    # Tables beside the tars, as img2dataset writes them: an image that could not be fetched has a row, too.
+    for number, rows in enumerate(np.array_split(np.arange(50), 3)):
+        table = pa.table({"key": [corpus.samples[row].key for row in rows], "uid": [uids[row] for row in rows]})
+        lost = pa.table({"key": [f"lost{number}"], "uid": [rng.bytes(16).hex()]})
+        pyarrow.parquet.write_table(pa.concat_tables([table, lost]), pool / f"{number:05d}.parquet")
+
+    def is_copied(uid: str) -> bool:
+        """As resharder.py decides: a binary search among the sorted pairs of numbers."""
+        pair, pairs = (int(uid[:16], 16), int(uid[16:32], 16)), subset.tolist()
+        place = bisect.bisect_left(pairs, pair)
+        return place < len(pairs) and pairs[place] == pair
+
+    copied = [row for row in range(50) if is_copied(uids[row])]
+    assert 0 < len(copied) < 50
+    join = [{"table": str(pool / "*.parquet")}]
+    assert selected(corpus, shards=str(pool), join=join, select=str(tmp_path / "subset.npy")) == copied
+    np.save(tmp_path / "other.npy", np.array([(1, 2)], np.dtype("u8,u8")))
+    said = rf"no row has one of its 1 keys: they are like '0{{15}}10{{15}}2', and uids of .* are like '{uids[0]}'"
+    with pytest.raises(ConfigError, match=said):
+        corpus.loader(shards=str(pool), join=join, select=str(tmp_path / "other.npy"))
 
 
 def test_shards_without_a_selected_row_are_never_opened(corpus: Corpus, tmp_path: Path):

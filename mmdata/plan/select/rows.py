@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from mmdata.config import DataConfig
 from mmdata.config.data import SelectFile, sources
 from mmdata.errors import ConfigError, excerpt
 from mmdata.hashing import share_bound
-from mmdata.join.joined import Joined
+from mmdata.join.joined import Joined, JoinedTable
 from mmdata.plan.select.expression import parse_expression
 from mmdata.plan.select.files import SUFFIXES, NpyFile, has_uids, is_file, read_lines, uids_of
 from mmdata.plan.select.index_columns import KINDS, column_of, kinds_of
@@ -26,6 +27,21 @@ logger = logging.getLogger("mmdata")
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+UID = "uid"
+"""Column of a joined table that DataComp's uids are compared with, in place of the keys."""
+
+
+class Texts(NamedTuple):
+    """Keys of rows, or texts of a column.
+
+    Attributes:
+        name: in messages.
+        of_shard: gives those of a shard's rows; None where a row has none.
+    """
+
+    name: str
+    of_shard: Callable[[int], Sequence[str | None]]
 
 
 @dataclass
@@ -38,6 +54,7 @@ class Filter:
         mask: gives the rows of a shard that pass, bool (rows of the shard,); called for rising shards.
         reads_index: whether it reads the shard's index file.
         keys: that it looks for; empty if it does not.
+        texts: among which it looks for them; None: it does not.
     """
 
     name: str
@@ -45,6 +62,7 @@ class Filter:
     mask: Callable[[int], Bools]
     reads_index: bool = True
     keys: frozenset[str] = frozenset()
+    texts: Texts | None = None
 
 
 def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | None = None) -> Selection | None:
@@ -135,11 +153,15 @@ def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tupl
         return Filter(f"{of} {select}", shards, of_columns)
     file, column = (select, None) if isinstance(select, str) else (select.file, select.column)
     name = f"{of} {Path(file).name}" + (f" column {column}" if column else "")
+    keys = Texts("keys of the index", partial(_keys_of, index))
     if not file.lower().endswith(".npy"):
-        return _of_keys(read_lines(file, column, of=of), index, shards, name)
+        return _of_keys(read_lines(file, column, of=of), keys, shards, name)
     array = NpyFile(file, of=of)
     if has_uids(array.dtype):
-        return _of_keys(uids_of(array), index, shards, name)
+        if UID in joined.names():
+            table = joined.table_of(UID)
+            keys = Texts(f"uids of {table}", partial(_uids_of_rows, table))
+        return _of_keys(uids_of(array), keys, shards, name)
     first_row = int(index.starts[shards[0]])
     num_rows = int(index.starts[shards[1]]) - first_row
     if array.dtype == np.bool_:
@@ -167,6 +189,14 @@ def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tupl
     return Filter(name, shards, partial(_rows_of_shard, rows + first_row, index.starts), reads_index=False)
 
 
+def _keys_of(index: Index, shard: int) -> list[str]:
+    return index.shard(shard).keys.to_pylist()
+
+
+def _uids_of_rows(table: JoinedTable, shard: int) -> list[str | None]:
+    return table.of_shard(shard, UID).tolist()
+
+
 def _rows_of_shard(rows: Ints, starts: Ints, shard: int) -> Bools:
     first, last = starts[shard : shard + 2].tolist()
     found = np.zeros(last - first, np.bool_)
@@ -174,16 +204,16 @@ def _rows_of_shard(rows: Ints, starts: Ints, shard: int) -> Bools:
     return found
 
 
-def _of_keys(keys: Sequence[str], index: Index, shards: tuple[int, int], name: str) -> Filter:
+def _of_keys(keys: Sequence[str], texts: Texts, shards: tuple[int, int], name: str) -> Filter:
     wanted = frozenset(keys)
     if not wanted:
         raise ConfigError(f"{name}: the file has no keys")
 
     def mask(shard: int) -> Bools:
-        found = index.shard(shard).keys.to_pylist()
+        found = texts.of_shard(shard)
         return np.fromiter((key in wanted for key in found), np.bool_, len(found))
 
-    return Filter(name, shards, mask, keys=wanted)
+    return Filter(name, shards, mask, keys=wanted, texts=texts)
 
 
 def below_share(index: Index, shard: int, share: float) -> Bools:
@@ -197,9 +227,9 @@ def below_share(index: Index, shard: int, share: float) -> Bools:
 
 def _check_found(rule: Filter, found: int, index: Index) -> None:
     """Raise ConfigError if a filter lets no row pass; log how many keys were not found."""
-    if not found and rule.keys:
-        first = index.shard(rule.shards[0]).keys.to_pylist()[:1]
-        known = f", and keys of the index are like {excerpt(first[0])}" if first else ""
+    if not found and rule.texts is not None:
+        first = next((text for text in rule.texts.of_shard(rule.shards[0]) if text is not None), None)
+        known = f", and {rule.texts.name} are like {excerpt(first)}" if first is not None else ""
         raise ConfigError(
             f"{rule.name}: no row has one of its {len(rule.keys):,} keys: they are like "
             f"{excerpt(min(rule.keys))}{known}"
