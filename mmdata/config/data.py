@@ -449,6 +449,8 @@ def once_in_order(data: DataConfig) -> DataConfig:
         "groups": None,
         "token_budget": None,
         "negative_captions": None,
+        "row_weights": None,
+        "captions": "one",
     }
     return data.model_copy(update={"shards": shards, **changes})
 
@@ -471,9 +473,8 @@ def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
         data = data.with_loading(worker_type="thread")
     # Other shards have other rows: what selects those to train on says nothing about them.
     of_val = {"shards": data.val.shards, "select": data.val.select, "join": []}
-    once = {"row_weights": None, "captions": "one"}
     which = {"split": "val"} if data.val.shards is None else of_val
-    return once_in_order(data.model_copy(update={**which, **once, "add_hashes": hashes or data.add_hashes}))
+    return once_in_order(data.model_copy(update={**which, "add_hashes": hashes or data.add_hashes}))
 
 
 def val_in_words(data: DataConfig) -> str:

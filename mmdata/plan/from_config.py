@@ -98,10 +98,11 @@ def build_plan(
         "seed": data.seed,
         "shuffle": data.shuffle,
         "window_rows": data.shuffle_window_rows,
+        "mixture": build_mixture(data, index, rows),
     }
     if (weights := row_weights(data, index, rows.starts, selection, joined)) is not None:
         return WeightedPlan(rows, policy, weights, **settings)
-    return Plan(rows, policy, num_lanes=data.num_lanes, mixture=build_mixture(data, index, rows), **settings)
+    return Plan(rows, policy, num_lanes=data.num_lanes, **settings)
 
 
 def num_rows(data: DataConfig) -> int:

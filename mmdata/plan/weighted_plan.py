@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import BucketPolicy, Shapes
+from mmdata.plan.mixture import Mixture
 from mmdata.plan.plan import Plan, PlannedShape, Step, largest_first
 from mmdata.plan.row_ranges import occurrences_of
 from mmdata.plan.rows import Rows, count_buckets
@@ -55,14 +56,23 @@ class WeightedPlan(Plan):
         rows: of the corpus; their own selection is not used: rows that are not selected have the weight 0.
         policy: as of a `Plan`.
         weights: one for each row.
-        settings: further arguments of a `Plan`, without `num_lanes` and `mixture`.
+        mixture: which datasets there are, for those who ask; each once.
+        settings: further arguments of a `Plan`, without `num_lanes`.
 
     Raises:
         ValueError: another number of weights than of rows, or weights so small that an epoch may have no row.
     """
 
-    def __init__(self, rows: Rows, policy: BucketPolicy, weights: RowWeights, **settings: Any) -> None:
-        super().__init__(rows, policy, **settings)
+    def __init__(
+        self,
+        rows: Rows,
+        policy: BucketPolicy,
+        weights: RowWeights,
+        *,
+        mixture: Mixture | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(rows, policy, mixture=mixture, **settings)
         if len(weights.values) != rows.starts[-1]:
             raise ValueError(f"weights: {len(weights.values):,} for {int(rows.starts[-1]):,} rows; give one a row")
         if weights.values.sum(dtype=np.float64) < 1:

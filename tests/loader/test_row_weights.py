@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import yaml
 
 from mmdata import Loader
 from mmdata.config import DataConfig
-from mmdata.config.data import evaluation_data
+from mmdata.config.data import evaluation_data, once_in_order
 from mmdata.errors import ConfigError, DataError
+from tests.programs import run_program
 
 from .conftest import Corpus
 
@@ -135,10 +139,27 @@ def test_a_state_of_other_weights_is_refused(corpus: Corpus, tmp_path: Path):
         loader.load_state_dict(state)
 
 
-def test_rows_to_evaluate_on_come_once(corpus: Corpus):
-    data = DataConfig.model_validate({**corpus.settings, "captions": "every", "val": {"share": 0.5}})
-    with Loader.from_config(evaluation_data(data)) as loader:
-        assert sum(map(len, rows_of(loader))) == loader.plan.num_rows
+@pytest.mark.parametrize("weighs", [{"captions": "every"}, {"row_weights": "captions"}], ids=str)
+def test_rows_to_evaluate_on_and_to_embed_come_once(corpus: Corpus, weighs: dict[str, str]):
+    data = DataConfig.model_validate({**corpus.settings, **weighs, "val": {"share": 0.5}})
+    for once in (evaluation_data(data), once_in_order(data)):
+        with Loader.from_config(once) as loader:
+            assert sum(map(len, rows_of(loader))) == loader.plan.num_rows
+
+
+def test_mmdata_plan_tells_the_weights_of_several_datasets(corpus: Corpus, tmp_path: Path):
+    corpus.write_beside(tmp_path / "other", corpus.samples[20:])
+    shards = [{"shards": corpus.settings["shards"]}, {"shards": str(tmp_path / "other")}]
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": {**corpus.settings, "shards": shards}}))
+    tool = [sys.executable, "-m", "mmdata", "plan", str(tmp_path / "c.yaml"), "data.captions=every"]
+    said = run_program(tool, capture_output=True, text=True, check=True).stdout
+    captions = [len(sample.captions) for sample in corpus.samples]
+    total = sum(captions) + sum(captions[20:])
+    assert re.search(
+        r"^data.captions every \(\w{16}\): 80 rows with weights from 1 to 3, 3 parts an epoch$", said, re.M
+    )
+    assert f"epoch 0: {total} rows in " in said
+    assert f"other': {sum(captions[20:])} rows, " in said
 
 
 def test_larger_weights_are_cut_and_told(corpus: Corpus, caplog: pytest.LogCaptureFixture):
@@ -194,6 +215,12 @@ def test_wrong_weights_are_refused(corpus: Corpus, tmp_path: Path, changes: dict
     given = {n: v.replace("FOLDER", str(tmp_path)) if isinstance(v, str) else v for n, v in changes.items()}
     with pytest.raises((ConfigError, DataError, ValueError), match=message):
         corpus.loader(**given)
+
+
+def test_shards_without_captions_cannot_give_every_caption(corpus: Corpus, tmp_path: Path):
+    corpus.write_beside(tmp_path / "shards", [replace(sample, captions=[], label=1) for sample in corpus.samples[:9]])
+    with pytest.raises(ConfigError, match=r"^data.captions every: the shards hold labels and no captions; leave it ou"):
+        corpus.loader(shards=str(tmp_path / "shards"), captions="every", tokenizer=None)
 
 
 def test_shards_without_labels_cannot_be_balanced(corpus: Corpus, tmp_path: Path):

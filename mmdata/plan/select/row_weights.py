@@ -45,6 +45,8 @@ def row_weights(
         DataError: the file is damaged.
     """
     if data.captions == "every":
+        if not index.captions:
+            raise ConfigError("data.captions every: the shards hold labels and no captions; leave it out")
         values = _of_rows(index, starts, selection, lambda shard: np.diff(index.shard(shard).lists("caption_hash")[0]))
         return RowWeights(values, name="data.captions every", seed=data.seed)
     given = data.row_weights
