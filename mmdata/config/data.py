@@ -258,9 +258,11 @@ class DataConfig(Settings):
     max_repeats: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
     """Largest weight: rows of larger `row_weights` come so many times an epoch. An epoch has as many parts as the
     largest weight, each without a row twice, and the last batch of a part may be padded."""
-    captions: Literal["one", "every"] = "one"
+    captions: Literal["one", "every"] | Annotated[dict[str, Share], Field(min_length=1)] = "one"
     """one: a row comes once an epoch with one of its captions, in turn from epoch to epoch. every: it comes once with
-    each of its captions, never two of them in one batch."""
+    each of its captions, never two of them in one batch. Or sources and their probabilities, from which each row draws
+    in each epoch: {shards: 0.3, "join:recaption": 0.7} for the captions in the shards and a column of a joined
+    table."""
     select: str | SelectFile | None = None
     """Rows that are used, where nothing is rewritten: a condition on the index, such as `width >= 256 and height >=
     256`, or a file of keys (.txt, .parquet, .csv, .tsv), a mask or row numbers (.npy); null: all rows. See
@@ -288,10 +290,17 @@ class DataConfig(Settings):
         """The same batches, loaded with other settings of `loading`."""
         return self.model_copy(update={"loading": self.loading.model_copy(update=changes)})
 
+    @field_validator("captions")
+    @classmethod
+    def _sum_to_one(cls, captions: str | dict[str, float]) -> str | dict[str, float]:
+        if isinstance(captions, dict) and abs((total := math.fsum(captions.values())) - 1) > 1e-6:
+            raise ValueError(f"the probabilities of the sources must sum to 1: got {total:g}")
+        return captions
+
     @model_validator(mode="after")
     def _check_weights(self) -> DataConfig:
         weighs = [
-            name for name, on in (("row_weights", self.row_weights), ("captions every", self.captions != "one")) if on
+            name for name, on in (("row_weights", self.row_weights), ("captions every", self.captions == "every")) if on
         ]
         if len(weighs) > 1:
             raise ValueError("row_weights and captions every exclude each other: give one")
@@ -438,7 +447,10 @@ def sources(data: DataConfig) -> list[SourceConfig]:
 
 
 def once_in_order(data: DataConfig) -> DataConfig:
-    """The settings that load each row once: centre crop, order of the index, batches of one size, nothing grouped."""
+    """The settings that load each row once: centre crop, order of the index, batches of one size, nothing grouped.
+
+    The captions are those of the shards in turn. Where `data.captions` names other sources alone, they are of those.
+    """
     mixed = isinstance(data.shards, list)
     once = {"weight": None, "repeat": None}
     shards = [source.model_copy(update=once) for source in sources(data)] if mixed else data.shards
@@ -452,6 +464,8 @@ def once_in_order(data: DataConfig) -> DataConfig:
         "row_weights": None,
         "captions": "one",
     }
+    if isinstance(data.captions, dict) and "shards" not in data.captions:
+        del changes["captions"]  # the shards' captions are not used, or there are none
     return data.model_copy(update={"shards": shards, **changes})
 
 
@@ -472,7 +486,7 @@ def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
     if data.loading.worker_type == "auto":
         data = data.with_loading(worker_type="thread")
     # Other shards have other rows: what selects those to train on says nothing about them.
-    of_val = {"shards": data.val.shards, "select": data.val.select, "join": []}
+    of_val = {"shards": data.val.shards, "select": data.val.select, "join": [], "captions": "one"}
     which = {"split": "val"} if data.val.shards is None else of_val
     return once_in_order(data.model_copy(update={**which, "add_hashes": hashes or data.add_hashes}))
 

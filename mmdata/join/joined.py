@@ -12,11 +12,15 @@ from numpy.typing import NDArray
 
 from mmdata.config.data import JoinConfig
 from mmdata.errors import ConfigError
+from mmdata.join.captions import TableCaptions
 from mmdata.join.table import Table, compute, first_twice
 from mmdata.join.values import Values
 from mmdata.shards.index import Index
 
 logger = logging.getLogger("mmdata")
+
+JOINED = "join:"
+"""Begins the name of a column of a joined table."""
 
 MATCH_ROWS = 2**24
 """Rows of the index that are matched at a time: for each time, Arrow hashes all keys of the table."""
@@ -87,6 +91,10 @@ class JoinedTable:
     def values(self, name: str, *, of: str) -> Values:
         """A column as batches take it; `of`: name of the setting, for messages."""
         return Values(self._column(name), self.table_rows, has_all=self.leaves_out, name=name, of=of)
+
+    def captions(self, name: str, *, of: str) -> TableCaptions:
+        """A column as captions; `of`: name of the setting, for messages."""
+        return TableCaptions(self._table.column(name), self.table_rows, place=self._table.place, of=of)
 
     def _column(self, name: str) -> Any:
         if name not in self._columns:

@@ -14,7 +14,7 @@ from mmdata.loader.corpus import Corpus, needs_hashes
 from mmdata.loader.negative_captions import NegativeCaptions
 from mmdata.loader.samples import CheckImages, IndexSamples
 from mmdata.loader.work import LoadedBatch, Work
-from mmdata.plan import Step
+from mmdata.plan import CaptionSources, Step
 from mmdata.renamed import renamed_arguments
 from mmdata.shards import Index, ShardStore
 from mmdata.transform.pixels import PixelTransform
@@ -32,6 +32,7 @@ class BatchMaker:
         add_captions: add the text of the captions to the batches.
         negatives: negative captions of the rows, for the batches.
         check_images: whether images are compared with their hashes in the index; see `LoadingConfig.check_images`.
+        captions: sources from which the rows draw their captions; None: those of the shards in turn.
         buffers: lends the memory of pixels; default: memory of this process.
     """
 
@@ -46,12 +47,14 @@ class BatchMaker:
         add_captions: bool = False,
         negatives: NegativeCaptions | None = None,
         check_images: CheckImages = "auto",
+        captions: CaptionSources | None = None,
         buffers: BufferPool | None = None,
     ) -> None:
         self.index = index
         self.tokenizer = tokenizer
         self.transform = transform
         self.negatives = negatives
+        self.captions = captions
         self.store = ShardStore(index)
         self._check_images: CheckImages = check_images
         self._spec = BatchSpec(
@@ -74,6 +77,7 @@ class BatchMaker:
             add_captions=data.add_captions,
             negatives=corpus.negatives,
             check_images=data.loading.check_images,
+            captions=corpus.captions,
             buffers=buffers,
         )
 
@@ -87,6 +91,7 @@ class BatchMaker:
             add_captions=self._spec.add_captions,
             negatives=self.negatives,
             check_images=self._check_images,
+            captions=self.captions,
         )
 
     def begin(self, step: Step, stop: Event | None = None) -> Work[LoadedBatch]:
@@ -99,7 +104,10 @@ class BatchMaker:
 
     def samples(self, rows: NDArray[np.int64], passes: NDArray[np.int64], stop: Event | None = None) -> IndexSamples:
         """The samples of n rows in their passes, int64 (n,) each."""
-        return IndexSamples(self.index, self.store, rows, passes, check_images=self._check_images, stop=stop)
+        checked = self._check_images
+        return IndexSamples(
+            self.index, self.store, rows, passes, check_images=checked, stop=stop, captions=self.captions
+        )
 
     def make(self, step: Step) -> LoadedBatch:
         """Make a batch in the caller's thread.

@@ -15,6 +15,8 @@ from mmdata.loader.samples import IndexSamples
 def all_captions(maker: BatchMaker, rows: NDArray[np.int64]) -> CaptionBatch:
     """All captions of each row that has several; none of a row that has one, or where batches have no texts.
 
+    Where rows draw their captions from sources, each has the one of its batch alone.
+
     Args:
         maker: has index, shards and tokenizer.
         rows: int64 (n,), row numbers in the index, each once.
@@ -26,7 +28,7 @@ def all_captions(maker: BatchMaker, rows: NDArray[np.int64]) -> CaptionBatch:
     counts = np.diff(offsets)
     counts[counts == 1] = 0  # the batch has it already
     tokenizer = maker.tokenizer
-    if tokenizer is None:
+    if tokenizer is None or maker.captions is not None:
         counts[:] = 0
     of_rows = np.repeat(rows, counts)  # (T,)
     # A row of n captions has each of them once in n passes: pass 0, 1, … of each row, [0, 1, 0, 1, 2] for 2 and 3.

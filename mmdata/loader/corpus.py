@@ -13,6 +13,8 @@ from mmdata.join.joined import Joined
 from mmdata.loader.negative_captions import NegativeCaptions
 from mmdata.loader.shard_prefetch import warn_of_small_cache
 from mmdata.loader.workers.open_files import ensure_files, files_needed
+from mmdata.plan import CaptionSources
+from mmdata.plan.caption_sources import caption_sources
 from mmdata.shards import Index, ShardCache
 from mmdata.shards.columns.columns import OLDEST_VERSION
 from mmdata.shards.remote.cache import GB
@@ -29,6 +31,7 @@ class Corpus:
     tokenizer: Tokenizer | None
     joined: Joined
     negatives: NegativeCaptions | None = None
+    captions: CaptionSources | None = None
 
 
 def open_corpus(data: DataConfig) -> Corpus:
@@ -42,9 +45,10 @@ def open_corpus(data: DataConfig) -> Corpus:
     tokenizer = load_tokenizer(data)
     index = open_index(data)
     joined = Joined(data.join, index)
-    if data.negative_captions is None or tokenizer is None:
-        return Corpus(index, tokenizer, joined)
-    return Corpus(index, tokenizer, joined, NegativeCaptions.read(Path(data.negative_captions), index, tokenizer))
+    negatives = None
+    if data.negative_captions is not None and tokenizer is not None:
+        negatives = NegativeCaptions.read(Path(data.negative_captions), index, tokenizer)
+    return Corpus(index, tokenizer, joined, negatives, caption_sources(data, index, joined))
 
 
 def open_index(data: DataConfig) -> Index:
@@ -81,7 +85,7 @@ def needs_hashes(data: DataConfig) -> bool:
 def _check_captions(data: DataConfig, index: Index) -> None:
     """Raise a ConfigError if batches are to have the text of captions, and a folder holds labels only."""
     for part in index.manifests:
-        if data.add_captions and not part.has_captions:
+        if data.add_captions and isinstance(data.captions, str) and not part.has_captions:
             raise ConfigError(
                 f"data.add_captions: shards '{part.folder}' hold labels and no captions: leave data.add_captions out"
             )

@@ -14,12 +14,9 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError
-from mmdata.join.joined import Joined
+from mmdata.join.joined import JOINED, Joined
 from mmdata.join.values import Values
 from mmdata.nearest import did_you_mean
-
-JOINED = "join:"
-"""Begins the name of a column of a joined table."""
 
 
 class Fields:

@@ -134,7 +134,7 @@ class Loader(Interoperable):
         ranks = resolve_ranks(rank, world_size)
         data = data_config(config)
         corpus = open_corpus(data)
-        plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined)
+        plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
         maker = BatchMaker.from_config(data, corpus)
         source = make_source(data, plan, maker, ranks)
         fields = Fields(data.fields, corpus.joined) if data.fields else None

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, Interrupted, Reason
 from mmdata.hashing import fast_hash, hash64
-from mmdata.plan import choose_captions
+from mmdata.join.captions import TableCaptions
+from mmdata.plan import CaptionSources, choose_captions
 from mmdata.shards import FORMATS, Index, ShardStore, captions_of
 from mmdata.transform.pixels import EncodedImage
 
@@ -81,6 +82,7 @@ class IndexSamples:
         passes: int64 (n,); the pass decides which of its captions a row has.
         check_images: see `LoadingConfig.check_images`.
         stop: once it is set, reads raise Interrupted.
+        captions: sources from which the rows draw their captions; None: those of the shards in turn.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class IndexSamples:
         *,
         check_images: CheckImages = "auto",
         stop: Event | None = None,
+        captions: CaptionSources | None = None,
     ) -> None:
         self._index = index
         self._check_images = check_images
@@ -103,6 +106,9 @@ class IndexSamples:
         self._hash_offsets, self._hashes = index.take_lists(rows, "caption_hash")
         # (n,), caption of each row; a row of a corpus of labels only has none, and is never asked for it
         self._chosen = choose_captions(rows, np.maximum(np.diff(self._hash_offsets), 1), passes)
+        self._sources, self._passes = captions, passes
+        if captions is not None:
+            self._source, self._chosen = captions.choose(rows, passes)
         self.keys = index.keys(rows)
 
     def shard(self, i: int) -> str:
@@ -135,6 +141,11 @@ class IndexSamples:
 
     def caption(self, i: int) -> str:
         """The caption chosen for this pass; raises BadSample."""
+        if self._sources is not None:
+            if (number := int(self._source[i])) < 0:
+                raise BadSample(Reason.MISSING_CAPTION, f"no caption in {', '.join(self._sources.names)}")
+            if isinstance(source := self._sources.sources[number], TableCaptions):
+                return source.text(int(self._rows[i]), int(self._chosen[i]))
         keys = self._index.caption_keys(int(self._shards[i]))
         captions = captions_of(self._read(i, "caption"), int(self._columns["caption_format"][i]), keys)
         indexed = self._hashes[self._hash_offsets[i] : self._hash_offsets[i + 1]]
@@ -156,6 +167,8 @@ class IndexSamples:
 
     def caption_hashes(self) -> NDArray[np.int64]:
         """Hashes of the chosen captions, int64 (n,)."""
+        if self._sources is not None:
+            return self._sources.hashes(self._rows, self._passes)
         return self._hashes[self._hash_offsets[:-1] + self._chosen]
 
     def _read(self, i: int, kind: Literal["image", "caption"]) -> bytes:

@@ -41,6 +41,7 @@ def identity_of(plan: Plan, maker: BatchMaker) -> Identity:
         "weights": None,
         **plan.identity(),
         "negative_captions": maker.negatives and maker.negatives.fingerprint,
+        "captions": maker.captions and maker.captions.name,
         **transform.identity(),
         "transform_seed": transform.seed if own_seed else None,
         "tokenizer": maker.tokenizer and maker.tokenizer.identity,
@@ -122,6 +123,7 @@ def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tup
         "negative_captions": None,
         "selection": None,
         "weights": None,
+        "captions": None,
         **(plan_of_state if isinstance(plan_of_state, Mapping) else {}),
     }
     if "extra_captions" in saved:  # their name in earlier versions

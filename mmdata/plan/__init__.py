@@ -8,11 +8,12 @@
 """
 
 from mmdata.plan.buckets import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy, Shapes, TokenBudgetPolicy
+from mmdata.plan.captions import CaptionSources, choose_captions
 from mmdata.plan.choose_shapes import choose_image_shapes, choose_lengths, choose_lengths_by_shape
 from mmdata.plan.groups import Groups
 from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
 from mmdata.plan.plan import Plan, Step, rank_slice
-from mmdata.plan.rows import Hashes, IndexRows, Rows, choose_captions, count_buckets
+from mmdata.plan.rows import Hashes, IndexRows, Rows, count_buckets
 from mmdata.plan.summary import BucketCount, PlanSummary, count_duplicates, duplicates_in_words, summarize
 from mmdata.renamed import renamed_names
 from mmdata.shards.caption_lengths import CaptionTokens
@@ -22,6 +23,7 @@ __all__ = [
     "Bucket",
     "BucketCount",
     "BucketPolicy",
+    "CaptionSources",
     "CaptionTokens",
     "Groups",
     "Hashes",

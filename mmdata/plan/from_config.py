@@ -18,6 +18,7 @@ from mmdata.join.joined import Joined
 from mmdata.plan import (
     BatchShare,
     BucketPolicy,
+    CaptionSources,
     CaptionTokens,
     Groups,
     IndexRows,
@@ -32,6 +33,7 @@ from mmdata.plan import (
     choose_lengths_by_shape,
 )
 from mmdata.plan.buckets import nearest_shapes
+from mmdata.plan.caption_sources import caption_sources, check_rows
 from mmdata.plan.groups import read_groups
 from mmdata.plan.rows import COUNT_ROWS, starts_of
 from mmdata.plan.select.row_weights import row_weights
@@ -44,8 +46,9 @@ from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin, pack_cells
 
 logger = logging.getLogger("mmdata")
 
-Lengths = Literal["index", "no_texts"] | CaptionTokens | None
-"""Caption lengths: those of the index, or counted anew; "no_texts" if batches have none; None if no policy asks."""
+Lengths = Literal["index", "no_texts"] | CaptionTokens | CaptionSources | None
+"""Caption lengths: those of the index, or counted anew; "no_texts" if batches have none; None if no policy asks. Or the
+sources from which rows draw their captions."""
 
 
 def build_plan(
@@ -55,6 +58,7 @@ def build_plan(
     *,
     count_lengths: bool = False,
     joined: Joined | None = None,
+    captions: CaptionSources | None = None,
 ) -> Plan:
     """The plan that a section `data` describes.
 
@@ -66,9 +70,10 @@ def build_plan(
         tokenizer: for the captions; None: batches have no texts.
         count_lengths: know the lengths even if there is only one text length, which does not ask for them.
         joined: the tables of `data.join`; None: they are read here, where the selection needs them.
+        captions: the sources that `data.captions` names; None: they are read here. Their tokens are counted.
 
     Raises:
-        ConfigError: a tokenizer, and shards of labels only.
+        ConfigError: a tokenizer, and shards of labels only; or a row without a caption in any source.
         DataError: the index has no rows, or a dataset of a mixture has none.
     """
     for part in index.manifests:
@@ -81,8 +86,14 @@ def build_plan(
     needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
     lengths: Lengths = "no_texts"
     if tokenizer is not None:
-        _check_captions(index)
-        lengths = caption_lengths(index, tokenizer) if needed else None
+        captions = captions or caption_sources(data, index, joined)
+        if captions is None:
+            _check_captions(index)
+        lengths = (caption_lengths(index, tokenizer) if needed else None) if captions is None else captions
+    if captions is not None:
+        check_rows(captions, index, starts_of(index, data.max_rows), selection)
+        if tokenizer is not None and needed:
+            captions.count(tokenizer)
     rows = IndexRows(index, lengths=lengths, limit=data.max_rows, selection=selection)
     num_rows = int(rows.starts[-1]) if selection is None else len(selection)
     evaluates = not data.shuffle and data.transform == "eval"  # then one batch that is not full costs nothing
@@ -186,7 +197,7 @@ def text_lengths(data: DataConfig, index: Index, lengths: Lengths, *, selection:
         return [0]
     if isinstance(data.text_buckets, list):
         return data.text_buckets
-    if selection is not None:
+    if selection is not None or isinstance(lengths, CaptionSources):
         histogram = caption_histogram(index, lengths, max_length=data.max_length, selection=selection).sum(axis=1)
         return choose_lengths(histogram, data.num_text_buckets)
     histogram = np.bincount(lengths[1]) if isinstance(lengths, tuple) else index.token_histogram()
@@ -212,7 +223,7 @@ def caption_histogram(
         int64 (max_length + 1, ASPECT_BINS).
     """
     counts = np.zeros((max_length + 1) * ASPECT_BINS)
-    if isinstance(lengths, tuple) or selection is not None:
+    if isinstance(lengths, (tuple, CaptionSources)) or selection is not None:
         rows = IndexRows(index, lengths=lengths)
         chunks = _all_rows(index) if selection is None else selection.chunks(COUNT_ROWS)
         for numbers in chunks:

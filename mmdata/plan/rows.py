@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import BucketPolicy, Shapes
+from mmdata.plan.captions import CaptionSources, choose_captions
 from mmdata.plan.selection import Selection, shard_runs
-from mmdata.seeding import mix
 from mmdata.shards.caption_lengths import CaptionTokens
 from mmdata.shards.columns.ragged import offsets_of, spans
 from mmdata.shards.index import Index
@@ -81,7 +81,7 @@ class IndexRows:
         index: of the shards.
         lengths: "index" for the caption lengths that the index holds; a pair for those of another tokenizer, counted by
             the caller; "no_texts" if batches have no texts, with lengths of 0; None if the policy does not ask for
-            lengths, which then are all 1.
+            lengths, which then are all 1. Or sources of captions, which know their lengths.
         limit: use only the first `limit` rows.
         selection: of the index's first `limit` rows; None plans all of them.
     """
@@ -90,17 +90,19 @@ class IndexRows:
         self,
         index: Index,
         *,
-        lengths: Literal["index", "no_texts"] | CaptionTokens | None,
+        lengths: Literal["index", "no_texts"] | CaptionTokens | CaptionSources | None,
         limit: int | None = None,
         selection: Selection | None = None,
     ) -> None:
         self._index = index
         self.selection = selection
-        self._lengths: Literal["index", "no_texts"] | CaptionTokens | None = lengths
+        self._lengths: Literal["index", "no_texts"] | CaptionTokens | CaptionSources | None = lengths
         self._limited = limit is not None and limit < len(index)
         self.starts = starts_of(index, limit)
         self._counted: _CountedShards | None = None
-        counted = hashlib.sha256(lengths[1].tobytes()).hexdigest()[:16] if isinstance(lengths, tuple) else str(lengths)
+        counted = lengths.digest if isinstance(lengths, CaptionSources) else str(lengths)
+        if isinstance(lengths, tuple):
+            counted = hashlib.sha256(lengths[1].tobytes()).hexdigest()[:16]
         self.fingerprint = f"{index.fingerprint[:16]}-{counted}-{self.starts[-1]}"
 
     def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
@@ -110,6 +112,8 @@ class IndexRows:
             return Shapes(np.ones(len(rows), np.int64), height, width)
         if self._lengths == "no_texts":
             return Shapes(np.zeros(len(rows), np.int64), height, width)
+        if isinstance(self._lengths, CaptionSources):
+            return Shapes(self._lengths.tokens(rows, epoch), height, width)
         if self._lengths == "index":
             offsets, counts = self._index.take_lists(rows, "caption_tokens")
             begins, num_captions = offsets[:-1], np.diff(offsets)
@@ -129,8 +133,11 @@ class IndexRows:
     def tokens(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Tokens of all captions of n rows: offsets (n + 1,) and counts, which are 0 where no lengths are known.
 
-        In a corpus of labels only, a row counts as one caption of 0 tokens.
+        In a corpus of labels only, a row counts as one caption of 0 tokens. Of several sources, which a row draws from,
+        it counts the caption of the first epoch.
         """
+        if isinstance(self._lengths, CaptionSources):
+            return np.arange(len(rows) + 1), self._lengths.tokens(rows, 0).astype(np.int32)
         if not self._index.captions:
             return np.arange(len(rows) + 1), np.zeros(len(rows), np.int32)
         if self._lengths == "index":
@@ -150,6 +157,8 @@ class IndexRows:
         images = self._index.take(rows, ["image_hash"])["image_hash"]
         if self._lengths == "no_texts":
             return Hashes(images, images)
+        if isinstance(self._lengths, CaptionSources):
+            return Hashes(images, self._lengths.hashes(rows, passes))
         offsets, hashes = self._index.take_lists(rows, "caption_hash")
         chosen = choose_captions(rows, np.diff(offsets), passes)
         return Hashes(images, hashes[offsets[:-1] + chosen])
@@ -157,7 +166,8 @@ class IndexRows:
     def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows of each of n shards by bucket, int64 (n, K)."""
         # A folder of labels only has one count a row in its histograms, too.
-        one_each = all(part.captions in (part.rows, 0) for part in self._index.manifests)
+        drawn = isinstance(self._lengths, CaptionSources)
+        one_each = not drawn and all(part.captions in (part.rows, 0) for part in self._index.manifests)
         # With one caption a row the counts are the same in every epoch.
         epoch = 0 if one_each else epoch
         table = self._counted
@@ -288,22 +298,3 @@ def count_buckets(rows: Rows, policy: BucketPolicy, epoch: int, shards: NDArray[
         pairs = np.bincount(number * num_buckets + bucket_of, minlength=(last - first) * num_buckets)
         counts[first:last] = pairs.reshape(-1, num_buckets)
     return counts
-
-
-def choose_captions(
-    rows: NDArray[np.int64], num_captions: NDArray[np.int64], epoch: int | NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Choose one of its captions for each row in an epoch.
-
-    A row has its captions in turn, epoch by epoch, and starts at a caption that differs from row to row.
-
-    Args:
-        rows: int64 (n,).
-        num_captions: int64 (n,), at least 1 each.
-        epoch: from 0; or int64 (n,), if the rows are in different passes over their datasets.
-
-    Returns:
-        int64 (n,), the position of the caption among those of its row.
-    """
-    # `mix` gives each row its own start; without it all rows of equal numbers of captions would change in step.
-    return ((mix(rows) % num_captions.astype(np.uint64)).astype(np.int64) + epoch) % num_captions

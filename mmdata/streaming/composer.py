@@ -133,6 +133,7 @@ def _refuse_planned(data: DataConfig) -> None:
         "fields": bool(data.fields),
         "row_weights": data.row_weights is not None,
         "captions: every": data.captions == "every",
+        "captions of several sources": not isinstance(data.captions, str),
         "negative_captions": data.negative_captions is not None,
         "loading.worker_type: process": data.loading.worker_type == "process",
     }

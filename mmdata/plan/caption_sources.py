@@ -1,0 +1,98 @@
+"""From settings to the sources of captions: `data.captions` as a mapping of sources to probabilities."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.config import DataConfig
+from mmdata.errors import ConfigError
+from mmdata.join.captions import TableCaptions
+from mmdata.join.joined import JOINED, Joined
+from mmdata.nearest import did_you_mean
+from mmdata.plan.captions import CaptionSources, ShardCaptions
+from mmdata.plan.selection import Selection
+from mmdata.shards import Index
+
+logger = logging.getLogger("mmdata")
+
+OF = "data.captions"
+SHARDS = "shards"
+"""Name of the source that is the captions in the shards."""
+CHECK_ROWS = 2**20
+
+
+def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None) -> CaptionSources | None:
+    """The sources that a section `data` names; None: the captions of the shards in turn.
+
+    Args:
+        data: settings.
+        index: of the shards.
+        joined: the tables of `data.join`; None: they are read here.
+
+    Raises:
+        ConfigError: no such source (the nearest one is named), a column without texts, or shards without captions.
+        DataError: a table is damaged, or holds a text that is no caption.
+    """
+    if isinstance(data.captions, str):
+        return None
+    joined = joined or Joined(data.join, index)
+    known = [SHARDS, *(JOINED + name for name in joined.names())]
+    for name in data.captions:
+        if name not in known:
+            raise ConfigError(f"{OF}: no source '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}")
+    sources: dict[str, ShardCaptions | TableCaptions] = {}
+    for name in data.captions:
+        if name == SHARDS:
+            _check_captions(index)
+            sources[name] = ShardCaptions(index)
+        else:
+            column = name.removeprefix(JOINED)
+            sources[name] = joined.table_of(column).captions(column, of=f"{OF} {name}")
+    return CaptionSources(sources, data.captions, seed=data.seed)
+
+
+def check_rows(sources: CaptionSources, index: Index, starts: NDArray[np.int64], selection: Selection | None) -> None:
+    """Warn of rows that a source has no caption for.
+
+    Raises:
+        ConfigError: a row has no caption in any source; names the first.
+    """
+    num_rows = int(starts[-1]) if selection is None else len(selection)
+    lacking = np.zeros(len(sources.names), np.int64)
+    without, first = 0, -1
+    ranges = (np.arange(begin, min(begin + CHECK_ROWS, num_rows)) for begin in range(0, num_rows, CHECK_ROWS))
+    for rows in ranges if selection is None else selection.chunks(CHECK_ROWS):
+        lacks = sources.num_captions(rows) == 0  # (S, n)
+        lacking += lacks.sum(axis=1)
+        none = lacks.all(axis=0)
+        if not without and none.any():
+            first = int(rows[none.argmax()])
+        without += int(none.sum())
+    if without:
+        key = index.keys(np.array([first]))[0]
+        raise ConfigError(
+            f"{OF}: {without:,} of {num_rows:,} rows have no caption in {', '.join(sources.names)}, such as row "
+            f"{first:,} (key '{key}'): leave them out (join's missing: mask, or data.select='COLUMN is not None'), or "
+            f"name a source that has them; one of probability 0 is used where the others have nothing"
+        )
+    for name, count in zip(sources.names, lacking.tolist(), strict=True):
+        if count:
+            logger.warning(
+                "%s: %s of %s rows have no caption in %s, and draw from the other sources",
+                OF,
+                f"{count:,}",
+                f"{num_rows:,}",
+                name,
+            )
+
+
+def _check_captions(index: Index) -> None:
+    for part in index.manifests:
+        if not part.has_captions:
+            raise ConfigError(
+                f"{OF}: shards '{part.folder}' hold labels and no captions: leave '{SHARDS}' out of {OF}, and name "
+                f"columns of joined tables ({JOINED}COLUMN)"
+            )

@@ -1,0 +1,157 @@
+"""Which caption a row has in a pass: one of its own in turn, or one of a source that is drawn by probability.
+
+It depends on (seed, row, pass) alone, so it is the same in each process, on any number of ranks, and after a resume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.join.captions import TableCaptions
+from mmdata.seeding import mix
+from mmdata.shards.caption_lengths import CaptionTokens, CountsTokens, caption_lengths
+from mmdata.shards.index import Index
+
+Ints = NDArray[np.int64]
+
+
+def choose_captions(rows: Ints, num_captions: Ints, epoch: int | Ints) -> Ints:
+    """Choose one of its captions for each row in an epoch.
+
+    A row has its captions in turn, epoch by epoch, and starts at a caption that differs from row to row.
+
+    Args:
+        rows: int64 (n,).
+        num_captions: int64 (n,), at least 1 each.
+        epoch: from 0; or int64 (n,), if the rows are in different passes over their datasets.
+
+    Returns:
+        int64 (n,), the position of the caption among those of its row.
+    """
+    # `mix` gives each row its own start; without it all rows of equal numbers of captions would change in step.
+    return ((mix(rows) % num_captions.astype(np.uint64)).astype(np.int64) + epoch) % num_captions
+
+
+class ShardCaptions:
+    """The captions in the shards, as a source.
+
+    Args:
+        index: of the shards.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._lengths: Literal["index"] | CaptionTokens | None = None
+
+    def num_captions(self, rows: Ints) -> Ints:
+        """How many captions each of n rows has, int64 (n,)."""
+        return np.diff(self._index.take_lists(rows, "caption_hash")[0])
+
+    def count(self, tokenizer: CountsTokens) -> None:
+        """Know the tokens of the captions."""
+        self._lengths = caption_lengths(self._index, tokenizer)
+
+    def tokens(self, rows: Ints, chosen: Ints) -> Ints:
+        """Tokens of one caption of each of n rows, int64 (n,); 1 before they are counted."""
+        if self._lengths is None:
+            return np.ones(len(rows), np.int64)
+        if self._lengths == "index":
+            offsets, counts = self._index.take_lists(rows, "caption_tokens")
+            return counts[offsets[:-1] + chosen].astype(np.int64)
+        offsets, counts = self._lengths
+        return counts[offsets[rows] + chosen].astype(np.int64)
+
+    def hashes(self, rows: Ints, chosen: Ints) -> Ints:
+        """Hashes of one caption of each of n rows, int64 (n,)."""
+        offsets, hashes = self._index.take_lists(rows, "caption_hash")
+        return hashes[offsets[:-1] + chosen]
+
+
+class Chosen(NamedTuple):
+    """The captions of n rows: the number of the source, -1 where a row has no caption, and the position in its list."""
+
+    source: Ints
+    position: Ints
+
+
+class CaptionSources:
+    """Several sources of captions, of which each row draws one in each pass.
+
+    A row that a source has no caption for draws from the others, in proportion to their probabilities. A source of
+    probability 0 is for the rows that the others have nothing for.
+
+    Args:
+        sources: by name.
+        probabilities: of the sources, in the same order; their sum is 1.
+        seed: of the draws.
+
+    Attributes:
+        name: for states and messages, with a digest of probabilities and texts.
+
+    Example:
+        With {"shards": 0.25, "join:recap": 0.75} a row has a caption of the table in three of four passes, on average.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, ShardCaptions | TableCaptions], probabilities: Mapping[str, float], *, seed: int
+    ) -> None:
+        self.sources = list(sources.values())
+        self.names = list(sources)
+        self._probabilities = np.array([probabilities[name] for name in sources], np.float64)
+        # Other numbers than those that `RowWeights` draws of the same seed.
+        self._seed = mix(mix(np.array([seed])).astype(np.int64))
+        digest = hashlib.sha256()
+        for source, probability in zip(self.sources, self._probabilities.tolist(), strict=True):
+            texts = source.fingerprint if isinstance(source, TableCaptions) else "shards"
+            digest.update(f"{probability!r} {texts}\n".encode())
+        self.digest = digest.hexdigest()[:16]
+        listed = ", ".join(f"{name} {probabilities[name]:g}" for name in sources)
+        self.name = f"data.captions {listed} ({self.digest})"
+
+    def count(self, tokenizer: CountsTokens) -> None:
+        """Know the tokens of all captions; before, each counts as one token long."""
+        for source in self.sources:
+            source.count(tokenizer)
+
+    def num_captions(self, rows: Ints) -> Ints:
+        """How many captions each source has for n rows, int64 (S, n)."""
+        return np.stack([source.num_captions(rows) for source in self.sources])
+
+    def choose(self, rows: Ints, passes: int | Ints) -> Chosen:
+        """Source and position of the captions of n rows, int64 (n,), in a pass or a pass each."""
+        numbers = self.num_captions(rows)
+        weights = np.where(numbers > 0, self._probabilities[:, None], 0.0)  # (S, n)
+        weights = np.where(weights.any(axis=0), weights, numbers > 0)
+        bounds = np.cumsum(weights, axis=0)
+        # Of 32 bits, so that the product never rounds up to the last bound.
+        uniform = (self._random(rows, passes) >> np.uint64(32)) * 2.0**-32
+        source = (uniform * bounds[-1] >= bounds).sum(axis=0)
+        has_any = bounds[-1] > 0
+        number = numbers[np.where(has_any, source, 0), np.arange(len(rows))]
+        return Chosen(np.where(has_any, source, -1), choose_captions(rows, np.maximum(number, 1), passes))
+
+    def tokens(self, rows: Ints, passes: int | Ints) -> Ints:
+        """Tokens of the captions of n rows, int64 (n,); 0 where a row has none."""
+        chosen, tokens = self.choose(rows, passes), np.zeros(len(rows), np.int64)
+        for number, source in enumerate(self.sources):
+            mine = chosen.source == number
+            tokens[mine] = source.tokens(rows[mine], chosen.position[mine])
+        return tokens
+
+    def hashes(self, rows: Ints, passes: int | Ints) -> Ints:
+        """Hashes of the captions of n rows, int64 (n,); 0 where a row has none."""
+        chosen, hashes = self.choose(rows, passes), np.zeros(len(rows), np.int64)
+        for number, source in enumerate(self.sources):
+            mine = chosen.source == number
+            hashes[mine] = source.hashes(rows[mine], chosen.position[mine])
+        return hashes
+
+    def _random(self, rows: Ints, passes: int | Ints) -> NDArray[np.uint64]:
+        """A number for each row in its pass."""
+        of_passes = mix(np.asarray(passes, np.int64).reshape(-1)) ^ self._seed
+        return mix((mix((mix(rows) ^ self._seed).astype(np.int64)) + of_passes).astype(np.int64))
