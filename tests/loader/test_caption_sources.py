@@ -148,7 +148,7 @@ def test_a_state_of_other_captions_is_refused(corpus: Corpus, mixed: dict[str, A
     write_table(corpus, tmp_path / "recaps.parquet", recap=[recaption(row) + "." * (row == 7) for row in ORDER])
     with (
         corpus.loader(**mixed) as loader,
-        pytest.raises(ConfigError, match=r"captions was 'data\.captions shards 0\.4"),
+        pytest.raises(ConfigError, match=r"captions was 'data\.captions shards"),
     ):
         loader.load_state_dict(state)
 

@@ -149,6 +149,8 @@ def test_composer_refuses_what_only_an_index_can_plan(make_composer):
         make_composer(val={"share": 0.1})
     with pytest.raises(ConfigError, match=r"cannot do select, join, fields; leave that out, or make an index"):
         make_composer(select="width > 3", join=[{"table": "s.parquet"}], fields={"score": "join:score"})
+    with pytest.raises(ConfigError, match=r"cannot do captions of several sources; leave that out, or make an index"):
+        make_composer(captions={"shards": 1.0})
 
 
 def test_pass_adds_labels_from_the_first_sample_on_that_has_one(make_composer):
