@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mmdata.join.captions import TableCaptions
 from mmdata.seeding import mix
 from mmdata.shards.caption_lengths import CaptionTokens, CountsTokens, caption_lengths
+from mmdata.shards.columns.ragged import spans
 from mmdata.shards.index import Index
 
 Ints = NDArray[np.int64]
@@ -142,6 +143,16 @@ class CaptionSources:
             mine = chosen.source == number
             tokens[mine] = source.tokens(rows[mine], chosen.position[mine])
         return tokens
+
+    def longest(self, rows: Ints) -> Ints:
+        """Tokens of the longest caption that each of n rows may draw, int64 (n,)."""
+        found = np.zeros(len(rows), np.int64)
+        for source in self.sources:
+            num = source.num_captions(rows)
+            of_rows = np.repeat(np.arange(len(rows)), num)  # (T,), one for each caption
+            positions = spans(np.zeros(len(rows), np.int64), num)
+            np.maximum.at(found, of_rows, source.tokens(rows[of_rows], positions))
+        return found
 
     def hashes(self, rows: Ints, passes: int | Ints) -> Ints:
         """Hashes of the captions of n rows, int64 (n,); 0 where a row has none."""

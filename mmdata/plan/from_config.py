@@ -211,7 +211,8 @@ def caption_histogram(
     """Captions by length and aspect ratio: entry [i, j] counts those of i tokens with an image in aspect bin j.
 
     Reads the manifest's histograms; with a selection or with lengths that are not in the index, the size of every
-    image. If batches have no texts, all captions count as 0 tokens.
+    image. If batches have no texts, all captions count as 0 tokens. Of several sources, the captions that the rows draw
+    in the first epoch count, and each length of a row's longest caption once more.
 
     Args:
         index: of the shards.
@@ -231,6 +232,10 @@ def caption_histogram(
             offsets, tokens = rows.tokens(numbers)
             bins = np.repeat(aspect_bin(height, width), np.diff(offsets))
             counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), minlength=len(counts))
+            if isinstance(lengths, CaptionSources):
+                # A longer caption than the first epoch's needs its place, too, among images of each shape.
+                longest = np.minimum(lengths.longest(numbers), max_length)
+                counts[np.unique(pack_cells(longest, bins))] += 1
     else:
         for _, cells, captions in index.cells():
             tokens, bins = unpack_cells(cells)

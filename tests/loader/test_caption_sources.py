@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from mmdata import Loader
+from mmdata.commands.plan import plan_of
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
@@ -255,3 +256,24 @@ def test_rows_without_any_caption_may_be_left_out(corpus: Corpus, tmp_path: Path
     settings = {"join": [{**join[0], "missing": "mask"}], "captions": {"join:recap": 1.0}, "add_captions": True}
     with corpus.loader(**settings) as loader:
         assert texts_of(loader) == {(row, 0): recaption(row) for row in ORDER[:20]}
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_shapes": 6}, {"image_patches": [4, 9], "patch_size": 8}])
+def test_a_long_caption_that_is_drawn_late_has_its_place(corpus: Corpus, tmp_path: Path, changes: dict[str, Any]):
+    late = [["a"] * 7 + (["a dog near a tree " * 4] if row == 5 else []) for row in ORDER]
+    join = write_table(corpus, tmp_path / "recaps.parquet", late=pa.array(late, pa.list_(pa.string())))
+    if "image_patches" in changes:
+        changes = {**changes, "image_buckets": None}
+    sources = {"join:late": 1.0}
+    with corpus.loader(join=join, captions=sources, add_captions=True, **changes) as loader:
+        found = texts_of(loader, epochs=16)
+    assert any(len(text) > 60 for (_, epoch), text in found.items() if epoch > 0)
+
+
+def test_a_plan_of_shards_alone_asks_for_a_tokenizer(corpus: Corpus, tmp_path: Path):
+    join = write_table(corpus, tmp_path / "recaps.parquet")
+    overrides = [f"data.join=[{{table: {join[0]['table']}}}]", "data.captions={join:recap: 1}"]
+    with pytest.raises(ConfigError, match=r"data\.captions names tables, whose tokens no index has: give data\.tokeni"):
+        plan_of(str(corpus.folder / "shards"), overrides)
+    planned = plan_of(str(corpus.folder / "shards"), [*overrides, f"data.tokenizer={corpus.folder / 'tokenizer'}"])
+    assert planned.plan.num_rows == 50

@@ -79,6 +79,8 @@ def test_a_row_draws_of_what_it_has_in_any_company(data: Any):
     passes = np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(rows), max_size=len(rows))))
     chosen = drawn.choose(rows, passes)
     tokens, hashes = drawn.tokens(rows, passes), drawn.hashes(rows, passes)
+    longest = [max((len(text) for column in kept for text in column[row]), default=0) for row in rows.tolist()]
+    assert drawn.longest(rows).tolist() == longest
     for i, (row, number) in enumerate(zip(rows.tolist(), passes.tolist(), strict=True)):
         source, position = int(chosen.source[i]), int(chosen.position[i])
         has = [one for one in range(3) if kept[one][row]]
