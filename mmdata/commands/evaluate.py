@@ -72,7 +72,7 @@ def evaluate_shards(
     if val is not None:
         data = data.model_copy(update={"val": val})
     named, data = data, evaluation_data(data, hashes=True)
-    if not open_index(data).has_captions:
+    if isinstance(data.captions, str) and not open_index(data).has_captions:  # nor has a table any
         if classes is None:
             raise ConfigError(
                 f"shards '{data.shards}' have labels and no captions, so there is nothing to retrieve: give --classes "

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 import webdataset
@@ -17,7 +19,7 @@ from PIL import Image
 import mmdata
 from mmdata.commands.evaluate import evaluate_shards, named_classes
 from mmdata.config import Config
-from mmdata.config.data import ValConfig
+from mmdata.config.data import ValConfig, evaluation_data
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError, DataError
@@ -256,6 +258,26 @@ def test_zero_shot_classification_of_shards_of_labels(folder, tmp_path, images):
     (tmp_path / "named/0.tar").write_bytes(make_tar(members))
     build_index(tmp_path / "named")
     assert named_classes(trained, ValConfig(shards=str(tmp_path / "named"))) == Classes(classes=CLASSES)
+
+
+def test_retrieval_of_captions_that_a_table_gives_shards_of_labels(folder, tmp_path):
+    build_index(folder)
+    keys = [f"{i:03d}" for i in range(20)]
+    table = pa.table({"key": keys, "recap": [f"a {CLASSES[i % 3]} number {i}" for i in range(20)]})
+    pyarrow.parquet.write_table(table, tmp_path / "recaps.parquet")
+    train_tokenizer(table.column("recap").to_pylist(), tmp_path / "tokenizer", vocab_size=300)
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer")
+    tables: dict[str, object] = {
+        "tokenizer": str(tmp_path / "tokenizer"),
+        "join": [{"table": str(tmp_path / "recaps.parquet")}],
+        "captions": {"join:recap": 1.0},
+        "val": {"share": 0.5},
+    }
+    config = parse(Config, {"data": settings(folder, **tables), "model": {"name": "small"}}, origin="test")
+    model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size).eval()
+    scores = evaluate_shards(TrainedRun(model, config, tokenizer, Path("x.pt"), 0, 0), None, None)
+    assert scores["texts"] == scores["rows"] == Loader.from_config(evaluation_data(config.data)).plan.num_rows
+    assert "image_to_text_r1" in scores
 
 
 def test_prompts_of_a_conversion_are_made_as_its_captions_were(tmp_path, images):
