@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from mmdata.recognize import Kind, recognize
 from mmdata.safe_read import check_regular
 from mmdata.shards.captions import MAX_CAPTION_BYTES, decode_text, parse_json
 from mmdata.shards.members import USUAL, Members, guess_captions
-from mmdata.shards.samples import SampleReader, texts_of
+from mmdata.shards.samples import ReadMember, SampleReader, texts_of
 from mmdata.shards.tar import Member, read_members
 
 GUESSED_SAMPLES = 20
@@ -79,22 +77,35 @@ def guess_members(shards: list[Path]) -> Members:
 
 def _guess(path: Path) -> Members | None:
     """The members by the first samples of a tar; None if no sample of it can be read."""
-    samples: list[tuple[list[str], dict[str, Any]]] = []
-    with suppress(DataError), path.open("rb") as file:  # damage is told when the tar is read whole
+    with path.open("rb") as file:
 
         def read(member: Member) -> bytes:
             file.seek(member.offset)
             return file.read(min(member.size, MAX_CAPTION_BYTES + 1))
 
-        for group in islice(SampleReader(read_members(file, name=path.name), name=path.name), GUESSED_SAMPLES):
-            try:
-                texts_of(group, read, needs_caption=False)
+        return guess_by_samples(SampleReader(read_members(file, name=path.name), name=path.name), read)
+
+
+def guess_by_samples(reader: SampleReader, read: ReadMember) -> Members | None:
+    """The members by the first samples of a tar, which the reader will yield again; None if there is no sample.
+
+    Args:
+        reader: of the tar; its damage is told when the tar is read whole.
+        read: gives the bytes of a text member.
+    """
+    samples: list[tuple[list[str], dict[str, Any]]] = []
+    for count in range(1, GUESSED_SAMPLES + 1):
+        if len(groups := reader.peek(count)) < count:
+            break
+        group = groups[-1]
+        try:
+            texts_of(group, read, needs_caption=False)
+            return USUAL
+        except BadSample as bad:
+            if bad.reason is not Reason.MISSING_CAPTION:
                 return USUAL
-            except BadSample as bad:
-                if bad.reason is not Reason.MISSING_CAPTION:
-                    return USUAL
-            found = group.members.get("json")
-            samples.append((list(group.members), parse_json(decode_text(read(found))) if found else {}))
+        found = group.members.get("json")
+        samples.append((list(group.members), parse_json(decode_text(read(found))) if found else {}))
     return guess_captions(samples) or USUAL if samples else None
 
 

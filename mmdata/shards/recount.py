@@ -23,12 +23,13 @@ from mmdata.shards.store import ShardStore
 
 if TYPE_CHECKING:
     from mmdata.shards.scan import Progress
+    from mmdata.shards.tars import Tars
 
 
 def lacks_lengths_only(
-    folder: Path, shards: list[Path], tokenizer: str | None, make_tokenizer: object, members: Members | None
+    folder: Path, tars: Tars, tokenizer: str | None, make_tokenizer: object, members: Members | None
 ) -> bool:
-    """Whether the folder has an index of these shards, as large as they are now, which nobody has counted yet.
+    """Whether the folder has an index of these tars, as large as they are now, which nobody has counted yet.
 
     With `members`, the index must be of these.
     """
@@ -38,7 +39,7 @@ def lacks_lengths_only(
     listed = [(entry.name, entry.bytes) for entry in manifest]
     if members is not None and members != manifest.members:
         return False
-    return manifest.tokenizer is None and listed == [(path.name, path.stat().st_size) for path in shards]
+    return manifest.tokenizer is None and listed == list(zip(tars.names, tars.sizes, strict=True))
 
 
 def add_lengths(

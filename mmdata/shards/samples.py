@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 from mmdata.errors import BadSample, DamagedShard, DataError, Reason
@@ -59,9 +60,26 @@ class SampleReader:
         self._name = name
         self._unfinished: Group | None = None  # the sample whose members are being read
         self._last: Group | None = None  # the sample yielded last
+        self._groups = self._read()
+        self._peeked: list[Group] = []
+        self._peeked_damage: DamagedShard | None = None
         self.ignored = 0
 
+    def peek(self, count: int) -> list[Group]:
+        """The first `count` samples, or those before the damage of the tar; iterating yields them again."""
+        try:
+            self._peeked += islice(self._groups, count - len(self._peeked))
+        except DamagedShard as error:
+            self._peeked_damage = error
+        return self._peeked
+
     def __iter__(self) -> Iterator[Group]:
+        yield from self._peeked
+        if self._peeked_damage is not None:
+            raise self._peeked_damage
+        yield from self._groups
+
+    def _read(self) -> Iterator[Group]:
         starts: dict[str, int] = {}
         for member in self._members:
             split = split_name(member.name)

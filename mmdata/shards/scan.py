@@ -102,12 +102,18 @@ class Scan:
 
 
 def scan_shard(
-    path: Path, *, limits: Limits, members: Members = USUAL, step: Callable[[int], None] = lambda offset: None
+    path: Path,
+    *,
+    limits: Limits,
+    members: Members = USUAL,
+    step: Callable[[int], None] = lambda offset: None,
+    name: str | None = None,
 ) -> Scan:
     """Read a tar strictly.
 
     Args:
         path: of the tar.
+        name: of the tar, for messages and the quarantine list; default: the file's name.
         limits: images outside them are quarantined.
         members: which members are image, caption and label.
         step: called with the offset of each sample.
@@ -116,34 +122,55 @@ def scan_shard(
         The samples; of a damaged tar those before the damage, and `Scan.damage`. The sample in which the damage lies is
         quarantined: nobody knows whether it is complete.
     """
-    scan = _Scanner(path, limits, members)
-    damage: DamagedShard | None = None
+    name = path.name if name is None else name
     with path.open("rb") as file:
 
         def read(member: Member) -> bytes:
             file.seek(member.offset)
             return file.read(member.size)
 
-        reader = SampleReader(read_members(file, name=path.name), name=path.name)
-        try:
-            for group in reader:
-                scan.add(group, read)
-                step(group.start)
-        except DamagedShard as error:
-            damage = error
-            before, damaged = reader.at_damage(error)
-            if before is not None:
-                scan.add(before, read)
-            if damaged is not None:
-                scan.add_damaged(*damaged, error)
+        reader = SampleReader(read_members(file, name=name), name=name)
+        return scan_samples(reader, read, name=name, limits=limits, members=members, step=step)
+
+
+def scan_samples(
+    reader: SampleReader,
+    read: ReadMember,
+    *,
+    name: str,
+    limits: Limits,
+    members: Members,
+    step: Callable[[int], None],
+) -> Scan:
+    """The samples of a tar that is read once, from front to back; see `scan_shard`.
+
+    Args:
+        reader: of the tar.
+        read: gives the bytes of a member of the sample that came last.
+        name: of the tar, for messages and the quarantine list.
+        limits, members, step: see `scan_shard`.
+    """
+    scan = _Scanner(name, limits, members)
+    damage: DamagedShard | None = None
+    try:
+        for group in reader:
+            scan.add(group, read)
+            step(group.start)
+    except DamagedShard as error:
+        damage = error
+        before, damaged = reader.at_damage(error)
+        if before is not None:
+            scan.add(before, read)
+        if damaged is not None:
+            scan.add_damaged(*damaged, error)
     return scan.finish(reader.ignored, damage)
 
 
 class _Scanner:
     """The samples of a tar so far."""
 
-    def __init__(self, path: Path, limits: Limits, members: Members) -> None:
-        self._path, self._limits, self._members = path, limits, members
+    def __init__(self, name: str, limits: Limits, members: Members) -> None:
+        self._name, self._limits, self._members = name, limits, members
         self._scan = Scan()
         self._samples = 0
 
@@ -152,7 +179,7 @@ class _Scanner:
         scan = self._scan
         self._samples += 1
         try:
-            with name_warnings(partial(sample_name, self._path.name, group.key)):
+            with name_warnings(partial(sample_name, self._name, group.key)):
                 row, label, lost = self._describe(group, read, needs_caption=False)
             scan.rows.append(row)
             scan.starts.append(group.start)
@@ -161,7 +188,7 @@ class _Scanner:
             if lost:
                 scan.losses.append((group.key, lost))
         except BadSample as bad:
-            scan.quarantined.append(_quarantine_line(self._path.name, group.key, group.start, bad))
+            scan.quarantined.append(_quarantine_line(self._name, group.key, group.start, bad))
             if mute := self._lacks_caption(group, read):
                 scan.mute.append(group.start)
             complete = bad.reason not in (Reason.MISSING_IMAGE, Reason.MISSING_CAPTION)
@@ -183,7 +210,7 @@ class _Scanner:
         """Quarantine the sample in which the tar is damaged."""
         self._samples += 1
         bad = BadSample(Reason.DAMAGED_SHARD, error.what)
-        self._scan.quarantined.append(_quarantine_line(self._path.name, key, start, bad))
+        self._scan.quarantined.append(_quarantine_line(self._name, key, start, bad))
 
     def finish(self, ignored: int, damage: DamagedShard | None) -> Scan:
         """The samples, when the tar has ended."""

@@ -1,8 +1,8 @@
 """What an index in progress has read of each tar, kept on disk, so that a run that ended early is not repeated.
 
-A staged scan is used again only for a tar of the same size and modification time, read with the same settings. The
-folder also holds the finished index before it is published: a run that was killed while files were moved is finished by
-the next one.
+A staged scan is used again only for a tar of the same size and modification time, or of the same URL, read with the
+same settings. The folder also holds the finished index before it is published: a run that was killed while files were
+moved is finished by the next one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmdata.atomic import sync_folder, write_whole
 from mmdata.errors import DamagedShard
@@ -27,7 +27,7 @@ from mmdata.shards.scan import Edge, Scan
 from mmdata.shards.texts import Loss
 
 STAGING_NAME = ".mmdata-index"
-VERSION = 2
+VERSION = 3
 """Of the staged files; raise it when a reader of samples changes what it finds."""
 INDEX_END = ".index.arrow"
 """End of the names of index files."""
@@ -35,25 +35,36 @@ TOKENIZER_NAME = "tokenizer"
 """Name of a trained tokenizer: a link to the folder of this name in `__mmdata__`, as a conversion makes it."""
 
 
+class ReadTar(NamedTuple):
+    """What was read of a tar.
+
+    Attributes:
+        scan: its samples.
+        sha256, bytes: of the whole file.
+    """
+
+    scan: Scan
+    sha256: str
+    bytes: int
+
+
 class Staging:
     """The hidden folder of an index in progress.
 
     Args:
         folder: where the index will be published.
-        settings: what decides a scan besides the tar, as JSON.
 
     Attributes:
         new: folder in which the finished index is made before it is published.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / STAGING_NAME
-        self._settings = {"version": VERSION, **settings}
         self.new = self._path / "new"
 
-    def load(self, tar: Path) -> tuple[Scan, str] | None:
-        """The scan of a tar and its SHA-256; None if there is none, a damaged one, or one of another tar."""
+    def load(self, tar: str, identity: dict[str, Any]) -> ReadTar | None:
+        """What was read of a tar; None if nothing was, if what is kept is damaged, or if it is of another identity."""
         try:
             checksum, _, data = self._place(tar).read_bytes().partition(b"\n")
             if checksum != _checksum(data):
@@ -61,14 +72,19 @@ class Staging:
             content = json.loads(data)
         except (OSError, ValueError):
             return None
-        if content["of"] != {**self._settings, **identity_of(tar)}:
+        if content["of"] != {"version": VERSION, **identity}:
             return None
-        return _scan_of(content["scan"]), content["sha256"]
+        return ReadTar(_scan_of(content["scan"]), content["sha256"], content["bytes"])
 
-    def save(self, tar: Path, identity: dict[str, Any], scan: Scan, sha256: str) -> None:
-        """Keep the scan of a tar; `identity` is what `identity_of` gave before the tar was read."""
+    def save(self, tar: str, identity: dict[str, Any], read: ReadTar) -> None:
+        """Keep what was read of a tar; `identity` is all that decided it, as JSON, found before the tar was read."""
         self._path.mkdir(exist_ok=True)
-        content = {"of": {**self._settings, **identity}, "sha256": sha256, "scan": _content_of(scan)}
+        content = {
+            "of": {"version": VERSION, **identity},
+            "sha256": read.sha256,
+            "bytes": read.bytes,
+            "scan": _content_of(read.scan),
+        }
         data = json.dumps(content, ensure_ascii=True, separators=(",", ":")).encode()
         try:
             write_whole(self._place(tar), _checksum(data) + b"\n" + data)
@@ -142,14 +158,8 @@ class Staging:
                 if path.name.endswith(INDEX_END) and path.name not in names:
                     path.unlink()
 
-    def _place(self, tar: Path) -> Path:
-        return self._path / f"{tar.name}.scan"
-
-
-def identity_of(tar: Path) -> dict[str, Any]:
-    """What tells a tar from a changed one without reading it: size in bytes and modification time."""
-    status = tar.stat()
-    return {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+    def _place(self, tar: str) -> Path:
+        return self._path / f"{tar}.scan"
 
 
 def _checksum(data: bytes) -> bytes:

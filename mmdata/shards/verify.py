@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mmdata.errors import DataError, printable
-from mmdata.shards.build import file_sha256
 from mmdata.shards.columns.columns import FIXED, Columns
 from mmdata.shards.columns.encode import encode
 from mmdata.shards.columns.labels import Labels, number_labels
@@ -24,6 +23,7 @@ from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.manifest.pages import ShardEntry
 from mmdata.shards.manifest.writer import Totals
 from mmdata.shards.scan import Progress, Scan, scan_shard, steps
+from mmdata.shards.tars import file_sha256
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _problems(
         columns = opened
     except DataError as error:
         yield str(error)
-    scan = scan_shard(path, limits=NO_LIMITS, members=index.manifests[0].members, step=step)
+    scan = scan_shard(path, limits=NO_LIMITS, members=index.manifests[0].members, step=step, name=entry.name)
     known = (index.manifests[0].accounts or {}).get("damaged_shards", {}).get(entry.name)
     if scan.damage is not None and scan.damage.what != known:  # known: the shard was indexed up to its damage
         yield str(scan.damage).removeprefix(f"shard '{entry.name}', ").removeprefix(f"shard '{entry.name}': ")

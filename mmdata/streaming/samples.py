@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mmdata.errors import BadSample, DamagedShard, excerpt
 from mmdata.hashing import hash64
 from mmdata.shards import ImageInfo, Member, read_members
+from mmdata.shards.forward_file import ForwardFile
 from mmdata.shards.images.decoder_warnings import name_warnings, sample_name
 from mmdata.shards.images.probe import DEFAULT_LIMITS
 from mmdata.shards.members import USUAL, Members
@@ -24,7 +25,7 @@ from mmdata.shards.remote.fetch import display_name
 from mmdata.shards.samples import MAX_IMAGE_BYTES, Group, SampleReader, describe
 from mmdata.shards.tar import split_name
 from mmdata.shards.texts import Loss
-from mmdata.streaming.forward_file import ForwardFile, open_shard
+from mmdata.streaming.forward_file import open_shard
 from mmdata.transform.pixels import EncodedImage
 
 

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
-
-from braceexpand import alphabet, braceexpand
 
 from mmdata.atomic import explain
 from mmdata.config import DataConfig
 from mmdata.config.data import sources
 from mmdata.errors import ConfigError, DataError
 from mmdata.safe_read import check_regular, path_of_url
+from mmdata.shards.braces import expand_braces
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """A file in a folder is a shard if its name ends like this."""
-MAX_SHARDS = 1_000_000
-"""Largest number of shards of a brace pattern. A corpus with ten thousand samples a shard has ten billion then."""
-
-_NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
-_LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?")
 
 ShardNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A path, a URL (also `file:`), a folder of tars, a brace pattern such as "x-{0000..0331}.tar", or a list of these."""
@@ -97,64 +89,4 @@ def _expand(name: str) -> list[str]:
         if not found:
             raise DataError(f"folder '{folder}': no shard in it ({', '.join(SUFFIXES)})")
         return [str(path) for path in found]
-    if "{" not in name:
-        return [name]
-    try:
-        if count_shards(name) > MAX_SHARDS:
-            raise ConfigError(
-                f"shards '{name}': the pattern stands for more than {MAX_SHARDS:,} shards; correct the numbers in "
-                "braces, or pack larger shards (`mmdata convert --shard-rows`)"
-            )
-        return list(braceexpand(name, escape=False))
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"shards '{name}': braces that do not close: {error}") from error
-    except RecursionError:
-        raise ConfigError(f"shards '{name[:100]}…': hundreds of nested braces; write the names out") from None
-
-
-def count_shards(pattern: str) -> int:
-    """Number of names that `braceexpand` makes of a pattern.
-
-    Counts without expanding, because braceexpand keeps all names of each pair of braces in memory: "{0..999999999}"
-    would fill it.
-
-    Raises:
-        ValueError: the braces do not close.
-
-    Example:
-        count_shards("{a,b{0..9}}-{000..999}.tar") == 11_000
-    """
-    depth, start = 0, 0
-    counts: list[int] = []
-    for at, character in enumerate(pattern):
-        if character == "{":
-            start = at + 1 if depth == 0 else start
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                counts.append(_count_choices(pattern[start:at]))
-    if depth != 0:
-        raise ValueError(f"in '{pattern}'")
-    return prod(counts)
-
-
-def _count_choices(inside: str) -> int:
-    """Number of strings that the inside of a pair of braces stands for: a range, or a list with nested braces."""
-    if numbers := _NUMBERS.fullmatch(inside):
-        return _length(int(numbers[1]), int(numbers[2]), numbers[3])
-    if letters := _LETTERS.fullmatch(inside):
-        return _length(alphabet.index(letters[1]), alphabet.index(letters[2]), letters[3])
-    parts, depth, start = [], 0, 0
-    for at, character in enumerate(inside):
-        depth += (character == "{") - (character == "}")
-        if character == "," and depth == 0:
-            parts.append(inside[start:at])
-            start = at + 1
-    return sum(map(count_shards, [*parts, inside[start:]]))
-
-
-def _length(first: int, last: int, step: str | None) -> int:
-    return abs(last - first) // (int(step or 1) or 1) + 1
+    return expand_braces(name)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mmdata.errors import DataError
-from mmdata.shards import Index, Manifest, build, build_index, verify
+from mmdata.shards import Index, Manifest, build, build_index, index_builder, tars, verify
 from mmdata.shards.staging import STAGING_NAME
 from tools.index import account_lines
 
@@ -50,8 +50,8 @@ def cut(path: Path, key: str) -> int:
 def scanned(monkeypatch) -> list[str]:
     """Names of the tars that are read from now on."""
     names: list[str] = []
-    scan = build.scan_shard
-    monkeypatch.setattr(build, "scan_shard", lambda path, **given: names.append(path.name) or scan(path, **given))
+    scan = tars.scan_shard
+    monkeypatch.setattr(tars, "scan_shard", lambda path, **given: names.append(path.name) or scan(path, **given))
     return names
 
 
@@ -68,7 +68,7 @@ def test_all_damaged_shards_are_listed_with_their_offsets(folder):
 
 
 def test_a_long_list_of_damaged_shards_is_cut(folder, monkeypatch):
-    monkeypatch.setattr(build, "MAX_LISTED", 1)
+    monkeypatch.setattr(index_builder, "MAX_LISTED", 1)
     cut(folder / "0.tar", "01")
     (folder / "3.tar").write_bytes(b"<html>login</html>" + bytes(600))
     with pytest.raises(DataError, match=r"2 of 4 shards are damaged: shard '0\.tar', byte .*; and 1 more\. Fetch"):
@@ -153,13 +153,13 @@ def test_a_killed_run_is_continued(folder, monkeypatch):
     program = textwrap.dedent(
         f"""
         import os, signal
-        from mmdata.shards import build
-        scan = build.scan_shard
+        from mmdata.shards import build, tars
+        scan = tars.scan_shard
         def until_the_third(path, **given):
             if path.name == "2.tar":
                 os.kill(os.getpid(), signal.SIGKILL)
             return scan(path, **given)
-        build.scan_shard = until_the_third
+        tars.scan_shard = until_the_third
         build.build_index({str(folder)!r})
         """
     )

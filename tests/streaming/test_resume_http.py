@@ -12,8 +12,7 @@ from aiohttp import ClientPayloadError
 
 import mmdata
 from mmdata.errors import DataError
-from mmdata.shards.remote import fetch, http
-from mmdata.streaming import resumed_http
+from mmdata.shards.remote import fetch, http, resumed_http
 from tests.shards.servers import Answer, Server, running
 from tests.shards.servers import serve as serve_with_faults
 

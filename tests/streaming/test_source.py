@@ -15,7 +15,8 @@ import mmdata
 from mmdata.convert import convert
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards import Index, ShardCache, build_index, verify
-from mmdata.streaming.shard_names import MAX_SHARDS, count_shards, find_shards
+from mmdata.shards.braces import MAX_SHARDS, count_shards
+from mmdata.streaming.shard_names import find_shards
 
 
 @pytest.mark.parametrize("form", ["file:{path}", "file://{path}", "file://localhost{path}", "FILE:{path}"])
