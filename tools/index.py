@@ -58,8 +58,12 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = Parser("index", __doc__)
-    parser.add_argument("source", type=str, help="folder of .tar files, or one tar")
-    parser.add_argument("--out", type=Path, help="folder for the index; default: the folder of the tars")
+    parser.add_argument(
+        "source", nargs="+", help="folder of .tar files, one tar, or URLs of tars (https, s3, gs, hf), also with {0..9}"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder for the index; default: the folder of the tars; needed for URLs"
+    )
     tokenizer = parser.add_mutually_exclusive_group()
     tokenizer.add_argument(
         "--tokenizer",

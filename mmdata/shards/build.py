@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mmdata.atomic import lock
-from mmdata.errors import DataError
+from mmdata.errors import ConfigError, DataError
 from mmdata.shards.columns.columns import SCHEMA_VERSION
 from mmdata.shards.columns.encode import CountTokens
 from mmdata.shards.folder import INNER, MANIFEST_NAME, find_ledger, manifest_prefix
@@ -18,9 +18,13 @@ from mmdata.shards.index_builder import IndexBuilder
 from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.members import USUAL, Members
 from mmdata.shards.recount import add_lengths, lacks_lengths_only
+from mmdata.shards.remote.cache import ShardCache
+from mmdata.shards.remote.fetch import display_name
+from mmdata.shards.remote.url_tars import UrlTars
+from mmdata.shards.remote.urls import find_urls, is_url
 from mmdata.shards.scan import Progress
 from mmdata.shards.staging import TOKENIZER_NAME, Staging
-from mmdata.shards.tars import LocalTars
+from mmdata.shards.tars import LocalTars, Tars
 from mmdata.shards.texts import Loss
 
 
@@ -49,12 +53,14 @@ class IndexReport:
     only_counted: bool = False
 
 
+Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A folder of tars, a tar, a URL or brace pattern of tars, or several of the last two."""
 MakeTokenizer = Callable[[Iterable[str], Path], tuple[CountTokens, str]]
 """Trains a tokenizer on captions, saves it in a folder, and gives its `count_tokens` and fingerprint."""
 
 
 def build_index(
-    source: str | os.PathLike[str],
+    source: Source,
     *,
     out: str | os.PathLike[str] | None = None,
     count_tokens: CountTokens | None = None,
@@ -66,6 +72,7 @@ def build_index(
     skip_damaged: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
+    cache: ShardCache | None = None,
 ) -> IndexReport:
     """Write index, manifest and quarantine list for a folder of tars, or for one tar.
 
@@ -77,8 +84,9 @@ def build_index(
     Samples with a label and no caption are indexed if no sample of the corpus has a caption, and quarantined otherwise.
 
     Args:
-        source: folder (its `*.tar`, sorted by name) or a tar.
-        out: folder in whose `__mmdata__` the files are written; default: the folder of the tars.
+        source: folder (its `*.tar`, sorted by name) or a tar; or URLs and brace patterns of tars, each of which is read
+            once, as a stream, and not kept.
+        out: folder in whose `__mmdata__` the files are written; default: the folder of the tars. Needed for URLs.
         count_tokens, tokenizer: as for `ShardWriter`.
         make_tokenizer: trains the tokenizer on the captions that were read, in place of the two.
         limits: images outside them are quarantined.
@@ -90,14 +98,15 @@ def build_index(
             each damaged tar; without it all damaged tars are listed in one error.
         overwrite: replace an existing index that differs.
         progress: called with (bytes done, bytes in all).
+        cache: for tars behind URLs; default: that of the loader.
 
     Raises:
         DataError: no tar, damaged ones, a sample split over two, another manifest in `out`, or too many samples
             quarantined; nothing is published then.
-        ConfigError: `source` is a URL; or a tokenizer, and a corpus of labels only.
+        ConfigError: URLs that are not those of tars, or no `out` for them; or a tokenizer, and a corpus of labels only.
         OSError: `out` cannot be written; raised before any shard is read.
     """
-    tars = LocalTars(source)
+    tars = _find_tars(source, out, cache)
     folder = Path(out) if out is not None else Path(str(tars))
     location = tars.location(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,6 +129,19 @@ def build_index(
         manifest = build.finish(location, count_tokens, tokenizer, overwrite=overwrite)
     guessed = members is None and found != USUAL
     return IndexReport(folder, manifest, build.accounts, build.losses.first, build.quarantined, guessed=guessed)
+
+
+def _find_tars(source: Source, out: object, cache: ShardCache | None) -> Tars:
+    given = [source] if isinstance(source, (str, os.PathLike)) else list(source)
+    if not any(map(is_url, given)):
+        if len(given) != 1:
+            raise ConfigError(f"{len(given)} paths given, such as '{given[0]}': give the folder that holds the tars")
+        return LocalTars(given[0])
+    urls = find_urls([os.fspath(url) for url in given])
+    if out is None:
+        first = display_name(os.fspath(given[0]))
+        raise ConfigError(f"'{first}': the index of a URL lies on this machine: name its folder with --out")
+    return UrlTars(urls, cache or ShardCache())
 
 
 def _version(folder: Path, *, overwrite: bool) -> int:

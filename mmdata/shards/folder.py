@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import ClassVar, TypeVar
@@ -19,7 +19,8 @@ from mmdata.recognize import Kind, recognize
 from mmdata.safe_read import open_regular, path_of_url, read_regular
 from mmdata.shards.manifest.pages import ListedShard
 from mmdata.shards.remote.cache import ShardCache
-from mmdata.shards.remote.fetch import RemoteFolder
+from mmdata.shards.remote.fetch import RemoteFolder, display_name
+from mmdata.shards.remote.urls import PROTOCOLS, is_followed
 
 MANIFEST_NAME = "manifest.json"
 QUARANTINE_NAME = "quarantine.jsonl"
@@ -119,6 +120,38 @@ class LocalFolder:
         return str(self.path / location / name)
 
 
+@dataclass(frozen=True)
+class IndexFolder(LocalFolder):
+    """A folder on this machine's disks with the index of tars that lie behind a URL, which is the manifest's location.
+
+    Attributes:
+        tars: their folder.
+    """
+
+    tars: RemoteFolder = field(kw_only=True)
+
+    @property
+    def cache(self) -> ShardCache:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Where the tars are kept."""
+        return self.tars.cache
+
+    def open_shard(self, location: str, shard: ListedShard, stop: Event | None = None) -> int:
+        """See `RemoteFolder.open_shard`."""
+        return self.tars.open_shard(".", shard, stop)
+
+    def has_shard(self, shard: ListedShard) -> bool:
+        """See `RemoteFolder.has_shard`."""
+        return self.tars.has_shard(shard)
+
+    def shard_path(self, location: str, shard: ListedShard) -> Path:
+        """See `RemoteFolder.shard_path`."""
+        return self.tars.shard_path(".", shard)
+
+    def place(self, location: str, name: str) -> str:
+        """URL of a tar, or path of a file of the index, for messages."""
+        return self.tars.place(".", name) if "://" in location else super().place(location, name)
+
+
 Folder = LocalFolder | RemoteFolder
 Location = str | os.PathLike[str]
 """A path or a URL."""
@@ -142,6 +175,27 @@ def find_folder(location: Location, cache: ShardCache | None = None) -> Folder:
     if (path := path_of_url(name)) is not None:
         name = f"file://{os.path.abspath(path)}"
     return RemoteFolder(name, cache or ShardCache()) if "://" in name else LocalFolder(Path(name))
+
+
+def folder_of_index(folder: Folder, tars: str, cache: ShardCache | None = None) -> Folder:
+    """The folder of an index, whose manifest names the place of the tars.
+
+    Args:
+        folder: with the manifest.
+        tars: the manifest's location: a folder relative to `folder`, or a URL.
+        cache: see `find_folder`.
+
+    Raises:
+        DataError: a command; or a URL that is of a strange protocol, or in a manifest that lies behind a URL itself.
+    """
+    if "://" not in tars and not tars.startswith("pipe:"):
+        return folder
+    if isinstance(folder, RemoteFolder) or not is_followed(tars):
+        raise DataError(
+            f"'{folder}': location '{display_name(tars)}' is not a folder; commands and URLs are never followed, "
+            f"except those of {', '.join(PROTOCOLS)} in an index on this machine (`mmdata index URL --out FOLDER`)"
+        )
+    return IndexFolder(folder.path, tars=RemoteFolder(tars, cache or ShardCache()))
 
 
 def local_folder(location: Location) -> Path:

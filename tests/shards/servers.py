@@ -65,9 +65,9 @@ class Server(ThreadingHTTPServer):
         data = file.read_bytes() if found is None else found
         if range_ is None or not self.ranges:
             return Answer(200, {}, data)
-        match = re.fullmatch(r"bytes=(\d+)-(\d+)", range_)
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", range_)
         assert match
-        first, last = int(match[1]), min(int(match[2]), len(data) - 1)
+        first, last = int(match[1]), min(int(match[2] or len(data)), len(data) - 1)
         if first > last:
             return Answer(416, {}, b"")
         return Answer(206, {"Content-Range": f"bytes {first}-{last}/{len(data)}"}, data[first : last + 1])

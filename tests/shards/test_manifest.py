@@ -437,7 +437,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name, column):
         forge(tmp_path, encode_page([wrong])).entry(0)
 
 
-@pytest.mark.parametrize("location", ["pipe:cat", "https://example.org/tars"])
+@pytest.mark.parametrize("location", ["pipe:cat", "pipe:cat http://x", "ftp://example.org/tars", "zip://x::https://y"])
 def test_locations_that_are_no_folder_are_refused(tmp_path, location):
     write_manifest(tmp_path, [entry()], location=location)
     with pytest.raises(DataError, match=f"location '{location}' is not a folder; commands and URLs are never followed"):

@@ -23,7 +23,17 @@ from mmdata.atomic import write_whole
 from mmdata.errors import DataError
 from mmdata.shards.captions import unique_keys
 from mmdata.shards.columns.columns import OLDEST_VERSION, Columns
-from mmdata.shards.folder import BESIDE, INNER, MANIFEST_NAME, Folder, LocalFolder, Location, find_folder, local_folder
+from mmdata.shards.folder import (
+    BESIDE,
+    INNER,
+    MANIFEST_NAME,
+    Folder,
+    LocalFolder,
+    Location,
+    find_folder,
+    folder_of_index,
+    local_folder,
+)
 from mmdata.shards.manifest.pages import PAGE_SHARDS, REMAKE, Histograms, ListedShard, PageColumns, ShardEntry
 from mmdata.shards.manifest.top import Top, checked, checksum_of
 from mmdata.shards.members import Members
@@ -50,7 +60,8 @@ class Manifest(Top):
         has_labels: whether any row has a label.
         pages: files with the entries of the shards, in row order; each is read once, when first asked for.
         tokenizer: fingerprint of the tokenizer that counted the captions, or None.
-        location: folder of the tars, relative to `folder`; "." is `folder` itself.
+        location: folder of the tars, relative to `folder`; "." is `folder` itself. Or its URL, in an index on this
+            machine, with the password or signature that it may carry.
         accounts: where the rows come from (rows in, written, quarantined, …), for people and checks.
         schema: version of the format on disk.
         folder: the folder of shards.
@@ -87,6 +98,7 @@ class Manifest(Top):
         if not isinstance(content, dict):
             raise DataError(f"'{path}': expected an object, got {type(content).__name__}; {REMAKE}")
         top = checked(content, path)
+        folder = folder_of_index(folder, top.location, cache)
         return cls(**{item.name: getattr(top, item.name) for item in fields(Top)}, folder=folder, prefix=prefix)
 
     @cached_property

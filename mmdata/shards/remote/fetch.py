@@ -83,7 +83,7 @@ class RemoteFolder:
         self.cache = cache
         self._lock = Lock()
         self._opened: tuple[int, Any] | None = None
-        self._file_system()
+        self.file_system()
 
     def __str__(self) -> str:
         return display_name(self.url).rstrip("/")
@@ -102,7 +102,7 @@ class RemoteFolder:
         missing: DataError | ConfigError | None = None
         for prefix in prefixes:
             try:
-                return prefix, self._whole(self._place(".", prefix + name), MAX_MANIFEST_BYTES)
+                return prefix, self._whole(self.url_of(".", prefix + name), MAX_MANIFEST_BYTES)
             except (DataError, ConfigError) as error:
                 cause = error.__cause__
                 # A bucket that may not be listed answers 403 for what it does not hold: denied counts as missing.
@@ -118,7 +118,7 @@ class RemoteFolder:
         Raises:
             DataError: `use` raises it, also of a file fetched anew; or the file has another hash.
         """
-        url = self._place(".", name)
+        url = self.url_of(".", name)
         damaged: DataError | None = None
         for _ in range(_OPENS):
             path = self.cache.path(sha256)
@@ -144,8 +144,8 @@ class RemoteFolder:
         Raises:
             DataError, ConfigError, Interrupted: see `ShardCache.open`.
         """
-        url = self._place(location, shard.name)
-        chunks = partial(self._chunks, url, shard.bytes, stop or Event())
+        url = self.url_of(location, shard.name)
+        chunks = partial(self.chunks, url, shard.bytes, stop or Event())
         return self.cache.open(Remote(display_name(url), shard.sha256, shard.bytes, chunks), stop)
 
     def has_shard(self, shard: ListedShard) -> bool:
@@ -157,9 +157,17 @@ class RemoteFolder:
         os.close(self.open_shard(location, shard))
         return self.cache.path(shard.sha256)
 
+    def size_of(self, url: str, stop: Event) -> int:
+        """Bytes of a file, as a server of objects says.
+
+        Raises:
+            Exception: that of the last attempt.
+        """
+        return int(repeat_requests(stop)(self.file_system().info, url)["size"])
+
     def place(self, location: str, name: str) -> str:
         """URL of a file, for messages."""
-        return display_name(self._place(location, name))
+        return display_name(self.url_of(location, name))
 
     def _keep_small(self, url: str, sha256: str) -> int:
         data = self._whole(url, MAX_INDEX_BYTES)
@@ -169,7 +177,7 @@ class RemoteFolder:
 
         return self.cache.open(Remote(display_name(url), sha256, len(data), rest))
 
-    def _place(self, location: str, name: str) -> str:
+    def url_of(self, location: str, name: str) -> str:
         """URL of a file in `location`, a folder relative to this one."""
         protocol, _, path = self.url.partition("://")
         path, question, query = path.partition("?") if protocol in ("http", "https") else (path, "", "")
@@ -181,7 +189,12 @@ class RemoteFolder:
             raise DataError(f"'{self}': its tars lie in '{location}', which leads out of '{protocol}://{root}'")
         return f"{protocol}://{root}/{whole}{question}{query}"
 
-    def _chunks(self, url: str, size: int, stop: Event, offset: int) -> Iterator[bytes]:
+    def chunks(self, url: str, size: int, stop: Event, offset: int) -> Iterator[bytes]:
+        """The bytes of a file of `size` bytes from `offset` on, a request for each CHUNK_BYTES.
+
+        Raises:
+            DataError, ConfigError, Interrupted: see `_request`; or the file ends earlier.
+        """
         while offset < size:
             end = min(offset + CHUNK_BYTES, size)
             data = self._request(url, Span(offset, end, size), stop)
@@ -213,7 +226,7 @@ class RemoteFolder:
             Interrupted: `stop` was set.
         """
         retrying = repeat_requests(stop)
-        file_system, name = self._file_system(), display_name(url)
+        file_system, name = self.file_system(), display_name(url)
         start, end = (span.start, span.end) if span else (0, most + 1)
         try:
             if is_http(url):
@@ -227,7 +240,7 @@ class RemoteFolder:
             attempts = retrying.statistics.get("attempt_number", 1)
             raise _explained(error, name, start, attempts) from error
 
-    def _file_system(self) -> Any:
+    def file_system(self) -> Any:
         """fsspec's file system; a forked process makes its own, as fsspec's threads do not survive a fork."""
         with self._lock:
             if self._opened is None or self._opened[0] != os.getpid():
@@ -338,5 +351,5 @@ def _explained(error: Exception, name: str, start: int, attempts: int) -> Except
         return DataError(f"'{name}': ends before byte {start}: shorter than indexed; upload it again, or index it anew")
     return DataError(
         f"'{name}': cannot be fetched, {attempts} attempts from byte {start} on, the last one: {cause}; "
-        "is the server up, and the network? What is fetched stays in the cache: start again when it is"
+        "is the server up, and the network? Start again when it is: what was finished is not fetched again"
     )

@@ -27,20 +27,26 @@ class ResumedHttpFile(io.RawIOBase):
     Args:
         url: of the file.
         name: for messages.
+        stop: ends the waiting between two requests.
+
+    Attributes:
+        size: bytes of the whole file; None if the server does not say.
 
     Raises:
         FileNotFoundError, WrongAnswer, Failed: see `HttpFile`; when all attempts have failed. Reading raises them too.
     """
 
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, url: str, name: str, stop: Event | None = None) -> None:
         super().__init__()
         self._file_system: Any = fsspec.filesystem("http", **request_options())
         self._url, self._name = url, name
+        self._stop = stop or Event()
         self._at = 0  # offset of the next byte
         self._piece = 0  # offset of the piece that is read
         self._failures = 0  # in this piece
         self._file: HttpFile | None = None  # None after a failure
-        self._first: HttpFile = fetch.repeat_requests(Event())(self._open)
+        self._first: HttpFile = fetch.repeat_requests(self._stop)(self._open)
+        self.size = self._first.size
 
     def readable(self) -> bool:
         """True."""
@@ -50,7 +56,7 @@ class ResumedHttpFile(io.RawIOBase):
         """Fill a buffer with the bytes that have arrived, one or more; with none only at the end of the file."""
         if self._at - self._piece >= PIECE_BYTES:
             self._piece, self._failures = self._at, 0
-        return fetch.repeat_requests(Event(), failures=self._failures)(self._read_once, buffer)
+        return fetch.repeat_requests(self._stop, failures=self._failures)(self._read_once, buffer)
 
     def close(self) -> None:
         """End the connection."""
