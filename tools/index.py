@@ -5,6 +5,11 @@
     mmdata index /data/laion --caption json:TEXT           # member .json, its key "TEXT"
     mmdata index /data/pets --image png,jpg --label json:breed
     mmdata index /data/cc12m --skip-damaged
+    mmdata index "https://host/cc12m-{0000..1023}.tar" --out index --tokenizer clip
+    mmdata index "s3://bucket/cc12m/{0000..1023}.tar" --out index --fill-cache
+
+Tars behind URLs are read once, as streams, and not kept: the index lies in --out, and the loader fetches a tar from its
+URL when it needs it. --fill-cache keeps them in the loader's cache.
 
 All tars are checked, and all damaged ones are listed at once. What was read of each tar is kept until the index is
 finished: run the same command again, and only new and changed tars are read.
@@ -20,10 +25,11 @@ from pathlib import Path
 from mmdata.cli import Parser, progress_in_bytes, run
 from mmdata.commands.next_commands import next_commands
 from mmdata.errors import Reason, counted, printable
-from mmdata.shards import IndexReport, build_index
+from mmdata.shards import IndexReport, ShardCache, build_index
 from mmdata.shards.build import MakeTokenizer
 from mmdata.shards.columns.encode import CountTokens
 from mmdata.shards.members import Members
+from mmdata.shards.remote.cache import GB
 
 
 def main() -> int:
@@ -48,6 +54,8 @@ def main() -> int:
             skip_damaged=options.skip_damaged,
             overwrite=options.overwrite,
             progress=progress,
+            cache=ShardCache(options.cache_dir, max_bytes=int(options.cache_gb * GB)),
+            fill_cache=options.fill_cache,
         )
     for line in (*account_lines(report), *next_commands(report.folder, report.manifest)):
         print(printable(line))
@@ -84,6 +92,13 @@ def parse_arguments() -> argparse.Namespace:
         "--skip-damaged", action="store_true", help="index what can be read of damaged tars, and count the rest"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an index that differs")
+    parser.add_argument(
+        "--fill-cache", action="store_true", help="keep the tars of URLs in the loader's cache, as many as it holds"
+    )
+    parser.add_argument("--cache-dir", type=Path, help="that cache, as data.loading.cache_dir; default: in ~/.cache")
+    parser.add_argument(
+        "--cache-gb", type=float, default=100.0, help="its size, as data.loading.cache_gb, in 10⁹ bytes (100)"
+    )
     return parser.parse_args()
 
 
@@ -107,6 +122,14 @@ def account_lines(report: IndexReport) -> list[str]:
     for name, damage in accounts.get("damaged_shards", {}).items():
         lines.append(f"damaged: {damage}; the samples before it are indexed{_unread(report, name)}")
     folder, shards = report.folder, report.manifest.num_shards
+    if report.cached is not None:
+        lines.append(f"in the loader's cache: {report.cached:,} of {counted(shards, 'shard')}")
+    if report.unchanged:
+        return [
+            *lines,
+            f"{counted(shards, 'shard')} of the same sizes as in the index in {folder}: nothing was read; --overwrite "
+            "reads all again",
+        ]
     if report.only_counted:
         return [
             *lines,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mmdata.atomic import lock
 from mmdata.errors import ConfigError, DataError
+from mmdata.hashing import hash64
 from mmdata.shards.columns.columns import SCHEMA_VERSION
 from mmdata.shards.columns.encode import CountTokens
 from mmdata.shards.folder import INNER, MANIFEST_NAME, find_ledger, manifest_prefix
@@ -42,6 +43,8 @@ class IndexReport:
         quarantined: an entry for each sample left out: shard, key, offset, reason, detail.
         guessed: whether the members of captions were guessed (`manifest.members`).
         only_counted: whether the index existed, and only got the lengths of its captions.
+        unchanged: whether the index of these URLs existed, and no tar was read.
+        cached: tars that are in the cache; None if it was not to be filled.
     """
 
     folder: Path
@@ -51,6 +54,8 @@ class IndexReport:
     quarantined: list[dict[str, Any]]
     guessed: bool = False
     only_counted: bool = False
+    unchanged: bool = False
+    cached: int | None = None
 
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -73,13 +78,14 @@ def build_index(
     overwrite: bool = False,
     progress: Progress | None = None,
     cache: ShardCache | None = None,
+    fill_cache: bool = False,
 ) -> IndexReport:
     """Write index, manifest and quarantine list for a folder of tars, or for one tar.
 
     Memory holds the rows of one shard at a time. What is read of each tar is kept until the index is published, so a
     run that failed or was killed is continued by the next one. An existing index is left alone if it equals the new
-    one, and is an error if it differs. An existing index without caption lengths gets those of the tokenizer, for which
-    only captions are read.
+    one, and is an error if it differs; of tars behind URLs only the sizes are compared, and none is read again. An
+    existing index without caption lengths gets those of the tokenizer, for which only captions are read.
 
     Samples with a label and no caption are indexed if no sample of the corpus has a caption, and quarantined otherwise.
 
@@ -99,6 +105,7 @@ def build_index(
         overwrite: replace an existing index that differs.
         progress: called with (bytes done, bytes in all).
         cache: for tars behind URLs; default: that of the loader.
+        fill_cache: keep the tars behind URLs in the cache, as many as it holds.
 
     Raises:
         DataError: no tar, damaged ones, a sample split over two, another manifest in `out`, or too many samples
@@ -106,7 +113,7 @@ def build_index(
         ConfigError: URLs that are not those of tars, or no `out` for them; or a tokenizer, and a corpus of labels only.
         OSError: `out` cannot be written; raised before any shard is read.
     """
-    tars = _find_tars(source, out, cache)
+    tars = _find_tars(source, out, cache, fill_cache=fill_cache)
     folder = Path(out) if out is not None else Path(str(tars))
     location = tars.location(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,34 +121,57 @@ def build_index(
         _refuse_a_conversions_ledger(folder, overwrite=overwrite)
         staging = Staging(folder)
         staging.finish_killed_run()
-        if not overwrite and lacks_lengths_only(folder, tars, tokenizer, make_tokenizer, members):
-            manifest = add_lengths(
-                folder, staging, count_tokens, tokenizer, make_tokenizer, location=location, progress=progress
-            )
-            return IndexReport(folder, manifest, dict(manifest.accounts or {}), {}, [], only_counted=True)
-        found = tars.guess_members() if members is None else members
-        build = IndexBuilder(folder, tars, limits, found, staging, version=_version(folder, overwrite=overwrite))
-        build.read(progress, skip_damaged=skip_damaged)
-        build.check(max_bad_share)
-        new = staging.make_new()  # without what a killed run has left in it, such as its tokenizer
-        if make_tokenizer is not None:
-            count_tokens, tokenizer = make_tokenizer(build.captions(), new / INNER / TOKENIZER_NAME)
-        manifest = build.finish(location, count_tokens, tokenizer, overwrite=overwrite)
-    guessed = members is None and found != USUAL
-    return IndexReport(folder, manifest, build.accounts, build.losses.first, build.quarantined, guessed=guessed)
+        known = None
+        if isinstance(tars, UrlTars) and not overwrite and manifest_prefix(folder) is not None:
+            known = tars.known(folder, members, tokenizer if make_tokenizer is None else "a new one")
+        if known is not None and known.tokenizer == tokenizer and make_tokenizer is None:
+            manifest = known if known.location == location else known.moved(location)
+            report = IndexReport(folder, manifest, dict(manifest.accounts or {}), {}, [], unchanged=True)
+        elif not overwrite and lacks_lengths_only(folder, tars, tokenizer, make_tokenizer, members):
+            counting = (count_tokens, tokenizer, make_tokenizer)
+            manifest = add_lengths(folder, staging, *counting, location=location, progress=progress, cache=cache)
+            report = IndexReport(folder, manifest, dict(manifest.accounts or {}), {}, [], only_counted=True)
+        else:
+            found = _guess(tars, staging) if members is None else members
+            build = IndexBuilder(folder, tars, limits, found, staging, version=_version(folder, overwrite=overwrite))
+            build.read(progress, skip_damaged=skip_damaged)
+            build.check(max_bad_share)
+            new = staging.make_new()  # without what a killed run has left in it, such as its tokenizer
+            if make_tokenizer is not None:
+                count_tokens, tokenizer = make_tokenizer(build.captions(), new / INNER / TOKENIZER_NAME)
+            manifest = build.finish(location, count_tokens, tokenizer, overwrite=overwrite)
+            guessed = members is None and found != USUAL
+            counts = (build.accounts, build.losses.first, build.quarantined)
+            report = IndexReport(folder, manifest, *counts, guessed=guessed)
+    if isinstance(tars, UrlTars) and fill_cache:
+        report = replace(report, cached=tars.fill_cache(Manifest.read(folder, cache)))
+    return report
 
 
-def _find_tars(source: Source, out: object, cache: ShardCache | None) -> Tars:
+def _find_tars(source: Source, out: object, cache: ShardCache | None, *, fill_cache: bool) -> Tars:
     given = [source] if isinstance(source, (str, os.PathLike)) else list(source)
     if not any(map(is_url, given)):
         if len(given) != 1:
             raise ConfigError(f"{len(given)} paths given, such as '{given[0]}': give the folder that holds the tars")
+        if fill_cache:
+            raise ConfigError(f"'{given[0]}': --fill-cache is for the tars of URLs; these lie on this machine already")
         return LocalTars(given[0])
     urls = find_urls([os.fspath(url) for url in given])
     if out is None:
         first = display_name(os.fspath(given[0]))
         raise ConfigError(f"'{first}': the index of a URL lies on this machine: name its folder with --out")
-    return UrlTars(urls, cache or ShardCache())
+    return UrlTars(urls, cache or ShardCache(), keep=fill_cache)
+
+
+def _guess(tars: Tars, staging: Staging) -> Members:
+    """The members by the first samples, which an earlier run may have read: they are not asked for again."""
+    if not tars.are_remote:
+        return tars.guess_members()
+    of = {"tars": str(tars), "names": hash64("\n".join(tars.names).encode())}
+    if (content := staging.load_guess(of)) is None:
+        content = tars.guess_members().content()
+        staging.save_guess(of, content)
+    return Members.from_content(content)
 
 
 def _version(folder: Path, *, overwrite: bool) -> int:

@@ -63,7 +63,7 @@ class _Bar:
         self._offsets = [0] * len(sizes)
         self._done = 0
         self._total = sum(size or 0 for size in sizes)
-        self._known = len(sizes) - sizes.count(None)
+        self._unknown = {number for number, size in enumerate(sizes) if size is None}
         self._lock = Lock()
 
     def steps(self, number: int) -> Callable[[int], None]:
@@ -72,18 +72,18 @@ class _Bar:
 
     def finish(self, number: int, size: int) -> None:
         """Count a whole tar of `size` bytes."""
-        with self._lock:
-            if self._sizes[number] is None:
-                self._total += size
-                self._known += 1
+        self._sizes[number] = size
         self._reach(number, size)
 
     def _reach(self, number: int, offset: int) -> None:
         with self._lock:
+            if number in self._unknown and (size := self._sizes[number]) is not None:
+                self._unknown.remove(number)
+                self._total += size
             self._done += offset - self._offsets[number]
             self._offsets[number] = offset
             if self._progress:
-                total = self._total * len(self._sizes) // max(self._known, 1)
+                total = self._total * len(self._sizes) // max(len(self._sizes) - len(self._unknown), 1)
                 self._progress(self._done, max(total, self._done))
 
 
@@ -160,19 +160,19 @@ class IndexBuilder:
                 step = bar.steps(number)
                 known = self._tars.read(number, limits=self._limits, members=self._members, step=step)
                 self._staging.save(self._tars.names[number], identity, known)
+            else:
+                self._tars.recall(known)
             bar.finish(number, known.bytes)
             return _Counts.of(known.scan), known.scan.damage
 
         numbers = range(len(self._tars.names))
-        if self._tars.threads == 1:
-            yield from map(read, numbers)
-            return
-        pool = ThreadPoolExecutor(self._tars.threads, thread_name_prefix="mmdata-index")
+        pool = ThreadPoolExecutor(self._tars.threads, "mmdata-index") if self._tars.threads > 1 else None
         try:
-            yield from pool.map(read, numbers)
+            yield from (pool.map if pool else map)(read, numbers)
         finally:
             self._tars.close()
-            pool.shutdown(cancel_futures=True)
+            if pool:
+                pool.shutdown(cancel_futures=True)
 
     def _identity(self, number: int) -> dict[str, Any]:
         settings = {"limits": asdict(self._limits), "members": self._members.content()}

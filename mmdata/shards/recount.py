@@ -12,12 +12,20 @@ from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError
 from mmdata.shards.caption_lengths import captions_of_rows
 from mmdata.shards.columns.encode import CountTokens, with_tokens
-from mmdata.shards.folder import INNER, QUARANTINE_NAME, find_ledger, manifest_prefix
+from mmdata.shards.folder import (
+    INNER,
+    QUARANTINE_NAME,
+    LocalFolder,
+    find_ledger,
+    folder_of_index,
+    manifest_prefix,
+)
 from mmdata.shards.index import Index
 from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.manifest.pages import ShardEntry
 from mmdata.shards.manifest.writer import write_manifest
 from mmdata.shards.members import Members
+from mmdata.shards.remote.cache import ShardCache
 from mmdata.shards.staging import TOKENIZER_NAME, Staging
 from mmdata.shards.store import ShardStore
 
@@ -51,6 +59,7 @@ def add_lengths(
     *,
     location: str,
     progress: Progress | None = None,
+    cache: ShardCache | None = None,
 ) -> Manifest:
     """Count the captions of an index, and publish the index with their lengths in place of the one without.
 
@@ -60,12 +69,14 @@ def add_lengths(
         count_tokens, tokenizer, make_tokenizer: see `build_index`.
         location: of the tars, relative to `folder`; they may have been moved since they were indexed.
         progress: called with (bytes of shards done, bytes in all).
+        cache: for tars behind URLs, which are fetched again.
 
     Raises:
         ConfigError: the corpus has labels only.
         DataError: a caption is not the one that was indexed.
     """
-    manifest = replace(Manifest.read(folder), location=location)
+    tars = folder_of_index(LocalFolder(folder), location, cache)
+    manifest = replace(Manifest.read(folder, cache), location=location, folder=tars)
     if not manifest.has_captions:
         raise ConfigError(
             f"shards '{folder}': {manifest.rows:,} rows with labels and no captions, so there is nothing to tokenize: "

@@ -27,6 +27,7 @@ from mmdata.shards.scan import Edge, Scan
 from mmdata.shards.texts import Loss
 
 STAGING_NAME = ".mmdata-index"
+GUESS_NAME = "members.json"
 VERSION = 3
 """Of the staged files; raise it when a reader of samples changes what it finds."""
 INDEX_END = ".index.arrow"
@@ -92,6 +93,19 @@ class Staging:
             with suppress(OSError):  # holds what was kept of other tars
                 self._path.rmdir()
             raise
+
+    def load_guess(self, of: dict[str, Any]) -> dict[str, list[str]] | None:
+        """The members that an earlier run guessed of the same tars; None if there was none."""
+        try:
+            content = json.loads((self._path / GUESS_NAME).read_bytes())
+            return content["members"] if content["of"] == of else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def save_guess(self, of: dict[str, Any], members: dict[str, list[str]]) -> None:
+        """Keep the members that were guessed, as `Members.content` gives them; `of` names the tars, as JSON."""
+        self._path.mkdir(exist_ok=True)
+        write_whole(self._path / GUESS_NAME, json.dumps({"of": of, "members": members}).encode())
 
     def make_new(self) -> Path:
         """An empty folder for the finished index."""

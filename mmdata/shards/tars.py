@@ -56,6 +56,10 @@ class Tars(Protocol):
         """Read a tar; the arguments are those of `scan_shard`."""
         ...
 
+    def recall(self, read: ReadTar) -> None:
+        """Told of each tar that an earlier run has read."""
+        ...
+
     def close(self) -> None:
         """End all reading, also that of other threads."""
         ...
@@ -114,6 +118,9 @@ class LocalTars:
         path = self._paths[number]
         scan = scan_shard(path, limits=limits, members=members, step=step)
         return ReadTar(scan, file_sha256(path), path.stat().st_size)
+
+    def recall(self, read: ReadTar) -> None:
+        """Nothing is kept."""
 
     def close(self) -> None:
         """Nothing is open."""

@@ -92,14 +92,20 @@ class ShardCache:
         """
         self._check_fits(remote)
         stop = stop or Event()
-        try:
+        with self.explaining(remote):
             while not stop.is_set():
                 if (whole := self._open_whole(remote)) is not None:
                     return whole
-                if (part := self._claim(remote)) is not None:
+                if (part := self.claim(remote)) is not None:
                     return self._fetch(remote, part, stop)
                 stop.wait(POLL_S)
             raise Interrupted(remote.name)
+
+    @contextmanager
+    def explaining(self, remote: Remote) -> Generator[None, None, None]:
+        """Turn an error of the system into a ConfigError that names the folder and the remedy."""
+        try:
+            yield
         except OSError as error:
             raise ConfigError(
                 f"cache folder '{self.folder}': {error.strerror or error}, for '{remote.name}' ({remote.bytes:,} B); "
@@ -129,13 +135,14 @@ class ShardCache:
             os.utime(descriptor)
         return descriptor
 
-    def _part(self, remote: Remote) -> Path:
+    def part(self, remote: Remote) -> Path:
+        """Path of a file that is not whole yet."""
         return self.folder / f"{remote.sha256}.{remote.bytes}.part"
 
-    def _claim(self, remote: Remote) -> int | None:
+    def claim(self, remote: Remote) -> int | None:
         """The part of a file, locked, with room for the whole; None if another process has it or there is no room."""
-        part = self._part(remote)
-        with self._locked() as lock:
+        part = self.part(remote)
+        with self.locked() as lock:
             if self.path(remote.sha256).exists():
                 return None
             if not part.exists() and not self._make_room(lock, remote.bytes):
@@ -148,7 +155,7 @@ class ShardCache:
 
     def _fetch(self, remote: Remote, descriptor: int, stop: Event) -> int:
         """Fill a locked part, check it, and give it its final name."""
-        part = self._part(remote)
+        part = self.part(remote)
         try:
             resumed = os.fstat(descriptor).st_size > 0
             found = _fill(remote, descriptor, stop)
@@ -161,21 +168,21 @@ class ShardCache:
                     "since it was indexed; index it anew, or put back the file that was indexed"
                 )
             os.fsync(descriptor)
-            with self._locked():
+            with self.locked():
                 os.rename(part, self.path(remote.sha256))
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         except BaseException:
             try:
-                with self._locked() as lock:
+                with self.locked() as lock:
                     part.unlink(missing_ok=True)
-                    _write_total(lock, None)
+                    write_total(lock, None)
             finally:
                 os.close(descriptor)
             raise
         return descriptor
 
     @contextmanager
-    def _locked(self) -> Generator[int, None, None]:
+    def locked(self) -> Generator[int, None, None]:
         """Hold the folder's lock, which guards making and renaming parts. Its file says how many bytes are taken."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
@@ -191,7 +198,7 @@ class ShardCache:
         if total is None or total + needed > self.max_bytes:
             total = self._evict(self.max_bytes - needed)
         fits = total + needed <= self.max_bytes
-        _write_total(lock, total + needed if fits else total)
+        write_total(lock, total + needed if fits else total)
         return fits
 
     def _evict(self, room: int) -> int:
@@ -264,7 +271,7 @@ def _read_total(lock: int) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _write_total(lock: int, total: int | None) -> None:
+def write_total(lock: int, total: int | None) -> None:
     """Write down the bytes taken; None: the next reader counts them.
 
     The number rises before a file is made and falls after one is removed: a kill leaves it too high, never too low.

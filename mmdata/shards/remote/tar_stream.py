@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Event
 from typing import Any, BinaryIO, cast
 
@@ -22,6 +22,7 @@ from mmdata.shards.remote.fetch import (
     is_missing,
 )
 from mmdata.shards.remote.http import WrongAnswer
+from mmdata.shards.remote.incoming import Incoming
 from mmdata.shards.remote.resumed_http import ResumedHttpFile
 from mmdata.shards.samples import IMAGE_EXTENSIONS, MAX_IMAGE_BYTES, SampleReader
 from mmdata.shards.tar import Member, read_members, split_name
@@ -40,6 +41,7 @@ class TarStream:
         folder: of the tar.
         name: of the tar.
         stop: ends the reading, also that of another thread.
+        may_keep: asked, with the tar's size, whether the tar may be kept in the folder's cache.
 
     Attributes:
         samples: reads the samples of the tar.
@@ -50,7 +52,14 @@ class TarStream:
         Interrupted: `stop` was set.
     """
 
-    def __init__(self, folder: RemoteFolder, name: str, *, stop: Event) -> None:
+    def __init__(
+        self,
+        folder: RemoteFolder,
+        name: str,
+        *,
+        stop: Event,
+        may_keep: Callable[[int], bool] = lambda size: False,
+    ) -> None:
         self._name, self._stop = name, stop
         url = folder.url_of(".", name)
         self._place = display_name(url)
@@ -60,6 +69,8 @@ class TarStream:
         except Exception as error:
             raise self._explained(0, error) from error
         self._tap = _Tap(source, stop)
+        if self.size is not None and may_keep(self.size):
+            self._tap.copy = Incoming.begin(folder.cache, self._place, self.size)
         self._file = ForwardFile(cast(BinaryIO, io.BufferedReader(self._tap, _BUFFER)), self._explained, self.size)
         self._payloads: dict[str, dict[int, bytes]] = {}  # by key of the sample, and offset
         self.keeps_all = False
@@ -76,7 +87,10 @@ class TarStream:
         """Read what is left of the tar, and give the SHA-256 and the size of the whole."""
         assert self._tap is not None
         self._file.drain()
-        return self._tap.digest.hexdigest(), self._tap.size
+        sha256 = self._tap.digest.hexdigest()
+        if self._tap.copy is not None and self._tap.size == self.size:
+            self._tap.copy.keep(sha256)
+        return sha256, self._tap.size
 
     def close(self) -> None:
         """End the connection."""
@@ -169,13 +183,14 @@ class _Chunks(io.RawIOBase):
 
 
 class _Tap(io.RawIOBase):
-    """Passes a stream through, and counts and hashes its bytes."""
+    """Passes a stream through; counts and hashes its bytes, and writes them into the cache if `copy` is set."""
 
     def __init__(self, source: io.RawIOBase, stop: Event) -> None:
         super().__init__()
         self._source, self._stop = source, stop
         self.digest = hashlib.sha256()
         self.size = 0
+        self.copy: Incoming | None = None
 
     def readable(self) -> bool:
         """True."""
@@ -187,6 +202,8 @@ class _Tap(io.RawIOBase):
             raise Interrupted
         count = cast(int, self._source.readinto(buffer))
         self.digest.update(memoryview(buffer)[:count])
+        if self.copy is not None:
+            self.copy.write(memoryview(buffer)[:count])
         self.size += count
         return count
 
@@ -194,4 +211,6 @@ class _Tap(io.RawIOBase):
         """Close the stream."""
         if not self.closed:
             self._source.close()
+            if self.copy is not None:
+                self.copy.drop()
         super().close()

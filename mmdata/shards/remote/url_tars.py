@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
+from mmdata.errors import DataError
+from mmdata.shards.folder import MANIFEST_NAME
 from mmdata.shards.foreign import guess_by_samples
 from mmdata.shards.images.probe import Limits
+from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.members import USUAL, Members
 from mmdata.shards.remote.cache import ShardCache
 from mmdata.shards.remote.fetch import RemoteFolder
@@ -19,6 +25,8 @@ from mmdata.shards.staging import ReadTar
 
 READERS = 4
 """Tars that are read concurrently. Each holds a sample or two in memory."""
+ASKERS = 16
+"""Tars whose sizes are asked for concurrently."""
 MAX_GUESSED_TARS = 16
 """Tars that are looked at for a first sample."""
 
@@ -29,6 +37,7 @@ class UrlTars:
     Args:
         urls: of the tars.
         cache: of the loader.
+        keep: keep the tars in the cache, as many as it holds.
 
     Raises:
         ConfigError: see `RemoteFolder`.
@@ -36,12 +45,14 @@ class UrlTars:
 
     are_remote = True
 
-    def __init__(self, urls: TarUrls, cache: ShardCache) -> None:
+    def __init__(self, urls: TarUrls, cache: ShardCache, *, keep: bool = False) -> None:
         self.names = urls.names
         self.sizes: list[int | None] = [None] * len(self.names)
         self.threads = min(READERS, len(self.names))
         self._folder = RemoteFolder(urls.folder, cache)
         self._stop = Event()
+        self._keep = keep
+        self._kept_bytes = 0
         self._lock = Lock()
         self._open: dict[int, TarStream] = {}
 
@@ -84,6 +95,78 @@ class UrlTars:
                 self._open.pop(number, None)
             stream.close()
 
+    def recall(self, read: ReadTar) -> None:
+        """Count a tar that an earlier run has read and kept."""
+        if self._keep and self._folder.cache.touch(read.sha256):
+            with self._lock:
+                self._kept_bytes += read.bytes
+
+    def fill_cache(self, manifest: Manifest) -> int:
+        """Fetch the indexed tars that are not in the cache, as many as it holds; how many are in it then.
+
+        Raises:
+            DataError, ConfigError: see `ShardCache.open`.
+        """
+        cache = self._folder.cache
+        here = {entry.sha256: cache.touch(entry.sha256) for entry in manifest}
+        room = cache.max_bytes - sum({entry.sha256: entry.bytes for entry in manifest if here[entry.sha256]}.values())
+        missing: list[int] = []
+        for number, entry in enumerate(manifest):
+            if not here[entry.sha256] and entry.bytes <= room:
+                room -= entry.bytes
+                here[entry.sha256] = True
+                missing.append(number)
+        stop = Event()
+        pool = ThreadPoolExecutor(READERS, thread_name_prefix="mmdata-index")
+        try:
+            for descriptor in pool.map(partial(manifest.open_shard, stop=stop), missing):
+                os.close(descriptor)
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+        return sum(here[entry.sha256] for entry in manifest)
+
+    def known(self, folder: Path, members: Members | None, tokenizer: str | None) -> Manifest:
+        """The manifest of an index of these tars; their sizes are asked for, and none is read.
+
+        It may say that the tars lie elsewhere: a tar is compared with its hash whenever it is fetched.
+
+        Raises:
+            DataError: the index in `folder` is of other tars, members or another tokenizer, or a tar has another size
+                now.
+        """
+        manifest = Manifest.read(folder, self._folder.cache)
+        listed = [entry.name for entry in manifest]
+        if listed != self.names:
+            raise self._other(folder, f"other shards ({len(listed)}, and {len(self.names)} are to be indexed)")
+        if members is not None and members != manifest.members:
+            raise self._other(folder, f"other members (captions: {manifest.members.content()})")
+        if manifest.tokenizer not in (None, tokenizer):
+            given = tokenizer or "none"
+            raise self._other(folder, f"another tokenizer ({manifest.tokenizer}; of the one given: {given})")
+        sizes = [entry.bytes for entry in manifest]
+        self.sizes = [*sizes]
+        pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="mmdata-index")
+        try:
+            for number, size in enumerate(pool.map(self._ask_size, range(len(self.names)))):
+                if size not in (None, sizes[number]):
+                    grown = f"has {size:,} bytes, and {sizes[number]:,} were indexed"
+                    raise self._other(folder, f"other contents: '{self.place(number)}' {grown}")
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return manifest
+
+    def _ask_size(self, number: int) -> int | None:
+        stream = TarStream(self._folder, self.names[number], stop=self._stop)
+        stream.close()
+        return stream.size
+
+    def _other(self, folder: Path, of: str) -> DataError:
+        return DataError(
+            f"folder '{folder}': its {MANIFEST_NAME} is of {of}; read all tars again with --overwrite, or give "
+            "another folder with --out"
+        )
+
     def close(self) -> None:
         """End all reading, also that of other threads."""
         self._stop.set()
@@ -96,7 +179,16 @@ class UrlTars:
         with self._lock:
             if (begun := self._open.get(number)) is not None:
                 return begun
-        stream = TarStream(self._folder, self.names[number], stop=self._stop)
+        stream = TarStream(self._folder, self.names[number], stop=self._stop, may_keep=self._may_keep)
+        self.sizes[number] = stream.size
         with self._lock:
             self._open[number] = stream
         return stream
+
+    def _may_keep(self, size: int) -> bool:
+        """Whether the cache holds a tar beside those that were kept: one that makes room for the next is no use."""
+        with self._lock:
+            if not self._keep or self._kept_bytes + size > self._folder.cache.max_bytes:
+                return False
+            self._kept_bytes += size
+            return True
