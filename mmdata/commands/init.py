@@ -148,8 +148,9 @@ class Init:
         return f"{starter.launch} {shlex.quote(str(path))}"
 
     def _out(self, found: Look) -> str:
-        """The folder for the shards or their index; shards that `mmdata convert` made stay where they are."""
-        if found.kind == "shards" or (found.is_converted and self.request.shards is None):
+        """The folder for the shards or their index; that of shards which were converted or lie behind URLs stays."""
+        stays = found.is_converted or found.is_of_urls
+        if found.kind == "shards" or (stays and self.request.shards is None):
             return str(found.path)
         return self.request.shards or f"shards/{found.name}"
 
@@ -289,8 +290,8 @@ class Init:
 
 
 def _counts_only(found: Look, out: str) -> bool:
-    """Whether lengths are added to the index of a conversion, in place of a new index."""
-    return found.is_converted and out == str(found.path)
+    """Whether lengths are added to the index of a conversion or of URLs, in place of a new index."""
+    return (found.is_converted or found.is_of_urls) and out == str(found.path)
 
 
 def _indexing(found: Look, out: str) -> str:

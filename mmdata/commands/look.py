@@ -153,9 +153,14 @@ class Look:
         return made is not None and made.tokenizer is None and "run" in (made.accounts or {})
 
     @property
+    def is_of_urls(self) -> bool:
+        """Whether the shards lie behind a URL, and their index on this machine."""
+        return self.indexed is not None and "://" in self.indexed.location
+
+    @property
     def tars(self) -> Path:
-        """The tars to index: a folder, or a tar."""
-        if self.indexed is None:
+        """The tars to index: a folder, or a tar. Of tars behind URLs, the folder of their index."""
+        if self.indexed is None or self.is_of_urls:
             return self.path
         folder = self.path / self.indexed.location
         names = [entry.name for entry in self.indexed]
@@ -268,11 +273,16 @@ def facts_of_index(index: Index) -> Facts:
         heights=heights,
         widths=widths,
         captions=len(hashes),
-        texts=list(_captions(index, rows[:: -(-len(rows) // LOOKED_ROWS)])),
+        texts=list(_captions(index, _looked_rows(index, rows))),
         labels=int((index.take(rows, ["label"])["label"] >= 0).sum()),
         longest=int(np.flatnonzero(histogram)[-1]) if index.captions and index.tokenizer else 0,
         repeated=len(hashes) - len(np.unique(hashes)),
     )
+
+
+def _looked_rows(index: Index, rows: Ints) -> Ints:
+    """The rows whose captions are read. Behind a URL they are the first, as each shard that is read is fetched."""
+    return rows[:LOOKED_ROWS] if index.caches else rows[:: -(-len(rows) // LOOKED_ROWS)]
 
 
 def _captions(index: Index, rows: Ints) -> Iterator[str]:

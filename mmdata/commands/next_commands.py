@@ -20,11 +20,10 @@ def next_commands(folder: Path, manifest: Manifest) -> list[str]:
     if manifest.has_captions:  # a config for a dual encoder needs texts
         lines.insert(0, f"mmdata init {quoted}    # writes a config to train with")
     if manifest.has_captions and manifest.tokenizer is None:
-        if "://" in manifest.location:
-            tars, reads = "URLS", "fetches each tar again"
-        else:
-            tars = quoted if manifest.location == "." else shlex.quote(str(folder / manifest.location))
-            reads = "reads no image again"
+        behind_urls = "://" in manifest.location
+        reads = "fetches each tar again" if behind_urls else "reads no image again"
+        beside = manifest.location == "." or behind_urls
+        tars = quoted if beside else shlex.quote(str(folder / manifest.location))
         out = "" if tars == quoted else f" --out {quoted}"
         lines.insert(0, f"mmdata index {tars}{out} --tokenizer clip    # counts captions; {reads}")
     return [("next: " if i == 0 else "      ") + line for i, line in enumerate(lines)]

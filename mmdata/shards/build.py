@@ -13,7 +13,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64
 from mmdata.shards.columns.columns import SCHEMA_VERSION
 from mmdata.shards.columns.encode import CountTokens
-from mmdata.shards.folder import INNER, MANIFEST_NAME, find_ledger, manifest_prefix
+from mmdata.shards.folder import INNER, MANIFEST_NAME, find_ledger, local_folder, manifest_prefix
 from mmdata.shards.images.probe import DEFAULT_LIMITS, Limits
 from mmdata.shards.index_builder import IndexBuilder
 from mmdata.shards.manifest.manifest import Manifest
@@ -22,7 +22,7 @@ from mmdata.shards.recount import add_lengths, lacks_lengths_only
 from mmdata.shards.remote.cache import ShardCache
 from mmdata.shards.remote.fetch import display_name
 from mmdata.shards.remote.url_tars import UrlTars
-from mmdata.shards.remote.urls import find_urls, is_url
+from mmdata.shards.remote.urls import TarUrls, find_urls, is_url
 from mmdata.shards.scan import Progress
 from mmdata.shards.staging import TOKENIZER_NAME, Staging
 from mmdata.shards.tars import LocalTars, Tars
@@ -91,7 +91,7 @@ def build_index(
 
     Args:
         source: folder (its `*.tar`, sorted by name) or a tar; or URLs and brace patterns of tars, each of which is read
-            once, as a stream, and not kept.
+            once, as a stream, and not kept; or the folder of an index of URLs.
         out: folder in whose `__mmdata__` the files are written; default: the folder of the tars. Needed for URLs.
         count_tokens, tokenizer: as for `ShardWriter`.
         make_tokenizer: trains the tokenizer on the captions that were read, in place of the two.
@@ -113,8 +113,7 @@ def build_index(
         ConfigError: URLs that are not those of tars, or no `out` for them; or a tokenizer, and a corpus of labels only.
         OSError: `out` cannot be written; raised before any shard is read.
     """
-    tars = _find_tars(source, out, cache, fill_cache=fill_cache)
-    folder = Path(out) if out is not None else Path(str(tars))
+    tars, folder = _find_tars(source, out, cache or ShardCache(), fill_cache=fill_cache)
     location = tars.location(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
@@ -123,8 +122,8 @@ def build_index(
         staging.finish_killed_run()
         known = None
         if isinstance(tars, UrlTars) and not overwrite and manifest_prefix(folder) is not None:
-            known = tars.known(folder, members, tokenizer if make_tokenizer is None else "a new one")
-        if known is not None and known.tokenizer == tokenizer and make_tokenizer is None:
+            known = tars.known(folder, members, "a new one" if make_tokenizer is not None else tokenizer)
+        if known is not None and tokenizer in (None, known.tokenizer) and make_tokenizer is None:
             manifest = known if known.location == location else known.moved(location)
             report = IndexReport(folder, manifest, dict(manifest.accounts or {}), {}, [], unchanged=True)
         elif not overwrite and lacks_lengths_only(folder, tars, tokenizer, make_tokenizer, members):
@@ -148,19 +147,33 @@ def build_index(
     return report
 
 
-def _find_tars(source: Source, out: object, cache: ShardCache | None, *, fill_cache: bool) -> Tars:
+def _find_tars(
+    source: Source, out: str | os.PathLike[str] | None, cache: ShardCache, *, fill_cache: bool
+) -> tuple[Tars, Path]:
+    """The tars, and the folder for their index."""
     given = [source] if isinstance(source, (str, os.PathLike)) else list(source)
     if not any(map(is_url, given)):
         if len(given) != 1:
             raise ConfigError(f"{len(given)} paths given, such as '{given[0]}': give the folder that holds the tars")
+        if (urls := _urls_of_index(local_folder(given[0]))) is not None:
+            return UrlTars(urls, cache, keep=fill_cache), Path(out or local_folder(given[0]))
         if fill_cache:
             raise ConfigError(f"'{given[0]}': --fill-cache is for the tars of URLs; these lie on this machine already")
-        return LocalTars(given[0])
+        tars = LocalTars(given[0])
+        return tars, Path(out or str(tars))
     urls = find_urls([os.fspath(url) for url in given])
     if out is None:
         first = display_name(os.fspath(given[0]))
         raise ConfigError(f"'{first}': the index of a URL lies on this machine: name its folder with --out")
-    return UrlTars(urls, cache or ShardCache(), keep=fill_cache)
+    return UrlTars(urls, cache, keep=fill_cache), Path(out)
+
+
+def _urls_of_index(folder: Path) -> TarUrls | None:
+    """The tars of an index of URLs; None for any other folder or file."""
+    if manifest_prefix(folder) is None:
+        return None
+    manifest = Manifest.read(folder)
+    return TarUrls(manifest.location, [entry.name for entry in manifest]) if "://" in manifest.location else None
 
 
 def _guess(tars: Tars, staging: Staging) -> Members:

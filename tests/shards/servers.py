@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 class Server(ThreadingHTTPServer):
     """Every `fault_every`-th request meets the next of FAULTS: the connection is reset, status 500, half of the body,
     or a late start. `answers` overrides a path with a status, with other bytes, or with a function that answers;
-    `requests` lists (path, range)."""
+    `requests` lists (path, range), and `sent` counts the bytes of the bodies."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -40,6 +40,7 @@ class Server(ThreadingHTTPServer):
         self.answers: dict[str, int | bytes | Callable[[BaseHTTPRequestHandler], None]] = {}
         self.requests: list[tuple[str, str | None]] = []
         self.faults: list[str] = []
+        self.sent = 0
         self.held = ""  # path whose requests wait until `release` is set
         self.holding, self.release = threading.Event(), threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -52,6 +53,10 @@ class Server(ThreadingHTTPServer):
                 return None
             self.faults.append(FAULTS[len(self.faults) % len(FAULTS)])
             return self.faults[-1]
+
+    def count(self, sent: int) -> None:
+        with self._lock:
+            self.sent += sent
 
     def of_folder(self, path: str, range_: str | None) -> Answer:
         found = self.answers.get(path)
@@ -109,11 +114,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        if fault == "cut":
-            self.wfile.write(answer.body[: len(answer.body) // 2])
-            self.close_connection = True
-        else:
-            self.wfile.write(answer.body)
+        body = answer.body[: len(answer.body) // 2] if fault == "cut" else answer.body
+        self.close_connection = self.close_connection or fault == "cut"
+        self.server.count(len(body))
+        self.wfile.write(body)
 
     do_GET = do_HEAD = do_PUT = do_POST = _answer
 

@@ -157,13 +157,17 @@ class RemoteFolder:
         os.close(self.open_shard(location, shard))
         return self.cache.path(shard.sha256)
 
-    def size_of(self, url: str, stop: Event) -> int:
-        """Bytes of a file, as a server of objects says.
+    def version_of(self, url: str, stop: Event) -> tuple[int, str]:
+        """Size in bytes, and what tells the file from its next version, as a server of objects says; not for HTTP.
 
         Raises:
             Exception: that of the last attempt.
         """
-        return int(repeat_requests(stop)(self.file_system().info, url)["size"])
+        file_system = self.file_system()
+        file_system.invalidate_cache()  # a listing of before
+        found: dict[str, Any] = repeat_requests(stop)(file_system.info, url)
+        versions = [str(found[name]) for name in ("ETag", "etag", "generation", "blob_id") if found.get(name)]
+        return int(found["size"]), " ".join(versions)
 
     def place(self, location: str, name: str) -> str:
         """URL of a file, for messages."""

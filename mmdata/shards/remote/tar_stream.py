@@ -9,6 +9,7 @@ from threading import Event
 from typing import Any, BinaryIO, cast
 
 from mmdata.errors import ConfigError, DamagedShard, DataError, Interrupted
+from mmdata.shards.captions import MAX_CAPTION_BYTES
 from mmdata.shards.forward_file import ForwardFile
 from mmdata.shards.images.probe import sniff
 from mmdata.shards.images.unread import unread_format
@@ -27,10 +28,10 @@ from mmdata.shards.remote.resumed_http import ResumedHttpFile
 from mmdata.shards.samples import IMAGE_EXTENSIONS, MAX_IMAGE_BYTES, SampleReader
 from mmdata.shards.tar import Member, read_members, split_name
 
-HEAD_BYTES = 2**20
+HEAD_BYTES = MAX_CAPTION_BYTES
 """What is kept of a member that is no image: all of a caption, and enough of any other to tell that it is no image."""
-MAX_SAMPLE_BYTES = 2**30
-"""Most bytes that are kept of a sample."""
+MAX_KEPT_BYTES = 2**30
+"""Most bytes of images that are kept: of two samples, or of the first ones while the members are guessed."""
 _BUFFER = 2**20  # bytes
 
 
@@ -99,7 +100,7 @@ class TarStream:
 
     def _members(self) -> Iterator[Member]:
         """The members, each after its payload was read: the stream cannot go back to it."""
-        last = ""
+        last = ""  # key of the sample before
         for member in read_members(cast(BinaryIO, self._file), name=self._name):
             if (split := split_name(member.name)) is not None:
                 key, extension = split
@@ -119,9 +120,9 @@ class TarStream:
         is_image = extension in IMAGE_EXTENSIONS or bool(sniff(data) or unread_format(data))
         if is_image and member.size > len(data) == HEAD_BYTES:
             kept = sum(len(one) for payloads in self._payloads.values() for one in payloads.values())
-            if not self.keeps_all and kept + member.size > MAX_SAMPLE_BYTES:
+            if kept + member.size > MAX_KEPT_BYTES:
                 raise DataError(
-                    f"'{self._place}', byte {member.start}: a sample with more than {MAX_SAMPLE_BYTES:,} bytes of "
+                    f"'{self._place}', byte {member.start}: samples with more than {MAX_KEPT_BYTES:,} bytes of "
                     "images; fetch this tar, and index it from a disk"
                 )
             data += self._file.read(member.size - len(data))
@@ -156,8 +157,15 @@ def _open(folder: RemoteFolder, url: str, stop: Event) -> tuple[io.RawIOBase, in
     if is_http(url):
         file = ResumedHttpFile(url, display_name(url), stop)
         return file, file.size
-    size = folder.size_of(url, stop)
-    return _Chunks(folder.chunks(url, size, stop, 0)), size
+    version = folder.version_of(url, stop)
+    return _Chunks(_one_version(folder, url, version, stop)), version[0]
+
+
+def _one_version(folder: RemoteFolder, url: str, version: tuple[int, str], stop: Event) -> Iterator[bytes]:
+    """The bytes of a file, in chunks, all of the same version."""
+    yield from folder.chunks(url, version[0], stop, 0)
+    if folder.version_of(url, stop) != version:
+        raise WrongAnswer("the file changed on the server while it was read; start again when it is complete")
 
 
 class _Chunks(io.RawIOBase):

@@ -141,9 +141,8 @@ class UrlTars:
             raise self._other(folder, f"other shards ({len(listed)}, and {len(self.names)} are to be indexed)")
         if members is not None and members != manifest.members:
             raise self._other(folder, f"other members (captions: {manifest.members.content()})")
-        if manifest.tokenizer not in (None, tokenizer):
-            given = tokenizer or "none"
-            raise self._other(folder, f"another tokenizer ({manifest.tokenizer}; of the one given: {given})")
+        if tokenizer is not None and manifest.tokenizer not in (None, tokenizer):
+            raise self._other(folder, f"another tokenizer ({manifest.tokenizer}; the one given: {tokenizer})")
         sizes = [entry.bytes for entry in manifest]
         self.sizes = [*sizes]
         pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="mmdata-index")

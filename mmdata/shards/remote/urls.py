@@ -60,7 +60,9 @@ def find_urls(given: Sequence[str]) -> TarUrls:
                 f"{', '.join(PROTOCOLS)}; copy them to one of these"
             )
     urls = [one for url in given for one in expand_braces(url)]
-    folders = {folder: url for url in reversed(urls) for folder in [_split(url)[0]]}
+    folders: dict[str, str] = {}  # to the first URL of each
+    for url in urls:
+        folders.setdefault(_split(url)[0], url)
     names = sorted(_split(url)[1] for url in urls)
     for url in urls:
         _check_is_tar(url)
