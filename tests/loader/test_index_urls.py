@@ -1,0 +1,129 @@
+"""A loader trains from an index of tars behind URLs, as from the same tars in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmdata import Index, Loader
+from mmdata.batch import Batch
+from mmdata.errors import DataError
+from mmdata.shards import ShardCache, build_index
+from mmdata.transform.text import Tokenizer
+from tests.flat_settings import grouped
+from tests.shards.servers import Server, serve, serve_s3
+
+SHARDS = ("/000000.tar", "/000001.tar", "/000002.tar")
+
+
+@pytest.fixture
+def tars(corpus) -> Path:
+    return corpus.folder / "shards"
+
+
+@pytest.fixture
+def index_urls(corpus, tmp_path):
+    """`index_urls(url, **settings)`: a section `data` for an index of the corpus's tars behind a URL."""
+    tokenizer = Tokenizer.load(corpus.folder / "tokenizer")
+
+    def index(url: str, *, fill_cache: bool = False, **changes: Any) -> dict[str, Any]:
+        build_index(
+            f"{url}/{{000000..000002}}.tar",
+            out=tmp_path / "far",
+            count_tokens=tokenizer.count,
+            tokenizer=tokenizer.fingerprint,
+            cache=ShardCache(tmp_path / "cache"),
+            fill_cache=fill_cache,
+        )
+        given = {**corpus.settings, "shards": str(tmp_path / "far"), "cache_dir": str(tmp_path / "cache")}
+        return grouped(**{**given, **changes})
+
+    return index
+
+
+@pytest.fixture
+def same_epoch(same):
+    """`same_epoch(a, b)`: as many batches, equal bit for bit."""
+
+    def compare(a: Iterable[Batch], b: Iterable[Batch]) -> bool:
+        a, b = list(a), list(b)
+        return len(a) == len(b) > 0 and all(map(same, a, b))
+
+    return compare
+
+
+def tars_asked(server: Server, since: int = 0) -> set[str]:
+    return {path for path, _ in server.requests[since:] if path.endswith(".tar")}
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_batches_are_those_of_the_folder_indexed_locally(corpus, tars, index_urls, same_epoch, worker_type):
+    with serve(tars, fault_every=9) as server:
+        with Loader.from_config(index_urls(server.url, worker_type=worker_type)) as loader:
+            assert loader.index.fingerprint == corpus.index.fingerprint
+            assert same_epoch(loader, corpus.loader())
+        assert tars_asked(server) == set(SHARDS)
+
+
+def test_batches_from_s3_are_those_of_the_folder(corpus, tars, index_urls, same_epoch):
+    with serve_s3(tars), Loader.from_config(index_urls("s3://bucket")) as loader:
+        assert same_epoch(loader, corpus.loader())
+
+
+def test_a_filled_cache_trains_without_a_request(corpus, tars, index_urls, same_epoch):
+    with serve(tars) as server:
+        config = index_urls(server.url, fill_cache=True)
+        asked = len(server.requests)
+        assert asked == 3
+        with Loader.from_config(config) as loader:
+            assert same_epoch(loader, corpus.loader())
+        assert len(server.requests) == asked
+    with Loader.from_config(config) as loader:  # nor does it ask whether the server is there
+        assert same_epoch(loader, corpus.loader())
+
+
+def test_shards_without_a_selected_row_are_not_fetched(corpus, tars, index_urls, tmp_path):
+    index = corpus.index
+    of_shard_1 = np.arange(index.starts[1], index.starts[2])
+    np.save(tmp_path / "rows.npy", of_shard_1)
+    with serve(tars) as server:
+        config = index_urls(server.url, select=str(tmp_path / "rows.npy"))
+        asked = len(server.requests)
+        with Loader.from_config(config) as loader:
+            rows = sorted(row for batch in loader for row in batch["rows"].tolist() if row >= 0)
+        assert rows == of_shard_1.tolist()
+        assert tars_asked(server, asked) == {"/000001.tar"}
+
+
+def test_a_state_goes_on_from_the_folder_to_the_urls(corpus, tars, index_urls, same_epoch):
+    loader = corpus.loader()
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = loader.state_dict()
+    rest = list(batches)
+    with serve(tars) as server, Loader.from_config(index_urls(server.url)) as far:
+        far.load_state_dict(state)
+        assert same_epoch(far, rest)
+
+
+def test_a_tar_that_was_replaced_since_ends_the_loop_with_its_url(tars, index_urls):
+    with serve(tars) as server:
+        config = index_urls(server.url)
+        whole = (tars / "000001.tar").read_bytes()
+        server.answers["/000001.tar"] = whole[:-1024] + bytes(512) + b"x" * 512
+        place = rf"'{server.url}/000001\.tar': its SHA-256 is .*: the file changed since it was indexed; index it anew"
+        with Loader.from_config(config) as loader, pytest.raises(DataError, match=place):
+            list(loader)
+
+
+def test_samples_are_shown_from_their_urls(tars, index_urls, tmp_path):
+    with serve(tars) as server:
+        index_urls(server.url)
+        asked = len(server.requests)
+        index = Index.open(tmp_path / "far", cache=ShardCache(tmp_path / "cache"))
+        assert index.sample("00020").image.size[0] > 0
+        assert tars_asked(server, asked) == {"/000001.tar"}
