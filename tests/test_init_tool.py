@@ -26,6 +26,7 @@ from mmdata.config import load_config
 from mmdata.config.data import evaluation_data
 from mmdata.convert import ConvertConfig, convert
 from mmdata.transform.text import Tokenizer
+from tests.shards.servers import serve
 
 TOOLS = Path(__file__).parents[1] / "tools"
 CPU = Machine(cores=2)
@@ -168,6 +169,27 @@ def test_init_of_an_index_by_clips_tokenizer_takes_the_index_as_it_is(run, tmp_p
     assert "theirs: shards with an index, 40 rows\n" in run("init", "theirs")
     data = check_config(tmp_path / "theirs.yaml").data
     assert (data.shards, data.tokenizer) == ("theirs", "clip")
+    assert not (tmp_path / "shards").exists()
+
+
+def test_init_counts_the_captions_of_an_index_of_urls_in_it(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    (tmp_path / "theirs").mkdir()
+    for shard in range(2):
+        with wds.TarWriter(str(tmp_path / "theirs" / f"{shard}.tar")) as writer:
+            for i in range(20):
+                image = paint(tmp_path / "p.png", 20 * shard + i).read_bytes()
+                writer.write({"__key__": f"{shard}{i:04d}", "png": image, "txt": f"thing {i}"})
+    with serve(tmp_path / "theirs") as server:
+        said = run("init", f"{server.url}/{{0..1}}.tar", code=2)
+        assert f"`mmdata index '{server.url}/{{0..1}}.tar' --out FOLDER` makes an index of the tars there, for" in said
+        run("index", f"{server.url}/{{0..1}}.tar", "--out", "index")
+        said = run("init", "index", "--tokenizer", "clip")
+        assert "index: shards with an index without caption lengths, 40 rows\n" in said
+        assert "counting the captions of index; the tars stay unchanged\n" in said
+        data = check_config(tmp_path / "index.yaml").data
+    assert (data.shards, data.tokenizer) == ("index", "clip")
+    assert Index.open("index").tokenizer == Tokenizer.load("clip").fingerprint
     assert not (tmp_path / "shards").exists()
 
 

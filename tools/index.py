@@ -18,6 +18,7 @@ finished: run the same command again, and only new and changed tars are read.
 from __future__ import annotations
 
 import argparse
+import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -97,9 +98,19 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--cache-dir", type=Path, help="that cache, as data.loading.cache_dir; default: in ~/.cache")
     parser.add_argument(
-        "--cache-gb", type=float, default=100.0, help="its size, as data.loading.cache_gb, in 10⁹ bytes (100)"
+        "--cache-gb", type=_gigabytes, default=100.0, help="its size, as data.loading.cache_gb, in 10⁹ bytes (100)"
     )
     return parser.parse_args()
+
+
+def _gigabytes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number above 0")
+    return value
 
 
 def account_lines(report: IndexReport) -> list[str]:
@@ -127,8 +138,8 @@ def account_lines(report: IndexReport) -> list[str]:
     if report.unchanged:
         return [
             *lines,
-            f"{counted(shards, 'shard')} of the same sizes as in the index in {folder}: nothing was read; --overwrite "
-            "reads all again",
+            f"{counted(shards, 'shard')}, of the same sizes as in {folder}, whose index stays; --overwrite reads them "
+            "again",
         ]
     if report.only_counted:
         return [

@@ -2,8 +2,9 @@
 
 SOURCE is whatever `mmdata convert` takes (a table, a folder of images, class folders, …), a WebDataset tar or a folder
 of tars, or shards with an index. It is looked at and converted or indexed into shards/NAME. SOURCE itself stays as it
-is; only the captions of shards that `mmdata convert` made are counted where they lie, unless --shards is given. Then a
-config is written whose values fit the corpus and this machine; each has a comment that says why:
+is; only captions of shards that `mmdata convert` made, or that lie behind URLs, are counted in SOURCE itself, unless
+--shards is given. Then a config is written whose values fit the corpus and this machine; each has a comment that says
+why:
 
     mmdata init photos/captions.csv
     mmdata train photos.yaml

@@ -29,6 +29,8 @@ from mmdata.plan import IndexRows
 from mmdata.shards import Index, Manifest, ShardStore
 from mmdata.shards.captions import captions_of
 from mmdata.shards.folder import local_folder, manifest_prefix
+from mmdata.shards.remote.fetch import display_name
+from mmdata.shards.remote.urls import is_url
 from mmdata.transform.text import Tokenizer
 
 LOOKED_ROWS = 256
@@ -190,6 +192,12 @@ def look(source: str, *, tokenizer: str | None = None, split: str | None = None)
         DataError: no such path, an empty or unreadable corpus, or none of the first rows can be used.
         ConfigError: a URL, a table without columns of the usual names, or no such part.
     """
+    if is_url(source):
+        shown = display_name(source)
+        raise ConfigError(
+            f"'{shown}': a URL; `mmdata index '{shown}' --out FOLDER` makes an index of the tars there, for "
+            "`mmdata init FOLDER`; copy anything else to this machine first"
+        )
     path = local_folder(source)
     if path.is_dir() and manifest_prefix(path) is not None:
         if split is not None:

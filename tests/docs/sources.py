@@ -6,7 +6,9 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from webdataset import TarWriter  # pyright: ignore
 
 from datasets import Dataset, Features, Value
 from datasets import Image as ImageFeature
+from tests.shards.servers import serve
 
 BALLS = {"red": (210, 40, 40), "green": (40, 160, 60), "blue": (40, 70, 210), "yellow": (230, 200, 40)}
 WALLS = {"white": 230, "black": 30}
@@ -120,6 +123,20 @@ def img2dataset(folder: Path) -> None:
         pq.write_table(pa.Table.from_pylist(rows), folder / "laion" / f"{shard:05d}.parquet")
         stats = {"count": 40, "successes": 36, "failed_to_download": 4, "failed_to_resize": 0, "duration": 1.5}
         (folder / "laion" / f"{shard:05d}_stats.json").write_text(json.dumps(stats))
+
+
+@contextmanager
+def served(folder: Path) -> Generator[dict[str, str], None, None]:
+    """`folder` on a server in place of https://host, and a folder of caches of its own."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(folder / "caches")
+    try:
+        with serve(folder) as server:
+            yield {"https://host": server.url}
+    finally:
+        os.environ.pop("XDG_CACHE_HOME")
+        if before is not None:
+            os.environ["XDG_CACHE_HOME"] = before
 
 
 def classes(folder: Path) -> None:

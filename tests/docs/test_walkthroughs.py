@@ -1,7 +1,8 @@
-"""Each command of docs/walkthroughs and docs/select.md runs, in order, in one folder, and prints what the page says.
+"""Each command of docs/walkthroughs, select.md and remote.md runs, in order, in one folder, and prints what it says.
 
 A page is Markdown with these parts; any other block is not run:
-- `<!-- setup: NAME -->`: the function NAME of sources.py makes the data that the page begins with.
+- `<!-- setup: NAME -->`: the function NAME of sources.py makes the data that the page begins with. It may be a context
+  manager, whose value says what takes the place of a text of the page, such as a server's address.
 - ```sh: each line is run, and must be a command of mmdata or python; a line that ends in a backslash goes on.
 - ```python: run in this process; the blocks of a page share their names.
 - ```yaml or ```json, with `# NAME` in the first line: written to the file NAME.
@@ -26,7 +27,7 @@ from tests.programs import run_program
 
 FOLDER = Path(__file__).parents[2] / "docs" / "walkthroughs"
 WALKTHROUGHS = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
-PAGES = [*WALKTHROUGHS, FOLDER.parent / "select.md"]
+PAGES = [*WALKTHROUGHS, FOLDER.parent / "select.md", FOLDER.parent / "remote.md"]
 SETUP = re.compile(r"<!-- setup: (\w+) -->")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ANY = "…"
@@ -84,8 +85,16 @@ def run_page(page: str, folder: Path) -> None:
     Raises:
         AssertionError: a block fails or prints something else; the message names the line of the page.
     """
-    for name in SETUP.findall(page):
-        getattr(sources, name)(folder)
+    with contextlib.ExitStack() as made:
+        for name in SETUP.findall(page):
+            if (manager := getattr(sources, name)(folder)) is not None:
+                for written, real in made.enter_context(manager).items():
+                    page = page.replace(written, real)
+        run_blocks(page, folder)
+
+
+def run_blocks(page: str, folder: Path) -> None:
+    """Run the blocks of a page whose data is there; see `run_page`."""
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
     for block in blocks_of(page):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import tarfile
 import time
@@ -20,7 +21,7 @@ from mmdata.shards import Index, IndexReport, ShardCache, build_index, verify
 from mmdata.shards.braces import MAX_SHARDS
 from mmdata.shards.remote import resumed_http, tar_stream
 from mmdata.shards.staging import STAGING_NAME
-from tests.programs import Program
+from tests.programs import Program, run_program
 from tests.shards.servers import Server, serve, serve_s3
 
 NUM_TARS = 6
@@ -554,3 +555,38 @@ def test_an_empty_tar_is_accepted_and_the_next_is_looked_at(tars, tmp_path, cach
         assert of_urls(server, tmp_path / "far", cache).guessed
         assert asked(server) == [1] * NUM_TARS
     assert files(tmp_path / "far") == files(tmp_path / "here")
+
+
+# The command
+
+
+def program(*words: object) -> subprocess.CompletedProcess[str]:
+    tool = Path(__file__).parents[2] / "tools" / "index.py"
+    return run_program([sys.executable, str(tool), *map(str, words)], capture_output=True, text=True)
+
+
+def test_the_command_takes_urls_that_a_shell_has_expanded(tars, tmp_path):
+    far, cache = tmp_path / "far", tmp_path / "cache"
+    with serve(tars) as server:
+        urls = [f"{server.url}/x-{shard:04d}.tar" for shard in range(NUM_TARS)]
+        run = program(*urls, "--out", far, "--fill-cache", "--cache-dir", cache, "--cache-gb", 0.01)
+        assert (run.returncode, run.stderr) == (0, "")
+        assert run.stdout.splitlines() == [
+            'captions: the .json\'s "TEXT", as no sample looked at has a .txt, or "captions" or "caption" in its JSON '
+            "(--caption json:TEXT)",
+            "in the loader's cache: 6 of 6 shards",
+            f"18 samples in = 18 indexed + 0 quarantined; 6 shards, 0 members ignored; index in {far}",
+            f"next: mmdata index {far} --tokenizer clip    # counts captions; fetches each tar again",
+            f"      mmdata init {far}    # writes a config to train with",
+            f"      mmdata plan {far}    # batches, shapes and padding",
+        ]
+        run = program(far)
+        assert run.stdout.splitlines()[0] == (
+            f"6 shards, of the same sizes as in {far}, whose index stays; --overwrite reads them again"
+        )
+
+
+def test_the_size_of_the_cache_is_a_number_above_0(tmp_path):
+    run = program("https://host/0.tar", "--out", tmp_path, "--cache-gb", "none")
+    assert run.returncode == 2
+    assert "argument --cache-gb: 'none' is no number above 0" in run.stderr
