@@ -135,6 +135,9 @@ def rows_of(command: list[str], end_s: float) -> Iterator[dict[str, Any]]:
         name = f"(not finished) {short(command)}"
         if late.is_set():
             yield {"name": name, "error": "took longer than its budget"}
+        elif status and "pytest" in command and said:
+            failed = [line for line in said if line.startswith(("FAILED", "ERROR"))]
+            yield {"name": "tests that need a GPU", "error": "; ".join([said[-1].strip("= "), *failed])[:2000]}
         elif status:
             errors.seek(0)
             last = [line.strip() for line in errors if line.strip()] or said or [""]

@@ -16,7 +16,11 @@ from mmdata.errors import ConfigError
 
 
 class Batches(Protocol):
-    """What the loop needs of a loader; `mmdata.Loader` is one."""
+    """What the loop needs of a loader; `mmdata.Loader` is one.
+
+    The loop takes a batch ahead, on a GPU and where there are several ranks: a batch must be in memory of its own, and
+    depend on the state alone, not on random numbers that the step draws too.
+    """
 
     def __len__(self) -> int:
         """Batches of the epoch that is set, for this rank; the same number on all ranks."""

@@ -88,7 +88,7 @@ def test_aims_are_judged_by_the_rows(report: Any):
         {"name": "vit_b_16, padded to 77, eager", "samples_per_s": 2000.0, "share_of_peak": "unknown peak"},
         {"name": "vit_b_16, padded to 77, compiled", "samples_per_s": 2500.0, "share_of_peak": 0.41},
         {"name": "vit_b_32, padded to 77, compiled", "samples_per_s": 1000.0, "step_ms": 100.0},
-        {"name": "vit_b_32, padded to 77, compiled, mining top_k 64", "samples_per_s": 940.0, "step_ms": 106.0},
+        {"name": "vit_b_32, padded to 77, compiled, mining top_k 64", "samples_per_s": 940.0, "step_ms": 53.0},
         {"name": "vit_b_32, bucketed, compiled", "samples_per_s": 1310.0, "step_ms": 76.0},
         {"name": "vit_l_14, compiled", "error": "took longer than its budget"},
         {"name": "vit_b_32 fed by the loader, threads", "share_of_synthetic": 0.9},
@@ -110,7 +110,7 @@ def test_aims_are_judged_by_the_rows(report: Any):
         "| ViT-L/14, samples/s | ≥ 750 |  | not measured |",
         "| ViT-B/32, samples/s bucketed ÷ padded to 77 | ≥ 1.3 | 1.31 | reached |",
         "| ViT-B/16, samples/s compiled ÷ eager | ≥ 1.25 | 1.25 | reached |",
-        "| ViT-B/32, mining (top_k 64): longer step | ≤ 5.0 % | 6.0 % | **not reached** |",
+        "| ViT-B/32, mining (top_k 64): longer step | ≤ 5.0 % | 6.4 % | **not reached** |",
     ]
     assert lines[14] == "| ViT-B/32 fed by the loader ÷ on one batch | ≥ 0.98 | 0.985 | reached |"
 

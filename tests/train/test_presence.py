@@ -85,6 +85,9 @@ def test_stranger_is_not_listened_to(ranks: list[Presence]):
     with socket.create_connection(("127.0.0.1", port), timeout=60) as stranger:
         stranger.sendall(b"\xff[1]\n")
         assert stranger.recv(1) == b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as stranger:
+        stranger.sendall('{"token": "é", "rank": 1}\n'.encode())
+        assert stranger.recv(1) == b""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as late:
         late.sendall(json.dumps({"token": token, "rank": 3}).encode() + b"\n")
         late.sendall(b'{"ended": "step 1: ValueError: x"}\n')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, cast
 
 import pytest
@@ -89,6 +90,17 @@ def test_a_model_that_needs_numbers_has_no_rate(caplog: pytest.LogCaptureFixture
     assert used.read(1.0) == {"tflops": None, "mfu_share": None, "memory_gib": None}
     (said,) = caplog.messages
     assert said.startswith("the log shows no operations a second: the model does not run without numbers (")
+
+
+def test_a_model_that_cannot_be_copied_has_no_rate(caplog: pytest.LogCaptureFixture):
+    model = Linear()
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    with caplog.at_level("INFO", "mmdata"):
+        used = Utilization(model, CPU)
+    used.add(batch_of(4))
+    assert used.read(1.0) == {"tflops": None, "mfu_share": None, "memory_gib": None}
+    (said,) = caplog.messages
+    assert said.startswith("the log shows no operations a second: the model cannot be copied (cannot pickle")
 
 
 def test_the_meter_reads_it():

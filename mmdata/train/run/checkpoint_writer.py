@@ -92,7 +92,10 @@ class CheckpointWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the write in progress, also after an error: its ranks do not come together any more."""
+        """Wait for the write in progress, also after an error: its ranks do not come together any more.
+
+        Where a rank has gone, the watchdog ends this process ten seconds after it, written or not.
+        """
         threads, self._threads = self._threads, None
         assert threads is not None
         threads.shutdown()

@@ -155,7 +155,7 @@ class Hub(Presence):
         self._read[each] = rest
         for line in lines:
             message = _parse(line)
-            if secrets.compare_digest(str(message.get("token")), self._token):
+            if secrets.compare_digest(str(message.get("token")).encode(), self._token.encode()):
                 self._ranks[each] = int(message["rank"])
             elif each in self._ranks and "ended" in message:
                 rank = self._ranks.pop(each)

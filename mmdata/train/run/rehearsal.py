@@ -49,7 +49,7 @@ def rehearse(
     """
     started, most, slow = time.perf_counter(), (0, ""), True
     with _as_it_was(model, device):
-        averages = [] if optimizer.state else [torch.empty_like(weight) for weight in list(model.parameters()) * 2]
+        averages: list[torch.Tensor] = []
         for number, (words, make) in enumerate(blank, start=1):
             if not begin(words):
                 return
@@ -59,6 +59,9 @@ def rehearse(
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             try:
+                if number == 1 and not optimizer.state:
+                    averages = [torch.empty_like(weight) for weight in model.parameters() if weight.requires_grad]
+                    averages += [torch.empty_like(weight) for weight in averages]
                 step(to_device(_with_rows(make()), device))
             except torch.cuda.OutOfMemoryError as error:
                 raise ConfigError(_too_large(words, error)) from error

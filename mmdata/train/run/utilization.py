@@ -34,7 +34,11 @@ class Utilization:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._device = device
-        self._copy: nn.Module | None = without_numbers(model)
+        self._copy: nn.Module | None = None
+        try:
+            self._copy = without_numbers(model)
+        except Exception as error:  # a model of the user's own may hold what cannot be copied, such as a lock
+            logger.info("the log shows no operations a second: the model cannot be copied (%s)", error)
         self._flops: dict[tuple[object, ...], float] = {}
         self._sum = 0.0
         gpu = device.type == "cuda"
