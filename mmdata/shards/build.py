@@ -169,8 +169,8 @@ def _find_tars(
 
 
 def _urls_of_index(folder: Path) -> TarUrls | None:
-    """The tars of an index of URLs; None for any other folder or file."""
-    if manifest_prefix(folder) is None:
+    """The tars of an index of URLs; None for any other folder or file, and for a folder that holds tars by now."""
+    if manifest_prefix(folder) is None or next(folder.glob("*.tar"), None) is not None:
         return None
     manifest = Manifest.read(folder)
     return TarUrls(manifest.location, [entry.name for entry in manifest]) if "://" in manifest.location else None

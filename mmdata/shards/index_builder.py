@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.manifest.pages import ShardEntry
 from mmdata.shards.manifest.writer import write_manifest
 from mmdata.shards.members import USUAL, Members
+from mmdata.shards.remote.concurrently import map_concurrently
 from mmdata.shards.samples import split_sample
 from mmdata.shards.scan import Edge, Progress, Scan
 from mmdata.shards.staging import INDEX_END, ReadTar, Staging
@@ -166,13 +166,10 @@ class IndexBuilder:
             return _Counts.of(known.scan), known.scan.damage
 
         numbers = range(len(self._tars.names))
-        pool = ThreadPoolExecutor(self._tars.threads, "mmdata-index") if self._tars.threads > 1 else None
-        try:
-            yield from (pool.map if pool else map)(read, numbers)
-        finally:
-            self._tars.close()
-            if pool:
-                pool.shutdown(cancel_futures=True)
+        if self._tars.are_remote:
+            yield from map_concurrently(read, numbers, threads=self._tars.threads, end=self._tars.close)
+        else:
+            yield from map(read, numbers)
 
     def _identity(self, number: int) -> dict[str, Any]:
         settings = {"limits": asdict(self._limits), "members": self._members.content()}

@@ -252,6 +252,20 @@ def test_a_killed_run_goes_on_at_the_shard_where_it_was(tars, tmp_path, cache, f
     assert not list(cache.folder.glob("*.part"))
 
 
+def test_an_interrupt_does_not_wait_for_a_server_and_leaves_no_part(tars, tmp_path, cache):
+    far = tmp_path / "far"
+    with serve(tars) as server:
+        server.held = "/x-0003.tar"
+        interrupted = Program([sys.executable, "-c", PROGRAM, *map(str, [pattern(server), far, cache.folder, 1])])
+        assert server.holding.wait(120)
+        interrupted.send_signal(signal.SIGINT)
+        assert interrupted.wait(60) != 0
+        assert not server.release.is_set()
+        server.release.set()
+    assert not (far / "__mmdata__").exists()
+    assert not list(cache.folder.glob("*.part"))
+
+
 def test_after_an_error_only_what_is_missing_is_read(tars, tmp_path, cache):
     with serve(tars) as server:
         server.answers["/x-0004.tar"] = 404
@@ -304,6 +318,9 @@ def test_the_tars_of_an_index_may_move_to_another_url(tars, tmp_path, cache):
         index = Index.open(far, cache=cache)
         assert index.fingerprint == root
         assert index[17].captions == ["dog 2"]
+    with serve(tars) as server:  # the index of a URL beside the tars themselves: these are meant
+        of_urls(server, tars, cache)
+        assert build_index(tars).manifest.location == "."
     assert build_index(tars, out=far).manifest.location == "../tars"
     assert Index.open(far)[17].captions == ["dog 2"]
 
@@ -356,9 +373,10 @@ def test_a_cache_that_is_too_small_keeps_what_it_holds(tars, tmp_path):
     small = ShardCache(tmp_path / "cache", max_bytes=3 * one + 100)
     with serve(tars) as server:
         report = of_urls(server, tmp_path / "far", small, fill_cache=True)
-        assert asked(server) == [1] * NUM_TARS
+        assert asked(server) == [1] * NUM_TARS  # none was fetched in vain
     here = [small.path(entry.sha256).exists() for entry in report.manifest]
     assert report.cached == sum(here) == 3
+    assert not any(here[4:])  # four are read concurrently; the later ones do not push those out
     assert not list(small.folder.glob("*.part"))
 
 

@@ -93,8 +93,13 @@ class TarStream:
             self._tap.copy.keep(sha256)
         return sha256, self._tap.size
 
+    def interrupt(self) -> None:
+        """End the connection, so that the thread that reads it gets an error; `stop` must be set."""
+        if self._tap is not None:
+            self._tap.source.close()
+
     def close(self) -> None:
-        """End the connection."""
+        """End the connection, and drop what has come of a tar that was to be kept."""
         if self._tap is not None:
             self._tap.close()
 
@@ -195,7 +200,7 @@ class _Tap(io.RawIOBase):
 
     def __init__(self, source: io.RawIOBase, stop: Event) -> None:
         super().__init__()
-        self._source, self._stop = source, stop
+        self.source, self._stop = source, stop
         self.digest = hashlib.sha256()
         self.size = 0
         self.copy: Incoming | None = None
@@ -208,7 +213,7 @@ class _Tap(io.RawIOBase):
         """Fill a buffer; with nothing only at the end."""
         if self._stop.is_set():
             raise Interrupted
-        count = cast(int, self._source.readinto(buffer))
+        count = cast(int, self.source.readinto(buffer))
         self.digest.update(memoryview(buffer)[:count])
         if self.copy is not None:
             self.copy.write(memoryview(buffer)[:count])
@@ -218,7 +223,7 @@ class _Tap(io.RawIOBase):
     def close(self) -> None:
         """Close the stream."""
         if not self.closed:
-            self._source.close()
+            self.source.close()
             if self.copy is not None:
                 self.copy.drop()
         super().close()

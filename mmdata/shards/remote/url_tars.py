@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
@@ -17,6 +16,7 @@ from mmdata.shards.images.probe import Limits
 from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.members import USUAL, Members
 from mmdata.shards.remote.cache import ShardCache
+from mmdata.shards.remote.concurrently import map_concurrently
 from mmdata.shards.remote.fetch import RemoteFolder
 from mmdata.shards.remote.tar_stream import TarStream
 from mmdata.shards.remote.urls import TarUrls
@@ -55,6 +55,7 @@ class UrlTars:
         self._kept_bytes = 0
         self._lock = Lock()
         self._open: dict[int, TarStream] = {}
+        self._in_work: set[int] = set()
 
     def __str__(self) -> str:
         return str(self._folder)
@@ -73,18 +74,24 @@ class UrlTars:
 
     def guess_members(self) -> Members:
         """The members by the first samples; the streams of the tars that were looked at go on with `read`."""
-        for number in range(min(len(self.names), MAX_GUESSED_TARS)):
-            stream = self._stream(number)
-            stream.keeps_all = True
-            found = guess_by_samples(stream.samples, stream.payload)
-            stream.keeps_all = False
-            if found is not None:
-                return found
+        try:
+            for number in range(min(len(self.names), MAX_GUESSED_TARS)):
+                stream = self._stream(number)
+                stream.keeps_all = True
+                found = guess_by_samples(stream.samples, stream.payload)
+                stream.keeps_all = False
+                if found is not None:
+                    return found
+        except BaseException:
+            self.close()
+            raise
         return USUAL
 
     def read(self, number: int, *, limits: Limits, members: Members, step: Callable[[int], None]) -> ReadTar:
         """Read a tar; the arguments are those of `scan_shard`."""
         stream = self._stream(number)
+        with self._lock:
+            self._in_work.add(number)
         try:
             name = self.names[number]
             scan = scan_samples(stream.samples, stream.payload, name=name, limits=limits, members=members, step=step)
@@ -93,6 +100,7 @@ class UrlTars:
         finally:
             with self._lock:
                 self._open.pop(number, None)
+                self._in_work.discard(number)
             stream.close()
 
     def recall(self, read: ReadTar) -> None:
@@ -113,18 +121,14 @@ class UrlTars:
         missing: list[int] = []
         for number, entry in enumerate(manifest):
             if not here[entry.sha256] and entry.bytes <= room:
-                room -= entry.bytes
                 here[entry.sha256] = True
+                room -= entry.bytes
                 missing.append(number)
         stop = Event()
-        pool = ThreadPoolExecutor(READERS, thread_name_prefix="mmdata-index")
-        try:
-            for descriptor in pool.map(partial(manifest.open_shard, stop=stop), missing):
-                os.close(descriptor)
-        finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-        return sum(here[entry.sha256] for entry in manifest)
+        fetch = partial(manifest.open_shard, stop=stop)
+        for descriptor in map_concurrently(fetch, missing, threads=READERS, end=stop.set):
+            os.close(descriptor)
+        return sum(cache.touch(entry.sha256) for entry in manifest)
 
     def known(self, folder: Path, members: Members | None, tokenizer: str | None) -> Manifest:
         """The manifest of an index of these tars; their sizes are asked for, and none is read.
@@ -145,18 +149,16 @@ class UrlTars:
             raise self._other(folder, f"another tokenizer ({manifest.tokenizer}; the one given: {tokenizer})")
         sizes = [entry.bytes for entry in manifest]
         self.sizes = [*sizes]
-        pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="mmdata-index")
-        try:
-            for number, size in enumerate(pool.map(self._ask_size, range(len(self.names)))):
-                if size not in (None, sizes[number]):
-                    grown = f"has {size:,} bytes, and {sizes[number]:,} were indexed"
-                    raise self._other(folder, f"other contents: '{self.place(number)}' {grown}")
-        finally:
-            pool.shutdown(cancel_futures=True)
+        stop = Event()
+        ask = partial(self._ask_size, stop=stop)
+        for number, size in enumerate(map_concurrently(ask, range(len(sizes)), threads=ASKERS, end=stop.set)):
+            if size not in (None, sizes[number]):
+                grown = f"has {size:,} bytes, and {sizes[number]:,} were indexed"
+                raise self._other(folder, f"other contents: '{self.place(number)}' {grown}")
         return manifest
 
-    def _ask_size(self, number: int) -> int | None:
-        stream = TarStream(self._folder, self.names[number], stop=self._stop)
+    def _ask_size(self, number: int, stop: Event) -> int | None:
+        stream = TarStream(self._folder, self.names[number], stop=stop)
         stream.close()
         return stream.size
 
@@ -170,8 +172,11 @@ class UrlTars:
         """End all reading, also that of other threads."""
         self._stop.set()
         with self._lock:
-            for stream in self._open.values():
-                stream.close()
+            for number, stream in self._open.items():
+                if number in self._in_work:  # the thread that reads it closes it
+                    stream.interrupt()
+                else:
+                    stream.close()
 
     def _stream(self, number: int) -> TarStream:
         """The stream of a tar, which may have begun."""
