@@ -73,15 +73,15 @@ class BatchDict(dict[str, Any]):
     """The dictionary of a batch as loaders give it: its repr is a line, where a dict's would print all tensors.
 
     Attributes:
-        valid_on_host: `valid` as it was on the CPU, of a batch that `to_device` has moved; else None. To ask a GPU for
-            it is to wait for all that it does.
+        moved_valid: of a batch that `to_device` has moved: `valid` as it was on the CPU, and the entry `valid` with the
+            number of writes to it until then; else None. To ask a GPU for it is to wait for all that it does.
     """
 
-    __slots__ = ("valid_on_host",)
+    __slots__ = ("moved_valid",)
 
-    def __init__(self, *entries: Any, valid_on_host: Tensor | None = None, **named: Any) -> None:
+    def __init__(self, *entries: Any, moved_valid: tuple[Tensor, Tensor, int] | None = None, **named: Any) -> None:
         super().__init__(*entries, **named)
-        self.valid_on_host = valid_on_host
+        self.moved_valid = moved_valid
 
     def __repr__(self) -> str:
         entries = [
@@ -150,7 +150,7 @@ def valid_inputs(batch: Batch) -> dict[str, Tensor]:
         be left out of a loss where they are -1 (`cross_entropy(…, ignore_index=-1)`, whose mean of no label is NaN); at
         native resolution pixel_values uint8 (b, N, D), pixel_attention_mask (b, N) and spatial_shapes (b, 2).
     """
-    valid = getattr(batch, "valid_on_host", None)
+    valid = _valid_on_host(batch)
     # A batch that was moved to a GPU by hand does not know it: here alone the host waits for the device.
     inputs, rows = model_inputs(batch), (batch["valid"] if valid is None else valid).nonzero().squeeze(1)
     if len(rows) == len(batch["valid"]):
@@ -201,15 +201,22 @@ def to_device(batch: Batch, device: torch.device | str) -> Batch:
     the host keeps a copy, for `valid_inputs`.
     """
     moved = {k: v.to(device, non_blocking=True) if to_move(v, k) else v for k, v in batch.items()}
-    valid = getattr(batch, "valid_on_host", None)
-    if (
-        valid is None
-        and torch.device(device).type != "cpu"
-        and "valid" in batch
-        and batch["valid"].device.type == "cpu"
-    ):
-        valid = batch["valid"].clone()  # the batch's own memory may be lent
-    return cast(Batch, BatchDict(moved, valid_on_host=valid))
+    valid = _valid_on_host(batch)
+    if valid is None and torch.device(device).type != "cpu" and "valid" in batch:
+        valid = batch["valid"].clone() if batch["valid"].device.type == "cpu" else None  # its own memory may be lent
+    now = cast(Tensor, moved.get("valid"))
+    known = None if valid is None else (valid, now, _writes(now))
+    return cast(Batch, BatchDict(moved, moved_valid=known))
+
+
+def _valid_on_host(batch: Batch) -> Tensor | None:
+    """The host's copy of `valid`; None if there is none, or the entry was replaced or written to since it was moved."""
+    host, moved, writes = getattr(batch, "moved_valid", None) or (None, None, 0)
+    return host if moved is not None and batch["valid"] is moved and _writes(moved) == writes else None
+
+
+def _writes(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # torch counts none to these
 
 
 def to_move(value: object, name: str) -> TypeGuard[Tensor]:

@@ -488,7 +488,8 @@ def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
     # Other shards have other rows: what selects those to train on says nothing about them.
     of_val = {"shards": data.val.shards, "select": data.val.select, "join": [], "captions": "one"}
     which = {"split": "val"} if data.val.shards is None else of_val
-    return once_in_order(data.model_copy(update={**which, "add_hashes": hashes or data.add_hashes}))
+    # No evaluation reads the values of tables.
+    return once_in_order(data.model_copy(update={**which, "fields": {}, "add_hashes": hashes or data.add_hashes}))
 
 
 def val_in_words(data: DataConfig) -> str:

@@ -214,7 +214,8 @@ class Loader(Interoperable):
         return blanks
 
     def _blank(self, step: Step) -> Batch:
-        return shown(self.maker.make(step).batch)
+        batch = self.maker.make(step).batch
+        return shown(batch if self._fields is None else self._fields.added(batch))
 
     def check_rows(self, state: dict[str, Any]) -> None:
         """Check the share of bad rows that a state counts, from 1,000 rows or the end of the first epoch on.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -40,11 +41,15 @@ from mmdata.plan.select.row_weights import row_weights
 from mmdata.plan.select.rows import select_rows
 from mmdata.plan.selection import Selection
 from mmdata.plan.weighted_plan import WeightedPlan
+from mmdata.plan.weights import RowWeights
 from mmdata.shards import Index
 from mmdata.shards.caption_lengths import CountsTokens, caption_lengths
 from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
 
 logger = logging.getLogger("mmdata")
+
+NOTICEABLE_PADDING = 0.2
+"""Share of masked places from which on the log says so."""
 
 Lengths = Literal["index", "no_texts"] | CaptionTokens | CaptionSources | None
 """Caption lengths: those of the index, or counted anew; "no_texts" if batches have none; None if no policy asks. Or the
@@ -112,8 +117,26 @@ def build_plan(
         "mixture": build_mixture(data, index, rows),
     }
     if (weights := row_weights(data, index, rows.starts, selection, joined)) is not None:
-        return WeightedPlan(rows, policy, weights, **settings)
+        weighted = WeightedPlan(rows, policy, weights, **settings)
+        _warn_of_padding(weights, data.global_batch_size)
+        return weighted
     return Plan(rows, policy, num_lanes=data.num_lanes, **settings)
+
+
+def _warn_of_padding(weights: RowWeights, batch_rows: int) -> None:
+    """Log that the parts of an epoch are so short that much of their last batches is masked."""
+    rows = float(weights.values.sum(dtype=np.float64)) / weights.num_parts
+    masked = 1 - rows / (math.ceil(rows / batch_rows) * batch_rows)
+    if masked > NOTICEABLE_PADDING:
+        logger.warning(
+            "%s: an epoch has %d parts of about %.0f rows, and batches of %d: about %.0f %% of the places are masked; "
+            "a smaller data.global_batch_size, or a smaller largest weight (data.max_repeats), masks less",
+            weights.name,
+            weights.num_parts,
+            rows,
+            batch_rows,
+            100 * masked,
+        )
 
 
 def num_rows(data: DataConfig) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -12,15 +13,20 @@ from numpy.typing import NDArray
 from mmdata.plan.buckets import BucketPolicy, Shapes
 from mmdata.plan.mixture import Mixture
 from mmdata.plan.plan import Plan, PlannedShape, Step, largest_first
-from mmdata.plan.row_ranges import occurrences_of
+from mmdata.plan.row_ranges import PASS_SHIFT, occurrences_of
 from mmdata.plan.rows import Rows, count_buckets
 from mmdata.plan.weights import RowWeights
 from mmdata.plan.window_rows import shapes_of
 
 Ints = NDArray[np.int64]
 
+MAX_PASS = 1 << (63 - PASS_SHIFT)
+"""Passes are below this number."""
 HELD_PARTS = 2
 """Parts whose plans are kept: the one that is loaded, and the next, whose batches are made ahead."""
+
+NEVER_EMPTY = 40.0
+"""An epoch is without a row with a probability of e to the minus this."""
 
 
 class PartRows:
@@ -75,7 +81,10 @@ class WeightedPlan(Plan):
         super().__init__(rows, policy, mixture=mixture, **settings)
         if len(weights.values) != rows.starts[-1]:
             raise ValueError(f"weights: {len(weights.values):,} for {int(rows.starts[-1]):,} rows; give one a row")
-        if weights.values.sum(dtype=np.float64) < 1:
+        below = np.minimum(weights.values, 1.0, dtype=np.float64)
+        with np.errstate(divide="ignore"):  # of a weight of 1, which alone is enough
+            surely = -np.log1p(-below).sum()
+        if surely < NEVER_EMPTY:
             raise ValueError(f"{weights.name}: the weights are so small that an epoch may have no row")
         self.weights = weights
         self._settings = settings
@@ -92,6 +101,7 @@ class WeightedPlan(Plan):
 
     def num_steps(self, epoch: int) -> int:
         """Steps of an epoch."""
+        self._check_epoch(epoch)
         return sum(map(self._num_steps, self._parts(epoch)))
 
     def shapes(self, epoch: int) -> list[PlannedShape]:
@@ -108,8 +118,7 @@ class WeightedPlan(Plan):
 
     def steps(self, epoch: int, *, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Step]:
         """As `Plan.steps`."""
-        if epoch < 0:
-            raise ValueError(f"epoch must be 0 or more: got {epoch}")
+        self._check_epoch(epoch)
         self.check_ranks(rank, world_size)
         first = 0  # step of the epoch with which the part begins
         for part in self._parts(epoch):
@@ -121,6 +130,11 @@ class WeightedPlan(Plan):
                     passes = np.where(step.rows < 0, -1, self.weights.passes(step.rows.clip(0), part))
                     yield step._replace(epoch=epoch, number=first + step.number, passes=passes)
             first += count
+
+    def _check_epoch(self, epoch: int) -> None:
+        last = MAX_PASS // self.weights.num_parts - 1
+        if not 0 <= epoch <= last:
+            raise ValueError(f"epoch must be 0 … {last} with weights up to {self.weights.num_parts}: got {epoch}")
 
     def _parts(self, epoch: int) -> range:
         return range(epoch * self.weights.num_parts, (epoch + 1) * self.weights.num_parts)
@@ -136,7 +150,10 @@ class WeightedPlan(Plan):
         plans = self._plans
         if part not in plans:
             rows = PartRows(self.rows, self.weights, part)
-            made = Plan(rows, self.policy, **self._settings) if len(rows.selection) else None
+            # A window reaches over as many shards as one of all rows: their columns are held while it is read.
+            share = len(rows.selection) / self.num_rows
+            settings: dict[str, Any] = {**self._settings, "window_rows": max(1, math.ceil(self.window_rows * share))}
+            made = Plan(rows, self.policy, **settings) if len(rows.selection) else None
             # Replaced, not changed: threads ask for parts at once.
             plans = self._plans = {**dict(list(plans.items())[1 - HELD_PARTS :]), part: made}
         return plans[part]

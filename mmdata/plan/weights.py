@@ -1,11 +1,12 @@
 """How often each row comes: its weight is the number of passes over it in an epoch, on average.
 
-A weight of 2.3 gives two or three passes an epoch, and 23 in ten epochs; a weight of 0.1 one in ten epochs. Nothing is
-drawn anew: each row has a phase of its own, and its passes are counted on from epoch to epoch (systematic sampling), so
-that its captions come in turn and its crops differ as in any other plan.
+A weight of 2.3 gives two or three passes an epoch, and 23 in ten epochs; a weight of 0.1 one in ten epochs. How many is
+not drawn anew: each row has a phase of its own, and its passes are counted on from epoch to epoch (systematic
+sampling), so that its captions come in turn and its crops differ as in any other plan.
 
 An epoch has parts, as many as the largest weight. A row comes at most once in a part, and its passes lie evenly over
-the parts: each part mixes the rows by their weights, and no batch has a row twice.
+the parts, from an offset that is drawn for each row and epoch: each part mixes the rows by their weights, rows meet
+others in each epoch, and no batch has a row twice.
 """
 
 from __future__ import annotations
@@ -50,10 +51,26 @@ class RowWeights:
 
     def passes(self, rows: Ints, part: int) -> Ints:
         """Passes over n rows before a part, from epoch 0 on: int64 (n,)."""
-        # Of 32 bits, so that a whole number of passes and a phase never round up to the next number.
-        phase = (mix((rows.astype(np.uint64) ^ self._seed).astype(np.int64)) >> np.uint64(32)) * 2.0**-32
-        # The product of 24 bits and a part's number is exact, and so is a quotient that is a whole number.
-        return np.floor(self.values[rows].astype(np.float64) * part / self.num_parts + phase).astype(np.int64)
+        epoch, number = divmod(part, self.num_parts)
+        before = self._before(rows, epoch)
+        if number == 0:
+            return before
+        in_epoch = self._before(rows, epoch + 1) - before
+        offset = self._fraction(rows, epoch + 1)
+        # Pass j of n comes in the part that (j + offset) / n of the epoch lies in. A quotient that is a whole number is
+        # exact, so with as many passes as parts each part has one.
+        return before + np.ceil(in_epoch * number / self.num_parts - offset).astype(np.int64)
+
+    def _before(self, rows: Ints, epoch: int) -> Ints:
+        """Passes over n rows before an epoch."""
+        return np.floor(self.values[rows].astype(np.float64) * epoch + self._fraction(rows, 0)).astype(np.int64)
+
+    def _fraction(self, rows: Ints, draw: int) -> NDArray[np.float64]:
+        """A number from 0 to below 1 for each row; `draw` tells several of a row apart."""
+        # Of 32 bits, so that a whole number of passes and a fraction never round up to the next number.
+        key = mix((self._seed ^ mix(np.array([draw]))).astype(np.int64))
+        drawn = mix((rows.astype(np.uint64) ^ key).astype(np.int64)) >> np.uint64(32)
+        return drawn.astype(np.float64) * 2.0**-32
 
     def selection(self, starts: Ints, part: int) -> Selection:
         """The rows of a part.

@@ -58,6 +58,19 @@ def test_a_moved_batch_knows_its_valid_rows_when_the_memory_is_used_again():
     assert len(valid_inputs(to_device(moved, "meta"))["labels"]) == 1
 
 
+def test_rows_that_are_masked_after_the_move_are_left_out():
+    moved = to_device(batch([True, True, True]), "meta")
+    moved["valid"] = torch.tensor([False, True, False])
+    assert valid_inputs(moved)["labels"].shape == (1,)
+    moved = to_device(batch([True, True, True]), "meta")
+    moved["valid"][0] = False
+    with pytest.raises(NotImplementedError):  # the device is asked, and meta has no numbers
+        valid_inputs(moved)
+    again = to_device(batch([True, True, True]), "meta")
+    again["valid"] = torch.tensor([False, True, False])
+    assert valid_inputs(to_device(again, "meta"))["labels"].shape == (1,)
+
+
 def test_normalized_has_clips_mean_and_deviation_to_the_last_bit():
     pixels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, -1, -1)
     mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (CLIP_MEAN, CLIP_STD))

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdata import Loader
-from mmdata.config.data import JoinConfig
+from mmdata.config import DataConfig
+from mmdata.config.data import JoinConfig, evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.join.joined import Joined
 
@@ -283,6 +284,17 @@ def test_a_wrong_field_is_refused(corpus: Corpus, tmp_path: Path, fields: dict[s
     table = write_table(corpus, tmp_path / "table.parquet", rows, **columns)
     with pytest.raises(ConfigError, match=message):
         Loader.from_config(with_fields(corpus, table, fields))
+
+
+def test_evaluations_load_no_fields_and_blank_batches_have_them(corpus: Corpus, tmp_path: Path):
+    table = write_table(corpus, tmp_path / "scores.parquet", list(range(50)))
+    given = {"join": [{"table": table}], "fields": {"score": "join:score"}}
+    with corpus.loader(**given) as loader:
+        assert all("score" in make() for _, make in loader.blank_batches())
+    for val in ({"shards": corpus.settings["shards"]}, {"share": 0.3}):
+        data = evaluation_data(DataConfig.model_validate({**corpus.settings, **given, "val": val}))
+        with Loader.from_config(data) as loader:
+            assert "score" not in next(iter(loader))
 
 
 def test_fields_without_a_table_are_refused(corpus: Corpus):

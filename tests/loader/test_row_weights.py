@@ -228,3 +228,10 @@ def test_shards_without_labels_cannot_be_balanced(corpus: Corpus, tmp_path: Path
     corpus.write_beside(tmp_path / "shards", samples)
     with pytest.raises(ConfigError, match=r"^data.row_weights label_balanced: no row of the corpus has a label$"):
         corpus.loader(shards=str(tmp_path / "shards"), row_weights="label_balanced")
+
+
+def test_parts_that_are_mostly_padding_are_told(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    np.save(tmp_path / "weights.npy", np.where(np.arange(50) == 0, 10.0, 1.0))
+    with corpus.loader(row_weights=str(tmp_path / "weights.npy")):
+        (said,) = caplog.messages
+    assert "an epoch has 10 parts of about 6 rows, and batches of 8: about 26 % of the places are masked; a " in said

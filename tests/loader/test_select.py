@@ -112,6 +112,11 @@ def test_uids_of_datacomp_select_the_keys_that_are_these(corpus: Corpus, tmp_pat
     assert found == list(range(5, 20))
 
 
+def test_a_condition_may_be_longer_than_a_file_name(corpus: Corpus):
+    rows = list(range(0, 50, 2))
+    assert selected(corpus, select=" or ".join(f"key == '{row:05d}'" for row in rows)) == rows
+
+
 def test_a_pool_of_datacomp_has_the_rows_that_its_resharder_copies(corpus: Corpus, tmp_path: Path):
     pool, rng = tmp_path / "pool", np.random.default_rng(0)
     corpus.write_beside(pool, corpus.samples)

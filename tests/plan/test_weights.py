@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -139,8 +140,28 @@ def test_parts_without_a_row_have_no_step(fake_rows: Any):
     assert plan.weights.num_parts == 5
     assert [plan.num_steps(epoch) for epoch in range(4)] == [5] * 4
     assert len(passes_of_epoch(plan, 3)[0]) == 5
-    none = WeightedPlan(fake_rows([3]), POLICY, weights_of([0.5, 0.5, 0.5]), global_batch_size=2)
-    assert sum(none.num_steps(epoch) for epoch in range(2)) <= 2
+
+
+def test_rows_meet_others_in_each_epoch(fake_rows: Any):
+    weights = weights_of([1.0] * 999 + [10.0])
+    rows = np.arange(999)
+    parts = [weights.passes(rows, part + 1) > weights.passes(rows, part) for part in (0, 10, 20)]
+    assert all(60 < part.sum() < 140 for part in parts)  # of 99.9 on average, with a deviation of 9.5
+    assert all((one & other).sum() < 30 for one, other in itertools.pairwise(parts))  # 10 on average
+
+
+def test_a_window_reaches_over_as_many_shards_as_one_of_all_rows(fake_rows: Any):
+    rows = fake_rows([100] * 50)
+    plan = WeightedPlan(rows, POLICY, weights_of([1.0] * 4999 + [10.0]), global_batch_size=10, window_rows=500)
+    shards = {int(row) // 100 for step, _ in zip(plan.steps(0), range(3), strict=False) for row in step.rows}
+    assert len(shards) <= 6  # a window of 500 of all rows is five shards
+
+
+def test_an_epoch_whose_passes_cannot_be_counted_is_refused(fake_rows: Any):
+    plan = WeightedPlan(fake_rows([4]), POLICY, weights_of([1000.0, 1, 1, 1]), global_batch_size=2)
+    assert plan.num_steps(8387) == 1000
+    with pytest.raises(ValueError, match=r"^epoch must be 0 … 8387 with weights up to 1000: got 8388$"):
+        next(plan.steps(8388))
 
 
 def test_weights_are_a_part_of_the_identity(fake_rows: Any):

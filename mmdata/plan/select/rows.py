@@ -28,6 +28,8 @@ logger = logging.getLogger("mmdata")
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+LONGEST_PATH = 200
+"""Characters; of a longer name systems say that it is too long, in place of that no file has it."""
 UID = "uid"
 """Column of a joined table that DataComp's uids are compared with, in place of the keys."""
 
@@ -134,7 +136,7 @@ def _selects(data: DataConfig, index: Index, joined: Joined | None) -> Iterator[
 
 def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tuple[int, int], *, of: str) -> Filter:
     if isinstance(select, str) and not is_file(select):
-        if Path(select).is_file():
+        if len(select) < LONGEST_PATH and Path(select).is_file():
             raise ConfigError(f"{of}: '{select}': files of keys, masks and rows end in {', '.join(SUFFIXES)}")
         expression = parse_expression(select, kinds_of(index, joined), of=of, lines=partial(read_lines, of=of))
 
