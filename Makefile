@@ -25,8 +25,8 @@ test: lint
 gpu:
 	@if $(PYTHON) -c 'import torch, torchvision, transformers, pydantic, pyarrow, rich' 2>/dev/null; \
 	then PYTHONPATH=. $(PYTHON) docs/benchmarks/gpu.py; \
-	elif [ ! -e $(VENV)/.installed ] && ! command -v nvidia-smi >/dev/null; \
-	then echo "no GPU is found here (there is no nvidia-smi): nothing is installed or measured" >&2; exit 2; \
+	elif [ ! -e $(VENV)/.installed ] && ! nvidia-smi -L >/dev/null 2>&1; \
+	then echo "no GPU is found here (nvidia-smi -L finds none): nothing is installed or measured" >&2; exit 2; \
 	else $(MAKE) $(VENV)/.installed && PYTHONPATH=. $(BIN)/python docs/benchmarks/gpu.py; fi
 
 lint: $(VENV)/.installed

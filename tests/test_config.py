@@ -315,6 +315,11 @@ def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: 
         ("loading", {"num_workers": "many"}, "'data.loading.num_workers': Input should be a valid integer; got 'many'"),
         ("loading", {"num_workers": True}, "'data.loading.num_workers': Input should be a valid integer; got True"),
         ("loading", 3, "'data.loading': expected {num_workers: …, worker_type: …, num_processes: …}; got 3"),
+        (
+            "captions",
+            "all",
+            "'data.captions': expected one, every or mapping of names to numbers from 0 to 1; got 'all'",
+        ),
         ("join", "scores.csv", "'data.join': expected [{table: …}]; got 'scores.csv'"),
         ("join", ["scores.csv"], "'data.join.0': expected {table: …}; got 'scores.csv'"),
         ("seed", True, "'data.seed': Input should be a valid integer; got True"),

@@ -130,9 +130,9 @@ AIMS = [
     Aim(what="memory of the tiled loss, 1,048,576 × 512, GB", measured=_gigabytes, at_most=12),
     Aim(what="ViT-B/32, share of the peak", measured=best("vit_b_32, ", "share_of_peak"), at_least=0.35, share=True),
     Aim(what="ViT-B/16, share of the peak", measured=best("vit_b_16, ", "share_of_peak"), at_least=0.4, share=True),
-    Aim(what="ViT-B/16, samples/s", measured=best("vit_b_16, ", "samples_per_s"), at_least=3200),
+    Aim(what="ViT-B/16, samples/s padded to 77", measured=best("vit_b_16, padded", "samples_per_s"), at_least=3200),
     Aim(what="ViT-L/14, share of the peak", measured=best("vit_l_14, ", "share_of_peak"), at_least=0.4, share=True),
-    Aim(what="ViT-L/14, samples/s", measured=best("vit_l_14, ", "samples_per_s"), at_least=750),
+    Aim(what="ViT-L/14, samples/s padded to 77", measured=best("vit_l_14, padded", "samples_per_s"), at_least=750),
     Aim(what="ViT-B/32, samples/s bucketed ÷ padded to 77", measured=_bucketed, at_least=1.3),
     Aim(
         what="ViT-B/16, samples/s compiled ÷ eager",

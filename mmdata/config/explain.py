@@ -56,7 +56,7 @@ OTHER_NAMES = {
 }
 """What open_clip, transformers and Lightning call a setting, and what it is called here."""
 
-OF_TYPES = ("bool_parsing", "bool_type", "tuple_type")
+OF_TYPES = ("bool_parsing", "bool_type", "tuple_type", "dict_type")
 """Errors of pydantic for which the whole setting is told, once: what else it may be stands in other errors, or
 nowhere."""
 

@@ -50,9 +50,9 @@ def _words(annotation: Any, metadata: Iterable[Any] = (), *, plural: bool = Fals
         return _joined([str(value) for value in parts])
     if origin in (Union, types.UnionType):
         # Sections of several kinds are one word; null comes last.
-        listed = dict.fromkeys(_words(part, plural=plural) for part in parts if part is not types.NoneType)
-        words = [word for one in listed for word in (one.split(" or ") if one == PATH else [one])]
-        return _joined([*words, *(["null"] if types.NoneType in parts else [])])
+        given = [part for part in parts if part is not types.NoneType]
+        listed = dict.fromkeys(word for part in given for word in _alternatives(part, plural=plural))
+        return _joined([*listed, *(["null"] if types.NoneType in parts else [])])
     if origin is tuple and Ellipsis not in parts:
         return f"[{', '.join(_words(part) for part in parts)}]"
     if origin in (list, tuple):
@@ -68,6 +68,14 @@ def _words(annotation: Any, metadata: Iterable[Any] = (), *, plural: bool = Fals
     name = _NAMES[annotation]
     bounds = _bounds(metadata)
     return f"{name}{'s' if plural and annotation in (int, float, str) else ''}{bounds and ' '}{bounds}"
+
+
+def _alternatives(annotation: Any, *, plural: bool) -> list[str]:
+    """The words of a part of a union: its values, if it has few."""
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    words = _words(annotation, plural=plural)
+    return words.split(" or ") if words in (PATH, _NAMES[bool]) else [words]
 
 
 def _bounds(metadata: Iterable[Any]) -> str:

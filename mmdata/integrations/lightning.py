@@ -51,17 +51,25 @@ class EpochLoader:
             ) from error
         self.loader = loader
         self._trainer = trainer
+        if isinstance(loader, Loader) and loader.plan.epochs_differ:
+            # Else Lightning gives every epoch at most as many batches as the first one has.
+            undeclared: Any = trainer
+            undeclared.reload_dataloaders_every_n_epochs = 1
 
     def __len__(self) -> int:
-        return len(self.loader)
+        """Batches of the trainer's epoch."""
+        return self.loader.plan.num_steps(self._epoch()) if isinstance(self.loader, Loader) else len(self.loader)
 
     def __iter__(self) -> Iterator[Batch]:
         # As a generator, this runs when the first batch is asked for: Lightning makes the iterator before it increments
         # `current_epoch`. Its own call of a sampler's `set_epoch` is not used: after resuming at the end of an epoch
         # under `max_steps` it passes an epoch that is too large by one.
-        overfit = getattr(self._trainer, "overfit_batches", 0)  # Lightning sets it without declaring it
-        self.loader.set_epoch(0 if overfit else self._trainer.current_epoch)
+        self.loader.set_epoch(self._epoch())
         yield from judged_together(self.loader)
+
+    def _epoch(self) -> int:
+        overfit = getattr(self._trainer, "overfit_batches", 0)  # Lightning sets it without declaring it
+        return 0 if overfit else self._trainer.current_epoch
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's position and the counts of all ranks, for Lightning's checkpoints.
@@ -99,6 +107,8 @@ class LoaderDataModule(LightningDataModule):
 
     def train_dataloader(self) -> EpochLoader:
         """This rank's batches, in the trainer's epoch."""
+        if self._training is not None:  # Lightning asks again, for the length of another epoch
+            return self._training
         trainer = self._checked_trainer()
         batches = self._train_batches(rank=trainer.global_rank, world_size=trainer.world_size)
         self._training = EpochLoader(batches, trainer)

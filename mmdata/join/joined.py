@@ -99,6 +99,8 @@ class JoinedTable:
     def _column(self, name: str) -> Any:
         if name not in self._columns:
             values = self._table.column(name).combine_chunks()
+            if pa.types.is_uint64(values.type) and (compute.max(values).as_py() or 0) >= 2**63:
+                raise ConfigError(f"{self.of}: column '{name}' has whole numbers above 2^63 - 1: store them as texts")
             self._columns[name] = values.cast(pa.large_string()) if pa.types.is_string(values.type) else values
         return self._columns[name]
 

@@ -138,9 +138,14 @@ class Plan:
         self._schedules: dict[int, tuple[list[list[Window]], Schedule]] = {}
 
     def __len__(self) -> int:
-        """Steps of the first epoch. Others may have more or fewer only if batch sizes differ, rows stand in groups or a
-        repeat is no whole number."""
+        """Steps of the first epoch. Others may have more or fewer only if `epochs_differ`."""
         return self.num_steps(0)
+
+    @property
+    def epochs_differ(self) -> bool:
+        """Whether epochs may have different numbers of steps: batch sizes differ, rows stand in groups, or a repeat is
+        no whole number."""
+        return not self._steps_follow_from_shards or any(span.repeat % 1 for span in self.mixture.spans)
 
     def __repr__(self) -> str:
         return f"Plan({self.in_words(0)}, {len(self.policy.buckets)} batch shapes, seed {self.seed})"

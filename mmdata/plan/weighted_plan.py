@@ -91,9 +91,10 @@ class WeightedPlan(Plan):
         self._plans: dict[int, Plan | None] = {}
         self._steps_of_part: dict[int, int] = {}
 
-    def __len__(self) -> int:
-        """Steps of the first epoch. Others have more or fewer."""
-        return self.num_steps(0)
+    @property
+    def epochs_differ(self) -> bool:
+        """Whether epochs may have different numbers of steps: which rows come in a part is drawn for each epoch."""
+        return True
 
     def in_words(self, epoch: int, world_size: int = 1) -> str:
         """Rows, steps and batch size of an epoch, for a repr: reads nothing, so it may not know the steps."""

@@ -51,19 +51,19 @@ class RowWeights:
 
     def passes(self, rows: Ints, part: int) -> Ints:
         """Passes over n rows before a part, from epoch 0 on: int64 (n,)."""
+        return self._passes(rows, part)[0]
+
+    def _passes(self, rows: Ints, part: int) -> tuple[Ints, Ints]:
+        """Passes over n rows before a part, and by its end."""
         epoch, number = divmod(part, self.num_parts)
-        before = self._before(rows, epoch)
-        if number == 0:
-            return before
-        in_epoch = self._before(rows, epoch + 1) - before
+        values, phase = self.values[rows].astype(np.float64), self._fraction(rows, 0)
+        before, by_the_end = (np.floor(values * count + phase) for count in (epoch, epoch + 1))  # of the epoch
         offset = self._fraction(rows, epoch + 1)
         # Pass j of n comes in the part that (j + offset) / n of the epoch lies in. A quotient that is a whole number is
-        # exact, so with as many passes as parts each part has one.
-        return before + np.ceil(in_epoch * number / self.num_parts - offset).astype(np.int64)
-
-    def _before(self, rows: Ints, epoch: int) -> Ints:
-        """Passes over n rows before an epoch."""
-        return np.floor(self.values[rows].astype(np.float64) * epoch + self._fraction(rows, 0)).astype(np.int64)
+        # exact, so with as many passes as parts each part has one, and by the last part all have come.
+        found = (np.ceil((by_the_end - before) * n / self.num_parts - offset) for n in (number, number + 1))
+        first, last = ((before + count).astype(np.int64) for count in found)
+        return first, last
 
     def _fraction(self, rows: Ints, draw: int) -> NDArray[np.float64]:
         """A number from 0 to below 1 for each row; `draw` tells several of a row apart."""
@@ -85,9 +85,8 @@ class RowWeights:
                 found = np.empty(last - first, np.bool_)
                 for begin in range(first, last, COUNT_ROWS):
                     rows = np.arange(begin, min(begin + COUNT_ROWS, last))
-                    found[begin - first : begin - first + len(rows)] = self.passes(rows, part + 1) > self.passes(
-                        rows, part
-                    )
+                    passes, by_the_end = self._passes(rows, part)
+                    found[begin - first : begin - first + len(rows)] = by_the_end > passes
                 yield found
 
         return Selection(starts, masks(), name=f"{self.name}, part {part}")

@@ -49,6 +49,7 @@ class LoaderExtras:
 
     Attributes:
         index: the corpus that row numbers are of.
+        identity: what the batches depend on, by name; the same on all ranks.
         stats: the loader's clock, a `mmdata.loader.Stats`.
         all_captions: takes row numbers int64 (n,); gives the captions of those of the rows that have several.
         merge_states: takes the states of all ranks at the same step; gives one, with the rows of all of them counted.
@@ -58,6 +59,7 @@ class LoaderExtras:
     """
 
     index: Sized | None
+    identity: dict[str, Any] | None
     stats: Any
     all_captions: Callable[[NDArray[np.int64]], CaptionBatch] | None
     merge_states: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] | None

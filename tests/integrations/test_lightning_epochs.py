@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -199,3 +200,14 @@ def test_loader_and_stream_are_no_dataloaders_and_say_how_to_skip_batches(data: 
     stream.load_state_dict(stream.state_dict())
     assert [batch["keys"] for batch in stream] == keys[2:]
     assert accelerate.Accelerator(cpu=True).prepare(loader) is loader
+
+
+@pytest.mark.parametrize("way", ["LoaderDataModule", "EpochLoader"])
+def test_fit_gives_each_epoch_of_weighted_rows_whole(data: dict[str, Any], tmp_path: Path, way: str):
+    np.save(tmp_path / "weights.npy", np.random.default_rng(1).uniform(0.3, 2.9, 22))
+    weighted = {**data, "global_batch_size": 2, "row_weights": str(tmp_path / "weights.npy")}
+    plan = mmdata.Loader.from_config(weighted).plan
+    steps = [plan.num_steps(epoch) for epoch in range(6)]
+    assert max(steps) > steps[0]
+    model = fit(tmp_path, ways(weighted)[way](), max_epochs=6, enable_checkpointing=False)
+    assert [len(batches) for batches in model.seen.values()] == steps

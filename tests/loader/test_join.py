@@ -297,6 +297,14 @@ def test_evaluations_load_no_fields_and_blank_batches_have_them(corpus: Corpus, 
             assert "score" not in next(iter(loader))
 
 
+def test_whole_numbers_that_no_tensor_holds_are_refused(corpus: Corpus, tmp_path: Path):
+    table = write_table(corpus, tmp_path / "a.parquet", list(range(50)), big=pa.array([2**63 + 5] * 50, pa.uint64()))
+    message = r"^data.join.0: column 'big' has whole numbers above 2\^63 - 1: store them as texts$"
+    for changes in ({"select": "big >= 0"}, {"fields": {"big": "join:big"}}):
+        with pytest.raises(ConfigError, match=message):
+            corpus.loader(join=[{"table": table}], **changes)
+
+
 def test_fields_without_a_table_are_refused(corpus: Corpus):
     with pytest.raises(ConfigError, match=r"no source 'join:score'; there are none: give data\.join"):
         corpus.loader(fields={"x": "join:score"})

@@ -115,6 +115,7 @@ def test_uids_of_datacomp_select_the_keys_that_are_these(corpus: Corpus, tmp_pat
 def test_a_condition_may_be_longer_than_a_file_name(corpus: Corpus):
     rows = list(range(0, 50, 2))
     assert selected(corpus, select=" or ".join(f"key == '{row:05d}'" for row in rows)) == rows
+    assert selected(corpus, select=f"key != '{'日' * 90}'") == list(range(50))
 
 
 def test_a_pool_of_datacomp_has_the_rows_that_its_resharder_copies(corpus: Corpus, tmp_path: Path):

@@ -107,6 +107,17 @@ def counts(run: Path) -> tuple[int, dict[str, int]]:
     return state["rows_seen"], state["rows_masked"]
 
 
+def test_ranks_that_select_different_rows_do_not_train(config: Path, tmp_path: Path):
+    for rank in range(2):
+        keys = Index.open(tmp_path / "shards").keys(np.arange(rank, 20))
+        (tmp_path / f"keys{rank}.txt").write_text("\n".join(keys))
+    selects = {rank: [f"data.select={tmp_path}/keys{rank}.txt"] for rank in range(2)}
+    for code, error in finish(start(config, of_rank=selects)):
+        assert code != 0
+        assert "rank 1 has other batches than rank 0: selection is 'data.select keys1.txt (" in error
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 def test_budget_counts_the_rows_of_all_ranks(config: Path, tmp_path: Path):
     bad = rows_of_rank(config, 1)[:2]  # 2 of 24 rows, and 2 of rank 1's 12
     spoil(tmp_path / "shards", bad)

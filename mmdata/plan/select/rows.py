@@ -28,8 +28,6 @@ logger = logging.getLogger("mmdata")
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-LONGEST_PATH = 200
-"""Characters; of a longer name systems say that it is too long, in place of that no file has it."""
 UID = "uid"
 """Column of a joined table that DataComp's uids are compared with, in place of the keys."""
 
@@ -136,7 +134,7 @@ def _selects(data: DataConfig, index: Index, joined: Joined | None) -> Iterator[
 
 def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tuple[int, int], *, of: str) -> Filter:
     if isinstance(select, str) and not is_file(select):
-        if len(select) < LONGEST_PATH and Path(select).is_file():
+        if _is_a_path(select):
             raise ConfigError(f"{of}: '{select}': files of keys, masks and rows end in {', '.join(SUFFIXES)}")
         expression = parse_expression(select, kinds_of(index, joined), of=of, lines=partial(read_lines, of=of))
 
@@ -189,6 +187,13 @@ def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tupl
         wrong = int(rows[0] if rows[0] < 0 else rows[-1])
         raise ConfigError(f"{of}: '{file}': row {wrong:,}, and the index has rows 0 to {num_rows - 1:,}")
     return Filter(name, shards, partial(_rows_of_shard, rows + first_row, index.starts), reads_index=False)
+
+
+def _is_a_path(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:  # a condition may be longer than any file's name
+        return False
 
 
 def _keys_of(index: Index, shard: int) -> list[str]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmdata.batch import Batch
-from mmdata.errors import DataError, TrainingError
+from mmdata.errors import ConfigError, DataError, TrainingError
 from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.ranks import collectives
 
@@ -26,6 +26,23 @@ def gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
+
+
+def check_same_batches(identity: dict[str, Any] | None, group: dist.ProcessGroup | None) -> None:
+    """Check that the loaders of all ranks have the same batches. A collective.
+
+    Raises:
+        ConfigError: they do not; names the first rank that differs from rank 0, and in what.
+    """
+    first, *others = gather(identity or {}, group)
+    for rank, other in enumerate(others, start=1):
+        if differ := [name for name in first if other.get(name) != first[name]]:
+            name = differ[0]
+            raise ConfigError(
+                f"rank {rank} has other batches than rank 0: {name} is {other.get(name)!r}, and {first[name]!r} on "
+                "rank 0. The ranks see different files, or one was written while they started: start again with files "
+                "that all of them share"
+            )
 
 
 def on_first(do: Callable[[], object], group: dist.ProcessGroup | None) -> None:

@@ -29,7 +29,7 @@ from mmdata.train.objective import ContrastiveLoss, check_objective, make_loss
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
-from mmdata.train.ranks.lockstep import Lockstep, checked_state, gather
+from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_state, gather
 from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
 from mmdata.train.run import checkpoint
 from mmdata.train.run.checkpoint import CHECKPOINTS, rng_state, seed_rank, set_rng_state
@@ -100,6 +100,7 @@ class Trainer:
         several = collectives.world_size() > 1
         group = dist.new_group(backend="gloo", timeout=collectives.TIMEOUT) if several else None
         self.group = cast("dist.ProcessGroup | None", group)
+        check_same_batches(LoaderExtras.of(batches).identity, self.group)
         self.stop = StopSignals(self.group)
         self.lockstep = Lockstep(self.group, lambda: self.stop.received)
         took = self.lockstep.took if several else None
