@@ -13,6 +13,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from typing_extensions import NotRequired
 
+from mmdata.encoded_images import ENTRIES, with_pixels
+
 MODEL_KEYS = ("pixel_values", "pixel_attention_mask", "spatial_shapes", "input_ids", "attention_mask", "labels")
 """Entries of a batch that a Hugging Face model takes."""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -49,6 +51,9 @@ class Batch(TypedDict):
         keys: B strings; "" where a row is padding.
         captions: B strings, the text of each row's caption; "" where a row has none that can be used. Only with
             `data.add_captions`.
+        encoded_images: uint8 (N,), the files of all rows. This and image_layout: only with `data.decode: device`, in
+            place of `pixel_values`, until `to_device` (or `DevicePrefetcher`) has decoded them.
+        image_layout: int64 (B, 11), what each row shows of which file; see `mmdata.encoded_images.Place`.
     """
 
     pixel_values: Tensor
@@ -67,6 +72,8 @@ class Batch(TypedDict):
     rows: Tensor
     keys: list[str]
     captions: NotRequired[list[str]]
+    encoded_images: NotRequired[Tensor]
+    image_layout: NotRequired[Tensor]
 
 
 class BatchDict(dict[str, Any]):
@@ -134,7 +141,16 @@ class CaptionBatch(NamedTuple):
 
 
 def model_inputs(batch: Batch) -> dict[str, Tensor]:
-    """The entries a Hugging Face model takes: `model(**model_inputs(batch))`."""
+    """The entries a Hugging Face model takes: `model(**model_inputs(batch))`.
+
+    Raises:
+        ValueError: the images are not decoded yet.
+    """
+    if ENTRIES[0] in batch:
+        raise ValueError(
+            "the batch holds files (data.decode is device), and no pixels yet: take the batches of "
+            "mmdata.train.DevicePrefetcher(loader, device), or move each with mmdata.batch.to_device"
+        )
     return {key: value for key, value in batch.items() if key in MODEL_KEYS and isinstance(value, Tensor)}
 
 
@@ -198,8 +214,13 @@ def to_device(batch: Batch, device: torch.device | str) -> Batch:
     """The same batch with its tensors on `device`; copies are asynchronous where the memory is pinned.
 
     `spatial_shapes` stay where they are: a model reads their values as sizes, and would wait for the device. Of `valid`
-    the host keeps a copy, for `valid_inputs`.
+    the host keeps a copy, for `valid_inputs`. Files (`data.decode: device`) are decoded there, for which the host
+    waits.
+
+    Raises:
+        ConfigError: the batch holds files, and torchvision cannot decode on the device.
     """
+    batch = with_pixels(batch, device)
     moved = {k: v.to(device, non_blocking=True) if to_move(v, k) else v for k, v in batch.items()}
     valid = _valid_on_host(batch)
     if valid is None and torch.device(device).type != "cpu" and "valid" in batch:

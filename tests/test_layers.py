@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mmdata"
 
 GROUND = [
-    *("atomic", "batch", "cores", "errors", "hashing", "launcher", "nearest", "recognize", "renamed", "safe_read"),
-    *("seeding", "shipped"),
+    *("atomic", "batch", "cores", "encoded_images", "errors", "hashing", "launcher", "nearest", "recognize", "renamed"),
+    *("safe_read", "seeding", "shipped"),
 ]
 TOP = [*GROUND, "cli", "config"]
 DATA_HALF = [*TOP, "shards", "join", "plan", "transform", "loader", "samplers", "streaming", "compositional", "convert"]
@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "streaming": [*TOP, "shards", "plan", "transform", "loader"],
     "compositional": [*TOP, "shards", "plan", "transform", "loader"],
     "convert": [*TOP, "shards", "transform"],
-    "train": ["atomic", "batch", "config", "errors", "recognize", "renamed"],
+    "train": ["atomic", "batch", "config", "encoded_images", "errors", "recognize", "renamed"],
     "trained": [*DATA_HALF, "train"],
     "inspect": [*DATA_HALF, "train", "trained"],
     "commands": [*DATA_HALF, "train", "trained", "inspect"],

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from mmdata.encoded_images import with_pixels
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.work import LoadedBatch
@@ -67,7 +68,7 @@ class Replay:
         if "input_ids" in batch and "attention_mask" in batch:
             ids = batch["input_ids"][0][batch["attention_mask"][0] == 1].tolist()
             yield "tokenize", f"{len(ids)} tokens: {' '.join(map(str, ids))}", wall_s["tokenize"]
-        pixels = batch["pixel_values"][0]
+        pixels = with_pixels(batch, "cpu")["pixel_values"][0]
         yield "pixels", f"uint8 {_by(pixels.shape)}, mean {float(pixels.float().mean()):.1f}", None
         for entry in self.made.masked:
             yield "masked", f"at {entry.stage}: {entry.reason}: {entry.detail}", None
@@ -80,7 +81,7 @@ class Replay:
         """
         if self.step.bucket.patches:
             raise ConfigError("--save: the row is patches at native resolution, not an image; leave --save out")
-        pixels = self.made.batch["pixel_values"][0]
+        pixels = with_pixels(self.made.batch, "cpu")["pixel_values"][0]
         Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(path)
 
 

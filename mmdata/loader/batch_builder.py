@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, Interrupted, LoadError
 from mmdata.loader.buffer_pool import BufferPool
-from mmdata.loader.image_buffers import batch_pixels
+from mmdata.loader.image_buffers import batch_images
 from mmdata.loader.ledger import LedgerEntry, Stage
 from mmdata.loader.negative_captions import NegativeTexts
 from mmdata.loader.samples import Samples
@@ -162,7 +163,7 @@ class BatchBuilder:
     def _lend_pixels(self, part: _Part) -> None:
         """Borrow the memory for the pixels."""
         step, spec = self._step, self._spec
-        self._pixels = batch_pixels(step.bucket, len(step.rows), spec.buffers, spec.transform)
+        self._pixels = batch_images(step.bucket, len(step.rows), spec.buffers, spec.transform)
         part.clock.lap("collate")
 
     def _explain(self, error: Exception, i: int | None) -> str:
@@ -251,8 +252,9 @@ class BatchBuilder:
         keys = [""] * len(usable)
         for place, key in zip(self._places.tolist(), self._samples.keys, strict=True):
             keys[place] = key
+        images: Any = self._pixels.entries(valid)
         self._batch = batch = Batch(
-            **self._pixels.entries(valid),
+            **images,
             valid=valid,
             rows=torch.from_numpy(self._step.rows.copy()),
             keys=keys,

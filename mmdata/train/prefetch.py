@@ -6,6 +6,7 @@ The state counts the batches that the caller got, not those taken ahead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
 from typing import Any, cast
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mmdata.batch import Batch, to_device, to_move
+from mmdata.encoded_images import ENTRIES, with_pixels
 from mmdata.train.batches import Batches, LoaderExtras
 
 _Copied = tuple[Callable[[], Batch], dict[str, Any]]
@@ -24,7 +26,8 @@ class DevicePrefetcher:
     """The batches of a loader, their tensors on a device.
 
     On a GPU the next batch is taken and copied before the current one is yielded: through pinned memory, on a stream of
-    its own, as uint8. On a CPU the loader's own batches are yielded, and none is taken ahead.
+    its own, as uint8. On a CPU the loader's own batches are yielded, and none is taken ahead. With `data.decode:
+    device` a thread decodes the next batch on the device meanwhile.
 
     The seconds that the calling thread spends on copies are added to the loader's clock, as `stats.transfer_s`.
 
@@ -94,7 +97,7 @@ class DevicePrefetcher:
                 the position.
         """
         if self.device.type == "cpu" and self._took is None:
-            return iter(self.batches)
+            return map(partial(with_pixels, device=self.device), self.batches)
         return self._one_ahead(_copies_to(self.device))
 
     def _one_ahead(self, copy: Callable[[Batch], Callable[[], Batch]]) -> Iterator[Batch]:
@@ -172,9 +175,38 @@ def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[tup
 
 def _copies_to(device: torch.device) -> Callable[[Batch], Callable[[], Batch]]:
     """Begins to copy a batch to a device; calling the result gives the batch."""
-    if device.type == "cuda":
-        return _Copies(device).copy
-    return lambda batch: partial(to_device, batch, device)
+
+    def later(batch: Batch) -> Callable[[], Batch]:
+        return partial(to_device, batch, device)
+
+    return _Decoding(device, _Copies(device).copy if device.type == "cuda" else later).copy
+
+
+class _Decoding:
+    """Copies in a thread where they begin with decoding: the decoder waits for the device.
+
+    Args:
+        device: that decodes.
+        copy: begins to copy a batch.
+    """
+
+    def __init__(self, device: torch.device, copy: Callable[[Batch], Callable[[], Batch]]) -> None:
+        self._device = device
+        self._copy = copy
+        self._thread: ThreadPoolExecutor | None = None
+
+    def copy(self, batch: Batch) -> Callable[[], Batch]:
+        """Begin to copy a batch; calling the result waits for the thread and gives the batch."""
+        if ENTRIES[0] not in batch:
+            return self._copy(batch)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "mmdata-decode", initializer=self._use_device)
+        coming = self._thread.submit(self._copy, batch)
+        return lambda: coming.result()()
+
+    def _use_device(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # a new thread begins on the first GPU
 
 
 class _Copies:
@@ -189,9 +221,9 @@ class _Copies:
         """Begin to copy a batch; calling the result gives the batch to the current stream."""
         staging = self._stagings[0]
         self._stagings = self._stagings[::-1]
-        staged = staging.fill(batch)
         # The memory on the device is allocated on this stream, which waits for no other; others wait for `done` only.
         with torch.cuda.stream(self._stream):
+            staged = staging.fill(with_pixels(batch, self._device))
             moved = to_device(staged, self._device)
             staging.done.record(self._stream)
         return partial(self._hand_on, moved, staging.done)

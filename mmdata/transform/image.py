@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from mmdata.encoded_images import orient
 from mmdata.errors import BadSample, Reason
 from mmdata.shards.images.png import check_png
 from mmdata.shards.images.probe import DEFAULT_LIMITS, PARSE_ERRORS, refused
@@ -89,6 +90,32 @@ def jpeg_size(data: bytes | memoryview, orientation: int = 1) -> tuple[int, int]
     return oriented_size(int(height), int(width), orientation)
 
 
+def decodes_on_device(data: bytes | memoryview) -> bool:
+    """Whether a JPEG is of the usual kind, which any decoder reads alike: YCbCr, Huffman coded, 8 bits a sample.
+
+    Raises:
+        BadSample: the file has no scan, or no end: decoders other than the loader's fill with grey what is missing.
+    """
+    frame, scan = _scan_of(data)
+    if bytes(data[scan:]).rfind(b"\xff\xd9") < 0:
+        raise BadSample(Reason.CORRUPT_IMAGE, "JPEG does not decode: its end is missing")
+    return frame in (0xC0, 0xC1, 0xC2) and simplejpeg.decode_jpeg_header(data)[2] == "YCbCr"
+
+
+def _scan_of(data: bytes | memoryview) -> tuple[int, int]:
+    """The marker of a JPEG's frame header, SOF0 to SOF15, and the offset of its first scan header."""
+    frame, place = 0, 2
+    while place + 4 <= len(data) and data[place] == 0xFF:
+        marker = data[place + 1]
+        if marker == 0xDA and frame:
+            return frame, place
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # not DHT, JPG, DAC
+            frame = marker
+        filler = marker == 0xFF or 0xD0 <= marker <= 0xD8 or marker == 1  # markers without a length
+        place += (1 if marker == 0xFF else 2) if filler else 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    raise BadSample(Reason.CORRUPT_IMAGE, "JPEG does not decode: it has no scan")
+
+
 def _decode_jpeg(data: bytes | memoryview, min_height: int, min_width: int) -> Tensor:
     header = simplejpeg.decode_jpeg_header(data)
     height, width, colours = int(header[0]), int(header[1]), header[2]
@@ -111,14 +138,6 @@ def _decode_jpeg(data: bytes | memoryview, min_height: int, min_width: int) -> T
         if not str(warning).endswith("extraneous bytes before marker 0xd9"):
             raise
         return decoded(strict=False)
-
-
-def orient(image: Tensor, orientation: int) -> Tensor:
-    """Apply an EXIF orientation (1 to 8) to a (3, H, W) image; 5 to 8 exchange height and width."""
-    if orientation >= 5:
-        image = image.transpose(1, 2)
-    flips = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation)
-    return image.flip(flips) if flips else image
 
 
 def oriented_size(height: int, width: int, orientation: int) -> tuple[int, int]:
@@ -191,22 +210,27 @@ def train_crop(
 
 
 def resize_crop(image: Tensor, box: Box, out: Tensor) -> None:
-    """Resize a box of an image into `out`: bicubic with antialias, in uint8.
-
-    Each edge of the box is rounded to a whole pixel, halves outwards, so a centred box stays centred.
+    """Resize a box of an image, in whole pixels, into `out`: bicubic with antialias, in uint8.
 
     Args:
         image: uint8 (3, H, W).
         box: inside the image.
         out: uint8 (3, h, w), overwritten.
     """
-    top, bottom = _whole_pixels(box.top, box.height, image.shape[1])
-    left, right = _whole_pixels(box.left, box.width, image.shape[2])
+    top, bottom, left, right = whole_pixels(box, (image.shape[1], image.shape[2]))
     region = image[None, :, top:bottom, left:right]
     if region.shape[2:] == out.shape[1:]:
         out.copy_(region[0])
     else:
         out.copy_(interpolate(region, (out.shape[1], out.shape[2]), mode="bicubic", antialias=True)[0])
+
+
+def whole_pixels(box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Top, bottom, left and right of a box in an image of (height, width) pixels, bottom and right behind its last.
+
+    Each edge is rounded to a whole pixel, halves outwards, so a centred box stays centred.
+    """
+    return *_whole_pixels(box.top, box.height, size[0]), *_whole_pixels(box.left, box.width, size[1])
 
 
 def _whole_pixels(begin: float, length: float, side: int) -> tuple[int, int]:

@@ -1,0 +1,172 @@
+"""Files that become pixels on the device (`data.decode: device`), with the CPU as the device."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmdata
+from mmdata import Batch, encoded_images
+from mmdata.batch import model_inputs, to_device
+from mmdata.encoded_images import with_pixels
+from mmdata.errors import ConfigError
+from mmdata.train import DevicePrefetcher
+from tests.loader.conftest import Corpus
+
+MOST = 2
+"""Levels between a crop resized as floats and one resized in uint8, which rounds after each of two passes."""
+
+
+def pixels_of(batch: Any) -> torch.Tensor:
+    return with_pixels(batch, "cpu")["pixel_values"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"transform": "eval"}, {"worker_type": "process"}, {"num_workers": 0}])
+def test_device_has_the_pixels_of_exact_decoding(corpus: Corpus, changes: dict[str, Any]):
+    on_device, exact = corpus.loader(decode="device", **changes), corpus.loader(decode="exact", **changes)
+    kinds: set[int] = set()
+    batch: Any
+    expected: Any
+    for batch, expected in zip(on_device, exact, strict=True):
+        assert batch["rows"].tolist() == expected["rows"].tolist()
+        assert torch.equal(batch["valid"], expected["valid"])
+        assert torch.equal(batch["input_ids"], expected["input_ids"])
+        assert "pixel_values" not in batch
+        kinds |= set(batch["image_layout"][:, 2].tolist())
+        decoded = batch["image_layout"][:, 2] == encoded_images.PIXELS
+        pixels = pixels_of(batch)
+        assert pixels.dtype == torch.uint8
+        assert torch.equal(pixels[decoded], expected["pixel_values"][decoded])
+        difference = (pixels.int() - expected["pixel_values"].int()).abs()
+        assert difference.max() <= MOST
+        assert difference.float().mean() < 0.5
+    assert kinds == {0, 1, 6}  # other formats, upright JPEGs, turned ones
+
+
+def test_device_decodes_the_same_pixels_in_chunks_and_through_processes(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+):
+    expected = [pixels_of(batch) for batch in corpus.loader(decode="device", num_workers=0)]
+    monkeypatch.setattr(encoded_images, "CHUNK_BYTES", 1)  # one file at a time
+    found = [pixels_of(batch) for batch in corpus.loader(decode="device", worker_type="process")]
+    assert len(found) == len(expected)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_device_prefetcher_and_to_device_decode(corpus: Corpus):
+    expected = [pixels_of(batch) for batch in corpus.loader(decode="device")]
+    came: list[Exception | None] = []
+    for took in (None, came.append):
+        loader = corpus.loader(decode="device")
+        found = [batch["pixel_values"] for batch in DevicePrefetcher(loader, "cpu", took=took)]
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert len(came) == len(expected) + 1
+    batch: Batch = next(iter(corpus.loader(decode="device")))
+    with pytest.raises(ValueError, match=r"^the batch holds files \(data.decode is device\), and no pixels yet: take"):
+        model_inputs(batch)
+    assert set(model_inputs(to_device(batch, "cpu"))) == {"pixel_values", "input_ids", "attention_mask", "labels"}
+
+
+def test_device_resumes_with_a_batch_decoded_ahead(corpus: Corpus):
+    expected = [pixels_of(batch) for batch in corpus.loader(decode="device")]
+    first = DevicePrefetcher(corpus.loader(decode="device"), "cpu", took=lambda _: None)
+    batches = iter(first)
+    next(batches)
+    next(batches)
+    second = DevicePrefetcher(corpus.loader(decode="device"), "cpu", took=lambda _: None)
+    second.load_state_dict(first.state_dict())
+    found = [batch["pixel_values"] for batch in second]
+    assert len(found) == len(expected) - 2
+    assert all(torch.equal(a, b) for a, b in zip(found, expected[2:], strict=True))
+
+
+def jpeg_row(corpus: Corpus) -> int:
+    return next(row for row, sample in enumerate(corpus.samples) if sample.image[:2] == b"\xff\xd8")
+
+
+def masked_in(corpus: Corpus, row: int, **changes: Any) -> tuple[Any, int, mmdata.Loader]:
+    """The batch of a row, its place there, and the loader."""
+    loader = corpus.loader(decode="device", check_images="never", transform="eval", **changes)
+    for batch in loader:
+        if row in batch["rows"]:
+            return batch, batch["rows"].tolist().index(row), loader
+    raise AssertionError(row)
+
+
+@pytest.mark.parametrize(("kept", "reason"), [(0.5, "it has no scan"), (0.95, "its end is missing")])
+def test_device_masks_a_file_that_was_cut_in_the_worker(corpus: Corpus, tmp_path: Path, kept: float, reason: str):
+    copy = corpus.copy(tmp_path / "corpus")
+    row = jpeg_row(copy)
+    image = copy.samples[row].image
+    copy.overwrite(row, "image", image[: int(kept * len(image))].ljust(len(image), b"\0"))
+    batch, place, loader = masked_in(copy, row)
+    assert not batch["valid"][place]
+    (entry,) = loader.ledger
+    assert (entry.row, entry.stage, entry.reason) == (row, "decode", "corrupt_image")
+    assert entry.detail == f"JPEG does not decode: {reason}"
+    assert not pixels_of(batch)[place].any()
+
+
+def test_device_masks_a_file_that_its_decoder_refuses(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    copy = corpus.copy(tmp_path / "corpus")
+    row = jpeg_row(copy)
+    image = bytearray(copy.samples[row].image)
+    image[image.index(b"\xff\xdb") + 4] = 3  # the first quantization table under a number that no component uses
+    copy.overwrite(row, "image", bytes(image))
+    batch, place, _ = masked_in(copy, row)
+    others = [i for i, valid in enumerate(batch["valid"].tolist()) if valid and i != place]
+    assert batch["valid"][place]  # its header says nothing of it
+    with caplog.at_level(logging.WARNING, "mmdata"):
+        made: Any = to_device(batch, "cpu")
+    assert (
+        caplog.records[0]
+        .getMessage()
+        .startswith(f"sample '{copy.samples[row].key}' is masked: its image does not decode on 'cpu': ")
+    )
+    assert not made["valid"][place]
+    assert not batch["valid"][place]  # also in the batch that was moved
+    assert made["valid"][others].all()
+    assert not made["pixel_values"][place].any()
+    assert made["pixel_values"][others].flatten(1).any(1).all()
+    assert made["attention_mask"][place].tolist() == [1] + [0] * (made["attention_mask"].shape[1] - 1)
+    assert made["labels"][place] == -1
+
+
+def test_device_that_cannot_decode_is_a_config_error(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
+    def none(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        raise RuntimeError("not compiled with nvJPEG support")
+
+    monkeypatch.setattr(encoded_images, "_decoded", none)
+    encoded_images.check_decodes.cache_clear()
+    batch = next(iter(corpus.loader(decode="device")))
+    with pytest.raises(ConfigError, match=r"^torchvision cannot decode JPEG on 'cpu' \(not compiled with nvJPEG supp"):
+        to_device(batch, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"augment": {"horizontal_flip_prob": 0.5}}, "augment"),
+        ({"image_patches": [16], "image_buckets": None}, "image_patches"),
+        ({"transform": "tests.loader.test_decode_device:pixels_of"}, "transform tests.loader.test_decode_device:pix"),
+    ],
+)
+def test_device_is_refused_with(corpus: Corpus, changes: dict[str, Any], named: str):
+    with pytest.raises(ConfigError, match=f"decode device crops and resizes, and no more: it does not go with {named}"):
+        corpus.loader(decode="device", **changes)
+
+
+def test_device_decodes_a_stream(corpus: Corpus):
+    shards = [str(path) for path in sorted((corpus.folder / "shards").glob("*.tar"))]
+    data = {name: value for name, value in corpus.settings.items() if name != "shards"}
+    both = [mmdata.stream(shards, {**data, "decode": decode}) for decode in ("device", "exact")]
+    count = 0
+    for batch, expected in zip(*both, strict=True):
+        count += 1
+        assert batch["keys"] == expected["keys"]
+        assert (pixels_of(batch).int() - expected["pixel_values"].int()).abs().max() <= MOST
+    assert count > 1
