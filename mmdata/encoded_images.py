@@ -23,7 +23,7 @@ logger = logging.getLogger("mmdata")
 ENTRIES = ("encoded_images", "image_layout")
 """Entries of a batch whose pixels are not made yet; they stay on the CPU."""
 CHUNK_BYTES = 2**28
-"""Decoded pixels on the device at a time: a batch of large photos would take many times the memory of its crops."""
+"""Memory for decoded images and crops in float32 at a time: all of a batch may be many times as large as its pixels."""
 PIXELS = 0
 """The orientation of a row that holds the pixels of its crop, not a file."""
 
@@ -125,7 +125,7 @@ def _chunks(places: Sequence[Place]) -> Iterator[list[int]]:
     for row, place in enumerate(places):
         if place.orientation == PIXELS:
             continue
-        own = 3 * place.height * place.width
+        own = 3 * (place.height * place.width + 4 * place.rows * place.columns)
         if chunk and size + own > CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0

@@ -220,7 +220,8 @@ class DataConfig(Settings):
     decode: Literal["fast", "exact", "device"] = "fast"
     """fast: decode a JPEG at a half, a quarter or an eighth of its size where the crop allows it. exact: decode every
     image at full size, which takes longer and is nearer to Pillow's pixels. device: workers hand JPEGs on as they are,
-    and the GPU decodes, crops and resizes them, for machines with few cores a GPU; see docs/train.md."""
+    and the device of the model decodes, crops and resizes them, for machines with few cores a device; see
+    docs/train.md."""
     crop_scale: tuple[Share, Share] = (0.9, 1.0)
     """Smallest and largest share of the image's area that a training crop keeps. An image that is much wider or higher
     than its batch's shape keeps less, since no larger crop fits."""

@@ -200,13 +200,15 @@ class _Decoding:
         if ENTRIES[0] not in batch:
             return self._copy(batch)
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "mmdata-decode", initializer=self._use_device)
+            self._thread = ThreadPoolExecutor(1, "mmdata-decode", _use, (self._device,))
         coming = self._thread.submit(self._copy, batch)
         return lambda: coming.result()()
 
-    def _use_device(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # a new thread begins on the first GPU
+
+def _use(device: torch.device) -> None:
+    """Choose the GPU of a new thread, which begins on the first one; no method, whose object would live with it."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 class _Copies:

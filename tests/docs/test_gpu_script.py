@@ -69,7 +69,7 @@ def test_every_part_gives_rows_without_webdataset(tmp_path: Path, report: Any):
     ]
     assert "aten::" in (tmp_path / "out" / "profile.txt").read_text()
     fed = [row["name"] for row in of_part["loader"] if "share_of_synthetic" in row]
-    assert fed == ["tiny fed by the loader, threads", "tiny fed by the loader, 2 processes"]
+    assert fed == [f"tiny fed by the loader, {kind}" for kind in ("threads", "2 processes", "threads, decode: device")]
     assert str(ROOT) not in json.dumps([row["command"] for row in found["rows"]])
     page = (tmp_path / "out" / "results.md").read_text()
     assert page.count("\n## ") == 6

@@ -113,3 +113,8 @@ def test_evaluate_without_val_shards_names_the_setting(data: dict[str, Any], cli
         LoaderTrainer(data, model=clip, args=arguments(tmp_path)).evaluate()
     with pytest.raises(ValueError, match=r"evaluates on data\.val: eval_dataset is not used"):
         LoaderTrainer(data, model=clip, args=arguments(tmp_path)).evaluate(eval_dataset=[1])
+
+
+def test_trainer_refuses_files_that_the_device_would_decode(data: dict[str, Any], clip: Any, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"^accelerate moves a LoaderTrainer's batches, and decodes no files: set "):
+        LoaderTrainer(data | {"decode": "device"}, model=clip, args=arguments(tmp_path))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import mmdata
 from mmdata import Batch, encoded_images
 from mmdata.batch import model_inputs, to_device
 from mmdata.encoded_images import with_pixels
 from mmdata.errors import ConfigError
+from mmdata.inspect.replay import find_step, replay
 from mmdata.train import DevicePrefetcher
 from tests.loader.conftest import Corpus
 
@@ -82,6 +86,17 @@ def test_device_resumes_with_a_batch_decoded_ahead(corpus: Corpus):
     found = [batch["pixel_values"] for batch in second]
     assert len(found) == len(expected) - 2
     assert all(torch.equal(a, b) for a, b in zip(found, expected[2:], strict=True))
+
+
+def test_device_prefetcher_left_in_the_middle_leaves_no_thread(corpus: Corpus):
+    for _ in DevicePrefetcher(corpus.loader(decode="device", num_workers=0), "cpu", took=lambda _: None):
+        assert [thread.name for thread in threading.enumerate() if thread.name.startswith("mmdata")]
+        break
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("mmdata-decode"):
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 def jpeg_row(corpus: Corpus) -> int:
@@ -170,3 +185,26 @@ def test_device_decodes_a_stream(corpus: Corpus):
         assert batch["keys"] == expected["keys"]
         assert (pixels_of(batch).int() - expected["pixel_values"].int()).abs().max() <= MOST
     assert count > 1
+
+
+def test_device_gives_a_rehearsal_blank_pixels(corpus: Corpus):
+    blanks = corpus.loader(decode="device").blank_batches()
+    of_pixels = corpus.loader().blank_batches()
+    assert [words for words, _ in blanks] == [words for words, _ in of_pixels]
+    for (_, make), (_, expected) in zip(blanks, of_pixels, strict=True):
+        assert torch.equal(to_device(make(), "cpu")["pixel_values"], expected()["pixel_values"])
+
+
+def test_device_is_part_of_what_a_state_belongs_to(corpus: Corpus):
+    loader = corpus.loader(decode="device")
+    next(iter(loader))
+    with pytest.raises(ConfigError, match="decode"):
+        corpus.loader(decode="exact").load_state_dict(loader.state_dict())
+
+
+def test_replay_of_a_row_shows_the_pixels_that_a_cpu_makes_of_its_file(corpus: Corpus, tmp_path: Path):
+    loader = corpus.loader(decode="device", transform="eval")
+    replayed = replay(loader.maker, find_step(loader.plan, jpeg_row(corpus), 0))
+    replayed.save(tmp_path / "row.png")
+    assert Image.open(tmp_path / "row.png").size == (replayed.step.bucket.width, replayed.step.bucket.height)
+    assert "pixels" in [stage for stage, *_ in replayed.stages()]
