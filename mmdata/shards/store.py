@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Lock
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mmdata.errors import DataError, Interrupted
+from mmdata.shards.remote.extract import Extract
 
 if TYPE_CHECKING:
     from mmdata.shards.index import Index
 
 MAX_OPEN = 64
 """Open shards; each holds a file descriptor."""
+MAX_EXTRACTS = 1024
+"""Shards of which is known what to fetch of them; 24 bytes a selected row of each."""
+MEMBERS = ("image", "caption")
+"""Members of a row that batches are made of."""
 
 
 class ShardStore:
@@ -28,6 +37,18 @@ class ShardStore:
         self._index = index
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
         self._lock = Lock()
+        self._rows_of: Callable[[int], NDArray[np.int64]] | None = None
+        self._extracts: OrderedDict[int, Extract | None] = OrderedDict()
+
+    def keep_to(self, rows_of: Callable[[int], NDArray[np.int64]]) -> None:
+        """Of shards behind URLs fetch only the members of some rows, where these are at most half of the bytes.
+
+        Other members can still be read: their shard is fetched whole then.
+
+        Args:
+            rows_of: gives the rows of a shard, by their numbers in the index.
+        """
+        self._rows_of = rows_of
 
     def read(self, shard: int, offset: int, size: int, stop: Event | None = None) -> bytes:
         """Bytes [offset, offset + size) of a shard.
@@ -40,8 +61,12 @@ class ShardStore:
         if offset < 0 or size < 0 or offset + size > opened.size:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': bytes {offset} to {offset + size} of {opened.size} asked; {_REMEDY}")
-        data = opened.read(offset, size)
-        if len(data) != size:
+        if (data := opened.read(offset, size)) is None:  # not in the extract
+            with self._lock:
+                self._extracts[shard] = None
+                self._open.pop(shard, None)
+            data = self._opened(shard, stop).read(offset, size)
+        if data is None or len(data) != size:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': is shorter than indexed, {opened.size} bytes; {_REMEDY}")
         return data
@@ -49,7 +74,13 @@ class ShardStore:
     def is_here(self, shard: int) -> bool:
         """Whether a shard can be read without fetching it; a shard in the cache counts as used now."""
         part, local = self._index.part(shard)
-        return part.folder.has_shard(part.listed(local))
+        listed, extract = part.listed(local), self.extract(shard)
+        return part.folder.has_shard(listed) or (extract is not None and part.folder.has_extract(listed, extract))
+
+    def bytes_of(self, shard: int) -> int:
+        """Bytes that are fetched of a shard."""
+        extract = self.extract(shard)
+        return self._index.listed(shard).bytes if extract is None else extract.bytes
 
     def fetch(self, shard: int, stop: Event) -> None:
         """Bring a shard into the cache. Returns immediately if it is in the cache, and when `stop` is set.
@@ -57,10 +88,10 @@ class ShardStore:
         Raises:
             DataError, ConfigError: it cannot be fetched.
         """
-        part, local = self._index.part(shard)
+        part, _ = self._index.part(shard)
         if part.folder.cache is not None:
             with suppress(Interrupted):
-                os.close(part.open_shard(local, stop))
+                self._open_shard(shard, stop)
 
     def _opened(self, shard: int, stop: Event | None) -> _OpenShard:
         with self._lock:
@@ -79,37 +110,68 @@ class ShardStore:
     def _open_shard(self, shard: int, stop: Event | None) -> _OpenShard:
         part, local = self._index.part(shard)
         expected = part.listed(local).bytes
+        extract = self.extract(shard)
+        if extract is not None and part.folder.has_shard(part.listed(local)):
+            extract = None
         try:
-            descriptor = part.open_shard(local, stop)
+            descriptor = part.open_shard(local, stop) if extract is None else part.open_extract(local, extract, stop)
         except FileNotFoundError:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': no such file, and the manifest names it; {_REMEDY}") from None
-        opened = _OpenShard(descriptor, cached=part.folder.cache is not None)
+        opened = _OpenShard(descriptor, cached=part.folder.cache is not None, extract=extract, size=expected)
         if opened.size != expected:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': {opened.size} bytes, and its index was made of {expected}; {_REMEDY}")
         return opened
 
+    def extract(self, shard: int) -> Extract | None:
+        """What is fetched of a shard behind a URL; None: all of it."""
+        if self._rows_of is None:
+            return None
+        with self._lock:
+            if shard in self._extracts:
+                return self._extracts[shard]
+        extract = self._find_extract(shard, self._rows_of(shard))
+        with self._lock:
+            self._extracts.setdefault(shard, extract)
+            if len(self._extracts) > MAX_EXTRACTS:
+                self._extracts.popitem(last=False)
+            return extract
+
+    def _find_extract(self, shard: int, rows: NDArray[np.int64]) -> Extract | None:
+        columns = self._index.take(rows, [f"{kind}_{what}" for kind in MEMBERS for what in ("offset", "bytes")])
+        offsets = np.concatenate([columns[f"{kind}_offset"] for kind in MEMBERS]).astype(np.int64)
+        sizes = np.concatenate([columns[f"{kind}_bytes"] for kind in MEMBERS]).astype(np.int64)
+        if not sizes.any():
+            return None
+        whole = self._index.listed(shard).bytes
+        extract = Extract(offsets[sizes > 0], sizes[sizes > 0], of=whole)
+        return extract if 2 * extract.bytes <= whole else None
+
 
 class _OpenShard:
     """A descriptor that is closed with the last reference: one thread may read it while another drops it."""
 
-    def __init__(self, descriptor: int, *, cached: bool) -> None:
+    def __init__(self, descriptor: int, *, cached: bool, extract: Extract | None, size: int) -> None:
         self._descriptor = descriptor
         self._cached = cached
-        self.size = os.fstat(descriptor).st_size
+        self._extract = extract
+        self.size = size if extract is not None else os.fstat(descriptor).st_size
 
     def __del__(self) -> None:
         os.close(self._descriptor)
 
-    def read(self, offset: int, size: int) -> bytes:
-        """The bytes of the range that exist."""
+    def read(self, offset: int, size: int) -> bytes | None:
+        """The bytes of the range that exist; None if they are not in the extract."""
+        place = offset if self._extract is None else self._extract.place(offset, size)
+        if place is None:
+            return None
         if self._cached:
             with suppress(PermissionError):
                 os.utime(self._descriptor)  # the cache removes the least recently used files first
         # Not a mapping: pread waits for the disk without the interpreter's lock, a page fault would hold it; and a file
         # cut short under a mapping ends the process with SIGBUS.
-        return os.pread(self._descriptor, size, offset)
+        return os.pread(self._descriptor, size, place)
 
     def is_removed(self) -> bool:
         """Whether the cache has removed the file, which keeps its room on the disk as long as it is open."""

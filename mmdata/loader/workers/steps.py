@@ -9,6 +9,7 @@ from mmdata.launcher import Ranks
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.shard_prefetch import ShardPrefetcher
 from mmdata.plan import Plan, Step
+from mmdata.plan.rows import selection_of
 
 
 class RankSteps:
@@ -26,6 +27,8 @@ class RankSteps:
 
     def __init__(self, plan: Plan, maker: BatchMaker, ranks: Ranks) -> None:
         self._plan, self._maker, self._ranks = plan, maker, ranks
+        if maker.index.caches and (selection := selection_of(plan.rows)) is not None:
+            maker.store.keep_to(selection.of_shard)
         self.current_epoch = 0
 
     def begin(self, epoch: int, start: int) -> Generator[Step, None, None]:

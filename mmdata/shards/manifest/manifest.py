@@ -38,6 +38,7 @@ from mmdata.shards.manifest.pages import PAGE_SHARDS, REMAKE, Histograms, Listed
 from mmdata.shards.manifest.top import Top, checked, checksum_of
 from mmdata.shards.members import Members
 from mmdata.shards.remote.cache import ShardCache
+from mmdata.shards.remote.extract import Extract
 
 HELD_PAGES = 16
 """A manifest of more pages keeps no histograms (3 MB a page) in memory: a plan reads them once, page by page."""
@@ -127,6 +128,10 @@ class Manifest(Top):
             DataError, ConfigError, Interrupted: see `mmdata.shards.remote.cache.ShardCache.open`.
         """
         return self.folder.open_shard(self.location, self.listed(shard), stop)
+
+    def open_extract(self, shard: int, extract: Extract, stop: Event | None = None) -> int:
+        """As `open_shard`, of an extract of a tar behind a URL."""
+        return self.folder.open_extract(self.location, self.listed(shard), extract, stop)
 
     def columns(self, shard: int, *, checksum: int = 0) -> Columns:
         """The columns of a shard; see `Columns.open`.

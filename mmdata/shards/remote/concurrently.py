@@ -11,7 +11,7 @@ from time import monotonic
 from typing import TypeVar
 
 AHEAD = 64
-"""Calls for each thread that may be made before the result of the first is taken."""
+"""Calls for each thread that may be made before the result of the first is taken, if nothing else is said."""
 JOIN_S = 5.0
 """Longest wait for the threads at the end: one may wait for a server that does not answer."""
 
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 def map_concurrently(
-    function: Callable[[T], R], items: Iterable[T], *, threads: int, end: Callable[[], object]
+    function: Callable[[T], R], items: Iterable[T], *, threads: int, end: Callable[[], object], ahead: int = AHEAD
 ) -> Iterator[R]:
     """The results of `function` for each item, in order; the first error in this order is raised.
 
@@ -31,6 +31,7 @@ def map_concurrently(
         items: given to it.
         threads: how many.
         end: called when the iteration ends, also early: ends the calls that are under way. No other begins then.
+        ahead: calls for each thread that may be made before the result of the first is taken.
     """
     tasks: SimpleQueue[tuple[Future[R], T] | None] = SimpleQueue()
     workers = [threading.Thread(target=_work, args=(function, tasks), name="mmdata-tars") for _ in range(threads)]
@@ -43,7 +44,7 @@ def map_concurrently(
             future: Future[R] = Future()
             waiting.append(future)
             tasks.put((future, item))
-            if len(waiting) >= AHEAD * threads:
+            if len(waiting) >= ahead * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -27,6 +27,8 @@ from mmdata.safe_read import open_regular
 from mmdata.shards.manifest.pages import ListedShard
 from mmdata.shards.remote import http
 from mmdata.shards.remote.cache import Remote, ShardCache
+from mmdata.shards.remote.concurrently import map_concurrently
+from mmdata.shards.remote.extract import Extract
 from mmdata.shards.remote.http import Span, WrongAnswer
 
 ATTEMPTS = 8
@@ -37,6 +39,8 @@ MAX_WAIT_S = 30
 """Largest bound of a wait."""
 CHUNK_BYTES = 8 * 2**20
 """Largest range of a request."""
+EXTRACT_THREADS = 8
+"""Concurrent requests for the ranges of one extract."""
 MAX_MANIFEST_BYTES = 2**26
 """Largest manifest.json, as nothing says its size; that of a million shards has a quarter of a million bytes."""
 MAX_INDEX_BYTES = 2**30
@@ -148,6 +152,29 @@ class RemoteFolder:
         chunks = partial(self.chunks, url, shard.bytes, stop or Event())
         return self.cache.open(Remote(display_name(url), shard.sha256, shard.bytes, chunks), stop)
 
+    def open_extract(self, location: str, shard: ListedShard, extract: Extract, stop: Event | None = None) -> int:
+        """A descriptor of an extract of a tar, which the caller closes; it is fetched if it is not in the cache.
+
+        Its size and that of the tar are compared, its content is not: the index has hashes of the members.
+
+        Raises:
+            DataError, ConfigError, Interrupted: see `ShardCache.open`.
+        """
+        url = self.url_of(location, shard.name)
+        stop = stop or Event()
+        key = extract.key(shard.sha256)
+
+        def chunks(offset: int) -> Iterator[bytes]:
+            assert offset == 0
+            ask = partial(self._piece, url, stop)
+            yield from map_concurrently(ask, extract.pieces(), threads=EXTRACT_THREADS, end=lambda: None, ahead=2)
+
+        return self.cache.open(Remote(display_name(url), key, extract.bytes, chunks, is_hash=False), stop)
+
+    def has_extract(self, shard: ListedShard, extract: Extract) -> bool:
+        """Whether `open_extract` returns without fetching anything; an extract in the cache counts as used now."""
+        return self.cache.touch(extract.key(shard.sha256))
+
     def has_shard(self, shard: ListedShard) -> bool:
         """Whether `open_shard` returns without fetching anything; a tar in the cache counts as used now."""
         return self.cache.touch(shard.sha256)
@@ -200,15 +227,24 @@ class RemoteFolder:
             DataError, ConfigError, Interrupted: see `_request`; or the file ends earlier.
         """
         while offset < size:
-            end = min(offset + CHUNK_BYTES, size)
-            data = self._request(url, Span(offset, end, size), stop)
+            span = Span(offset, min(offset + CHUNK_BYTES, size), size)
+            data = self._request(url, span, stop)
             if not 0 < len(data) <= size - offset:
-                raise DataError(
-                    f"'{display_name(url)}': {len(data)} bytes came for bytes {offset} to {end} of {size}: the file "
-                    "changed since it was indexed; index it anew, or put back the file that was indexed"
-                )
+                raise self._changed(url, len(data), span)
             yield data
             offset += len(data)
+
+    def _piece(self, url: str, stop: Event, span: Span) -> bytes:
+        data = self._request(url, span, stop)
+        if len(data) != span.end - span.start:
+            raise self._changed(url, len(data), span)
+        return data
+
+    def _changed(self, url: str, came: int, span: Span) -> DataError:
+        return DataError(
+            f"'{display_name(url)}': {came} bytes came for bytes {span.start} to {span.end} of {span.size}: the file "
+            "changed since it was indexed; index it anew, or put back the file that was indexed"
+        )
 
     def _whole(self, url: str, most: int) -> bytes:
         """A small file of unknown size.
