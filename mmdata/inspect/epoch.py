@@ -8,7 +8,8 @@ import numpy as np
 
 from mmdata.config import DataConfig
 from mmdata.plan import Groups, Plan, PlanSummary, duplicates_in_words
-from mmdata.shards import Index
+from mmdata.plan.rows import selection_of
+from mmdata.shards import Index, ShardStore
 
 
 def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataConfig) -> Iterator[str]:
@@ -38,12 +39,24 @@ def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataCon
     yield f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle ({best})"
     assert summary.duplicates is not None, "counted"
     yield f"duplicates: {duplicates_in_words(summary.duplicates)}"
-    sizes = np.array([shard.bytes for manifest in index.manifests for shard in manifest])
+    yield f"reading: {_reading(summary, plan, index)}"
+
+
+def _reading(summary: PlanSummary, plan: Plan, index: Index) -> str:
+    whole = np.array([shard.bytes for manifest in index.manifests for shard in manifest])
+    sizes, selection, parts = whole.copy(), selection_of(plan.rows), ""
+    if selection is not None and index.caches:
+        store = ShardStore(index)
+        store.keep_to(selection.of_shard)
+        touched = np.flatnonzero(np.any(summary.touched, axis=0))
+        sizes[touched] = [store.bytes_of(shard) for shard in touched.tolist()]
+        in_parts = int((sizes[touched] < whole[touched]).sum())
+        parts = f"; of {in_parts:,} of {len(touched):,} tars only the selected rows" if in_parts else ""
     read = [int(sizes[shards].sum()) for shards in summary.touched]
     each = f"{read[0] / 1e6:,.1f} MB of shards"
     if len(read) > 1:
         each = f"each of {len(read)} ranks {min(read) / 1e6:,.1f} to {max(read) / 1e6:,.1f} MB of shards"
-    yield f"reading: {each}, of {sizes.sum() / 1e6:,.1f} MB in all"
+    return f"{each}, of {whole.sum() / 1e6:,.1f} MB in all{parts}"
 
 
 def _padding(summary: PlanSummary, data: DataConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -14,7 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdata import Batch, Index, Loader
+from mmdata.config import DataConfig
 from mmdata.errors import DataError
+from mmdata.inspect.epoch import epoch_in_words
+from mmdata.loader.corpus import open_index
+from mmdata.plan import summarize
+from mmdata.plan.from_config import build_plan
 from mmdata.shards import Sample, ShardCache, ShardStore, ShardWriter, build_index, probe
 from mmdata.shards.remote.extract import GAP, Extract
 from tests.shards.servers import Server, serve, serve_s3
@@ -179,6 +185,20 @@ def test_a_member_of_another_row_is_read_from_the_whole_tar(tars: Path, settings
         assert store.is_here(0)
         with pytest.raises(DataError, match="asked"):
             store.read(0, 10**9, 1)
+
+
+def test_plan_says_what_is_fetched_of_a_selection(tars: Path, settings: Settings):
+    with serve(tars) as server:
+        for rows, words in (
+            (STREWN, r"1\.4 MB of shards, of 11\.9 MB in all; of 3 of 3 tars only the selected rows"),
+            ([*range(13), 25], r"4\.2 MB of shards, of 11\.9 MB in all; of 1 of 2 tars only the selected rows"),
+            ([*range(13), *range(20, 40)], r"7\.9 MB of shards, of 11\.9 MB in all"),
+        ):
+            data = DataConfig.model_validate(settings(server.url, rows))
+            index = open_index(data)
+            plan: Any = build_plan(data, index, None)
+            summary = summarize(plan, hashes=plan.rows.hashes)
+            assert re.search(f"^reading: {words}$", [*epoch_in_words(summary, plan, index, data)][-1])
 
 
 @given(
