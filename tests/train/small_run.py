@@ -3,14 +3,14 @@
 python small_run.py '{"output": "…", "train": {…}, "signal": "SIGKILL", "at": 7, "times": 1, "seconds_a_batch": 0,
                       "dropout": 0.3, "double": false, "largest_file": 5000, "steps_of_last": 2, "sleep_s": 0,
                       "others_sleep_s": 0, "error": "", "signal_of_others": "SIGKILL", "in_forward": false,
-                      "grace_s": 10, "endless_save_of": 6}'
+                      "grace_s": 10, "write_s": 300, "endless_save_of": 6, "save_takes_s": 1000}'
 
 Writes one line of rows a batch to OUTPUT/rows.jsonl. While batch number `at` is being made, counted from 0 over the
 whole run, or while the model computes it (`in_forward`, counted by calls), the last rank sleeps for `sleep_s`, sends
 itself `signal`, and raises `error`; the others sleep for `others_sleep_s`, and send themselves `signal_of_others`.
-`grace_s` is in place of the watchdog's. Of the checkpoint of step `endless_save_of` only the first bytes are ever
-written, and batch `at` is not made before. Otherwise a single process makes batch `at` when the checkpoint before it is
-written.
+`grace_s` and `write_s` are in place of the watchdog's. Of the checkpoint of step `endless_save_of` only the first bytes
+are written, for `save_takes_s`, and rank 0 does not make batch `at` before. Otherwise a single process makes batch `at`
+when the checkpoint before it is written.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def happen(spec: dict[str, Any]) -> None:
         raise RuntimeError(spec["error"])
 
 
-def never_end_save_of(step: int | None) -> threading.Event:
-    """Make the checkpoint of a step one that is never written to its end; the event is set when it has begun."""
+def never_end_save_of(step: int | None, takes_s: float) -> threading.Event:
+    """Make the checkpoint of a step one that is written after a long time; the event is set when it has begun."""
     began, save = threading.Event(), torch.save
 
     def endless(state: Any, file: BinaryIO, **settings: Any) -> None:
@@ -152,7 +152,9 @@ def never_end_save_of(step: int | None) -> threading.Event:
         file.write(b"half")
         file.flush()
         began.set()
-        time.sleep(1000)
+        time.sleep(takes_s)
+        file.seek(0)
+        save(state, file, **settings)
 
     torch.save = endless  # type: ignore[assignment]
     return began
@@ -169,11 +171,11 @@ def main() -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (spec["largest_file"], spec["largest_file"]))
 
     endless_save_of = spec.get("endless_save_of")
-    began = never_end_save_of(endless_save_of)
+    began = never_end_save_of(endless_save_of, spec.get("save_takes_s", 1000))
 
     def before(number: int, rows: list[int]) -> None:
         if number == spec.get("at") and endless_save_of is not None:
-            assert began.wait(60)
+            assert collectives.rank() > 0 or began.wait(60)
         elif number == spec.get("at") and collectives.world_size() == 1:
             trainer.writer.wait()  # so that it is certain which checkpoint there is
         if collectives.rank() == 0:
@@ -191,6 +193,7 @@ def main() -> int:
         calls = count()
         model.register_forward_pre_hook(lambda *_: happen(spec) if next(calls) == spec["at"] else None)
     watchdog.GRACE_S = spec.get("grace_s", watchdog.GRACE_S)
+    watchdog.WRITE_S = spec.get("write_s", watchdog.WRITE_S)
     batches = SmallBatches(before)
     if collectives.rank() == collectives.world_size() - 1:
         batches.steps = spec.get("steps_of_last", STEPS)

@@ -22,7 +22,7 @@ from mmdata.errors import TrainingError
 from mmdata.train.run.heartbeat import RankPosition
 from mmdata.train.run.watchdog import STALLED
 from tests.programs import Program
-from tests.train.test_loop import make_trainer
+from tests.train.test_loop import last_state, make_trainer
 
 PROGRAM = Path(__file__).with_name("small_run.py")
 
@@ -114,6 +114,19 @@ def test_rank_that_ends_with_an_error_is_named_by_ranks_that_wait_for_ever(tmp_p
         code, error = end_of(launched[rank])
         assert code == STALLED, error
         assert "error: rank 2 ended at step 2, computing: RuntimeError: out of memory; rank " in error
+
+
+@pytest.mark.parametrize(("takes_s", "write_s", "last"), [(6, 60, 6), (3600, 3, 4)])
+def test_a_checkpoint_in_progress_is_written_before_the_end_if_that_does_not_last(
+    tmp_path: Path, launched: list[Any], takes_s: int, write_s: int, last: int
+):
+    late = {"endless_save_of": 6, "save_takes_s": takes_s, "write_s": write_s}
+    launched += start(tmp_path, at=7, sleep_s=1, signal="SIGKILL", **FOR_EVER, **late)
+    code, error = end_of(launched[0])
+    assert code == STALLED, error
+    assert f"; the checkpoint that is being written is waited for, for {write_s} s at most\n" in error
+    assert "error: rank 1 is gone (killed?), last heard of at " in error
+    assert last_state(tmp_path)["step"] == last
 
 
 def test_rank_that_is_stopped_for_a_while_is_not_gone(tmp_path: Path, launched: list[Any]):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
+from threading import Event
 from types import TracebackType
 from typing import Any, cast
 
@@ -52,6 +53,11 @@ class CheckpointWriter:
         self._group = group
         self._threads: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
+        self._busy = Event()
+
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written at this moment, by this process."""
+        return self._busy.is_set()
 
     def save(self, state: dict[str, Any], *, sound_step: int | None = None, background: bool) -> None:
         """Write a checkpoint, after a call of `wait`. A collective.
@@ -94,7 +100,7 @@ class CheckpointWriter:
     ) -> None:
         """Wait for the write in progress, also after an error: its ranks do not come together any more.
 
-        Where a rank has gone, the watchdog ends this process ten seconds after it, written or not.
+        Where a rank has gone, the watchdog ends this process soon after the write, or five minutes after it knows.
         """
         threads, self._threads = self._threads, None
         assert threads is not None
@@ -123,8 +129,12 @@ class CheckpointWriter:
         return True
 
     def _write(self, state: dict[str, Any], sound_step: int | None) -> None:
-        save_checkpoint(self._folder, state, keep=self._keep, sound_step=sound_step)
-        self._written(int(state["step"]))
+        self._busy.set()
+        try:
+            save_checkpoint(self._folder, state, keep=self._keep, sound_step=sound_step)
+            self._written(int(state["step"]))
+        finally:
+            self._busy.clear()
 
 
 def snapshot(state: dict[str, Any]) -> None:

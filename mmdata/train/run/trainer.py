@@ -136,6 +136,7 @@ class Trainer:
             say=self.log.say,
             group=self.group,
         )
+        self.watchdog.is_writing = self.writer.is_writing
         self.log.say(f"{where}; on {_in_words(self.device, ranks)}, in {self.precision}")
         if config.warmup_steps >= self.total_steps:
             self.log.say(

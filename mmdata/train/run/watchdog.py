@@ -30,6 +30,8 @@ STALLED = 75
 
 GRACE_S = 10.0
 """Time in which a process may end by an error of its own once another rank is gone; then the watchdog ends it."""
+WRITE_S = 300.0
+"""Longest wait for a checkpoint that is being written, before the watchdog ends its process."""
 STILL_UPDATES = 3
 """Updates in a row without loss and gradient after which the log says so."""
 
@@ -44,6 +46,9 @@ class Watchdog:
         timeout_s: longest time at one position of a rank that lives; None: no limit.
         step: gives the number of updates made; called by each `at`.
         group: the ranks, gloo; None: this process alone.
+
+    Attributes:
+        is_writing: whether this process is writing a checkpoint, which is waited for before the process is ended.
 
     Example:
         with Watchdog(600, lambda: step, group) as watchdog:
@@ -60,6 +65,7 @@ class Watchdog:
         self._still_since: int | None = None  # first of the latest steps, whose loss and gradient are 0
         self._still_updates = 0
         self._said_still = False
+        self.is_writing: Callable[[], bool] = lambda: False
         self._own = OwnPosition()
         self._heartbeats: Heartbeats | None = None
         self._stop = threading.Event()
@@ -159,7 +165,20 @@ class Watchdog:
                     time.sleep(
                         3 * self._interval_s
                     )  # until the others have read it: the store may live in this process
-                _end(message)
+                if self._written(message):
+                    _end(message)
+
+    def _written(self, message: str) -> bool:
+        """Wait for a checkpoint that is being written; False if the run has ended by itself meanwhile."""
+        if not self.is_writing():
+            return True
+        words = f"; the checkpoint that is being written is waited for, for {WRITE_S:g} s at most"
+        _say(f"{message}{words}")
+        deadline = time.monotonic() + WRITE_S
+        while self.is_writing() and time.monotonic() < deadline and not self._stop.wait(self._interval_s / 10):
+            pass
+        # An error that the main thread had all the while has its own words, and its own way out.
+        return not self._stop.wait(min(GRACE_S, max(0.0, deadline - time.monotonic())))
 
     def _lost(self) -> str:
         """Why the run ends if ranks have been gone for long enough, or ""."""
@@ -238,5 +257,10 @@ def _end(message: str) -> None:
     """Print the stack of each thread and the message, and end the process without waiting for the main thread."""
     with contextlib.suppress(OSError, ValueError):
         faulthandler.dump_traceback(sys.__stderr__ or 2)
-        print(f"error: {message}", file=sys.__stderr__, flush=True)
+    _say(f"error: {message}")
     os._exit(STALLED)
+
+
+def _say(words: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(words, file=sys.__stderr__, flush=True)
