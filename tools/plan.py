@@ -50,6 +50,8 @@ def main() -> int:
             counts = (f"{batch_size:,}", f"{count.steps:,}", f"{count.rows:,}")
             table.add_row(f"{bucket.length}", bucket.image, *counts, padding)
     Console().print(table)
+    for problem in planned.problems:
+        print(printable(f"the model does not take this: {problem}"))
     for line in epoch_in_words(summary, plan, planned.index, planned.data):
         print(line)
     return 0

@@ -16,6 +16,7 @@ from mmdata.plan import Plan
 from mmdata.plan.from_config import build_plan, num_rows
 from mmdata.recognize import Kind, recognize
 from mmdata.shards import Index
+from mmdata.train.models.limits import limits_of, shape_problems
 from mmdata.transform.text import load_tokenizer
 
 BATCH_ROWS = 256
@@ -31,12 +32,14 @@ class Planned:
         index: of the shards.
         plan: with known caption lengths.
         assumed: settings that nobody gave, as on the command line; empty for a config.
+        problems: what the config's model does not take, in words; none where the config names no model.
     """
 
     data: DataConfig
     index: Index
     plan: Plan
     assumed: Sequence[str] = ()
+    problems: Sequence[str] = ()
 
 
 def plan_of(place: str, overrides: list[str]) -> Planned:
@@ -54,9 +57,11 @@ def plan_of(place: str, overrides: list[str]) -> Planned:
     if "://" not in place and recognize(Path(place)) is Kind.RUN:
         place = str(Path(place) / "config.yaml")
     if not (Path(place).is_dir() or "://" in place):
-        data = load_config(place, overrides).data
+        config = load_config(place, overrides)
+        data = config.data
         index = open_index(data)
-        return Planned(data, index, build_plan(data, index, load_tokenizer(data), count_lengths=True))
+        problems = shape_problems(limits_of(config.model), data) if "model" in config.model_fields_set else ()
+        return Planned(data, index, build_plan(data, index, load_tokenizer(data), count_lengths=True), (), problems)
     part = None if any(override.startswith("data.shards=") for override in overrides) else find_part(place)
     planned = _plan_of_shards(part or place, overrides)
     return replace(planned, assumed=[f"data.shards={part}", *planned.assumed]) if part else planned

@@ -38,7 +38,7 @@ class DevicePrefetcher:
             the end of the epoch). With it a batch is taken ahead on a CPU too.
 
     Raises:
-        ValueError: there is no such GPU.
+        ValueError: there is no such device.
 
     Example:
         loader = DevicePrefetcher(Loader.from_config("configs/scenes.yaml"), "cuda")
@@ -50,7 +50,7 @@ class DevicePrefetcher:
         self, batches: Batches, device: torch.device | str, *, took: Callable[[Exception | None], None] | None = None
     ) -> None:
         self.batches = batches
-        self.device = _existing(torch.device(device))
+        self.device = _existing(device)
         self._took = took
         self._state: dict[str, Any] | None = None  # of the loader, before the batch ahead was taken
         self._last = False  # the loader has ended its epoch, so there is no batch ahead
@@ -143,7 +143,11 @@ class DevicePrefetcher:
             return error
 
 
-def _existing(device: torch.device) -> torch.device:
+def _existing(name: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device '{name}': torch knows no such device; 'cuda', 'cuda:1' and 'cpu' are some") from None
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
         known = f"cuda:0 to cuda:{count - 1}" if count > 1 else "cuda:0" if count else "none"

@@ -44,6 +44,12 @@ def test_plan_program_says_what_the_loader_gives(corpus, tmp_path: Path):
     assert "reading: each of 2 ranks" in said
 
 
+def test_plan_program_says_what_the_configs_model_does_not_take(corpus, tmp_path: Path):
+    problem = "the model does not take this: data.image_buckets [[24, 40], [40, 24]]: sides must be multiples of the "
+    assert problem not in plan(tmp_path, corpus.settings)
+    assert f"{problem}model's patch size 16\n" in plan(tmp_path, corpus.settings, "model.name=vit_b_16")
+
+
 def test_plan_program_says_how_many_captions_are_cut(corpus, tmp_path: Path):
     captions = ["a", "a dog", "a small red dog sits under a tree in the street by the house"]
     few = [replace(corpus.samples[i], captions=[caption]) for i, caption in enumerate(captions)]

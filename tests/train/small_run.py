@@ -10,7 +10,7 @@ whole run, or while the model computes it (`in_forward`, counted by calls), the 
 itself `signal`, and raises `error`; the others sleep for `others_sleep_s`, and send themselves `signal_of_others`.
 `grace_s` and `write_s` are in place of the watchdog's. Of the checkpoint of step `endless_save_of` only the first bytes
 are written, for `save_takes_s`, and rank 0 does not make batch `at` before. Otherwise a single process makes batch `at`
-when the checkpoint before it is written.
+when the checkpoint before it is written. With `own_weights` the ranks begin with other weights each.
 """
 
 from __future__ import annotations
@@ -187,6 +187,9 @@ def main() -> int:
 
     config = train_config(**spec.get("train", {}))
     model = small_model(spec.get("dropout", 0.3))
+    if spec.get("own_weights"):
+        for weight in model.parameters():
+            weight.data += collectives.rank()
     if spec.get("double"):
         model = model.double()
     if spec.get("in_forward"):

@@ -257,3 +257,14 @@ def test_snapshot_shares_nothing_with_the_state():
     places.append(2)
     assert state["model"]["w"].tolist() == [1, 1]
     assert equal(state["batches"], {"places": [1, {"a": torch.zeros(1)}]})
+
+
+def test_snapshot_copies_tied_weights_once():
+    model = torch.nn.Sequential(torch.nn.Embedding(100, 8), torch.nn.Linear(8, 100, bias=False))
+    model[1].weight = model[0].weight
+    state: dict[str, Any] = {"model": model.state_dict(), "empty": {"a": torch.ones(0), "b": torch.zeros(0, 3)}}
+    snapshot(state)
+    copies = state["model"]
+    assert copies["0.weight"].data_ptr() == copies["1.weight"].data_ptr() != model[0].weight.data_ptr()
+    assert torch.equal(copies["0.weight"], model[0].weight)
+    assert [tuple(value.shape) for value in state["empty"].values()] == [(0,), (0, 3)]

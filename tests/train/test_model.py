@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import Any
 
 import pytest
 import torch
@@ -218,3 +220,10 @@ def test_clip_sizes_take_another_dimension_and_no_dropout():
         DualEncoder.from_config(ModelConfig(name="vit_b_32", dropout=0.1), vocab_size=300)
     with pytest.raises(ConfigError, match=r"model.vocab_size: missing; set it to the tokenizer's number of entries"):
         DualEncoder.from_config(ModelConfig(name="vit_b_32"))
+
+
+@pytest.mark.parametrize(("given", "example"), [("micro", "micro"), (None, "tiny")])
+def test_model_of_something_else_than_settings_says_what_they_are(given: Any, example: str):
+    said = re.escape(f"a model is a section of settings, such as {{'name': '{example}'}}: got {given!r}")
+    with pytest.raises(ConfigError, match=f"^{said}$"):
+        DualEncoder.from_config(given)

@@ -43,6 +43,12 @@ def test_prefetcher_to_a_gpu_that_is_not_there_says_which_there_are(
         DevicePrefetcher(batches, device)
 
 
+def test_prefetcher_to_a_device_of_no_known_kind_names_some():
+    batches: Any = []
+    with pytest.raises(ValueError, match=r"^device 'gpu': torch knows no such device; 'cuda', 'cuda:1' and 'cpu' are"):
+        DevicePrefetcher(batches, "gpu")
+
+
 def test_prefetcher_on_a_cpu_hands_on_the_loaders_own_batches():
     batches: list[Any] = [{"valid": torch.ones(2)}, {"valid": torch.zeros(2)}]
 

@@ -16,6 +16,7 @@ from mmdata.train.objective import make_loss
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
 from mmdata.train.run.trainer import Trainer
 from tests.train import small_run as small
+from tests.train.test_loop import run_two_ranks
 
 TEACHER = {"decay": 0.9, "margin": 0.05, "after_steps": 2}
 
@@ -116,3 +117,11 @@ def test_telemetry_is_written_each_n_steps_and_changes_nothing(tmp_path: Path):
     assert [line["step"] for line in mining] == [3, 6]
     assert sum(mining[0]["hardness"]) == pytest.approx(1)
     assert 0 < mining[0]["kept_share"] <= 3 / 7
+
+
+def test_teachers_of_all_ranks_begin_with_the_weights_of_the_first(tmp_path: Path):
+    settings = {"teacher": {**TEACHER, "after_steps": 0}, "miner": {"name": "top_k", "k": 3}}
+    for name, own in (("own", True), ("shared", False)):
+        for code, error in run_two_ranks(tmp_path / name, own_weights=own, train=settings):
+            assert code == 0, error
+    assert read_losses(tmp_path / "own") == read_losses(tmp_path / "shared")

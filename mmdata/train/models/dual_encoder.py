@@ -129,6 +129,9 @@ class DualEncoder(nn.Module):
         """
         if isinstance(config, dict):
             config = parse(ModelConfig, config, origin="model")
+        elif not isinstance(config, ModelConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+            example = config if isinstance(config, str) else "tiny"
+            raise ConfigError(f"a model is a section of settings, such as {{'name': '{example}'}}: got {config!r}")
         _check(config)
         if config.name in CLIP_SIZES:
             entries = _entries(config, vocab_size)

@@ -185,6 +185,17 @@ def wrap(model: nn.Module, device: torch.device) -> nn.Module:
     return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **constant)
 
 
+@torch.no_grad()
+def share_weights(model: nn.Module) -> None:
+    """Give all ranks the weights and buffers of rank 0. A collective.
+
+    DDP does so too, but what is copied of a model before, such as a teacher, would have each rank's own.
+    """
+    if world_size() > 1:
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), 0)
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside DDP and torch.compile."""
     inner: Any = model

@@ -143,14 +143,28 @@ def snapshot(state: dict[str, Any]) -> None:
     One value after the other, so that tensors which nobody else has are not in memory twice, and an error leaves a
     state that is whole.
 
+    Tensors that share memory, as tied weights do, share that of one copy, which `torch.save` writes once.
+
     Raises:
         MemoryError, RuntimeError: see `is_out_of_memory`.
     """
+    _replace(state, {})
+
+
+def _replace(state: dict[str, Any], copies: dict[object, Tensor]) -> None:
     for name, value in state.items():
         if isinstance(value, dict):
-            snapshot(cast("dict[str, Any]", value))
+            _replace(cast("dict[str, Any]", value), copies)
+        elif not isinstance(value, Tensor):
+            state[name] = deepcopy(value)
+        elif not value.numel():
+            state[name] = value.detach().to("cpu", copy=True)
         else:
-            state[name] = value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else deepcopy(value)
+            where = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+            # All tensors of the state were there before the first copy, so an address names one of them.
+            if where not in copies:
+                copies[where] = value.detach().to("cpu", copy=True)
+            state[name] = copies[where]
 
 
 def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:

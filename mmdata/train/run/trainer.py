@@ -105,6 +105,7 @@ class Trainer:
         self.lockstep = Lockstep(self.group, lambda: self.stop.received)
         took = self.lockstep.took if several else None
         self.source, self.batches = batches, DevicePrefetcher(batches, self.device, took=took)
+        collectives.share_weights(model)
         self.teacher = EMA.from_config(model, config)
         utilization = Utilization(model, self.device) if self.device.type == "cuda" else None
         self.meter = Meter(self.group, utilization)
