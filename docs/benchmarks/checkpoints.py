@@ -2,10 +2,13 @@
 
 PYTHONPATH=. python docs/benchmarks/checkpoints.py pause
 PYTHONPATH=. python docs/benchmarks/checkpoints.py resume
+PYTHONPATH=. python docs/benchmarks/checkpoints.py gather
 
 The state is that of 32 layers of 1,024 x 1,024 under AdamW: 384 MiB. "pause" writes it in the background and in the
 step, in turn. "resume" reads it mapped and as a copy, each in a process of its own; memory is that of the process
-alone (RssAnon), above what model and optimizer took before.
+alone (RssAnon), above what model and optimizer took before. "gather" shares the state out over two ranks (FSDP2, gloo)
+and gathers it on the first, as a checkpoint does; what each rank's copy of its own share takes is a bound of what
+checkpoints in parts could take.
 """
 
 from __future__ import annotations
@@ -22,7 +25,11 @@ from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.utils._pytree as pytree
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 
 from mmdata.train.ranks import sharding
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint, load_weights, save_checkpoint
@@ -107,6 +114,27 @@ def read(folder: Path, *, mapped: bool) -> None:
     print(f"{'mapped' if mapped else 'as a copy'}: {seconds:.2f} s, {peak - before:.0f} MiB at the peak", flush=True)
 
 
+def gather(rank: int, rendezvous: str, times: int) -> None:
+    """Seconds in which two ranks gather their state on the first, and in which each copies its own share."""
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))))
+    sharding.shard(model, torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(8, WIDTH)).sum().backward()
+    optimizer.step()
+    gathered: list[float] = []
+    copied: list[float] = []
+    for _ in range(times):
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        shares = [value.to_local() for value in pytree.tree_leaves(state) if isinstance(value, DTensor)]
+        copied.append(taken(lambda shares=shares: [share.clone() for share in shares]))
+        gathered.append(taken(sharding.whole_state, state))
+    if rank == 0:
+        print(f"gathered on the first of two ranks: {median(gathered):.3f} s; own share copied: {median(copied):.3f} s")
+    dist.destroy_process_group()
+
+
 def own_mib() -> float:
     """Memory of this process alone, in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -115,7 +143,7 @@ def own_mib() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["pause", "resume", "read"])
+    parser.add_argument("what", choices=["pause", "resume", "read", "gather"])
     parser.add_argument("folder", nargs="?", type=Path, help="of the checkpoint to read")
     parser.add_argument("--mapped", action="store_true")
     parser.add_argument("--times", type=int, default=5)
@@ -124,6 +152,9 @@ def main() -> None:
         read(given.folder, mapped=given.mapped)
         return
     with tempfile.TemporaryDirectory() as folder:
+        if given.what == "gather":
+            spawn(gather, (f"{folder}/ranks", given.times), nprocs=2)
+            return
         {"pause": pause, "resume": resume}[given.what](Path(folder), given.times)
 
 

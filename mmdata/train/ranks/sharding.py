@@ -13,7 +13,6 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -37,8 +36,7 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    for parameter in model.parameters():
-        dist.broadcast(parameter.detach(), src=0)
+    collectives.share_weights(model)
     small = {p for name, p in model.named_parameters() if p.ndim < 2 or name.endswith("bias")}
     mesh = init_device_mesh(device.type, (collectives.world_size(),))
     own = MixedPrecisionPolicy()
