@@ -164,13 +164,15 @@ def rows_of(folder: Path, given: argparse.Namespace) -> Iterator[dict[str, Any]]
     photos = [photo(i, *((shorter, longer) if i % 3 else (longer, shorter))) for i in range(images)]
     make(folder, photos, rows)
     with numerics(choose_precision("auto", device), device):
-        step = Step(given.model, device, compiled=device.type == "cuda" and compiles(device), side=side)
+        compiled = device.type == "cuda" and compiles(device)
+        step, form = Step(given.model, device, compiled=compiled, side=side), {"step": ("eager", "compiled")[compiled]}
         for kind, loading in kinds.items():
             loader = loader_of(folder, batch, side, num_workers="auto", **loading)
-            yield {"name": f"{given.model} fed by the loader, {kind}", **fed(loader, step, given)}
+            yield {"name": f"{given.model} fed by the loader, {kind}", **form, **fed(loader, step, given)}
             loader.close()
         loader = loader_of(folder, batch, side, decode="device", num_workers="auto", worker_type="thread")
-        yield {"name": f"{given.model} fed by the loader, threads, decode: device", **fed(loader, step, given)}
+        name = f"{given.model} fed by the loader, threads, decode: device"
+        yield {"name": name, **form, **fed(loader, step, given)}
     yield {"name": f"decoded by torchvision on the {device.type}", **decoded_on(device, loader)}
     loader.close()
     size = sum(map(len, photos)) // len(photos)
