@@ -34,6 +34,7 @@ class Reason(str, Enum):
     FILTERED = "filtered"
     DAMAGED_SHARD = "damaged_shard"  # the shard is cut or damaged within this sample
     TRANSFORM_FAILED = "transform_failed"
+    TEXT_TRANSFORM_FAILED = "text_transform_failed"
 
     def __str__(self) -> str:
         return self.value

@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     LANES = 4
     UNIT_ORDER = 5
     AUGMENTATION = 7  # 6 was another purpose of earlier versions
+    TEXT_TRANSFORM = 8
 
 
 def random_raw(count: int, *, seed: int, epoch: int, purpose: Purpose, position: int = 0) -> NDArray[np.uint64]:

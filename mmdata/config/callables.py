@@ -10,8 +10,12 @@ MAIN = "__main__:"
 """Begins the names of what is defined in the program itself: another process cannot import it."""
 
 
-def by_name(value: object) -> str | Callable[..., Any]:
+def by_name(value: object, *, words: str = "") -> str | Callable[..., Any]:
     """A callable as "module:name" if that name gives the same object, else the callable; a text as it is.
+
+    Args:
+        value: of the setting.
+        words: that the setting may be instead, for the error: "train, eval, ".
 
     Raises:
         ValueError: neither a text nor callable.
@@ -23,7 +27,7 @@ def by_name(value: object) -> str | Callable[..., Any]:
     if isinstance(value, str):
         return value
     if not callable(value):
-        raise ValueError(f'expected train, eval, "module:callable" or a callable; got {value!r}')
+        raise ValueError(f'expected {words}"module:callable" or a callable; got {value!r}')
     name = name_of(value)
     module, _, attribute = name.partition(":")
     return name if getattr(sys.modules.get(module), attribute, None) is value else value

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
 from mmdata.config.callables import by_name, name_of
 from mmdata.config.loading import LoadingConfig
-from mmdata.config.settings import Integer, Location, MayChange, Positive, Settings, Share, Side
+from mmdata.config.settings import Count, Integer, Location, MayChange, Positive, Settings, Share, Side
 from mmdata.errors import ConfigError
 
 
@@ -212,11 +213,25 @@ class DataConfig(Settings):
     gets text lengths of its own, and more of them where they save most padding. Useful with `train.compile`."""
     transform: Annotated[
         str | Callable[..., Any],
-        PlainValidator(by_name, json_schema_input_type=str),
+        PlainValidator(partial(by_name, words="train, eval, "), json_schema_input_type=str),
         PlainSerializer(name_of, return_type=str, when_used="json"),
     ] = "train"
     """What makes pixels of an image. train: random resized crop. eval: resize and centre crop. Or a transform of your
     own, as "module:callable"; in Python also the callable itself."""
+    text_transform: (
+        Annotated[
+            str | Callable[..., Any],
+            PlainValidator(by_name, json_schema_input_type=str),
+            PlainSerializer(name_of, return_type=str, when_used="json"),
+        ]
+        | None
+    ) = None
+    """A function of your own that changes captions before they are tokenized, as "module:callable"; in Python also the
+    callable itself. It is called with a caption and the row's own random.Random, and returns the text. Evaluations do
+    without it. null: the captions as they are."""
+    text_margin: Count = 0
+    """Tokens by which batches are planned longer than their captions, for a `text_transform` that makes texts longer: a
+    text that is longer than its batch is cut at its end. 0 is enough for one that shortens them."""
     decode: Literal["fast", "exact", "device"] = "fast"
     """fast: decode a JPEG at a half, a quarter or an eighth of its size where the crop allows it. exact: decode every
     image at full size, which takes longer and is nearer to Pillow's pixels. device: workers hand JPEGs on as they are,
@@ -471,6 +486,8 @@ def once_in_order(data: DataConfig) -> DataConfig:
     shards = [source.model_copy(update=once) for source in sources(data)] if mixed else data.shards
     changes = {
         "transform": "eval",
+        "text_transform": None,
+        "text_margin": 0,
         "augment": None,
         "shuffle": False,
         "groups": None,

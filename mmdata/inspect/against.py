@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from statistics import median
 
 from mmdata.config import DataConfig
+from mmdata.config.callables import name_of
 from mmdata.cores import most_workers
 from mmdata.errors import ConfigError, Problems
 from mmdata.loader.corpus import open_index
@@ -98,6 +99,11 @@ def find_problems(data: DataConfig, index: Index, names: list[str]) -> list[str]
     if data.transform not in ("train", "eval"):
         problems.append(
             f"--against: transform '{data.transform}' is made for mmdata; give data.transform=train or eval"
+        )
+    if data.text_transform is not None:
+        problems.append(
+            f"--against: text_transform '{name_of(data.text_transform)}' is made for mmdata; give "
+            "data.text_transform=null"
         )
     shards = index.num_shards
     if "webdataset" in names and shards < most_workers(data.loading.num_workers):

@@ -33,7 +33,7 @@ class Replay:
         size: (height, width) of the image as displayed, in pixels, by the index.
         image_offset, caption_offset: of its members in the shard, in bytes.
         decoded: None where the image does not decode, or is not the one indexed.
-        caption: "" where it cannot be used.
+        caption: as a `text_transform` changes it; "" where it cannot be used.
         made: the batch of this one row, with its ledger line where it is masked.
     """
 
@@ -131,7 +131,7 @@ def replay(maker: BatchMaker, step: Step) -> Replay:
     with suppress(BadSample):  # the batch's ledger line says it
         decoded = maker.transform.decode(samples.image(0), shape=shape, patches=bucket.patches, epoch=epoch)
     with suppress(BadSample):
-        caption = samples.caption(0)
+        caption = maker.text_transform(samples.caption(0), number=int(step.rows[0]), epoch=epoch)
     return Replay(
         step,
         samples.shard(0),

@@ -6,7 +6,7 @@ batch does not depend on which thread does which unit, or when.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from mmdata.plan import Step
 from mmdata.shards.images.decoder_warnings import name_warnings, sample_name
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
+from mmdata.transform.text_transform import TextTransform
 
 UNIT_ROWS = 16
 """Rows of a unit, at most: about 10 ms of work, for which the clock and the queue cost 20 µs."""
@@ -45,6 +46,7 @@ class BatchSpec:
     Attributes:
         tokenizer: for the captions; None: batches have no tokens.
         transform: for the pixels.
+        text_transform: for the captions.
         add_hashes: add image_hash and caption_hash to the batches.
         add_captions: add the text of the captions to the batches.
         buffers: lends the memory of pixels.
@@ -52,6 +54,7 @@ class BatchSpec:
 
     tokenizer: Tokenizer | None
     transform: PixelTransform
+    text_transform: TextTransform = field(default_factory=TextTransform)
     add_hashes: bool = False
     add_captions: bool = False
     buffers: BufferPool = field(default_factory=BufferPool)
@@ -211,26 +214,49 @@ class BatchBuilder:
         return "" if i is None else sample_name(self._samples.shard(i), self._samples.keys[i])
 
     def _write_captions(self, part: _Part) -> None:
-        """Read the captions, and tokenize them in one call if there is a tokenizer."""
-        captions: list[str] = []
-        for i in part.samples:
+        """Read the captions, make their texts, and tokenize these in one call if there is a tokenizer."""
+        captions = self._each_text(part, part.samples, self._samples.caption)
+        part.clock.lap("read")
+        texts = captions
+        if transform := self._spec.text_transform:
+            numbers, epochs = self._samples.numbers.tolist(), self._step.passes[self._places].tolist()
+            texts = self._each_text(
+                part, captions, lambda i: transform(captions[i], number=numbers[i], epoch=epochs[i])
+            )
+            part.clock.lap("transform")
+        if self._failed:
+            return
+        places = self._places[part.samples.start : part.samples.stop]
+        listed = [texts.get(i, "") for i in part.samples]
+        for place, text in zip(places.tolist(), listed, strict=True):
+            self._captions[place] = text
+        if (tokenizer := self._spec.tokenizer) is not None:
+            self._input_ids[places], self._attention_mask[places] = self._encode(tokenizer, listed, part)
+            part.clock.lap("tokenize")
+
+    def _each_text(self, part: _Part, samples: Iterable[int], text_of: Callable[[int], str]) -> dict[int, str]:
+        """The texts of some samples; those of which there is none are entered in the ledger."""
+        texts: dict[int, str] = {}
+        for i in samples:
             if self._failed:
-                return
+                break
             part.current = i
             try:
-                captions.append(self._samples.caption(i))
+                texts[i] = text_of(i)
             except BadSample as error:
                 self._bad_captions[i] = self._entry(i, "caption", error)
-                captions.append("")  # keeps the place of its row
         part.current = None
-        part.clock.lap("read")
-        places = self._places[part.samples.start : part.samples.stop]
-        for place, caption in zip(places.tolist(), captions, strict=True):
-            self._captions[place] = caption
-        if (tokenizer := self._spec.tokenizer) is not None:
-            encoded = tokenizer.encode(captions, self._step.bucket.length)
-            self._input_ids[places], self._attention_mask[places] = encoded
-            part.clock.lap("tokenize")
+        return texts
+
+    def _encode(self, tokenizer: Tokenizer, texts: list[str], part: _Part) -> tuple[NDArray[np.int64], ...]:
+        """input_ids and attention_mask of texts."""
+        length = self._step.bucket.length
+        if not self._spec.text_transform:
+            return tokenizer.encode(texts, length)  # the plan knows the captions: they fit
+        input_ids, attention_mask, part.stats.cut = tokenizer.encode_cut(texts, length)
+        if part.stats.cut:
+            self._spec.text_transform.warn_of_cut()
+        return input_ids, attention_mask
 
     def _tokenize_negatives(self, tokenizer: Tokenizer, part: _Part) -> None:
         """Tokenize the negative captions in one call."""

@@ -19,6 +19,7 @@ from mmdata.renamed import renamed_arguments
 from mmdata.shards import Index, ShardStore
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import Tokenizer
+from mmdata.transform.text_transform import TextTransform
 
 
 class BatchMaker:
@@ -33,6 +34,7 @@ class BatchMaker:
         negatives: negative captions of the rows, for the batches.
         check_images: whether images are compared with their hashes in the index; see `LoadingConfig.check_images`.
         captions: sources from which the rows draw their captions; None: those of the shards in turn.
+        text_transform: makes the texts of the captions; None: they stay as they are.
         buffers: lends the memory of pixels; default: memory of this process.
     """
 
@@ -48,6 +50,7 @@ class BatchMaker:
         negatives: NegativeCaptions | None = None,
         check_images: CheckImages = "auto",
         captions: CaptionSources | None = None,
+        text_transform: TextTransform | None = None,
         buffers: BufferPool | None = None,
     ) -> None:
         self.index = index
@@ -55,11 +58,13 @@ class BatchMaker:
         self.transform = transform
         self.negatives = negatives
         self.captions = captions
+        self.text_transform = text_transform or TextTransform()
         self.store = ShardStore(index)
         self._check_images: CheckImages = check_images
         self._spec = BatchSpec(
             tokenizer,
             transform,
+            self.text_transform,
             add_hashes=add_hashes,
             add_captions=add_captions,
             buffers=buffers or BufferPool(),
@@ -78,6 +83,7 @@ class BatchMaker:
             negatives=corpus.negatives,
             check_images=data.loading.check_images,
             captions=corpus.captions,
+            text_transform=TextTransform.from_config(data),
             buffers=buffers,
         )
 
@@ -92,6 +98,7 @@ class BatchMaker:
             negatives=self.negatives,
             check_images=self._check_images,
             captions=self.captions,
+            text_transform=self.text_transform,
         )
 
     def begin(self, step: Step, stop: Event | None = None) -> Work[LoadedBatch]:

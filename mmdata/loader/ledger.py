@@ -23,6 +23,8 @@ MIN_ROWS_FOR_RATE = 1000
 """Rows seen before the share of bad rows is checked: among fewer rows a share says little."""
 MIN_FAILED_TRANSFORMS = 4
 """Rows that a transform must have failed on, with no row usable, to be called defective: a row may be at fault."""
+TRANSFORMS = {"data.transform": Reason.TRANSFORM_FAILED, "data.text_transform": Reason.TEXT_TRANSFORM_FAILED}
+"""Settings that name code of the user, and the reason of the rows that it fails on."""
 USUAL_BAD_SHARE: float = LoadingConfig.model_fields["max_bad_share"].default
 """Default of max_bad_share. A higher one says that rows are expected to fail, perhaps all of the first ones."""
 KEPT_ENTRIES = 10_000
@@ -208,16 +210,19 @@ class Ledger(Sequence[LedgerEntry]):
         # the first batches, and the share of the corpus may still be one that the user allows. So the share decides.
         if self._max_bad_share > USUAL_BAD_SHARE:
             return
-        failed, counts = self.own.masked[Reason.TRANSFORM_FAILED.value], self.counts
+        counts = self.counts
+        name, reason = max(TRANSFORMS.items(), key=lambda one: self.own.masked[one[1].value])
+        failed = self.own.masked[reason.value]
         if failed < MIN_FAILED_TRANSFORMS or counts.masked.total() < counts.seen:
             return
-        first = next(entry for entry in self._entries if entry.reason == Reason.TRANSFORM_FAILED.value)
+        first = next(entry for entry in self._entries if entry.reason == reason.value)
+        of_shape = "images of one shape" if reason is Reason.TRANSFORM_FAILED else "captions of one length"
         # A stream has no index to find the row in.
         command = f"; `mmdata replay CONFIG {first.row} --epoch {first.epoch}` makes this row alone"
         raise DataError(
-            f"data.transform failed on {failed} of the first {counts.seen} rows, and no row could be used; the first: "
+            f"{name} failed on {failed} of the first {counts.seen} rows, and no row could be used; the first: "
             f"shard '{first.shard}', sample '{first.key}': {first.detail}{command if first.offset >= 0 else ''}. If it "
-            "fails on images of one shape only, and they may be left out: a data.loading.max_bad_share above "
+            f"fails on {of_shape} only, and they may be left out: a data.loading.max_bad_share above "
             f"{USUAL_BAD_SHARE:.0%} lets the share of all rows decide"
         )
 
@@ -255,10 +260,11 @@ class Ledger(Sequence[LedgerEntry]):
 
 def _advice(counts: RowCounts, said: str) -> str:
     """What to do about the reasons of masked rows, unless it is said: only shards can be verified, not a transform."""
-    of_transform = counts.masked[Reason.TRANSFORM_FAILED.value]
-    of_shards = "`mmdata verify` checks the shards; " if counts.masked.total() > of_transform else ""
+    of_transforms = {name: counts.masked[reason.value] for name, reason in TRANSFORMS.items()}
+    of_shards = "`mmdata verify` checks the shards; " if counts.masked.total() > sum(of_transforms.values()) else ""
     of_shards = "" if "mmdata verify" in said else of_shards
-    return of_shards + ("data.transform raised or gave other pixels than it should; " if of_transform else "")
+    gave = {"data.transform": "other pixels than it should", "data.text_transform": "something else than a text"}
+    return of_shards + "".join(f"{name} raised or gave {gave[name]}; " for name, bad in of_transforms.items() if bad)
 
 
 def cut_ledger(path: Path, *, epoch: int, step: int) -> None:

@@ -25,6 +25,11 @@ class Samples(Protocol):
         """n keys."""
         ...
 
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """Numbers that key the samples' random numbers, 0 or more: int64 (n,)."""
+        ...
+
     def shard(self, i: int) -> str:
         """Name of the sample's shard, for messages."""
         ...
@@ -110,6 +115,11 @@ class IndexSamples:
         if captions is not None:
             self._source, self._chosen = captions.choose(rows, passes)
         self.keys = index.keys(rows)
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """The rows, which key their random numbers: int64 (n,)."""
+        return self._rows
 
     def shard(self, i: int) -> str:
         """Name of the sample's shard, for messages."""

@@ -43,6 +43,7 @@ def identity_of(plan: Plan, maker: BatchMaker) -> Identity:
         "negative_captions": maker.negatives and maker.negatives.fingerprint,
         "captions": maker.captions and maker.captions.name,
         **transform.identity(),
+        **maker.text_transform.identity(),
         "transform_seed": transform.seed if own_seed else None,
         "tokenizer": maker.tokenizer and maker.tokenizer.identity,
     }
@@ -51,8 +52,8 @@ def identity_of(plan: Plan, maker: BatchMaker) -> Identity:
 def differences(saved: dict[str, Any], identity: Identity, *, of: str) -> list[str]:
     """The names of the entries in which the identity of a state differs from this one.
 
-    Only logs entries that the state of an earlier version lacks, and a change in the file of a user's transform, which
-    may be a comment.
+    Only logs entries that the state of an earlier version lacks, and a change in the file of a user's transform or
+    text_transform, which may be a comment.
 
     Args:
         saved: identity in the state.
@@ -66,15 +67,18 @@ def differences(saved: dict[str, Any], identity: Identity, *, of: str) -> list[s
             of,
             ", ".join(missing),
         )
-    sources = saved.get("transform_source"), identity.get("transform_source")
-    if saved.get("transform") == identity.get("transform") and None not in sources and sources[0] != sources[1]:
-        logger.warning(
-            "transform '%s': its file is not what it was when this %s state was taken; if more than comments have "
-            "changed, pixels are not those of an undisturbed run",
-            identity["transform"],
-            of,
-        )
-    compared = [name for name in identity if name != "transform_source" and name not in missing]
+    for name, entries in (("transform", "pixels"), ("text_transform", "texts")):
+        before, now = saved.get(f"{name}_source"), identity.get(f"{name}_source")
+        if saved.get(name) == identity.get(name) and None not in (before, now) and before != now:
+            logger.warning(
+                "%s '%s': its file is not what it was when this %s state was taken; if more than comments have "
+                "changed, %s are not those of an undisturbed run",
+                name,
+                identity[name],
+                of,
+                entries,
+            )
+    compared = [name for name in identity if not name.endswith("transform_source") and name not in missing]
     return [name for name in compared if _rows_of(saved.get(name)) != _rows_of(identity[name])]
 
 
@@ -124,6 +128,8 @@ def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tup
         "selection": None,
         "weights": None,
         "captions": None,
+        "text_transform": None,
+        "text_transform_source": None,
         **(plan_of_state if isinstance(plan_of_state, Mapping) else {}),
     }
     if "extra_captions" in saved:  # their name in earlier versions
@@ -135,7 +141,7 @@ def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tup
         )
     if changed := differences(saved, identity, of="loader"):
         listed = ", ".join(f"{key} was {saved[key]!r} and is {identity[key]!r}" for key in changed)
-        other = "other pixels or tokens" if set(changed) <= SINCE else "another plan"
+        other = "other pixels or tokens" if set(changed) <= {*SINCE, "text_transform"} else "another plan"
         raise ConfigError(
             f"this loader state belongs to {other}: {listed}; resume with the settings and shards "
             "it was saved with, or start anew"

@@ -52,6 +52,7 @@ class Stats:
         masked: rows that could not be used, and rows that are padding.
         tokens: tokens of valid rows, without padding.
         token_places: tokens of valid rows, with padding.
+        cut: texts of a `text_transform` that were longer than their batch, and not than `max_length`.
     """
 
     wall_s: dict[str, float] = field(default_factory=_zeros)
@@ -64,6 +65,7 @@ class Stats:
     masked: int = 0
     tokens: int = 0
     token_places: int = 0
+    cut: int = 0
 
     def add(self, other: Stats) -> None:
         """Add the sums of another to these."""
@@ -82,7 +84,7 @@ class Stats:
         return copied
 
     def _add(self, other: Stats, sign: int) -> None:
-        for name in ("wait_s", "transfer_s", "read_bytes", "rows", "masked", "tokens", "token_places"):
+        for name in ("wait_s", "transfer_s", "read_bytes", "rows", "masked", "tokens", "token_places", "cut"):
             setattr(self, name, getattr(self, name) + sign * getattr(other, name))
         _add_each(self.wall_s, other.wall_s, sign)
         _add_each(self.cpu_s, other.cpu_s, sign)

@@ -7,7 +7,15 @@
 - `from_config` makes a plan of settings. Nothing in this package reads an image, and only `rows` reads the index.
 """
 
-from mmdata.plan.buckets import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy, Shapes, TokenBudgetPolicy
+from mmdata.plan.buckets import (
+    Bucket,
+    BucketPolicy,
+    LengthAspectPolicy,
+    NativePolicy,
+    Shapes,
+    TextMarginPolicy,
+    TokenBudgetPolicy,
+)
 from mmdata.plan.captions import CaptionSources, choose_captions
 from mmdata.plan.choose_shapes import choose_image_shapes, choose_lengths, choose_lengths_by_shape
 from mmdata.plan.groups import Groups
@@ -37,6 +45,7 @@ __all__ = [
     "Shapes",
     "ShardSpan",
     "Step",
+    "TextMarginPolicy",
     "TokenBudgetPolicy",
     "choose_captions",
     "choose_image_shapes",

@@ -142,6 +142,27 @@ def _bounds_of_shapes(lengths: Sequence[int] | Sequence[Sequence[int]], num_shap
     return lists
 
 
+class TextMarginPolicy:
+    """The buckets of another policy, in which texts may become longer than the captions that the plan knows.
+
+    Args:
+        policy: gives each row its bucket.
+        margin: tokens by which each text may be longer.
+
+    Example:
+        With a margin of 4 and bounds of 16 and 77, captions of up to 12 tokens go to the bound 16.
+    """
+
+    def __init__(self, policy: BucketPolicy, margin: int) -> None:
+        self._policy, self._margin = policy, margin
+        self.uses_cells = bool(getattr(policy, "uses_cells", False))
+        self.buckets = tuple(policy.buckets)
+
+    def assign(self, shapes: Shapes) -> NDArray[np.int64]:
+        """Positions in `buckets`, int64 (n,)."""
+        return self._policy.assign(shapes._replace(length=shapes.length + self._margin))
+
+
 class TokenBudgetPolicy:
     """The buckets of another policy, with as many rows in a batch as a budget of tokens allows.
 

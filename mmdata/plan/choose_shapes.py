@@ -35,6 +35,15 @@ def choose_lengths(histogram: NDArray[np.int64], count: int) -> list[int]:
     return _best_bounds(histogram, count)[-1][1]
 
 
+def with_margin(counts: NDArray[np.int64], margin: int) -> NDArray[np.int64]:
+    """Counts of captions by length, int64 (max_length + 1, …), if each caption were `margin` tokens longer."""
+    if margin == 0:
+        return counts
+    longer = np.zeros_like(counts)
+    np.add.at(longer, np.minimum(np.arange(len(counts)) + margin, len(counts) - 1), counts)
+    return longer
+
+
 def choose_lengths_by_shape(histograms: NDArray[np.int64], max_shapes: int) -> list[list[int]]:
     """Text length bounds for each image shape, at most `max_shapes` in all, that leave the least padding.
 

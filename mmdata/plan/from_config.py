@@ -28,6 +28,7 @@ from mmdata.plan import (
     NativePolicy,
     Plan,
     ShardSpan,
+    TextMarginPolicy,
     TokenBudgetPolicy,
     choose_image_shapes,
     choose_lengths,
@@ -35,6 +36,7 @@ from mmdata.plan import (
 )
 from mmdata.plan.buckets import nearest_shapes
 from mmdata.plan.caption_sources import caption_sources, check_rows
+from mmdata.plan.choose_shapes import with_margin
 from mmdata.plan.groups import read_groups
 from mmdata.plan.rows import COUNT_ROWS, starts_of
 from mmdata.plan.select.row_weights import row_weights
@@ -182,10 +184,13 @@ def bucket_policy(
         policy = NativePolicy(bounds, data.image_patches, patch_size=data.patch_size)
     elif data.max_shapes is not None:
         histogram = caption_histogram(index, lengths, max_length=data.max_length, selection=selection)
+        histogram = with_margin(histogram, data.text_margin)
         policy = _share_bounds(image_shapes(data, index, selection=selection), histogram, data.max_shapes)
     else:
         bounds = text_lengths(data, index, lengths, selection=selection)
         policy = LengthAspectPolicy(bounds, image_shapes(data, index, selection=selection))
+    if data.text_margin and lengths != "no_texts":
+        policy = TextMarginPolicy(policy, data.text_margin)
     if data.token_budget is None:
         return policy
     return TokenBudgetPolicy(
@@ -222,10 +227,11 @@ def text_lengths(data: DataConfig, index: Index, lengths: Lengths, *, selection:
         return data.text_buckets
     if selection is not None or isinstance(lengths, CaptionSources):
         histogram = caption_histogram(index, lengths, max_length=data.max_length, selection=selection).sum(axis=1)
-        return choose_lengths(histogram, data.num_text_buckets)
+        return choose_lengths(with_margin(histogram, data.text_margin), data.num_text_buckets)
     histogram = np.bincount(lengths[1]) if isinstance(lengths, tuple) else index.token_histogram()
     cut = np.minimum(np.arange(len(histogram)), data.max_length)  # longer captions are cut
-    return choose_lengths(np.bincount(cut, histogram).astype(np.int64), data.num_text_buckets)
+    counts = np.bincount(cut, histogram, minlength=data.max_length + 1).astype(np.int64)
+    return choose_lengths(with_margin(counts, data.text_margin), data.num_text_buckets)
 
 
 def caption_histogram(

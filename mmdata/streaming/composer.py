@@ -195,7 +195,7 @@ class Pass:
             chosen = choose_captions(hashes, num_captions, self._epoch).tolist()
             captions = [sample.captions[i] for sample, i in zip(samples, chosen, strict=True)]
         if (tokenizer := self._composer.tokenizer) is not None:
-            tokens = tokenizer.count(captions)
+            tokens = [count + self._composer.data.text_margin for count in tokenizer.count(captions)]
         rank, world_size = self._composer.rank, self._composer.world_size
         # Rank r numbers its samples r, r + world_size, …, so that rows are unique over all ranks.
         rows = range(rank + self._usable * world_size, rank + (self._usable + len(samples)) * world_size, world_size)

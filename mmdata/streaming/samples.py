@@ -136,7 +136,7 @@ class BufferedSample:
 
     Attributes:
         row: number of the sample in the pass, unique over all ranks.
-        tokens: number of tokens of the caption, untruncated.
+        tokens: number of tokens of the caption, untruncated, and `data.text_margin`.
     """
 
     row: int
@@ -151,6 +151,11 @@ class BatchSamples:
     def __init__(self, samples: list[BufferedSample]) -> None:
         self._buffered = samples
         self.keys = [one.sample.key for one in samples]
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """The images' hashes, which key the samples' random numbers in any order of the pass: int64 (n,)."""
+        return np.asarray([one.sample.image_hash % 2**63 for one in self._buffered], np.int64)
 
     def shard(self, i: int) -> str:
         """Name of the shard."""

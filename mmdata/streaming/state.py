@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.hashing import hash64
+from mmdata.loader.batch_builder import BatchSpec
 from mmdata.loader.state import differences
 from mmdata.plan.position import MAX_EPOCH
 from mmdata.shards.remote.fetch import display_name
 from mmdata.streaming.position import PassPosition
-from mmdata.transform.pixels import PixelTransform
-from mmdata.transform.text import Tokenizer
 
 logger = logging.getLogger("mmdata")
 
@@ -39,14 +38,14 @@ class RankState(NamedTuple):
 
     def pack(self) -> dict[str, Any]:
         """As JSON."""
-        packed = {"pass": self.in_passes.number, "batches": self.in_passes.batches, "text_lengths": self.lengths}
+        packed = {"pass": self.in_passes.number, "batches": self.in_passes.batches, "textchosen": self.lengths}
         return packed if self.epoch_start is None else packed | {"epoch_start": list(self.epoch_start)}
 
     @classmethod
     def unpack(cls, packed: Any) -> RankState:
         """The inverse of `pack`. Raises a ConfigError for anything that `pack` cannot have returned."""
         saved = packed if isinstance(packed, dict) else {}
-        lengths, start = saved.get("text_lengths"), saved.get("epoch_start")
+        lengths, start = saved.get("textchosen"), saved.get("epoch_start")
         lists = [[] if numbers is None else numbers for numbers in (lengths, start)]
         numbers = [saved.get("pass"), saved.get("batches")]
         if (
@@ -68,12 +67,12 @@ def identity(
     data: DataConfig,
     steps_per_epoch: int | None,
     *,
-    transform: PixelTransform,
-    tokenizer: Tokenizer | None,
+    spec: BatchSpec,
 ) -> dict[str, Any]:
     """What the batches of a stream depend on, by name: JSON. Number of ranks, folders and hosts may change."""
     names = "\n".join(display_name(shard).rsplit("/", 1)[-1] for shard in shards)
     shapes = {name: getattr(data, name) for name in ("text_buckets", "image_size", "image_buckets", "image_patches")}
+    chosen = (sorted(shapes.items()), data.max_length, data.num_text_buckets)
     return {
         "shards": hash64(names.encode()),
         "num_shards": len(shards),
@@ -82,11 +81,12 @@ def identity(
         "seed": data.seed,
         "shuffle": data.shuffle,
         "limit": data.max_rows,
-        **transform.identity(),
+        **spec.transform.identity(),
+        **spec.text_transform.identity(),
         "patch_size": data.patch_size if data.image_patches is not None else None,
-        "tokenizer": tokenizer and tokenizer.identity,
+        "tokenizer": spec.tokenizer and spec.tokenizer.identity,
         **({"members": data.members.model_dump()} if data.members else {}),
-        "shapes": hash64(repr((sorted(shapes.items()), data.max_length, data.num_text_buckets)).encode()),
+        "shapes": hash64(repr((*chosen, *([data.text_margin] if data.text_margin else []))).encode()),
     }
 
 

@@ -37,6 +37,7 @@ from mmdata.streaming.shard_names import ShardNames, assign_shards, find_shards,
 from mmdata.streaming.state import RankState, check_identity, identity, rank_state
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import load_tokenizer
+from mmdata.transform.text_transform import TextTransform
 
 logger = logging.getLogger("mmdata")
 
@@ -133,8 +134,14 @@ class Stream(Interoperable):
         self.ledger = Ledger(data.loading.max_bad_share, ranks)
         self._losses = Losses()
         self._composer = Composer(data, tokenizer, rank=rank, world_size=world_size)
-        self._spec = BatchSpec(tokenizer, transform, add_hashes=data.add_hashes, add_captions=data.add_captions)
-        self._identity = identity(shards, data, steps_per_epoch, transform=transform, tokenizer=tokenizer)
+        self._spec = BatchSpec(
+            tokenizer,
+            transform,
+            TextTransform.from_config(data),
+            add_hashes=data.add_hashes,
+            add_captions=data.add_captions,
+        )
+        self._identity = identity(shards, data, steps_per_epoch, spec=self._spec)
         self._position = StreamPosition(steps_per_epoch)
         # The passes at the end of an epoch, and their position: the next epoch goes on with the same buffer and shard.
         self._kept: tuple[PassPosition, Passes] | None = None

@@ -103,14 +103,46 @@ class Tokenizer:
         Returns:
             input_ids int64 (B, L), padded at the end, and attention_mask int64 (B, L).
         """
-        input_ids = np.full((len(captions), length), self.pad_id, np.int64)
-        attention_mask = np.zeros((len(captions), length), np.int64)
-        for row, encoding in enumerate(self._encoder.encode_batch_fast(list(captions))):
-            ids = encoding.ids
+        listed: list[list[int]] = [encoding.ids for encoding in self._encoder.encode_batch_fast(list(captions))]
+        return self._padded(listed, length)
+
+    def encode_cut(self, texts: Sequence[str], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """Encode texts of any length as `encode`; those of more than `length` tokens are cut to it.
+
+        Special tokens at the end, such as the one by which CLIP's text tower finds the end of the text, are kept.
+
+        Args:
+            texts: B strings.
+            length: L, at least as many as the tokenizer's special tokens.
+
+        Returns:
+            input_ids and attention_mask, int64 (B, L) each, and how many of the texts were cut.
+        """
+        encodings = self._encoder.encode_batch_fast(list(texts))
+        num_cut = sum(len(encoding) > length for encoding in encodings)
+        return *self._padded([_cut(encoding, length) for encoding in encodings], length), num_cut
+
+    def _padded(self, listed: list[list[int]], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        input_ids = np.full((len(listed), length), self.pad_id, np.int64)
+        attention_mask = np.zeros((len(listed), length), np.int64)
+        for row, ids in enumerate(listed):
             assert len(ids) <= length, f"{len(ids)} tokens in a bucket of {length}"
             input_ids[row, : len(ids)] = ids
             attention_mask[row, : len(ids)] = 1
         return input_ids, attention_mask
+
+
+def _cut(encoding: tokenizers.Encoding, length: int) -> list[int]:
+    """The tokens of a text, at most `length`: the first ones, and the special tokens at the end."""
+    ids: list[int] = encoding.ids
+    if len(ids) <= length:
+        return ids
+    # 1 for tokens that the tokenizer adds, 0 for those of the text, also where the text spells a special token.
+    mask: list[int] = encoding.special_tokens_mask
+    begin = len(ids)  # of the special tokens at the end
+    while begin and mask[begin - 1]:
+        begin -= 1
+    return ids[: length - (len(ids) - begin)] + ids[begin:]
 
 
 def save_tokenizer(name: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:

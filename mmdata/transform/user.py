@@ -58,10 +58,12 @@ class UserTransform:
 
     def __init__(self, transform: str | Callable[..., Any], *, size: tuple[int, int] | None = None) -> None:
         self._name = name_of(transform)
-        found = _imported(transform) if isinstance(transform, str) else transform
+        found = transform
+        if isinstance(transform, str):
+            found = imported(transform, of=f"transform '{transform}'", expected="train, eval, or 'module:callable'")
         self._transform = _adapted(self._name, found, size)
         has_file = isinstance(transform, str) or inspect.isroutine(transform)
-        self.source = _digest(sys.modules.get(self._name.partition(":")[0])) if has_file else None
+        self.source = digest_of_file(sys.modules.get(self._name.partition(":")[0])) if has_file else None
         self._rows_to_check = CHECKED_ROWS
 
     def __call__(self, image: Tensor, out: Tensor, *, seed: int) -> None:
@@ -136,18 +138,20 @@ class _DrawFrom(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _imported(name: str) -> Any:
+def imported(name: str, *, of: str, expected: str) -> Any:
+    """The callable "module:attribute"; raises a ConfigError that begins with `of` if there is none."""
     module, colon, attribute = name.partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), attribute) if colon else None
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"transform '{name}': {error}{where_to_look(error, module)}") from error
+        raise ConfigError(f"{of}: {error}{where_to_look(error, module)}") from error
     if not callable(found):
-        raise ConfigError(f"transform '{name}': expected train, eval, or 'module:callable'")
+        raise ConfigError(f"{of}: expected {expected}")
     return found
 
 
-def _digest(module: Any) -> str | None:
+def digest_of_file(module: Any) -> str | None:
+    """16 hexadecimal digits, equal for equal content of a module's file; None if there is no such file."""
     try:
         return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:16]
     except (AttributeError, TypeError, OSError):  # a notebook, a builtin, an archive
@@ -163,9 +167,9 @@ def _adapted(name: str, found: Any, size: tuple[int, int] | None) -> Transform:
         signature = inspect.signature(found.forward if isinstance(found, torch.nn.Module) else found)
     except (TypeError, ValueError):  # a builtin has no signature
         return cast(Transform, found)
-    if _takes(signature, 3):
+    if takes(signature, 3):
         return cast(Transform, found)
-    if inspect.isfunction(found) and _takes(signature, 1):
+    if inspect.isfunction(found) and takes(signature, 1):
         made = _maker(name, found)
         if size is not None:
             made(size)
@@ -200,7 +204,8 @@ def _no_maker(name: str, size: tuple[int, int], happened: str) -> str:
     )
 
 
-def _takes(signature: inspect.Signature, count: int) -> bool:
+def takes(signature: inspect.Signature, count: int) -> bool:
+    """Whether a callable takes this many positional arguments."""
     try:
         signature.bind(*range(count))
     except TypeError:

@@ -117,6 +117,10 @@ def test_only_auto_workers_are_lowered_and_only_for_webdataset(
     [
         ({"tokenizer": None}, "compares batches of images and texts: give data.tokenizer"),
         ({"image_patches": [4], "patch_size": 16}, "no other loader here makes batches of native resolution"),
+        (
+            {"text_transform": "mine:text"},
+            "text_transform 'mine:text' is made for mmdata; give data.text_transform=null",
+        ),
         ({"transform": "mine:crop"}, "transform 'mine:crop' is made for mmdata; give data.transform=train or eval"),
         ({"loading": {"num_workers": 3}}, "2 shards are too few for 3 workers; give data.loading.num_workers=2"),
     ],

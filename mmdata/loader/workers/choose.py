@@ -7,14 +7,13 @@ import logging
 import torch
 
 from mmdata.config import DataConfig
-from mmdata.config.callables import is_importable, name_of
 from mmdata.cores import most_workers
 from mmdata.launcher import Ranks
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.state import identity_of
 from mmdata.loader.work import BatchSource
 from mmdata.loader.workers.handover import StartupHandover, StoppableSteps
-from mmdata.loader.workers.parent import WorkerProcesses
+from mmdata.loader.workers.parent import WorkerProcesses, not_importable
 from mmdata.loader.workers.steps import RankSteps
 from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import Plan
@@ -25,8 +24,8 @@ logger = logging.getLogger("mmdata")
 def make_source(data: DataConfig, plan: Plan, maker: BatchMaker, ranks: Ranks) -> BatchSource:
     """The workers that a section `data` asks for; see `resolve_workers` for `worker_type: auto`.
 
-    Threads make the first batches while worker processes start, except with a user's transform under `worker_type:
-    process`: it never runs in this process, so that a crash of it cannot end the training loop.
+    Threads make the first batches while worker processes start, except with a user's transform (of images or texts)
+    under `worker_type: process`: it never runs in this process, so that a crash of it cannot end the training loop.
 
     Raises:
         ConfigError: `worker_type: process` with a transform that another process cannot import.
@@ -64,12 +63,12 @@ def resolve_workers(data: DataConfig) -> DataConfig:
     if not has_gpu() or data.loading.num_workers == 0:
         return data.with_loading(worker_type="thread")
     why = "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL)"
-    if not is_importable(data.transform):
+    if cannot := not_importable(data):
         logger.warning(
-            "%s; another process cannot import transform '%s', so threads make the batches: define it at the top of a "
-            "file of its own",
+            "%s; another process cannot import %s, so threads make the batches: define it at the top of a file of its "
+            "own",
             why,
-            name_of(data.transform),
+            cannot,
         )
         return data.with_loading(worker_type="thread")
     logger.info(
@@ -81,8 +80,8 @@ def resolve_workers(data: DataConfig) -> DataConfig:
 
 
 def is_users(data: DataConfig) -> bool:
-    """Whether the transform is a user's: a callable, or "module:callable"."""
-    return data.transform not in ("train", "eval")
+    """Whether a transform is a user's: a callable, or "module:callable"."""
+    return data.transform not in ("train", "eval") or data.text_transform is not None
 
 
 def has_gpu() -> bool:

@@ -36,6 +36,14 @@ RETRY = "Iterating again starts another; the loader's state counts the batches y
 KILLED = "the kernel's out-of-memory killer does this: lower data.loading.prefetch_batches or data.loading.num_workers"
 
 
+def not_importable(data: DataConfig) -> str:
+    """The user's transform that another process cannot import by its name, in words; "" if there is none."""
+    for setting in ("transform", "text_transform"):
+        if (own := getattr(data, setting)) is not None and not is_importable(own):
+            return f"{setting} '{name_of(own)}'"
+    return ""
+
+
 class WorkerProcesses:
     """Worker processes that make a loader's batches: process p makes every num_processes-th batch from the p-th on.
 
@@ -51,9 +59,9 @@ class WorkerProcesses:
     """
 
     def __init__(self, data: DataConfig, identity: dict[str, Any], ranks: Ranks) -> None:
-        if not is_importable(data.transform):
+        if cannot := not_importable(data):
             raise ConfigError(
-                f"transform '{name_of(data.transform)}': data.loading.worker_type is process, and another process "
+                f"{cannot}: data.loading.worker_type is process, and another process "
                 "cannot import it by its name: it is defined in the program itself, inside a function, or made when "
                 "the program runs. Define it at the top of a file of its own, or set data.loading.worker_type to thread"
             )

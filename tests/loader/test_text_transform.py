@@ -1,0 +1,254 @@
+"""`data.text_transform`: a user's function of captions, the same in threads, processes, on ranks and after a resume."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mmdata
+from mmdata import Batch, Loader
+from mmdata.config import DataConfig
+from mmdata.config.data import evaluation_data
+from mmdata.errors import ConfigError, DataError
+from mmdata.inspect.replay import find_step, replay
+from mmdata.loader.workers import choose
+from mmdata.loader.workers.threads import ThreadedBatches
+from mmdata.seeding import Purpose, random_raw
+from mmdata.transform.text import Tokenizer
+
+from .conftest import Corpus
+from .test_caption_sources import recaption, write_table
+from .worker_processes import transforms
+
+Same = Callable[[Batch, Batch], bool]
+
+TEXTS = """
+    def change(text, rng):
+        words = [word for word in text.split() if rng.random() < 0.7]
+        return " ".join(["look:", *words, *words[: rng.randrange(9)]])
+
+    def prefix(text, rng):
+        return "a dog a dog " + text
+
+    def long_ago(text, rng):
+        if len(text) > 170:
+            raise ValueError("too long")
+        return text
+
+    def never(text, rng):
+        return 5
+"""
+
+
+@pytest.fixture(autouse=True)
+def _texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transforms(tmp_path, monkeypatch, TEXTS)
+
+
+def change(text: str, rng: random.Random) -> str:
+    words = [word for word in text.split() if rng.random() < 0.7]
+    return " ".join(["look:", *words, *words[: rng.randrange(9)]])
+
+
+CHANGE: dict[str, Any] = {"text_transform": "my_transforms:change", "add_captions": True}
+PREFIX: dict[str, Any] = {"text_transform": "my_transforms:prefix", "add_captions": True}
+
+
+def epoch_of(loader: Loader, epoch: int) -> list[Batch]:
+    loader.set_epoch(epoch)
+    return list(loader)
+
+
+def texts_of(loader: Loader, epoch: int) -> dict[int, str]:
+    """The text of each row; that of row -1 is padding."""
+    return {
+        row: text
+        for batch in epoch_of(loader, epoch)
+        for row, text in zip(batch["rows"].tolist(), batch["captions"], strict=True)
+    }
+
+
+@pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 4}, {"worker_type": "process"}])
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_texts_are_the_same_from_workers_ranks_and_a_state(
+    corpus: Corpus, same: Same, join: Callable[[list[Batch]], Batch], workers: dict[str, Any], world_size: int
+):
+    with corpus.loader(**CHANGE, num_workers=0) as loader:
+        whole = epoch_of(loader, 1)
+    with corpus.loader(**CHANGE, **workers) as loader:
+        loader.set_epoch(1)
+        batches = iter(loader)
+        given = [next(batches) for _ in range(2)]
+        state = loader.state_dict()
+    ranks = [corpus.loader(rank=rank, world_size=world_size, **CHANGE, **workers) for rank in range(world_size)]
+    for loader in ranks:
+        loader.load_state_dict(state)
+    given += [join(list(parts)) for parts in zip(*ranks, strict=True)]
+    for loader in ranks:
+        loader.close()
+    assert len(given) == len(whole)
+    assert all(same(one, other) for one, other in zip(given, whole, strict=True))
+
+
+def test_a_row_has_the_text_of_its_own_generator(corpus: Corpus):
+    with corpus.loader(add_captions=True) as loader:
+        captions = texts_of(loader, 1)
+    with corpus.loader(**CHANGE) as loader:
+        texts = texts_of(loader, 1)
+    assert len(texts) == 51
+    for row in range(50):
+        raw = random_raw(1, seed=5, epoch=1, purpose=Purpose.TEXT_TRANSFORM, position=row)
+        assert texts[row] == change(captions[row], random.Random(int(raw[0])))
+
+
+def test_tokens_are_those_of_the_text_cut_to_the_batch(corpus: Corpus, caplog: pytest.LogCaptureFixture):
+    tokenizer: Any = Tokenizer.load(corpus.folder / "tokenizer", max_length=32)
+    cut = 0
+    with corpus.loader(**PREFIX) as loader:
+        for batch in loader:
+            length = batch["input_ids"].shape[1]
+            counts = np.array(tokenizer.count(batch["captions"]))[batch["valid"].numpy()]
+            cut += (np.minimum(counts, 32) > length).sum()
+            tokenizer._encoder.enable_truncation(length)
+            expected = tokenizer.encode(batch["captions"], length)[0][batch["valid"].numpy()]
+            assert np.array_equal(batch["input_ids"][batch["valid"]].numpy(), expected)
+        assert loader.stats.cut == cut > 0
+    (said,) = [one for one in caplog.messages if "text_transform" in one]
+    assert said.startswith("text_transform 'my_transforms:prefix': a text was cut to the text length of its batch")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"text_buckets": [16, 32]},
+        {"text_buckets": [32]},
+        {"max_shapes": 9},
+        {"select": "key < '00031'"},
+        {"token_budget": 400, "global_batch_size": 32, "batch_multiple": 2},
+        {"image_buckets": None, "image_patches": [4, 9], "patch_size": 8},
+    ],
+)
+def test_a_margin_leaves_room_for_longer_texts(corpus: Corpus, changes: dict[str, Any]):
+    with corpus.loader(**{**PREFIX, **changes}) as loader:
+        list(loader)
+        assert (loader.stats.cut > 0) == (changes.get("text_buckets") != [32])
+    tokenizer = Tokenizer.load(corpus.folder / "tokenizer")
+    margin = tokenizer.count(["a dog a dog a"])[0] - tokenizer.count(["a"])[0]
+    with corpus.loader(**{**PREFIX, **changes}, text_margin=margin) as loader:
+        lengths = {batch["input_ids"].shape[1] for batch in loader}
+        assert loader.stats.cut == 0
+        assert len(lengths) > 1 or changes.get("text_buckets") == [32]
+        # Nothing is planned longer than it needs be: the texts fill the batches as well as captions do.
+        with corpus.loader(**changes) as plain:
+            list(plain)
+        assert loader.stats.padding_share < plain.stats.padding_share + 0.05
+
+
+def test_the_function_changes_what_a_source_gives(corpus: Corpus, tmp_path: Path):
+    sources = {"join": write_table(corpus, tmp_path / "recaps.parquet"), "captions": {"join:recap": 1.0}}
+    with corpus.loader(**PREFIX, **sources) as loader:
+        assert texts_of(loader, 0) == {-1: "", **{row: f"a dog a dog {recaption(row)}" for row in range(50)}}
+
+
+def test_a_row_whose_text_fails_is_masked(corpus: Corpus):
+    settings = {"text_transform": "my_transforms:long_ago", "add_captions": True, "max_bad_share": 1.0}
+    with corpus.loader(**settings) as loader, corpus.loader(**settings, worker_type="process") as process:
+        batches = list(loader)
+        list(process)
+        assert list(loader.ledger) == list(process.ledger)
+    bad = {entry.row for entry in loader.ledger}
+    assert 0 < len(bad) < 50
+    assert {(e.stage, e.reason, e.detail) for e in loader.ledger} == {
+        ("caption", "text_transform_failed", "ValueError: too long")
+    }
+    for batch in batches:
+        for row, valid, text in zip(batch["rows"].tolist(), batch["valid"].tolist(), batch["captions"], strict=True):
+            assert valid == (row >= 0 and row not in bad)
+            assert (text == "") == (not valid)
+
+
+def test_a_function_that_always_fails_ends_the_run(corpus: Corpus):
+    with (
+        corpus.loader(text_transform="my_transforms:never") as loader,
+        pytest.raises(
+            DataError, match=r"data.text_transform failed on 8 of the first 8 rows.*: returned int, not a text"
+        ),
+    ):
+        list(loader)
+    some = corpus.loader(text_transform="my_transforms:long_ago")
+    with pytest.raises(DataError, match=r"data.text_transform raised or gave something else than a text; data.loading"):
+        list(some)
+
+
+def test_a_state_of_another_function_is_refused(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with corpus.loader(**CHANGE) as loader:
+        state = loader.state_dict()
+    with (
+        corpus.loader() as other,
+        pytest.raises(
+            ConfigError, match=r"other pixels or tokens: text_transform was 'my_transforms:change' and is No"
+        ),
+    ):
+        other.load_state_dict(state)
+    with corpus.loader(**CHANGE, text_margin=3) as other, pytest.raises(ConfigError, match="another plan: policy was"):
+        other.load_state_dict(state)
+    with (tmp_path / "my_transforms.py").open("a") as file:
+        file.write("# a comment\n")
+    with corpus.loader(**CHANGE) as other:
+        other.load_state_dict(state)
+    assert caplog.messages[-1].startswith("text_transform 'my_transforms:change': its file is not what it was")
+    with corpus.loader() as loader:
+        before = loader.state_dict()
+        del before["plan"]["text_transform"], before["plan"]["text_transform_source"]
+        loader.load_state_dict(before)  # of a version without
+
+
+def test_a_process_cannot_import_the_notebook(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(sys.modules["__main__"], "mine", lambda text, rng: f"{text} {rng.random()}", raising=False)
+    message = (
+        r"text_transform '__main__:mine': data\.loading\.worker_type is process, and another process cannot import it "
+        r"by its name: it is defined in the program itself, .*Define it at the top of a file of its own, or set"
+    )
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(worker_type="process", text_transform="__main__:mine")
+    with pytest.raises(ConfigError, match=r"text_transform '.*<lambda>': data\.loading\.worker_type is process"):
+        corpus.loader(worker_type="process", text_transform=lambda text, rng: text)
+    monkeypatch.setattr(choose, "has_gpu", lambda: True)
+    caplog.set_level(logging.INFO, "mmdata")
+    with corpus.loader(text_transform="__main__:mine") as loader:
+        assert isinstance(loader._source, ThreadedBatches)
+        assert next(iter(loader))["valid"].all()
+    assert "; another process cannot import text_transform '__main__:mine', so threads make" in caplog.messages[0]
+
+
+def test_a_replay_shows_the_text(corpus: Corpus):
+    with corpus.loader(**CHANGE) as loader:
+        texts = texts_of(loader, 1)
+        for row in (0, 7, 30):
+            found = replay(loader.maker, find_step(loader.plan, row, 1))
+            assert found.caption == found.made.batch["captions"][0] == texts[row]
+
+
+def test_an_evaluation_has_the_captions_as_they_are(corpus: Corpus):
+    data = DataConfig.model_validate({**corpus.settings, **CHANGE, "text_margin": 4, "val": {"share": 0.5}})
+    found = evaluation_data(data)
+    assert (found.text_transform, found.text_margin) == (None, 0)
+
+
+def test_a_stream_has_texts_too(corpus: Corpus):
+    for margin, expected in ((0, True), (10, False)):
+        stream = mmdata.stream(corpus.folder / "shards", {**corpus.settings, **PREFIX, "text_margin": margin})
+        texts = [text for batch in stream for text in batch["captions"] if text]
+        assert len(texts) == 50
+        assert all(text.startswith("a dog a dog picture") for text in texts)
+        assert (stream.stats.cut > 0) == expected
