@@ -318,7 +318,8 @@ def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: 
         (
             "captions",
             "all",
-            "'data.captions': expected one, every or mapping of names to numbers from 0 to 1; got 'all'",
+            "'data.captions': expected one, every or mapping of names to numbers from 0 to 1 or [number from "
+            "0 to 1, number from 0 to 1]; got 'all'",
         ),
         ("join", "scores.csv", "'data.join': expected [{table: …}]; got 'scores.csv'"),
         ("join", ["scores.csv"], "'data.join.0': expected {table: …}; got 'scores.csv'"),

@@ -5,14 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Field, PlainSerializer, PlainValidator, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
 from mmdata.config.callables import by_name, name_of
 from mmdata.config.loading import LoadingConfig
 from mmdata.config.settings import Count, Integer, Location, MayChange, Positive, Settings, Share, Side
 from mmdata.errors import ConfigError
+
+Probability = float | tuple[float, float]
+"""Of a source of captions: in all epochs, or in the first and the last."""
+
+
+def _shares_alone(value: object) -> object:
+    numbers: list[Any] = list(cast(Any, value)) if isinstance(value, (list, tuple)) else [value]
+    wanted = 2 if isinstance(value, (list, tuple)) else 1
+    if len(numbers) != wanted or any(type(one) not in (int, float) or not 0 <= one <= 1 for one in numbers):
+        raise ValueError(f"expected a number from 0 to 1, or two, of the first epoch and of the last; got {value!r}")
+    return value
+
+
+# All is checked before: the errors of a union name its types.
+OneOrTwoShares = Annotated[Share | tuple[Share, Share], BeforeValidator(_shares_alone)]
 
 
 class SelectFile(Settings):
@@ -275,11 +290,14 @@ class DataConfig(Settings):
     max_repeats: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
     """Largest weight: rows of larger `row_weights` come so many times an epoch. An epoch has as many parts as the
     largest weight, each without a row twice, and the last batch of a part may be padded."""
-    captions: Literal["one", "every"] | Annotated[dict[str, Share], Field(min_length=1)] = "one"
+    captions: Literal["one", "every"] | Annotated[dict[str, OneOrTwoShares], Field(min_length=1)] = "one"
     """one: a row comes once an epoch with one of its captions, in turn from epoch to epoch. every: it comes once with
     each of its captions, never two of them in one batch. Or sources and their probabilities, from which each row draws
     in each epoch: {shards: 0.3, "join:recaption": 0.7} for the captions in the shards and a column of a joined
-    table."""
+    table. A probability may change along a line, from the first epoch to the last: {shards: [0.5, 0.9],
+    "join:recaption": [0.5, 0.1]}."""
+    caption_epochs: Annotated[int, Field(strict=True, ge=2)] | None = None
+    """Epochs over which probabilities of `captions` change; later epochs have those of the last. null: train.epochs."""
     select: str | SelectFile | None = None
     """Rows that are used, where nothing is rewritten: a condition on the index, such as `width >= 256 and height >=
     256`, or a file of keys (.txt, .parquet, .csv, .tsv), a mask or row numbers (.npy); null: all rows. See
@@ -309,10 +327,19 @@ class DataConfig(Settings):
 
     @field_validator("captions")
     @classmethod
-    def _sum_to_one(cls, captions: str | dict[str, float]) -> str | dict[str, float]:
-        if isinstance(captions, dict) and abs((total := math.fsum(captions.values())) - 1) > 1e-6:
-            raise ValueError(f"the probabilities of the sources must sum to 1: got {total:g}")
+    def _sum_to_one(cls, captions: str | dict[str, Probability]) -> str | dict[str, Probability]:
+        if isinstance(captions, dict):
+            for end, when in ((0, "in the first epoch "), (1, "in the last epoch ")):
+                total = math.fsum(begin_and_end(probability)[end] for probability in captions.values())
+                if abs(total - 1) > 1e-6:
+                    where = when if any(isinstance(one, tuple) for one in captions.values()) else ""
+                    raise ValueError(f"the probabilities of the sources must sum to 1: got {where}{total:g}")
         return captions
+
+    @property
+    def captions_change(self) -> bool:
+        """Whether probabilities of `captions` change from epoch to epoch."""
+        return isinstance(self.captions, dict) and any(isinstance(one, tuple) for one in self.captions.values())
 
     @model_validator(mode="after")
     def _check_weights(self) -> DataConfig:
@@ -329,6 +356,14 @@ class DataConfig(Settings):
         }
         if weighs and (found := [name for name, on in others.items() if on]):
             raise ValueError(f"{weighs[0]} does not go with {found[0]}: leave one of them out")
+        mixed = self.shards if isinstance(self.shards, list) else []
+        uneven = any(one.weight or one.repeat not in (None, 1.0) for one in mixed)
+        if self.captions_change and (self.row_weights or uneven):
+            also = "row_weights" if self.row_weights else "a weight or repeat of shards"
+            raise ValueError(
+                f"captions: probabilities change from epoch to epoch, and with {also} rows come more or less often "
+                "than once an epoch: give each source one probability"
+            )
         return self
 
     @model_validator(mode="after")
@@ -458,6 +493,11 @@ class DataConfig(Settings):
                     f"it must be a multiple of {unit}; {rows // unit * unit or unit} is"
                 )
         return self
+
+
+def begin_and_end(probability: Probability) -> tuple[float, float]:
+    """A probability in the first epoch of a run, and in the last."""
+    return probability if isinstance(probability, tuple) else (probability, probability)
 
 
 def _shares(source: SourceConfig) -> str:

@@ -51,7 +51,7 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None
         else:
             column = name.removeprefix(JOINED)
             sources[name] = joined.table_of(column).captions(column, of=f"{OF} {name}")
-    return CaptionSources(sources, data.captions, seed=data.seed)
+    return CaptionSources(sources, data.captions, seed=data.seed, epochs=_epochs(data))
 
 
 def check_rows(sources: CaptionSources, index: Index, starts: NDArray[np.int64], selection: Selection | None) -> None:
@@ -87,6 +87,23 @@ def check_rows(sources: CaptionSources, index: Index, starts: NDArray[np.int64],
                 f"{num_rows:,}",
                 name,
             )
+
+
+def _epochs(data: DataConfig) -> int | None:
+    """The epochs over which probabilities change; None if they do not."""
+    if not data.captions_change:
+        return None
+    if data.caption_epochs is None:
+        raise ConfigError(
+            f"{OF}: probabilities change over the run, and nothing says over how many epochs: give data.caption_epochs "
+            "(or train.epochs, of a run that is counted in epochs)"
+        )
+    if data.caption_epochs < 2:  # of train.epochs
+        raise ConfigError(
+            f"{OF}: probabilities change from epoch to epoch, and train.epochs is {data.caption_epochs}: give each "
+            "source one probability, or say of how many epochs this is the first by data.caption_epochs"
+        )
+    return data.caption_epochs
 
 
 def _check_captions(index: Index) -> None:

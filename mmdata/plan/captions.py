@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.config.data import Probability, begin_and_end
 from mmdata.join.captions import TableCaptions
 from mmdata.seeding import mix
 from mmdata.shards.caption_lengths import CaptionTokens, CountsTokens, caption_lengths
@@ -88,31 +89,65 @@ class CaptionSources:
 
     Args:
         sources: by name.
-        probabilities: of the sources, in the same order; their sum is 1.
+        probabilities: of the sources; their sum is 1. Or pairs, of the first epoch and of the last.
         seed: of the draws.
+        epochs: over which probabilities change along a line, 2 or more; later passes have those of the last epoch.
+            None: no probability is a pair.
 
     Attributes:
         name: for states and messages, with a digest of probabilities and texts.
 
     Example:
         With {"shards": 0.25, "join:recap": 0.75} a row has a caption of the table in three of four passes, on average.
+        With {"shards": (0.5, 0.9), "join:recap": (0.5, 0.1)} over 5 epochs it has one with probability 0.5, 0.4, 0.3,
+        0.2 and 0.1.
     """
 
     def __init__(
-        self, sources: Mapping[str, ShardCaptions | TableCaptions], probabilities: Mapping[str, float], *, seed: int
+        self,
+        sources: Mapping[str, ShardCaptions | TableCaptions],
+        probabilities: Mapping[str, Probability],
+        *,
+        seed: int,
+        epochs: int | None = None,
     ) -> None:
         self.sources = list(sources.values())
         self.names = list(sources)
-        self._probabilities = np.array([probabilities[name] for name in sources], np.float64)
+        pairs = [begin_and_end(probabilities[name]) for name in sources]
+        self._begin, self._end = np.array(pairs, np.float64).T[:, :, None]  # (S, 1) each
+        self._last = 0 if epochs is None else epochs - 1
+        if not self._last and (self._begin != self._end).any():
+            raise ValueError(f"probabilities change over the epochs of a run: epochs must be 2 or more, got {epochs}")
         # Other numbers than those that `RowWeights` draws of the same seed.
         self._seed = mix(mix(np.array([seed])).astype(np.int64))
         digest = hashlib.sha256()
-        for source, probability in zip(self.sources, self._probabilities.tolist(), strict=True):
+        for source, (begin, end) in zip(self.sources, pairs, strict=True):
             texts = source.fingerprint if isinstance(source, TableCaptions) else "shards"
-            digest.update(f"{probability!r} {texts}\n".encode())
+            over = f"{float(begin)!r}" if begin == end else f"{begin!r} to {end!r} in {self._last}"
+            digest.update(f"{over} {texts}\n".encode())
         self.digest = digest.hexdigest()[:16]
-        listed = ", ".join(f"{name} {probabilities[name]:g}" for name in sources)
-        self.name = f"data.captions {listed} ({self.digest})"
+        said = [f"{begin:g}" if begin == end else f"{begin:g} to {end:g}" for begin, end in pairs]
+        listed = ", ".join(f"{name} {one}" for name, one in zip(sources, said, strict=True))
+        over = f" over {epochs} epochs" if self.changes else ""
+        self.name = f"data.captions {listed}{over} ({self.digest})"
+
+    @property
+    def changes(self) -> bool:
+        """Whether probabilities change from epoch to epoch."""
+        return bool((self._begin != self._end).any())
+
+    @property
+    def typical_passes(self) -> list[int]:
+        """Passes whose captions tell the lengths of all: the first, and the last of probabilities that change."""
+        return [0, self._last] if self.changes else [0]
+
+    def probabilities(self, passes: int | Ints) -> NDArray[np.float64]:
+        """Probabilities of the S sources in n passes, (S, n); or (S, 1) in a single pass."""
+        if not self.changes:
+            return self._begin
+        part = np.minimum(np.asarray(passes, np.int64).reshape(-1), self._last) / self._last
+        # Exactly the given ones at both ends, and never below 0.
+        return self._begin * (1 - part) + self._end * part
 
     def count(self, tokenizer: CountsTokens) -> None:
         """Know the tokens of all captions; before, each counts as one token long."""
@@ -126,7 +161,7 @@ class CaptionSources:
     def choose(self, rows: Ints, passes: int | Ints) -> Chosen:
         """Source and position of the captions of n rows, int64 (n,), in a pass or a pass each."""
         numbers = self.num_captions(rows)
-        weights = np.where(numbers > 0, self._probabilities[:, None], 0.0)  # (S, n)
+        weights = np.where(numbers > 0, self.probabilities(passes), 0.0)  # (S, n)
         weights = np.where(weights.any(axis=0), weights, numbers > 0)
         bounds = np.cumsum(weights, axis=0)
         # Of 32 bits, so that the product never rounds up to the last bound.

@@ -241,7 +241,8 @@ def caption_histogram(
 
     Reads the manifest's histograms; with a selection or with lengths that are not in the index, the size of every
     image. If batches have no texts, all captions count as 0 tokens. Of several sources, the captions that the rows draw
-    in the first epoch count, and each length of a row's longest caption once more.
+    in the first epoch count (and in the last, of probabilities that change), and each length of a row's longest caption
+    once more.
 
     Args:
         index: of the shards.
@@ -258,13 +259,18 @@ def caption_histogram(
         chunks = _all_rows(index) if selection is None else selection.chunks(COUNT_ROWS)
         for numbers in chunks:
             height, width = rows.sizes(numbers)
-            offsets, tokens = rows.tokens(numbers)
-            bins = np.repeat(aspect_bin(height, width), np.diff(offsets))
-            counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), minlength=len(counts))
-            if isinstance(lengths, CaptionSources):
-                # A longer caption than the first epoch's needs its place, too, among images of each shape.
-                longest = np.minimum(lengths.longest(numbers), max_length)
-                counts[np.unique(pack_cells(longest, bins))] += 1
+            if not isinstance(lengths, CaptionSources):
+                offsets, tokens = rows.tokens(numbers)
+                bins = np.repeat(aspect_bin(height, width), np.diff(offsets))
+                counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), minlength=len(counts))
+                continue
+            bins = aspect_bin(height, width)
+            for number in lengths.typical_passes:
+                tokens = np.minimum(lengths.tokens(numbers, number), max_length)
+                counts += np.bincount(pack_cells(tokens, bins), minlength=len(counts))
+            # A caption that is longer than those needs its place, too, among images of each shape.
+            longest = np.minimum(lengths.longest(numbers), max_length)
+            counts[np.unique(pack_cells(longest, bins))] += 1
     else:
         for _, cells, captions in index.cells():
             tokens, bins = unpack_cells(cells)

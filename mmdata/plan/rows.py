@@ -133,11 +133,10 @@ class IndexRows:
     def tokens(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Tokens of all captions of n rows: offsets (n + 1,) and counts, which are 0 where no lengths are known.
 
-        In a corpus of labels only, a row counts as one caption of 0 tokens. Of several sources, which a row draws from,
-        it counts the caption of the first epoch.
+        In a corpus of labels only, a row counts as one caption of 0 tokens. Sources that rows draw from are asked
+        themselves.
         """
-        if isinstance(self._lengths, CaptionSources):
-            return np.arange(len(rows) + 1), self._lengths.tokens(rows, 0).astype(np.int32)
+        assert not isinstance(self._lengths, CaptionSources), "caption_histogram asks the sources"
         if not self._index.captions:
             return np.arange(len(rows) + 1), np.zeros(len(rows), np.int32)
         if self._lengths == "index":
