@@ -24,6 +24,7 @@ class Purpose(IntEnum):
     UNIT_ORDER = 5
     AUGMENTATION = 7  # 6 was another purpose of earlier versions
     TEXT_TRANSFORM = 8
+    CAPTION_DROPOUT = 9
 
 
 def random_raw(count: int, *, seed: int, epoch: int, purpose: Purpose, position: int = 0) -> NDArray[np.uint64]:

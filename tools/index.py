@@ -28,6 +28,7 @@ from mmdata.commands.next_commands import next_commands
 from mmdata.errors import Reason, counted, printable
 from mmdata.shards import IndexReport, ShardCache, build_index
 from mmdata.shards.build import MakeTokenizer
+from mmdata.shards.caption_lengths import counts_of
 from mmdata.shards.columns.encode import CountTokens
 from mmdata.shards.members import Members
 from mmdata.shards.remote.cache import GB
@@ -41,7 +42,8 @@ def main() -> int:
         from mmdata.transform.text import Tokenizer  # imports torch, which only the tokenizer needs
 
         loaded = Tokenizer.load(options.tokenizer)
-        count_tokens, tokenizer = loaded.count, loaded.fingerprint
+        counts = counts_of(loaded, options.caption_template)
+        count_tokens, tokenizer = counts.count, counts.fingerprint
     given = {"image": options.image, "caption": options.caption, "label": options.label}
     with progress_in_bytes("index") as progress:
         report = build_index(
@@ -82,6 +84,11 @@ def parse_arguments() -> argparse.Namespace:
     tokenizer.add_argument(
         "--train-tokenizer", type=int, metavar="N", help="train a tokenizer of N entries on the captions"
     )
+    parser.add_argument(
+        "--caption-template",
+        metavar="TEXT",
+        help='counts captions in a prompt, such as "a photo of {}", for runs with this data.caption_template',
+    )
     member = "extension of a member, or json:KEY; several with commas, the preferred first"
     parser.add_argument("--image", metavar="EXT", help="extension of the image; several with commas")
     parser.add_argument("--caption", metavar="MEMBER", help=f"{member}; default: json:captions, txt, json:caption")
@@ -100,7 +107,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cache-gb", type=_gigabytes, default=100.0, help="its size, as data.loading.cache_gb, in 10⁹ bytes (100)"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if (template := options.caption_template) is not None and (options.tokenizer is None or template.count("{}") != 1):
+        parser.error(
+            f"--caption-template {template!r}: needs --tokenizer, which counts, and {{}} once, where the caption stands"
+        )
+    return options
 
 
 def _gigabytes(text: str) -> float:

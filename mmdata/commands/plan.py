@@ -74,6 +74,8 @@ def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
     assumed: dict[str, Any] = {"global_batch_size": max(min(BATCH_ROWS, len(index)), 1)}
     if "tokenizer" not in given and isinstance(given.get("captions"), dict):
         raise ConfigError("data.captions names tables, whose tokens no index has: give data.tokenizer=NAME_OR_FOLDER")
+    if "tokenizer" not in given and given.get("caption_template") is not None:
+        raise ConfigError("data.caption_template changes the lengths of captions: give data.tokenizer=NAME_OR_FOLDER")
     if "tokenizer" not in given and index.has_captions:
         if index.tokenizer is None:
             raise ConfigError(

@@ -7,11 +7,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    field_validator,
+    model_validator,
+)
 
 from mmdata.config.callables import by_name, name_of
 from mmdata.config.loading import LoadingConfig
-from mmdata.config.settings import Count, Integer, Location, MayChange, Positive, Settings, Share, Side
+from mmdata.config.settings import BelowOne, Count, Integer, Location, MayChange, Positive, Settings, Share, Side
 from mmdata.errors import ConfigError
 
 Probability = float | tuple[float, float]
@@ -24,6 +32,12 @@ def _shares_alone(value: object) -> object:
     if len(numbers) != wanted or any(type(one) not in (int, float) or not 0 <= one <= 1 for one in numbers):
         raise ValueError(f"expected a number from 0 to 1, or two, of the first epoch and of the last; got {value!r}")
     return value
+
+
+def _template(text: str) -> str:
+    if text.count("{}") != 1:
+        raise ValueError(f"must hold {{}} once, where the caption stands: got {text!r}")
+    return text
 
 
 # All is checked before: the errors of a union name its types.
@@ -233,6 +247,13 @@ class DataConfig(Settings):
     ] = "train"
     """What makes pixels of an image. train: random resized crop. eval: resize and centre crop. Or a transform of your
     own, as "module:callable"; in Python also the callable itself."""
+    caption_template: Annotated[str, AfterValidator(_template)] | None = None
+    """A prompt around each caption, such as "a photo of {}", with {} where the caption stands; evaluations have it too.
+    The index must have counted the captions in it (`mmdata index --caption-template`), else they are counted at each
+    start. null: the captions alone."""
+    caption_dropout: BelowOne = 0.0
+    """Probability that a row has an empty caption, for classifier-free guidance; each row draws anew in each epoch. An
+    empty caption has no template, and goes through no `text_transform`. Evaluations do without it."""
     text_transform: (
         Annotated[
             str | Callable[..., Any],
@@ -242,8 +263,8 @@ class DataConfig(Settings):
         | None
     ) = None
     """A function of your own that changes captions before they are tokenized, as "module:callable"; in Python also the
-    callable itself. It is called with a caption and the row's own random.Random, and returns the text. Evaluations do
-    without it. null: the captions as they are."""
+    callable itself. It is called with a caption (in its template) and the row's own random.Random, and returns the
+    text. Evaluations do without it. null: the captions as they are."""
     text_margin: Count = 0
     """Tokens by which batches are planned longer than their captions, for a `text_transform` that makes texts longer: a
     text that is longer than its batch is cut at its end. 0 is enough for one that shortens them."""
@@ -526,6 +547,7 @@ def once_in_order(data: DataConfig) -> DataConfig:
     shards = [source.model_copy(update=once) for source in sources(data)] if mixed else data.shards
     changes = {
         "transform": "eval",
+        "caption_dropout": 0.0,
         "text_transform": None,
         "text_margin": 0,
         "augment": None,

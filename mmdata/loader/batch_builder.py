@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, Interrupted, LoadError
+from mmdata.hashing import hash64
 from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.image_buffers import batch_images
 from mmdata.loader.ledger import LedgerEntry, Stage
@@ -35,6 +36,8 @@ UNIT_ROWS = 16
 """Rows of a unit, at most: about 10 ms of work, for which the clock and the queue cost 20 µs."""
 MIN_UNITS = 16
 """A small batch is cut into this many units nevertheless, so that up to 16 threads share it."""
+EMPTY_HASH = hash64(b"")
+"""Hash of a caption that is dropped."""
 CAPTIONS_PER_CALL = 256
 """Captions tokenized in one call: it takes about as long as a unit of photos. With 1,024 the batch waits for it."""
 
@@ -251,8 +254,8 @@ class BatchBuilder:
     def _encode(self, tokenizer: Tokenizer, texts: list[str], part: _Part) -> tuple[NDArray[np.int64], ...]:
         """input_ids and attention_mask of texts."""
         length = self._step.bucket.length
-        if not self._spec.text_transform:
-            return tokenizer.encode(texts, length)  # the plan knows the captions: they fit
+        if not self._spec.text_transform.has_function:
+            return tokenizer.encode(texts, length)  # the plan knows the captions in their template: they fit
         input_ids, attention_mask, part.stats.cut = tokenizer.encode_cut(texts, length)
         if part.stats.cut:
             self._spec.text_transform.warn_of_cut()
@@ -300,7 +303,7 @@ class BatchBuilder:
         if self._spec.add_hashes:
             batch["image_hash"] = self._spread(self._samples.image_hashes(), fill=0)
             if self._spec.reads_captions:
-                batch["caption_hash"] = self._spread(self._samples.caption_hashes(), fill=0)
+                batch["caption_hash"] = self._spread(self._text_hashes(), fill=0)
         if self._negatives is not None:
             present = self._spread(self._negatives.present().astype(np.int64), fill=0).bool()
             batch["negative_input_ids"], batch["negative_attention_mask"] = map(torch.from_numpy, self._negative_tokens)
@@ -308,6 +311,15 @@ class BatchBuilder:
             if self._spec.add_hashes:
                 batch["negative_caption_hash"] = self._spread(self._negatives.hashes(), fill=0)
         part.clock.lap("collate")
+
+    def _text_hashes(self) -> NDArray[np.int64]:
+        """Hashes of the captions, int64 (n,); equal for all captions that are dropped."""
+        hashes, transform = self._samples.caption_hashes(), self._spec.text_transform
+        if not transform:
+            return hashes
+        pairs = zip(self._samples.numbers.tolist(), self._step.passes[self._places].tolist(), strict=True)
+        dropped = np.array([transform.is_dropped(number=number, epoch=epoch) for number, epoch in pairs], bool)
+        return np.where(dropped, EMPTY_HASH, hashes)
 
     def _spread(self, values: NDArray[np.int64], *, fill: int) -> Tensor:
         """Values of the samples (n,) in the rows of the batch (B,); `fill` in padding rows."""

@@ -10,10 +10,11 @@ from mmdata.batch import CaptionBatch
 from mmdata.errors import BadSample, DataError
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.samples import IndexSamples
+from mmdata.shards.caption_lengths import filled
 
 
 def all_captions(maker: BatchMaker, rows: NDArray[np.int64]) -> CaptionBatch:
-    """All captions of each row that has several; none of a row that has one, or where batches have no texts.
+    """All captions, in their template, of each row that has several; none of a row that has one, or without texts.
 
     Where rows draw their captions from sources, each has the one of its batch alone.
 
@@ -34,7 +35,7 @@ def all_captions(maker: BatchMaker, rows: NDArray[np.int64]) -> CaptionBatch:
     # A row of n captions has each of them once in n passes: pass 0, 1, … of each row, [0, 1, 0, 1, 2] for 2 and 3.
     passes = np.arange(len(of_rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     samples = IndexSamples(maker.index, maker.store, of_rows, passes)
-    texts = [_caption(samples, i) for i in range(len(of_rows))]
+    texts = [filled(maker.text_transform.template, _caption(samples, i)) for i in range(len(of_rows))]
     input_ids = attention_mask = np.empty((0, 1), np.int64)
     if tokenizer is not None and texts:
         length = min(max(tokenizer.count(texts)), tokenizer.max_length)

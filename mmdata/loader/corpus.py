@@ -47,7 +47,9 @@ def open_corpus(data: DataConfig) -> Corpus:
     joined = Joined(data.join, index)
     negatives = None
     if data.negative_captions is not None and tokenizer is not None:
-        negatives = NegativeCaptions.read(Path(data.negative_captions), index, tokenizer)
+        negatives = NegativeCaptions.read(
+            Path(data.negative_captions), index, tokenizer, template=data.caption_template
+        )
     return Corpus(index, tokenizer, joined, negatives, caption_sources(data, index, joined))
 
 

@@ -21,6 +21,7 @@ from mmdata.hashing import hash64
 from mmdata.plan import choose_captions
 from mmdata.safe_read import read_regular
 from mmdata.shards import Index, clean_caption
+from mmdata.shards.caption_lengths import counts_of, filled
 from mmdata.transform.text import Tokenizer
 
 REMEDY = "expected Parquet with the columns key (string) and captions (list of strings, null where one is missing)"
@@ -34,10 +35,12 @@ class NegativeTexts:
     Attributes:
         texts: n captions, None where a sample has none.
         length: width of their tokens in the batch; all captions fit.
+        template: around each text.
     """
 
     texts: Sequence[str | None]
     length: int
+    template: str | None = None
 
     def present(self) -> NDArray[np.bool_]:
         """Which samples have a negative caption, bool (n,)."""
@@ -58,7 +61,7 @@ class NegativeTexts:
         input_ids = np.full((rows, self.length), tokenizer.pad_id, np.int64)
         attention_mask = np.zeros((rows, self.length), np.int64)
         present = places[self.present()]
-        texts = [text for text in self.texts if text is not None]
+        texts = [filled(self.template, text) for text in self.texts if text is not None]
         input_ids[present], attention_mask[present] = tokenizer.encode(texts, self.length)
         attention_mask[:, 0] = 1
         return input_ids, attention_mask
@@ -76,10 +79,20 @@ class NegativeCaptions:
         num_rows: rows of the corpus.
         length: tokens of the longest caption: the width in every batch.
         fingerprint: equal for equal files.
+        template: around each caption, as around those of the rows.
     """
 
-    def __init__(self, of_rows: dict[int, list[str | None]], num_rows: int, *, length: int, fingerprint: str) -> None:
+    def __init__(
+        self,
+        of_rows: dict[int, list[str | None]],
+        num_rows: int,
+        *,
+        length: int,
+        fingerprint: str,
+        template: str | None = None,
+    ) -> None:
         self.length = length
+        self._template = template
         self.fingerprint = fingerprint
         self._count = np.zeros(num_rows, np.int64)
         self._count[list(of_rows)] = [len(captions) for captions in of_rows.values()]
@@ -88,8 +101,8 @@ class NegativeCaptions:
         self._texts = pa.array([text for captions in of_rows.values() for text in captions], pa.large_string())
 
     @classmethod
-    def read(cls, path: Path, index: Index, tokenizer: Tokenizer) -> NegativeCaptions:
-        """Read a file whose keys are keys of the index. The tokenizer counts all captions once.
+    def read(cls, path: Path, index: Index, tokenizer: Tokenizer, *, template: str | None = None) -> NegativeCaptions:
+        """Read a file whose keys are keys of the index. The tokenizer counts all captions once, in their template.
 
         Raises:
             ConfigError: the file does not exist, or the corpus does not have its keys.
@@ -101,8 +114,10 @@ class NegativeCaptions:
         texts = [text for captions in of_rows.values() for text in captions if text is not None]
         if not texts:
             raise DataError(f"negative captions '{path}': the file has no caption; {REMEDY}")
-        longest = max(max(tokenizer.count(texts[i : i + CHUNK])) for i in range(0, len(texts), CHUNK))
-        return cls(of_rows, len(index), length=min(longest, tokenizer.max_length), fingerprint=fingerprint)
+        counts = counts_of(tokenizer, template)
+        longest = max(max(counts.count(texts[i : i + CHUNK])) for i in range(0, len(texts), CHUNK))
+        length = min(longest, tokenizer.max_length)
+        return cls(of_rows, len(index), length=length, fingerprint=fingerprint, template=template)
 
     def choose(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> NegativeTexts:
         """The negative caption of each of n rows, int64 (n,), in its pass.
@@ -114,7 +129,7 @@ class NegativeCaptions:
         present = count > 0
         found: list[str | None] = self._texts.take(pa.array(np.where(present, chosen, 0))).to_pylist()
         texts = [text if some else None for text, some in zip(found, present.tolist(), strict=True)]
-        return NegativeTexts(texts, self.length)
+        return NegativeTexts(texts, self.length, self._template)
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str | None]], str]:

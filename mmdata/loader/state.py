@@ -28,6 +28,8 @@ SINCE = {
     "patch_size",
 }
 """Entries that the states of earlier versions lack: they are taken to be unchanged, with a warning."""
+OF_TEXTS = {"text_transform", "text_transform_source", "caption_template", "caption_dropout"}
+"""Entries that they lack, too, because there was nothing that changed a text: None."""
 
 
 def identity_of(plan: Plan, maker: BatchMaker) -> Identity:
@@ -128,8 +130,7 @@ def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tup
         "selection": None,
         "weights": None,
         "captions": None,
-        "text_transform": None,
-        "text_transform_source": None,
+        **dict.fromkeys(OF_TEXTS),
         **(plan_of_state if isinstance(plan_of_state, Mapping) else {}),
     }
     if "extra_captions" in saved:  # their name in earlier versions
@@ -141,7 +142,7 @@ def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tup
         )
     if changed := differences(saved, identity, of="loader"):
         listed = ", ".join(f"{key} was {saved[key]!r} and is {identity[key]!r}" for key in changed)
-        other = "other pixels or tokens" if set(changed) <= {*SINCE, "text_transform"} else "another plan"
+        other = "other pixels or tokens" if set(changed) <= SINCE | OF_TEXTS else "another plan"
         raise ConfigError(
             f"this loader state belongs to {other}: {listed}; resume with the settings and shards "
             "it was saved with, or start anew"

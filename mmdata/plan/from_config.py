@@ -45,7 +45,7 @@ from mmdata.plan.selection import Selection
 from mmdata.plan.weighted_plan import WeightedPlan
 from mmdata.plan.weights import RowWeights
 from mmdata.shards import Index
-from mmdata.shards.caption_lengths import CountsTokens, caption_lengths
+from mmdata.shards.caption_lengths import CountsTokens, caption_lengths, counts_of
 from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
 
 logger = logging.getLogger("mmdata")
@@ -93,6 +93,7 @@ def build_plan(
     needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
     lengths: Lengths = "no_texts"
     if tokenizer is not None:
+        tokenizer = counts_of(tokenizer, data.caption_template)
         captions = captions or caption_sources(data, index, joined)
         if captions is None:
             _check_captions(index)

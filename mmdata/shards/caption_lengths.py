@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import shlex
 from collections.abc import Sequence
 from typing import Literal, Protocol
 from weakref import WeakValueDictionary
@@ -45,6 +47,35 @@ class CountsTokens(Protocol):
         ...
 
 
+def filled(template: str | None, caption: str) -> str:
+    """A template with a caption in the place of {}; None: the caption."""
+    return caption if template is None else template.replace("{}", caption)
+
+
+class TemplatedCounts:
+    """Counts the tokens of captions in a template, which are not those of the caption and of the template together.
+
+    Args:
+        tokenizer: counts them.
+        template: with {} where the caption stands.
+    """
+
+    def __init__(self, tokenizer: CountsTokens, template: str) -> None:
+        self._tokenizer = tokenizer
+        self.template = template
+        self.name = tokenizer.name
+        self.fingerprint = hashlib.sha256(f"{tokenizer.fingerprint} {template}".encode()).hexdigest()[:16]
+
+    def count(self, captions: Sequence[str]) -> Sequence[int]:
+        """Number of tokens of each caption in the template, special tokens included."""
+        return self._tokenizer.count([filled(self.template, caption) for caption in captions])
+
+
+def counts_of(tokenizer: CountsTokens, template: str | None) -> CountsTokens:
+    """What counts the tokens of captions in a template; None: of captions as they are."""
+    return tokenizer if template is None else TemplatedCounts(tokenizer, template)
+
+
 def caption_lengths(index: Index, tokenizer: CountsTokens) -> Literal["index"] | CaptionTokens:
     """ "index" if this tokenizer counted the captions in the index; else the lengths, counted now.
 
@@ -59,14 +90,19 @@ def caption_lengths(index: Index, tokenizer: CountsTokens) -> Literal["index"] |
     if (known := _counted.get(key)) is not None:
         return offsets, known
     # If one of several folders lacks the lengths, the captions of all folders are counted.
+    counter = f"tokenizer '{tokenizer.name}'" if tokenizer.name else "this tokenizer"
+    options = tokenizer.name or "…"
+    if isinstance(tokenizer, TemplatedCounts):
+        counter += f" and caption_template '{tokenizer.template}'"
+        options += f" --caption-template {shlex.quote(tokenizer.template)}"
     for part in index.manifests:
         if part.tokenizer != tokenizer.fingerprint:
             logger.warning(
                 "%d rows of '%s': caption lengths are not in the index for %s and are counted now; %s",
                 part.rows,
                 part.folder,
-                f"tokenizer '{tokenizer.name}'" if tokenizer.name else "this tokenizer",
-                _how_to_store(part.folder, tokenizer.name or "…", has_others=part.tokenizer is not None),
+                counter,
+                _how_to_store(part.folder, options, has_others=part.tokenizer is not None),
             )
     store = ShardStore(index)
     chunks = [_count_chunk(index, store, tokenizer, start) for start in range(0, len(index), CHUNK_ROWS)]
@@ -77,7 +113,7 @@ def caption_lengths(index: Index, tokenizer: CountsTokens) -> Literal["index"] |
 
 
 def _how_to_store(folder: object, tokenizer: str, *, has_others: bool) -> str:
-    """How to get the lengths into an index; `has_others`: it holds those of another tokenizer."""
+    """How to get the lengths into an index; `has_others`: it holds those of another tokenizer or template."""
     if has_others:
         return (
             f"`mmdata index {folder} --tokenizer {tokenizer} --out FOLDER` makes an index that holds them: then set "

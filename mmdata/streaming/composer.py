@@ -29,6 +29,7 @@ from mmdata.plan import (
 from mmdata.plan.bucket_queues import fill_up
 from mmdata.plan.buckets import merge_groups
 from mmdata.seeding import Purpose, permutation, random_raw
+from mmdata.shards.caption_lengths import counts_of
 from mmdata.shards.members import USUAL, Members
 from mmdata.streaming.position import PassPosition
 from mmdata.streaming.samples import BatchSamples, BufferedSample, Dropped, StreamSample
@@ -195,7 +196,9 @@ class Pass:
             chosen = choose_captions(hashes, num_captions, self._epoch).tolist()
             captions = [sample.captions[i] for sample, i in zip(samples, chosen, strict=True)]
         if (tokenizer := self._composer.tokenizer) is not None:
-            tokens = [count + self._composer.data.text_margin for count in tokenizer.count(captions)]
+            data = self._composer.data
+            counted = counts_of(tokenizer, data.caption_template).count(captions)
+            tokens = [count + data.text_margin for count in counted]
         rank, world_size = self._composer.rank, self._composer.world_size
         # Rank r numbers its samples r, r + world_size, …, so that rows are unique over all ranks.
         rows = range(rank + self._usable * world_size, rank + (self._usable + len(samples)) * world_size, world_size)

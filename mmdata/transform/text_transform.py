@@ -12,7 +12,8 @@ from typing import Any
 from mmdata.config import DataConfig
 from mmdata.config.callables import name_of
 from mmdata.errors import BadSample, ConfigError, Reason, excerpt
-from mmdata.seeding import Purpose, random_raw
+from mmdata.seeding import Purpose, random_raw, uniforms
+from mmdata.shards.caption_lengths import filled
 from mmdata.transform.user import CHECKED_ROWS, digest_of_file, imported, takes
 
 logger = logging.getLogger("mmdata")
@@ -21,9 +22,14 @@ logger = logging.getLogger("mmdata")
 class TextTransform:
     """Makes of a caption the text of its batch; safe to call from many threads, if the user's function itself is.
 
+    A row that draws dropout has no text. The caption of another row is put into the template, and goes through the
+    user's function.
+
     Args:
         function: of the user, (caption, rng) -> text, with the row's own random.Random; or its name,
             "module:attribute". None: captions stay as they are.
+        template: with {} where the caption stands; None: the caption alone.
+        dropout: probability of an empty text, below 1.
         seed: of the run.
 
     Raises:
@@ -34,7 +40,16 @@ class TextTransform:
             return " ".join(word for word in text.split() if rng.random() < 0.9)
     """
 
-    def __init__(self, function: str | Callable[..., Any] | None = None, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        function: str | Callable[..., Any] | None = None,
+        *,
+        template: str | None = None,
+        dropout: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.template = template
+        self._dropout = dropout
         self._seed = seed
         self._name = None if function is None else name_of(function)
         self._function, self._source = None, None
@@ -51,15 +66,32 @@ class TextTransform:
     @classmethod
     def from_config(cls, data: DataConfig) -> TextTransform:
         """The transform that a section `data` describes."""
-        return cls(data.text_transform, seed=data.seed)
+        return cls(data.text_transform, template=data.caption_template, dropout=data.caption_dropout, seed=data.seed)
 
     def __bool__(self) -> bool:
-        """Whether it changes texts, whose length is then not the caption's."""
+        """Whether it changes any text."""
+        return self.has_function or self.template is not None or self._dropout > 0
+
+    @property
+    def has_function(self) -> bool:
+        """Whether there is a user's function: then nobody knows how long a text becomes."""
         return self._function is not None
 
     def identity(self) -> dict[str, Any]:
         """What a row's text depends on besides the row, its epoch and the seed, as JSON."""
-        return {"text_transform": self._name, "text_transform_source": self._source}
+        return {
+            "text_transform": self._name,
+            "text_transform_source": self._source,
+            "caption_template": self.template,
+            "caption_dropout": self._dropout or None,
+        }
+
+    def is_dropped(self, *, number: int, epoch: int) -> bool:
+        """Whether a row has an empty text in place of its caption; arguments as of a call."""
+        if self._dropout == 0:
+            return False
+        drawn = uniforms(1, seed=self._seed, epoch=epoch, purpose=Purpose.CAPTION_DROPOUT, position=number)
+        return drawn[0] < self._dropout
 
     def __call__(self, caption: str, *, number: int, epoch: int) -> str:
         """The text of a row.
@@ -73,6 +105,9 @@ class TextTransform:
             BadSample: the function raised, or returned something else than a text.
             ConfigError: a second call for the same row gave another text.
         """
+        if self.is_dropped(number=number, epoch=epoch):
+            return ""
+        caption = filled(self.template, caption)
         if self._function is None:
             return caption
         text = self._result(caption, number, epoch)
