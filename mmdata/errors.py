@@ -35,6 +35,8 @@ class Reason(str, Enum):
     DAMAGED_SHARD = "damaged_shard"  # the shard is cut or damaged within this sample
     TRANSFORM_FAILED = "transform_failed"
     TEXT_TRANSFORM_FAILED = "text_transform_failed"
+    MISSING_FIELD = "missing_field"  # a member that data.fields names, or a value in it
+    BAD_FIELD = "bad_field"  # it is damaged, or of another type or shape than in the first rows
 
     def __str__(self) -> str:
         return self.value

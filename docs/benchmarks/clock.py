@@ -48,8 +48,9 @@ def main() -> None:
     torch.set_num_threads(1)
     data = load_config(given.config, given.overrides).data
     corpus = open_corpus(data)
-    maker = BatchMaker.from_config(data, corpus)
-    steps = list(islice(build_plan(data, corpus.index, corpus.tokenizer).steps(0), given.rounds))
+    plan = build_plan(data, corpus.index, corpus.tokenizer)
+    maker = BatchMaker.from_config(data, corpus, plan)
+    steps = list(islice(plan.steps(0), given.rounds))
     clocks = {"with": StageClock, "without": NoClock, "without, again": NoClock}
     spent: dict[str, list[float]] = {name: [] for name in clocks}
     names = list(clocks)

@@ -326,8 +326,13 @@ class DataConfig(Settings):
     join: list[JoinConfig] = Field(default_factory=list)
     """Tables whose columns come to the rows by key, such as the scores of a filter: `select` and `fields` name them."""
     fields: dict[str, str] = Field(default_factory=dict)
-    """Further entries of batches, by name: `join:COLUMN` has the values of a joined table, as a tensor (B,) or (B, D),
-    or as a list of B texts."""
+    """Further entries of batches, by name. `join:COLUMN` has the values of a joined table. A member of the sample's own
+    tar: `json:KEY` (a.b for nested objects), `npy`, `npz:NAME`, `txt`, and extensions that end in these, as
+    `syn.json:KEY`. Numbers and arrays are a tensor (B, …), texts and other JSON a list of B."""
+    missing_fields: Literal["mask", "keep", "error"] = "mask"
+    """What becomes of a row whose sample lacks a value that `fields` names in a member. mask: it is masked, with a line
+    in the ledger. keep: it has NaN, "" or None; whole numbers come as floats then. error: an error. A damaged value, or
+    one of another shape than in the first rows, is masked, or an error with `error`."""
     skip_damaged: bool = False
     """A stream that meets a damaged or unreadable shard goes on with the next one, and counts the loss in `stream.lost`
     and its ledger; otherwise that is an error. Shards with an index: `mmdata index --skip-damaged`."""

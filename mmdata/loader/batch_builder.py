@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from mmdata.hashing import hash64
 from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.image_buffers import batch_images
 from mmdata.loader.ledger import LedgerEntry, Stage
+from mmdata.loader.member_fields import FieldEntries
 from mmdata.loader.negative_captions import NegativeTexts
 from mmdata.loader.samples import Samples
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
@@ -96,6 +97,7 @@ class BatchBuilder:
         samples: of the rows that are not -1.
         labels: whether the batch has labels.
         negatives: negative captions of the n samples; None: the batch has none.
+        fields: entries of the batch that lie in members of the samples; None: there are none.
 
     Units and `finish` raise:
         DataError: a shard is not the one that was indexed.
@@ -110,12 +112,15 @@ class BatchBuilder:
         *,
         labels: bool,
         negatives: NegativeTexts | None = None,
+        fields: FieldEntries | None = None,
     ) -> None:
         self._spec = spec
         self._step, self._samples, self._labels, self._negatives = step, samples, labels, negatives
+        self._fields = fields
         self._places = np.flatnonzero(step.rows >= 0)  # (n,) positions in the batch
         self._bad_images: dict[int, LedgerEntry] = {}  # by sample
         self._bad_captions: dict[int, LedgerEntry] = {}
+        self._bad_fields: dict[int, LedgerEntry] = {}
         self._done: list[_Part] = []
         self._failed = False  # a part has raised: the other parts return early
         shape = (len(step.rows), step.bucket.length)
@@ -137,13 +142,16 @@ class BatchBuilder:
             units.append(partial(self._do, partial(self._tokenize_negatives, tokenizer), range(0)))
         if self._spec.reads_captions:
             units += [partial(self._do, self._write_captions, samples) for samples in _split(n, CAPTIONS_PER_CALL)]
+        if (fields := self._fields) is not None:
+            units += [partial(self._do, partial(self._write_fields, fields), samples) for samples in _split(n, rows)]
         units += [partial(self._do, self._write_pixels, samples) for samples in _split(n, rows)]
         return units
 
     def finish(self) -> LoadedBatch:
         """The batch, its masked rows and its clock; called when all units are done."""
         self._do(self._collate, range(0))
-        bad = {**self._bad_captions, **self._bad_images}  # one entry for a row of which both are bad
+        # One entry for a row of which several are bad.
+        bad = {**self._bad_fields, **self._bad_captions, **self._bad_images}
         made = LoadedBatch(self._batch, [bad[i] for i in sorted(bad)], self._sum_up())
         # A thread may hold its unit, and so this object, for a moment longer: it must not keep the batch's memory.
         del self._batch, self._pixels
@@ -261,6 +269,19 @@ class BatchBuilder:
             self._spec.text_transform.warn_of_cut()
         return input_ids, attention_mask
 
+    def _write_fields(self, fields: FieldEntries, part: _Part) -> None:
+        """Read the values in members of the samples."""
+        for i in part.samples:
+            if self._failed:
+                return
+            part.current = i
+            place = int(self._places[i])
+            try:
+                fields.write(int(self._step.rows[place]), place)
+            except BadSample as error:
+                self._bad_fields[i] = self._entry(i, "field", error)
+        part.clock.lap("read")
+
     def _tokenize_negatives(self, tokenizer: Tokenizer, part: _Part) -> None:
         """Tokenize the negative captions in one call."""
         assert self._negatives is not None
@@ -310,6 +331,8 @@ class BatchBuilder:
             batch["negative_valid"] = valid & present
             if self._spec.add_hashes:
                 batch["negative_caption_hash"] = self._spread(self._negatives.hashes(), fill=0)
+        if self._fields is not None:
+            cast("dict[str, Any]", batch).update(self._fields.entries(valid))
         part.clock.lap("collate")
 
     def _text_hashes(self) -> NDArray[np.int64]:
@@ -328,9 +351,9 @@ class BatchBuilder:
         return torch.from_numpy(spread)
 
     def _usable(self) -> NDArray[np.bool_]:
-        """Which samples have a good image and a good caption, bool (n,)."""
+        """Which samples have a good image, a good caption and good fields, bool (n,)."""
         usable = np.ones(len(self._places), bool)
-        usable[[*self._bad_images, *self._bad_captions]] = False
+        usable[[*self._bad_images, *self._bad_captions, *self._bad_fields]] = False
         return usable
 
     def _sum_up(self) -> Stats:

@@ -11,10 +11,13 @@ from mmdata.config import DataConfig
 from mmdata.loader.batch_builder import BatchBuilder, BatchSpec
 from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.corpus import Corpus, needs_hashes
+from mmdata.loader.fields import MemberSource, parse_fields
+from mmdata.loader.member_fields import PROBED_ROWS, MemberField, MemberFields
 from mmdata.loader.negative_captions import NegativeCaptions
 from mmdata.loader.samples import CheckImages, IndexSamples
 from mmdata.loader.work import LoadedBatch, Work
-from mmdata.plan import CaptionSources, Step
+from mmdata.plan import CaptionSources, Plan, Step
+from mmdata.plan.rows import first_rows
 from mmdata.renamed import renamed_arguments
 from mmdata.shards import Index, ShardStore
 from mmdata.transform.pixels import PixelTransform
@@ -35,6 +38,7 @@ class BatchMaker:
         check_images: whether images are compared with their hashes in the index; see `LoadingConfig.check_images`.
         captions: sources from which the rows draw their captions; None: those of the shards in turn.
         text_transform: makes the texts of the captions; None: they stay as they are.
+        fields: entries of the batches that lie in members of the samples.
         buffers: lends the memory of pixels; default: memory of this process.
     """
 
@@ -51,6 +55,7 @@ class BatchMaker:
         check_images: CheckImages = "auto",
         captions: CaptionSources | None = None,
         text_transform: TextTransform | None = None,
+        fields: MemberFields | None = None,
         buffers: BufferPool | None = None,
     ) -> None:
         self.index = index
@@ -59,6 +64,7 @@ class BatchMaker:
         self.negatives = negatives
         self.captions = captions
         self.text_transform = text_transform or TextTransform()
+        self.fields = fields
         self.store = ShardStore(index)
         self._check_images: CheckImages = check_images
         self._spec = BatchSpec(
@@ -72,8 +78,10 @@ class BatchMaker:
         self._has_labels = index.has_labels
 
     @classmethod
-    def from_config(cls, data: DataConfig, corpus: Corpus, *, buffers: BufferPool | None = None) -> BatchMaker:
-        """Build a maker from a section `data` and its corpus."""
+    def from_config(
+        cls, data: DataConfig, corpus: Corpus, plan: Plan, *, buffers: BufferPool | None = None
+    ) -> BatchMaker:
+        """Build a maker from a section `data`, its corpus and its plan, whose first rows say what `data.fields` are."""
         return cls(
             corpus.index,
             corpus.tokenizer,
@@ -84,6 +92,7 @@ class BatchMaker:
             check_images=data.loading.check_images,
             captions=corpus.captions,
             text_transform=TextTransform.from_config(data),
+            fields=_member_fields(data, corpus, plan),
             buffers=buffers,
         )
 
@@ -99,6 +108,7 @@ class BatchMaker:
             check_images=self._check_images,
             captions=self.captions,
             text_transform=self.text_transform,
+            fields=self.fields,
         )
 
     def begin(self, step: Step, stop: Event | None = None) -> Work[LoadedBatch]:
@@ -107,7 +117,10 @@ class BatchMaker:
         rows, passes = step.rows[planned], step.passes[planned]
         samples = self.samples(rows, passes, stop=stop)
         negatives = None if self.negatives is None else self.negatives.choose(rows, passes)
-        return BatchBuilder(self._spec, step, samples, labels=self._has_labels, negatives=negatives).work()
+        fields = None if self.fields is None else self.fields.entries(len(step.rows), self.store, stop)
+        return BatchBuilder(
+            self._spec, step, samples, labels=self._has_labels, negatives=negatives, fields=fields
+        ).work()
 
     def samples(self, rows: NDArray[np.int64], passes: NDArray[np.int64], stop: Event | None = None) -> IndexSamples:
         """The samples of n rows in their passes, int64 (n,) each."""
@@ -124,3 +137,13 @@ class BatchMaker:
             LoadError: any other error that is not a sample's fault.
         """
         return self.begin(step).run()
+
+
+def _member_fields(data: DataConfig, corpus: Corpus, plan: Plan) -> MemberFields | None:
+    """The entries of `data.fields` that lie in members; None if there are none."""
+    found = [
+        MemberField(name, source, data.missing_fields)
+        for name, source in parse_fields(data.fields, corpus.joined).items()
+        if isinstance(source, MemberSource)
+    ]
+    return MemberFields(found, corpus.index, first_rows(plan.rows, PROBED_ROWS)) if found else None

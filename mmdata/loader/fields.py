@@ -1,12 +1,13 @@
-"""Entries of batches beside images and captions: values of joined tables, looked up by the rows of a batch.
+"""Entries of batches beside images and captions: what `data.fields` names.
 
-The workers have no part in it: a batch says its rows, and the values of a table are in this process's memory.
+Values of joined tables are looked up here by the rows of a batch: the workers have no part in it, and the values are in
+this process's memory. Values in members of tars are read by the workers, see `member_fields`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,33 +18,77 @@ from mmdata.errors import ConfigError
 from mmdata.join.joined import JOINED, Joined
 from mmdata.join.values import Values
 from mmdata.nearest import did_you_mean
+from mmdata.shards.member_values import KINDS, KNOWN, kind_of
+from mmdata.shards.members import Selector
+
+
+class ColumnSource(NamedTuple):
+    """A column of a joined table."""
+
+    column: str
+
+
+class MemberSource(NamedTuple):
+    """A member of a sample, or a value in it.
+
+    Attributes:
+        selector: names it.
+        kind: one of `member_values.KINDS`.
+    """
+
+    selector: Selector
+    kind: str
+
+
+def parse_fields(settings: Mapping[str, str], joined: Joined) -> dict[str, ColumnSource | MemberSource]:
+    """What each entry of `data.fields` names.
+
+    Raises:
+        ConfigError: a name that batches have already, or no such source; the nearest one is named.
+    """
+    found: dict[str, ColumnSource | MemberSource] = {}
+    for name, source in settings.items():
+        of = f"data.fields.{name}"
+        if name in Batch.__annotations__:
+            raise ConfigError(f"{of}: batches have an entry of this name already; choose another one")
+        found[name] = _parse(source, joined, of)
+    return found
+
+
+def _parse(source: str, joined: Joined, of: str) -> ColumnSource | MemberSource:
+    column = source.removeprefix(JOINED)
+    if column != source and column in joined.names():
+        return ColumnSource(column)
+    if column == source and source.partition(":")[0].lower().endswith(KINDS):
+        selector = Selector.parse(source)
+        return MemberSource(selector, kind_of(selector, of=of))
+    known = [JOINED + one for one in joined.names()]
+    listed = ", ".join(known) or "none: give data.join"
+    raise ConfigError(
+        f"{of}: no source '{source}'{did_you_mean(source, known)}; there are {listed}; and members of the samples: "
+        f"{KNOWN}"
+    )
 
 
 class Fields:
-    """What `data.fields` adds to each batch.
+    """What `data.fields` adds to each batch from joined tables.
 
     Args:
-        settings: name in the batch -> "join:COLUMN".
+        settings: name in the batch -> its source.
         joined: the tables.
 
     Raises:
-        ConfigError: a name that batches have already, an unknown column (the nearest one is named), values that make no
-            tensor, or rows without a value where numbers have no word for that.
+        ConfigError: see `parse_fields`; or values that make no tensor, or rows without a value where numbers have no
+            word for that.
         DataError: a table is damaged.
     """
 
     def __init__(self, settings: Mapping[str, str], joined: Joined) -> None:
-        self._values: dict[str, Values] = {}
-        for name, source in settings.items():
-            of = f"data.fields.{name}"
-            if name in Batch.__annotations__:
-                raise ConfigError(f"{of}: batches have an entry of this name already; choose another one")
-            column = source.removeprefix(JOINED)
-            if column == source or column not in joined.names():
-                known = [JOINED + one for one in joined.names()]
-                listed = ", ".join(known) or "none: give data.join"
-                raise ConfigError(f"{of}: no source '{source}'{did_you_mean(source, known)}; there are {listed}")
-            self._values[name] = joined.table_of(column).values(column, of=of)
+        self._values: dict[str, Values] = {
+            name: joined.table_of(source.column).values(source.column, of=f"data.fields.{name}")
+            for name, source in parse_fields(settings, joined).items()
+            if isinstance(source, ColumnSource)
+        }
 
     def added(self, batch: Batch) -> Batch:
         """The batch with these entries."""

@@ -30,7 +30,7 @@ USUAL_BAD_SHARE: float = LoadingConfig.model_fields["max_bad_share"].default
 KEPT_ENTRIES = 10_000
 """Entries that a ledger keeps in memory; a file holds all (`Ledger.write_to`)."""
 
-Stage = Literal["read", "decode", "transform", "caption"]
+Stage = Literal["read", "decode", "transform", "caption", "field"]
 
 
 @dataclass(frozen=True)

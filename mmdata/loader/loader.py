@@ -135,7 +135,7 @@ class Loader(Interoperable):
         data = data_config(config)
         corpus = open_corpus(data)
         plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-        maker = BatchMaker.from_config(data, corpus)
+        maker = BatchMaker.from_config(data, corpus, plan)
         source = make_source(data, plan, maker, ranks)
         fields = Fields(data.fields, corpus.joined) if data.fields else None
         return cls(

@@ -74,6 +74,18 @@ def selection_of(rows: Rows) -> Selection | None:
     return getattr(rows, "selection", None)
 
 
+def first_rows(rows: Rows, count: int) -> NDArray[np.int64]:
+    """The first `count` rows that are planned, in the order of the corpus; fewer if there are no more."""
+    if (selection := selection_of(rows)) is None:
+        return np.arange(min(count, int(rows.starts[-1])))
+    found = np.empty(0, np.int64)
+    for some in selection.chunks(count):
+        if len(found) >= count:
+            break
+        found = np.concatenate([found, some])
+    return found[:count]
+
+
 class IndexRows:
     """The rows of an index.
 

@@ -11,7 +11,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn, Protocol
 
 from mmdata.errors import DamagedShard
 
@@ -36,6 +36,18 @@ _REFUSED = {
     b"S": "a sparse file",
     b"M": "a continued file of a multi-volume tar",
 }
+
+
+class Seekable(Protocol):
+    """What a tar is read from: an open file, or a shard of a store."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Set the position; returns it."""
+        ...
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes, fewer at the end."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,27 @@ def read_members(file: BinaryIO, *, name: str) -> Iterator[Member]:
     yield from _Reader(file, name).members()
 
 
+def read_members_from(file: Seekable, start: int, *, name: str) -> Iterator[Member]:
+    """The regular files of a tar from a header on, in order: random access to a tar that was read whole before.
+
+    Its end is not checked, nor whether a member comes twice.
+
+    Args:
+        file: see `read_members`.
+        start: offset of a member's first header block.
+        name: the shard, for messages.
+
+    Raises:
+        DamagedShard: a header is damaged, or `start` is not the offset of one.
+    """
+    reader = _Reader(file, name)
+    while True:
+        member, start = reader.member(start)
+        if member is None:
+            return
+        yield member
+
+
 def _other_file(block: bytes) -> tuple[str, str] | None:
     """What a file is that is often found in a tar's place, and the remedy; None if it may be a tar."""
     start = block.lstrip(b"\xef\xbb\xbf \t\r\n")[:64].lower()
@@ -128,7 +161,7 @@ _OTHERS = (
 class _Reader:
     """One pass over a tar's headers."""
 
-    def __init__(self, file: BinaryIO, shard: str) -> None:
+    def __init__(self, file: Seekable, shard: str) -> None:
         self._file = file
         self._shard = shard
         self._size = file.seek(0, os.SEEK_END)
@@ -142,7 +175,7 @@ class _Reader:
         seen: dict[str, int] = {}
         position = 0
         while True:
-            member, position = self._member(position)
+            member, position = self.member(position)
             if member is None:
                 break
             if member.name in seen:
@@ -151,7 +184,7 @@ class _Reader:
             yield member
         self._check_end(position)
 
-    def _member(self, start: int) -> tuple[Member | None, int]:
+    def member(self, start: int) -> tuple[Member | None, int]:
         """The next regular file and the offset behind its padding; at the end blocks None and their offset."""
         position = start
         names: dict[bytes, str] = {}  # kind of extended header -> the name it gave
@@ -224,9 +257,8 @@ class _Reader:
         if position == 0 and (other := _other_file(block)):
             raise DamagedShard(f"shard '{self._shard}': {other[0]}", other[1])
         rest = block[:148] + b" " * 8 + block[156:]
-        signed = sum(rest) - 256 * len(rest.translate(None, _ASCII))  # old tars summed signed bytes
-        sums = (sum(rest), signed)
-        if field is None or int(field[1], 8) not in sums:
+        beyond = -1 if field is None else sum(rest) - int(field[1], 8)
+        if beyond not in (0, 256 * len(rest.translate(None, _ASCII))):  # old tars summed signed bytes
             self._fail(position, "header checksum does not match: damaged, or not a tar")
         if block[257:265] not in (b"ustar\x0000", b"ustar  \0", bytes(8)):
             self._fail(position, f"not a tar header: magic {block[257:265]!r}")

@@ -117,7 +117,7 @@ class WorkerProcess:
         self._forks = 0  # of the training process
         corpus = open_corpus(data)
         plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-        self._maker = BatchMaker.from_config(data, corpus, buffers=self._pixels)
+        self._maker = BatchMaker.from_config(data, corpus, plan, buffers=self._pixels)
         self._steps = RankSteps(plan, self._maker, Ranks(settings["rank"], settings["world_size"]))
         self._num_processes, self._num_threads = settings["num_processes"], settings["num_threads"]
         self._thread_name = f"mmdata-process_{settings['process']}-worker"

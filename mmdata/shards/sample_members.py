@@ -1,0 +1,112 @@
+"""All members of one sample of an indexed tar, found by the tar's headers: an index names only image and captions.
+
+The members of a sample are consecutive, so the headers between the sample before and the sample after are enough. No
+payload is read on the way, and every index will do, whichever version made it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from threading import Event
+
+from mmdata.errors import BadSample, DamagedShard, Interrupted, Reason
+from mmdata.shards.columns.columns import Columns
+from mmdata.shards.index import Index
+from mmdata.shards.store import ShardStore
+from mmdata.shards.tar import BLOCK, Member, Seekable, read_members_from, split_name
+
+
+class ShardFile:
+    """A shard of a store, read as a file.
+
+    Args:
+        store: reads it.
+        shard: its number.
+        size: in bytes.
+        stop: once it is set, reads raise Interrupted.
+    """
+
+    def __init__(self, store: ShardStore, shard: int, size: int, stop: Event) -> None:
+        self._store, self._shard, self._size, self._stop = store, shard, size, stop
+        self._position = 0
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Set the position; returns it."""
+        self._position = offset if whence == os.SEEK_SET else self._size + offset
+        return self._position
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes, fewer at the end."""
+        size = max(0, min(size if size >= 0 else self._size, self._size - self._position))
+        if self._stop.is_set():
+            raise Interrupted(str(self._shard))
+        data = self._store.read(self._shard, self._position, size, self._stop)
+        self._position += size
+        return data
+
+
+def span_of(index: Index, shard: int, row: int) -> tuple[int, int | None]:
+    """Offsets between which all headers of a sample lie; None: up to the tar's end.
+
+    Args:
+        index: of the shards.
+        shard: its number.
+        row: of the sample in the shard.
+    """
+    columns = index.shard(shard)
+    start, end = 0, None
+    if row > 0:
+        begins, sizes = _members(columns, row - 1)
+        behind = max(begin + size for begin, size in zip(begins, sizes, strict=True))
+        start = behind + -behind % BLOCK
+    if row + 1 < len(columns):
+        end = min(begin for begin in _members(columns, row + 1)[0] if begin > 0)
+    return start, end
+
+
+def _members(columns: Columns, row: int) -> tuple[list[int], list[int]]:
+    """Offsets and sizes of the members of a row that the index knows; (0, 0) for captions that it does not have."""
+    kinds = ("image", "caption")
+    begins = [int(columns.fixed(f"{kind}_offset")[row]) for kind in kinds]
+    return begins, [int(columns.fixed(f"{kind}_bytes")[row]) for kind in kinds]
+
+
+def find_members(
+    file: Seekable, start: int, key: str, *, name: str, end: int | None = None, wanted: Collection[str] = ()
+) -> dict[str, Member]:
+    """The members of a sample by extension, as in `Group.members`.
+
+    Args:
+        file: the tar.
+        start: offset of a header, of the sample or before it.
+        key: of the sample.
+        name: of the tar, for messages.
+        end: no header of the sample lies behind it; None: unknown.
+        wanted: extensions with which the search ends, once all are found; empty: never.
+
+    Raises:
+        BadSample: there is no such sample: the tar is not the one that was indexed.
+    """
+    found: dict[str, Member] = {}
+    damage = ""
+    try:
+        for member in read_members_from(file, start, name=name):
+            if end is not None and member.start > end:
+                break
+            split = split_name(member.name)
+            if split is not None and split[0] == key:
+                found[split[1]] = member
+                if wanted and all(extension in found for extension in wanted):
+                    break
+            elif found and split is not None:
+                break
+    except DamagedShard as error:
+        # The last row of a damaged tar is whole (`mmdata index --skip-damaged`). Nothing before another row was.
+        damage = f": {error.what}"
+    if not found or (damage and end is not None):
+        raise BadSample(
+            Reason.FILE_CHANGED,
+            f"its members are not where they were indexed, from byte {start} on{damage}; see `mmdata verify`",
+        )
+    return found
