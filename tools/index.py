@@ -7,12 +7,16 @@
     mmdata index /data/cc12m --skip-damaged
     mmdata index "https://host/cc12m-{0000..1023}.tar" --out index --tokenizer clip
     mmdata index "s3://bucket/cc12m/{0000..1023}.tar" --out index --fill-cache
+    mmdata index /data/features --members-only             # tars without images, for data.join
 
 Tars behind URLs are read once, as streams, and not kept: the index lies in --out, and the loader fetches a tar from its
 URL when it needs it. --fill-cache keeps them in the loader's cache.
 
 All tars are checked, and all damaged ones are listed at once. What was read of each tar is kept until the index is
 finished: run the same command again, and only new and changed tars are read.
+
+--members-only is for tars without images, such as embeddings or synthetic captions of the images of other tars:
+data.join brings their members to the rows by key. Only headers are read, in one go.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from mmdata.shards import IndexReport, ShardCache, build_index
 from mmdata.shards.build import MakeTokenizer
 from mmdata.shards.caption_lengths import counts_of
 from mmdata.shards.columns.encode import CountTokens
+from mmdata.shards.keys_index import build_keys_index
 from mmdata.shards.members import Members
 from mmdata.shards.remote.cache import GB
 
@@ -37,6 +42,8 @@ from mmdata.shards.remote.cache import GB
 def main() -> int:
     """Index a folder of tars or one tar; 1 if the accounts do not balance."""
     options = parse_arguments()
+    if options.members_only:
+        return index_members(options)
     count_tokens, tokenizer = None, None
     if options.tokenizer:
         from mmdata.transform.text import Tokenizer  # imports torch, which only the tokenizer needs
@@ -103,6 +110,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--fill-cache", action="store_true", help="keep the tars of URLs in the loader's cache, as many as it holds"
     )
+    parser.add_argument(
+        "--members-only", action="store_true", help="index tars without images, whose members data.join brings to rows"
+    )
     parser.add_argument("--cache-dir", type=Path, help="that cache, as data.loading.cache_dir; default: in ~/.cache")
     parser.add_argument(
         "--cache-gb", type=_gigabytes, default=100.0, help="its size, as data.loading.cache_gb, in 10⁹ bytes (100)"
@@ -112,7 +122,28 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(
             f"--caption-template {template!r}: needs --tokenizer, which counts, and {{}} once, where the caption stands"
         )
+    of_images = ("tokenizer", "caption_template", "train_tokenizer", "image", "caption", "label", "skip_damaged", "fill_cache")
+    given = [f"--{name.replace('_', '-')}" for name in of_images if getattr(options, name)]
+    if options.members_only and (given or len(options.source) > 1):
+        what = given[0] if given else "several sources"
+        parser.error(f"--members-only reads headers of the tars of one folder, and does not go with {what}")
     return options
+
+
+def index_members(options: argparse.Namespace) -> int:
+    """Index a folder of tars without images."""
+    with progress_in_bytes("index") as progress:
+        made = build_keys_index(options.source[0], out=options.out, overwrite=options.overwrite, progress=progress)
+    listed = ", ".join(f".{extension} ({count:,})" for extension, count in made.extensions.items())
+    lines = [
+        f"members: {listed or 'none'}",
+        f"{counted(len(made), 'sample')} in {counted(len(made.tars), 'shard')}, {counted(made.ignored, 'member')} "
+        f"ignored; index in {made.folder}",
+        f"next: data.join: [{{shards: {made.folder}, name: NAME}}] and data.fields: {{x: join:NAME:MEMBER}}",
+    ]
+    for line in lines:
+        print(printable(line))
+    return 0
 
 
 def _gigabytes(text: str) -> float:

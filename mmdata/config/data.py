@@ -55,15 +55,32 @@ class SelectFile(Settings):
 
 
 class JoinConfig(Settings):
-    """A table whose columns come to the rows of the index by key."""
+    """A table, or tars in another folder, that come to the rows of the index by key."""
 
-    table: MayChange[Location | Annotated[list[Location], Field(min_length=1)]]
-    """File of the table, or a pattern, or several: .parquet, .csv or .tsv. Its rows may have any order."""
+    table: MayChange[Location | Annotated[list[Location], Field(min_length=1)] | None] = None
+    """File of the table, or a pattern, or several: .parquet, .csv or .tsv. Its rows may have any order. Give this or
+    `shards`."""
+    shards: MayChange[Location | None] = None
+    """Folder of tars whose members `fields` names, indexed by `mmdata index FOLDER --members-only`. Its samples may
+    have any order."""
+    name: Annotated[str, Field(pattern=r"^[\w-]+$")] | None = None
+    """Name of the tars of `shards` in `fields`: `join:NAME:json:KEY`."""
     key: str | None = None
-    """Column of the table that holds the keys of samples; null: key, or uid."""
+    """Column of the table that holds the keys of samples; null: key, or uid. With `shards`, the column of a joined
+    table that holds the key of each row in those tars; null: the keys of the rows themselves."""
     missing: Literal["keep", "mask", "error"] = "keep"
-    """What becomes of a row of the index that the table does not have. keep: it has no values. mask: it is not loaded.
-    error: an error."""
+    """What becomes of a row of the index that the table or the tars do not have. keep: it has no values. mask: it is
+    not loaded. error: an error."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> JoinConfig:
+        if (self.table is None) == (self.shards is None):
+            raise ValueError("give either table (a file of columns) or shards (a folder of tars)")
+        if (self.shards is None) != (self.name is None):
+            raise ValueError(
+                "shards have a name, by which data.fields calls them (join:NAME:npy), and tables have none"
+            )
+        return self
 
 
 class SourceConfig(Settings):
@@ -324,13 +341,16 @@ class DataConfig(Settings):
     256`, or a file of keys (.txt, .parquet, .csv, .tsv), a mask or row numbers (.npy); null: all rows. See
     docs/select.md."""
     join: list[JoinConfig] = Field(default_factory=list)
-    """Tables whose columns come to the rows by key, such as the scores of a filter: `select` and `fields` name them."""
+    """Tables whose columns come to the rows by key, such as the scores of a filter: `select` and `fields` name them.
+    And tars in other folders, whose members `fields` names."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Further entries of batches, by name. `join:COLUMN` has the values of a joined table. A member of the sample's own
     tar: `json:KEY` (a.b for nested objects), `npy`, `npz:NAME`, `txt`, and extensions that end in these, as
-    `syn.json:KEY`. Numbers and arrays are a tensor (B, …), texts and other JSON a list of B."""
+    `syn.json:KEY`; of joined tars `join:NAME:npy` and so on. Numbers and arrays are a tensor (B, …), texts and other
+    JSON a list of B."""
     missing_fields: Literal["mask", "keep", "error"] = "mask"
-    """What becomes of a row whose sample lacks a value that `fields` names in a member. mask: it is masked, with a line
+    """What becomes of a row whose sample lacks a value that `fields` names in a member of its own; for joined tars
+    their `missing` says it. mask: it is masked, with a line
     in the ledger. keep: it has NaN, "" or None; whole numbers come as floats then. error: an error. A damaged value, or
     one of another shape than in the first rows, is masked, or an error with `error`."""
     skip_damaged: bool = False

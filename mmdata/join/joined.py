@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -13,19 +13,15 @@ from numpy.typing import NDArray
 from mmdata.config.data import JoinConfig
 from mmdata.errors import ConfigError
 from mmdata.join.captions import TableCaptions
+from mmdata.join.match import check_missing, match
+from mmdata.join.shards import JoinedShards
 from mmdata.join.table import Table, compute, first_twice
 from mmdata.join.values import Values
+from mmdata.nearest import did_you_mean
 from mmdata.shards.index import Index
-
-logger = logging.getLogger("mmdata")
 
 JOINED = "join:"
 """Begins the name of a column of a joined table."""
-
-MATCH_ROWS = 2**24
-"""Rows of the index that are matched at a time: for each time, Arrow hashes all keys of the table."""
-
-Ints = NDArray[np.int64]
 
 
 class JoinedTable:
@@ -48,7 +44,7 @@ class JoinedTable:
     """
 
     def __init__(self, settings: JoinConfig, index: Index, *, of: str) -> None:
-        files = [settings.table] if isinstance(settings.table, str) else settings.table
+        files = [settings.table] if isinstance(settings.table, str) else settings.table or []
         self._table = Table(files, of=of, key=settings.key)
         self.names = [name for name in self._table.names if name != self._table.key]
         self.of = of
@@ -58,8 +54,8 @@ class JoinedTable:
         if (twice := first_twice(keys)) is not None:
             places = " and ".join(map(self._table.place, twice))
             raise ConfigError(f"{of}: the key '{keys[twice[0]].as_py()}' comes twice: in {places}")
-        self.table_rows = _match(keys, index)
-        self._check_missing(settings.missing, keys, index)
+        self.table_rows = match(keys, index)
+        check_missing(self.table_rows, settings.missing, keys, index, of=of, where=str(self._table), what="the table")
         self._columns: dict[str, Any] = {}
 
     def __str__(self) -> str:
@@ -96,6 +92,11 @@ class JoinedTable:
         """A column as captions; `of`: name of the setting, for messages."""
         return TableCaptions(self._table.column(name), self.table_rows, place=self._table.place, of=of)
 
+    def texts(self, shard: int, name: str) -> Any:
+        """A column of texts for the rows of a shard, an Arrow array; null where a row has none."""
+        rows = self.table_rows[self._starts[shard] : self._starts[shard + 1]]
+        return self._column(name).take(pa.array(rows, mask=rows < 0))
+
     def _column(self, name: str) -> Any:
         if name not in self._columns:
             values = self._table.column(name).combine_chunks()
@@ -104,25 +105,18 @@ class JoinedTable:
             self._columns[name] = values.cast(pa.large_string()) if pa.types.is_string(values.type) else values
         return self._columns[name]
 
-    def _check_missing(self, policy: str, keys: Any, index: Index) -> None:
-        missing = int((self.table_rows < 0).sum())
-        if not missing:
-            return
-        first = index.keys(np.flatnonzero(self.table_rows < 0)[:1])[0]
-        what = f"{self.of}: {missing:,} of {len(index):,} rows have no row in {self._table}"
-        if missing == len(index):
-            like = next((key for key in keys.to_pylist() if key is not None), "none")
-            raise ConfigError(f"{what}: keys are like '{first}', and those of the table like '{like}'")
-        if policy == "error":
-            raise ConfigError(f"{what}, such as '{first}'; leave them out (missing: mask) or keep them (missing: keep)")
-        logger.warning("%s", what)
-
 
 class Joined:
-    """The tables that are joined with an index."""
+    """The tables and the tars that are joined with an index.
+
+    Attributes:
+        tables: in the order of the settings.
+        shards: folders of tars, by name.
+    """
 
     def __init__(self, settings: Sequence[JoinConfig], index: Index) -> None:
-        self.tables = [JoinedTable(one, index, of=f"data.join.{n}") for n, one in enumerate(settings)]
+        places = {f"data.join.{n}": one for n, one in enumerate(settings)}
+        self.tables = [JoinedTable(one, index, of=of) for of, one in places.items() if one.shards is None]
         self._by_name: dict[str, JoinedTable] = {}
         for table in self.tables:
             for name in table.names:
@@ -130,6 +124,26 @@ class Joined:
                     before = self._by_name[name]
                     raise ConfigError(f"{table.of}: column '{name}' is in {before}, too; rename one of them")
                 self._by_name[name] = table
+        self.shards: dict[str, JoinedShards] = {}
+        for of, one in places.items():
+            if one.shards is not None and one.name is not None:
+                if one.name in self.shards:
+                    raise ConfigError(f"{of}: the name '{one.name}' is that of {self.shards[one.name].of}, too")
+                keys = None if one.key is None else self._texts(one.key, of)
+                self.shards[one.name] = JoinedShards(one.shards, one.missing, index, of=of, keys=keys)
+
+    @property
+    def parts(self) -> list[JoinedTable | JoinedShards]:
+        """Tables and shards."""
+        return [*self.tables, *self.shards.values()]
+
+    def _texts(self, name: str, of: str) -> Callable[[int], Any]:
+        """Gives a column of texts for the rows of a shard."""
+        texts = [one for one in self.names() if self._by_name[one].kind(one) == "text"]
+        if name not in texts:
+            listed = ", ".join(texts) or "none"
+            raise ConfigError(f"{of}: key: no column '{name}' of texts{did_you_mean(name, texts)}; there are {listed}")
+        return partial(self._by_name[name].texts, name=name)
 
     def names(self) -> list[str]:
         """The columns of all tables."""
@@ -138,20 +152,3 @@ class Joined:
     def table_of(self, name: str) -> JoinedTable:
         """The table that has a column."""
         return self._by_name[name]
-
-
-def _match(keys: Any, index: Index) -> Ints:
-    """The row of the table for each row of an index, -1 where it has none."""
-    found = np.full(len(index), -1, np.int64)
-    known = keys.combine_chunks()
-    shards = np.arange(index.num_shards)
-    index.fetch_columns(shards)
-    begin = 0
-    while begin < index.num_shards:
-        end = int(np.searchsorted(index.starts, index.starts[begin] + MATCH_ROWS, side="right")) - 1
-        end = min(max(end, begin + 1), index.num_shards)
-        own = pa.chunked_array([index.shard(shard).keys.cast(pa.large_string()) for shard in range(begin, end)])
-        rows = compute.index_in(own, value_set=known, skip_nulls=True)
-        found[index.starts[begin] : index.starts[end]] = rows.fill_null(-1).to_numpy()
-        begin = end
-    return found

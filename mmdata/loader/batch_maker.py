@@ -141,9 +141,10 @@ class BatchMaker:
 
 def _member_fields(data: DataConfig, corpus: Corpus, plan: Plan) -> MemberFields | None:
     """The entries of `data.fields` that lie in members; None if there are none."""
+    joined = corpus.joined.shards
     found = [
-        MemberField(name, source, data.missing_fields)
+        MemberField(name, source, joined[source.join].missing if source.join else data.missing_fields)
         for name, source in parse_fields(data.fields, corpus.joined).items()
         if isinstance(source, MemberSource)
     ]
-    return MemberFields(found, corpus.index, first_rows(plan.rows, PROBED_ROWS)) if found else None
+    return MemberFields(found, corpus.index, first_rows(plan.rows, PROBED_ROWS), joined) if found else None

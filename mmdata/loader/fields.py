@@ -34,10 +34,15 @@ class MemberSource(NamedTuple):
     Attributes:
         selector: names it.
         kind: one of `member_values.KINDS`.
+        join: name of the joined tars; "" for the sample's own.
     """
 
     selector: Selector
     kind: str
+    join: str = ""
+
+    def __str__(self) -> str:
+        return f"{JOINED}{self.join}:{self.selector}" if self.join else str(self.selector)
 
 
 def parse_fields(settings: Mapping[str, str], joined: Joined) -> dict[str, ColumnSource | MemberSource]:
@@ -59,11 +64,15 @@ def _parse(source: str, joined: Joined, of: str) -> ColumnSource | MemberSource:
     column = source.removeprefix(JOINED)
     if column != source and column in joined.names():
         return ColumnSource(column)
-    if column == source and source.partition(":")[0].lower().endswith(KINDS):
-        selector = Selector.parse(source)
-        return MemberSource(selector, kind_of(selector, of=of))
+    name, colon, rest = column.partition(":")
+    is_joined = column != source and bool(colon) and name in joined.shards
+    member = rest if is_joined else source
+    if is_joined or (column == source and name.lower().endswith(KINDS)):
+        selector = Selector.parse(member)
+        return MemberSource(selector, kind_of(selector, of=of), name if is_joined else "")
     known = [JOINED + one for one in joined.names()]
-    listed = ", ".join(known) or "none: give data.join"
+    of_shards = [f"{JOINED}{one}:MEMBER" for one in joined.shards]
+    listed = ", ".join([*known, *of_shards]) or "none: give data.join"
     raise ConfigError(
         f"{of}: no source '{source}'{did_you_mean(source, known)}; there are {listed}; and members of the samples: "
         f"{KNOWN}"
@@ -75,7 +84,7 @@ class Fields:
 
     Args:
         settings: name in the batch -> its source.
-        joined: the tables.
+        joined: the tables and tars.
 
     Raises:
         ConfigError: see `parse_fields`; or values that make no tensor, or rows without a value where numbers have no

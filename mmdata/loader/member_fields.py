@@ -6,7 +6,7 @@ every batch has the same entries, of the same type, on every rank and in every p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, Literal
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
+from mmdata.join.shards import JoinedShards
 from mmdata.loader.fields import MemberSource
 from mmdata.shards import Index, ShardStore
 from mmdata.shards.member_values import MAX_BYTES, absent, as_array, open_member, pick
-from mmdata.shards.sample_members import ShardFile, find_members, span_of
+from mmdata.shards.sample_members import OwnSamples
 from mmdata.shards.tar import Member
 
 PROBED_VALUES = 64
@@ -32,43 +33,8 @@ Missing = Literal["mask", "keep", "error"]
 """See `DataConfig.missing_fields`."""
 
 
-class OwnSamples:
-    """The samples of an index's own tars.
-
-    Args:
-        index: of the tars.
-        store: reads them.
-    """
-
-    def __init__(self, index: Index, store: ShardStore) -> None:
-        self._index, self._store = index, store
-        self._listed: dict[int, tuple[str, int]] = {}  # name and bytes of a shard
-
-    def members(self, row: int, wanted: Collection[str], stop: Event) -> dict[str, Member]:
-        """Members of a row's sample by extension: all of them, or some with the wanted ones; raises BadSample."""
-        shard, local = self._locate(row)
-        if shard not in self._listed:
-            self._listed[shard] = (self._index.shard_name(shard), self._index.listed(shard).bytes)
-        name, size = self._listed[shard]
-        start, end = span_of(self._index, shard, local)
-        file = ShardFile(self._store, shard, size, stop)
-        return find_members(file, start, self._key(shard, local), name=name, end=end, wanted=wanted)
-
-    def read(self, row: int, member: Member, stop: Event) -> bytes:
-        """The bytes of a member of a row's sample."""
-        return self._store.read(self._locate(row)[0], member.offset, member.size, stop)
-
-    def place(self, row: int) -> str:
-        """Shard and sample of a row, for messages."""
-        shard, local = self._locate(row)
-        return f"shard '{self._index.shard_name(shard)}', sample '{self._key(shard, local)}'"
-
-    def _key(self, shard: int, local: int) -> str:
-        return self._index.shard(shard).keys[local].as_py()
-
-    def _locate(self, row: int) -> tuple[int, int]:
-        shard = int(np.searchsorted(self._index.starts, row, side="right")) - 1
-        return shard, row - int(self._index.starts[shard])
+Samples = OwnSamples | JoinedShards
+"""What finds the members of a row."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +55,11 @@ class MemberField:
     def of(self) -> str:
         """Name of the setting, for messages."""
         return f"data.fields.{self.name}"
+
+    @property
+    def remedy(self) -> str:
+        """For messages: how rows without a value are masked."""
+        return f"{'missing: mask in data.join' if self.source.join else 'data.missing_fields=mask'} masks such rows"
 
 
 @dataclass(frozen=True)
@@ -145,6 +116,7 @@ class MemberFields:
     Args:
         fields: what they are.
         index: of the shards.
+        joined: the tars of other folders, by name.
         rows: first rows of the plan, which decide the type of each entry.
 
     Raises:
@@ -152,12 +124,20 @@ class MemberFields:
         DataError: a shard is not the one that was indexed.
     """
 
-    def __init__(self, fields: Iterable[MemberField], index: Index, rows: NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        fields: Iterable[MemberField],
+        index: Index,
+        rows: NDArray[np.int64],
+        joined: Mapping[str, JoinedShards] | None = None,
+    ) -> None:
         self.fields = list(fields)
-        self.wanted = {field.source.selector.extension for field in self.fields}
-        self._index = index
-        samples = OwnSamples(index, ShardStore(index))
-        self.columns = [self._probe(field, samples, rows.tolist()) for field in self.fields]
+        self.wanted: dict[str, set[str]] = {}  # extensions, by the name of the tars
+        for field in self.fields:
+            self.wanted.setdefault(field.source.join, set()).add(field.source.selector.extension)
+        self._index, self._joined = index, dict(joined or {})
+        samples = self._samples(ShardStore(index))
+        self.columns = [self._probe(field, samples[field.source.join], rows.tolist()) for field in self.fields]
 
     def entries(self, num_rows: int, store: ShardStore, stop: Event | None = None) -> FieldEntries:
         """The entries of a batch of `num_rows` rows, without values yet.
@@ -167,9 +147,12 @@ class MemberFields:
             store: reads the shards.
             stop: once it is set, reads raise Interrupted.
         """
-        return FieldEntries(self, OwnSamples(self._index, store), num_rows, stop or Event())
+        return FieldEntries(self, self._samples(store), num_rows, stop or Event())
 
-    def _probe(self, field: MemberField, samples: OwnSamples, rows: list[int]) -> Column:
+    def _samples(self, store: ShardStore) -> dict[str, Samples]:
+        return {"": OwnSamples(self._index, store), **self._joined}
+
+    def _probe(self, field: MemberField, samples: Samples, rows: list[int]) -> Column:
         found: list[Any] = []
         fault = ""
         for row in rows[:PROBED_ROWS]:
@@ -208,7 +191,7 @@ class SampleReader:
         stop: once it is set, reads raise Interrupted.
     """
 
-    def __init__(self, samples: OwnSamples, row: int, wanted: Collection[str], stop: Event) -> None:
+    def __init__(self, samples: Samples, row: int, wanted: Collection[str], stop: Event) -> None:
         self._samples, self._row, self._wanted, self._stop = samples, row, wanted, stop
         self._members: dict[str, Member] | None = None
         self._opened: dict[str, Any] = {}
@@ -219,7 +202,8 @@ class SampleReader:
         Raises:
             BadSample: there is none (missing_field), or it is damaged.
         """
-        (selector, kind), of = field.source, field.of
+        selector, kind, _ = field.source
+        of = field.of
         if self._members is None:
             self._members = self._samples.members(self._row, self._wanted, self._stop)
         member = self._members.get(selector.extension)
@@ -230,7 +214,7 @@ class SampleReader:
             if selector.extension not in self._opened:
                 if member.size > MAX_BYTES:
                     raise BadSample(Reason.BAD_FIELD, f"{member.size:,} bytes; at most {MAX_BYTES:,}")
-                data = self._samples.read(self._row, member, self._stop)
+                data = self._samples.read_member(self._row, member, self._stop)
                 self._opened[selector.extension] = open_member(data, kind)
             value = pick(self._opened[selector.extension], selector)
         except BadSample as bad:
@@ -246,12 +230,12 @@ class FieldEntries:
 
     Args:
         fields: what they are.
-        samples: finds the members.
+        samples: find the members, by the name of the tars.
         num_rows: of the batch.
         stop: once it is set, reads raise Interrupted.
     """
 
-    def __init__(self, fields: MemberFields, samples: OwnSamples, num_rows: int, stop: Event) -> None:
+    def __init__(self, fields: MemberFields, samples: Mapping[str, Samples], num_rows: int, stop: Event) -> None:
         self._fields, self._samples, self._stop = fields, samples, stop
         self._values = [column.empty(num_rows) for column in fields.columns]
 
@@ -262,21 +246,23 @@ class FieldEntries:
             BadSample: the row has no value, or a damaged one, and is masked for it.
             DataError: the same, where that is an error.
         """
-        reader = SampleReader(self._samples, row, self._fields.wanted, self._stop)
+        readers = {
+            name: SampleReader(self._samples[name], row, wanted, self._stop)
+            for name, wanted in self._fields.wanted.items()
+        }
         for field, column, values in zip(self._fields.fields, self._fields.columns, self._values, strict=True):
             try:
-                value = reader.value(field)
+                value = readers[field.source.join].value(field)
                 try:
                     values[place] = column.checked(value)
                 except BadSample as bad:
-                    raise BadSample(bad.reason, f"{field.of}: {field.source.selector}: {bad.detail}") from bad
+                    raise BadSample(bad.reason, f"{field.of}: {field.source}: {bad.detail}") from bad
             except BadSample as bad:
                 if field.missing == "keep" and bad.reason is Reason.MISSING_FIELD:
                     continue
                 if field.missing == "error":
-                    raise DataError(
-                        f"{self._samples.place(row)}: {bad.detail}; data.missing_fields=mask masks such rows"
-                    ) from bad
+                    where = self._samples[field.source.join].place(row)
+                    raise DataError(f"{where}: {bad.detail}; {field.remedy}") from bad
                 raise
 
     def entries(self, valid: Tensor) -> dict[str, Tensor | list[Any]]:

@@ -31,6 +31,7 @@ from mmdata.shards.texts import Losses
 
 MAX_LISTED = 20
 """Damaged shards that an error lists."""
+_NO_IMAGES = ". If they have no images, and belong to those of other tars: `mmdata index {} --members-only`"
 
 
 class _Counts(NamedTuple):
@@ -193,10 +194,11 @@ class IndexBuilder:
         if bad > max_bad_share * self._samples:
             reasons = Counter(line["reason"] for line in self.quarantined)
             first = self.quarantined[0]
+            instead = "" if self._indexed or self._tars.are_remote else _NO_IMAGES.format(self._tars)
             raise DataError(
                 f"{bad} of {self._samples} samples cannot be used ({_counts(reasons)}), more than "
                 f"{max_bad_share:.0%} of them; the first is shard '{first['shard']}', sample '{first['key']}': "
-                f"{first['detail']}. Allow more with --max-bad-share, or mend the shards"
+                f"{first['detail']}. Allow more with --max-bad-share, or mend the shards{instead}"
             )
 
     def captions(self) -> Iterator[str]:

@@ -35,7 +35,7 @@ class ShardStore:
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
+        self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._lock = Lock()
         self._rows_of: Callable[[int], NDArray[np.int64]] | None = None
         self._extracts: OrderedDict[int, Extract | None] = OrderedDict()
@@ -93,7 +93,7 @@ class ShardStore:
             with suppress(Interrupted):
                 self._open_shard(shard, stop)
 
-    def _opened(self, shard: int, stop: Event | None) -> _OpenShard:
+    def _opened(self, shard: int, stop: Event | None) -> OpenShard:
         with self._lock:
             if opened := self._open.get(shard):
                 self._open.move_to_end(shard)
@@ -107,7 +107,7 @@ class ShardStore:
                 self._open.popitem(last=False)
         return opened
 
-    def _open_shard(self, shard: int, stop: Event | None) -> _OpenShard:
+    def _open_shard(self, shard: int, stop: Event | None) -> OpenShard:
         part, local = self._index.part(shard)
         expected = part.listed(local).bytes
         extract = self.extract(shard)
@@ -118,7 +118,7 @@ class ShardStore:
         except FileNotFoundError:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': no such file, and the manifest names it; {_REMEDY}") from None
-        opened = _OpenShard(descriptor, cached=part.folder.cache is not None, extract=extract, size=expected)
+        opened = OpenShard(descriptor, cached=part.folder.cache is not None, extract=extract, size=expected)
         if opened.size != expected:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': {opened.size} bytes, and its index was made of {expected}; {_REMEDY}")
@@ -149,10 +149,20 @@ class ShardStore:
         return extract if 2 * extract.bytes <= whole else None
 
 
-class _OpenShard:
-    """A descriptor that is closed with the last reference: one thread may read it while another drops it."""
+class OpenShard:
+    """A descriptor that is closed with the last reference: one thread may read it while another drops it.
 
-    def __init__(self, descriptor: int, *, cached: bool, extract: Extract | None, size: int) -> None:
+    Args:
+        descriptor: of the shard.
+        cached: whether it lies in a cache, which may remove it.
+        extract: what the descriptor holds of it; None: all of it.
+        size: in bytes, of the shard of an extract.
+
+    Attributes:
+        size: of the shard, in bytes.
+    """
+
+    def __init__(self, descriptor: int, *, cached: bool, extract: Extract | None = None, size: int = 0) -> None:
         self._descriptor = descriptor
         self._cached = cached
         self._extract = extract

@@ -25,7 +25,8 @@ def files_needed(data: DataConfig, num_shards: int) -> int:
         2 threads, prefetch 2, 1,000 shards: 64 shards stay open, each thread may still read one that was closed, and 32
         others: 98. With a worker process 6 batches (2 prefetched, 4 more) have 2 shared buffers each: 110.
     """
-    shards = min(num_shards, MAX_OPEN) + most_workers(data.loading.num_workers)
+    joined = MAX_OPEN * sum(one.shards is not None for one in data.join)
+    shards = min(num_shards, MAX_OPEN) + joined + most_workers(data.loading.num_workers)
     in_processes = 2 * (data.loading.prefetch_batches + data.loading.num_processes + HELD_BATCHES)
     buffers = 0 if data.loading.worker_type == "thread" else in_processes
     return shards + buffers + OTHERS

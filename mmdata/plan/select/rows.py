@@ -121,7 +121,7 @@ def _selects(data: DataConfig, index: Index, joined: Joined | None) -> Iterator[
     if data.select is None and not data.join and all(source.select is None for source in sources(data)):
         return
     joined = joined or Joined(data.join, index)
-    for table in (one for one in joined.tables if one.leaves_out):
+    for table in (one for one in joined.parts if one.leaves_out):
         yield Filter(f"{table.of} missing: mask", (0, index.num_shards), table.has_rows, reads_index=False)
     if data.select is not None:
         yield _filter(data.select, index, joined, (0, index.num_shards), of="data.select")

@@ -1,0 +1,87 @@
+"""Matches the rows of an index with keys in any order, as all that is joined is matched."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mmdata.errors import ConfigError
+from mmdata.join.table import compute
+from mmdata.shards.index import Index
+
+logger = logging.getLogger("mmdata")
+
+MATCH_ROWS = 2**24
+"""Rows of the index that are matched at a time: for each time, Arrow hashes all keys."""
+
+Ints = NDArray[np.int64]
+
+
+def match(keys: Any, index: Index, keys_of: Callable[[int], Any] | None = None) -> Ints:
+    """The place of each row's key among `keys`, -1 where it is not there: int64 (len(index),).
+
+    Args:
+        keys: Arrow texts (n,), no two equal.
+        index: of the rows.
+        keys_of: gives the keys of a shard's rows, Arrow texts, null where a row has none; None: those of the index.
+    """
+    found = np.full(len(index), -1, np.int64)
+    known = keys.combine_chunks()
+    index.fetch_columns(np.arange(index.num_shards))
+    begin = 0
+    while begin < index.num_shards:
+        end = int(np.searchsorted(index.starts, index.starts[begin] + MATCH_ROWS, side="right")) - 1
+        end = min(max(end, begin + 1), index.num_shards)
+        own = [(keys_of or _keys_of(index))(shard) for shard in range(begin, end)]
+        texts = pa.chunked_array([one.cast(pa.large_string()) for one in own])
+        rows = compute.index_in(texts, value_set=known, skip_nulls=True)
+        found[index.starts[begin] : index.starts[end]] = rows.fill_null(-1).to_numpy()
+        begin = end
+    return found
+
+
+def check_missing(
+    found: Ints,
+    policy: str,
+    keys: Any,
+    index: Index,
+    *,
+    of: str,
+    where: str,
+    what: str,
+    keys_of: Callable[[int], Any] | None = None,
+) -> None:
+    """Warn of rows whose key is not there.
+
+    Args:
+        found: of `match`.
+        policy: "error" refuses such rows.
+        keys, index, keys_of: as for `match`.
+        of: name of the setting, for messages.
+        where: the files that hold the keys, for messages.
+        what: "the table", or another word for them.
+
+    Raises:
+        ConfigError: no row is there, or rows are missing and that is an error.
+    """
+    missing = int((found < 0).sum())
+    if not missing:
+        return
+    shards, local = index.locate(np.flatnonzero(found < 0)[:1])
+    first = (keys_of or _keys_of(index))(int(shards[0]))[int(local[0])].as_py()
+    words = f"{of}: {missing:,} of {len(index):,} rows have no row in {where}"
+    if missing == len(index):
+        like = next((key for key in keys.to_pylist() if key is not None), "none")
+        raise ConfigError(f"{words}: keys are like '{first}', and those of {what} like '{like}'")
+    if policy == "error":
+        raise ConfigError(f"{words}, such as '{first}'; leave them out (missing: mask) or keep them (missing: keep)")
+    logger.warning("%s", words)
+
+
+def _keys_of(index: Index) -> Callable[[int], Any]:
+    return lambda shard: index.shard(shard).keys

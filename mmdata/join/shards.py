@@ -1,0 +1,139 @@
+"""Tars in another folder whose samples come to the rows of an index by key: parallel tars of features or metadata."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from threading import Event, Lock
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.errors import BadSample, DataError, Interrupted, Reason
+from mmdata.join.match import check_missing, match
+from mmdata.safe_read import open_regular
+from mmdata.shards.index import Index
+from mmdata.shards.keys_index import KeysIndex
+from mmdata.shards.sample_members import ShardFile, find_members
+from mmdata.shards.store import MAX_OPEN, OpenShard
+from mmdata.shards.tar import Member
+
+
+class JoinedShards:
+    """Tars, and their sample for each row of an index. Safe to share between threads.
+
+    Args:
+        folder: of their index.
+        missing: see `JoinConfig.missing`.
+        index: whose rows get the members.
+        of: name of the setting, for messages.
+        keys: gives the keys of a shard's rows in these tars, Arrow texts; None: the rows' own.
+
+    Attributes:
+        of, missing: as given.
+        leaves_out: whether rows that the tars do not have are not loaded.
+
+    Raises:
+        ConfigError: no row of the index has one of the keys, or rows without one are an error.
+        DataError: there is no index, or it is damaged.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        missing: Literal["keep", "mask", "error"],
+        index: Index,
+        *,
+        of: str,
+        keys: Callable[[int], Any] | None = None,
+    ) -> None:
+        self.of = of
+        self.missing: Literal["keep", "mask", "error"] = missing
+        self.leaves_out = missing == "mask"
+        known = KeysIndex.read(folder, of=of)
+        found = match(known.keys, index, keys)
+        check_missing(found, missing, known.keys, index, of=of, where=f"'{folder}'", what="its samples", keys_of=keys)
+        self._folder, self._known, self._firsts = folder, known, known.firsts
+        self._samples = found  # (num_rows,), the sample of each row, -1 where there is none
+        self._first_rows = index.starts
+        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        self._lock = Lock()
+
+    def __str__(self) -> str:
+        return f"'{self._folder}'"
+
+    def has_rows(self, shard: int) -> NDArray[np.bool_]:
+        """Whether the tars have each row of a shard."""
+        return self._samples[self._first_rows[shard] : self._first_rows[shard + 1]] >= 0
+
+    def members(self, row: int, wanted: Collection[str], stop: Event) -> dict[str, Member]:
+        """Members of a row's sample by extension: all of them, or some with the wanted ones.
+
+        Raises:
+            BadSample: the tars have no sample of the row, or are not those that were indexed.
+        """
+        sample, tar = self._locate(row)
+        if sample < 0:
+            raise BadSample(Reason.MISSING_FIELD, f"no sample of the row's key in {self}")
+        name, size, _ = self._known.tars[tar]
+        file = ShardFile(self, tar, size, stop)
+        start = int(self._known.starts[sample])
+        return find_members(file, start, self._key(sample), name=name, exact=True, wanted=wanted)
+
+    def read_member(self, row: int, member: Member, stop: Event) -> bytes:
+        """The bytes of a member of a row's sample."""
+        return self.read(self._locate(row)[1], member.offset, member.size, stop)
+
+    def place(self, row: int) -> str:
+        """Tar and sample of a row, for messages."""
+        sample, tar = self._locate(row)
+        return str(self) if sample < 0 else f"shard '{self._known.path(tar)}', sample '{self._key(sample)}'"
+
+    def read(self, shard: int, offset: int, size: int, stop: Event | None = None) -> bytes:
+        """Bytes [offset, offset + size) of a tar.
+
+        Raises:
+            DataError: it is missing, its size is not the indexed one, or the range lies outside it.
+            Interrupted: `stop` is set.
+        """
+        if stop is not None and stop.is_set():
+            raise Interrupted(self._known.tars[shard].name)
+        data = self._opened(shard).read(offset, size)
+        if offset < 0 or data is None or len(data) != size:
+            raise DataError(
+                f"shard '{self._known.path(shard)}': bytes {offset} to {offset + size} asked; {self._remedy}"
+            )
+        return data
+
+    def _locate(self, row: int) -> tuple[int, int]:
+        """Number of a row's sample, and of its tar; -1 and any tar if the row has none."""
+        sample = int(self._samples[row])
+        return sample, int(np.searchsorted(self._firsts, sample, side="right")) - 1
+
+    def _key(self, sample: int) -> str:
+        return self._known.keys[sample].as_py()
+
+    def _opened(self, shard: int) -> OpenShard:
+        with self._lock:
+            if opened := self._open.get(shard):
+                self._open.move_to_end(shard)
+                return opened
+        path, expected = self._known.path(shard), self._known.tars[shard].bytes
+        try:
+            opened = OpenShard(open_regular(path, "shard"), cached=False)
+        except FileNotFoundError:
+            raise DataError(f"{self.of}: shard '{path}': no such file, and it was indexed; {self._remedy}") from None
+        if opened.size != expected:
+            raise DataError(
+                f"{self.of}: shard '{path}': {opened.size} bytes, and its index was made of {expected}; {self._remedy}"
+            )
+        with self._lock:
+            opened = self._open.setdefault(shard, opened)
+            if len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
+        return opened
+
+    @property
+    def _remedy(self) -> str:
+        return f"fetch it again, or run `mmdata index {self._folder} --members-only --overwrite`"

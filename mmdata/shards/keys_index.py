@@ -1,0 +1,222 @@
+"""The index of tars without images: where each sample begins, by its key. `data.join` brings their members to rows.
+
+It is two files in the folder's `__mmdata__`: `members.arrow` has a row a sample, and `members.json`, which is written
+last, names the tars and the checksum of the other. Only headers are read, so it takes about 10 µs a member.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+from numpy.typing import NDArray
+
+from mmdata.atomic import lock, write_whole
+from mmdata.errors import DataError, excerpt
+from mmdata.hashing import fast_hash
+from mmdata.safe_read import read_regular
+from mmdata.shards.columns.ragged import offsets_of
+from mmdata.shards.folder import INNER, local_folder
+from mmdata.shards.manifest.pages import check_plain_name
+from mmdata.shards.samples import SampleReader
+from mmdata.shards.scan import Progress
+from mmdata.shards.tar import read_members
+from mmdata.shards.tars import LocalTars
+
+HEAD_NAME = "members.json"
+DATA_NAME = "members.arrow"
+VERSION = 1
+SCHEMA = pa.schema([pa.field("key", pa.large_string(), nullable=False), pa.field("start", pa.int64(), nullable=False)])
+compute: Any = pyarrow.compute  # pyarrow's functions have no types
+
+
+class ListedTar(NamedTuple):
+    """A tar: its file name, its size in bytes, and how many samples it has."""
+
+    name: str
+    bytes: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class KeysIndex:
+    """The samples of tars, in the order of the tars.
+
+    Attributes:
+        folder: of the index.
+        location: folder of the tars, relative to `folder`.
+        tars: in order.
+        extensions: how many members each extension has.
+        ignored: members that belong to no sample.
+        keys: an Arrow array of texts (n,), no two equal.
+        starts: offset of each sample's first header, int64 (n,).
+    """
+
+    folder: Path
+    location: str
+    tars: list[ListedTar]
+    extensions: dict[str, int]
+    ignored: int
+    keys: Any
+    starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def firsts(self) -> NDArray[np.int64]:
+        """The first sample of each tar, then the number of samples: int64 (num_tars + 1,)."""
+        return offsets_of(np.array([tar.samples for tar in self.tars], np.int64))
+
+    def path(self, tar: int) -> Path:
+        """Path of a tar."""
+        return self.folder / self.location / self.tars[tar].name
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str], *, of: str) -> KeysIndex:
+        """The index of a folder; `of`: name of the setting, for messages.
+
+        Raises:
+            DataError: there is none, or it is damaged.
+            ConfigError: a URL or a command.
+        """
+        place = local_folder(folder)
+        try:
+            head = read_regular(place / INNER / HEAD_NAME)
+        except (FileNotFoundError, NotADirectoryError):
+            raise DataError(
+                f"{of}: '{place}': no {INNER}{HEAD_NAME}; `mmdata index {place} --members-only` makes it for tars "
+                "whose members are joined"
+            ) from None
+        try:
+            content = json.loads(head)
+            if content["version"] != VERSION:
+                raise DataError(f"{of}: '{place / INNER / HEAD_NAME}': version {content['version']}; a newer mmdata")
+            data = read_regular(place / INNER / DATA_NAME)
+            if fast_hash(data) != content["xxh3"]:
+                raise ValueError(f"{DATA_NAME} is not the one that it names")
+            tars = [ListedTar(str(name), int(size), int(samples)) for name, size, samples in content["tars"]]
+            for tar in tars:
+                check_plain_name(tar.name, str(place))
+            table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
+            if table.schema != SCHEMA or len(table) != sum(tar.samples for tar in tars):
+                raise ValueError(f"{DATA_NAME} has other columns or rows")
+            location, extensions, ignored = content["location"], content["extensions"], content["ignored"]
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(
+                f"{of}: '{place / INNER / HEAD_NAME}': damaged: {excerpt(str(error), 120)}; make it anew: "
+                f"`mmdata index {place} --members-only --overwrite`"
+            ) from error
+        keys = table.column("key")
+        return cls(place, location, tars, extensions, ignored, keys, table.column("start").to_numpy())
+
+
+def build_keys_index(
+    source: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> KeysIndex:
+    """Write the index of a folder of tars whose members are joined to the rows of others.
+
+    Args:
+        source: folder (its `*.tar`, sorted by name) or a tar.
+        out: folder in whose `__mmdata__` it is written; default: the folder of the tars.
+        overwrite: replace an existing one that differs.
+        progress: called with (bytes done, bytes in all).
+
+    Raises:
+        DataError: no tar, a damaged one, a key that comes twice, or an index of other contents; nothing is published.
+        ConfigError: a URL.
+    """
+    tars = LocalTars(source)
+    folder = Path(out or str(tars))
+    location = tars.location(folder)
+    found: list[Any] = []
+    listed: list[ListedTar] = []
+    extensions: Counter[str] = Counter()
+    ignored, done, total = 0, 0, sum(size or 0 for size in tars.sizes)
+    for name in tars.names:
+        path = Path(str(tars)) / name
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            reader = SampleReader(read_members(file, name=name), name=name)
+            found.append(_samples(reader, extensions, lambda at, done=done: progress and progress(done + at, total)))
+        listed.append(ListedTar(name, size, len(found[-1])))
+        ignored += reader.ignored
+        done += size
+    table = pa.Table.from_batches(found, SCHEMA)
+    _refuse_twice(table.column("key"), listed)
+    return _publish(folder, location, table, listed, dict(sorted(extensions.items())), ignored, overwrite=overwrite)
+
+
+def _samples(reader: SampleReader, extensions: Counter[str], step: Callable[[int], object]) -> Any:
+    """Keys and starts of a tar's samples, an Arrow record batch; counts their members by extension."""
+    keys: list[str] = []
+
+    def starts() -> Iterator[int]:
+        for group in reader:
+            keys.append(group.key)
+            extensions.update(list(group.members))
+            step(group.start)
+            yield group.start
+
+    offsets = np.fromiter(starts(), np.int64)
+    return pa.record_batch([pa.array(keys, pa.large_string()), pa.array(offsets)], schema=SCHEMA)
+
+
+def _refuse_twice(keys: Any, tars: list[ListedTar]) -> None:
+    if compute.count_distinct(keys).as_py() == len(keys):
+        return
+    counts = compute.value_counts(keys)
+    key = counts.filter(compute.greater(counts.field("counts"), 1)).field("values")[0]
+    rows = compute.indices_nonzero(compute.equal(keys, key)).to_numpy()[:2]
+    firsts = offsets_of(np.array([tar.samples for tar in tars], np.int64))
+    places = " and ".join(f"'{tars[tar].name}'" for tar in np.searchsorted(firsts, rows, side="right") - 1)
+    raise DataError(f"key {excerpt(key.as_py())} comes twice: in {places}; a row could have only one of them")
+
+
+def _publish(
+    folder: Path,
+    location: str,
+    table: Any,
+    tars: list[ListedTar],
+    extensions: dict[str, int],
+    ignored: int,
+    *,
+    overwrite: bool,
+) -> KeysIndex:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, SCHEMA) as writer:
+        writer.write_table(table)
+    data = sink.getvalue().to_pybytes()
+    content = {
+        "version": VERSION,
+        "location": location,
+        "tars": tars,
+        "extensions": extensions,
+        "ignored": ignored,
+        "xxh3": fast_hash(data),
+    }
+    head = json.dumps(content, ensure_ascii=False).encode()
+    inner = folder / INNER
+    inner.mkdir(parents=True, exist_ok=True)
+    with lock(folder):
+        path = inner / HEAD_NAME
+        if path.exists() and not overwrite and read_regular(path) != head:
+            raise DataError(f"'{path}': is of other tars, or of other contents; replace it with --overwrite")
+        path.unlink(missing_ok=True)  # it names the old file
+        write_whole(inner / DATA_NAME, data)
+        write_whole(path, head)
+    return KeysIndex.read(folder, of="index")

@@ -1,0 +1,282 @@
+"""`data.join: [{shards: …}]`: members of tars in another folder come to the rows by key, as DataCompDR has them."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+
+from mmdata import Loader
+from mmdata.errors import ConfigError, DataError
+from mmdata.shards import build_index
+from mmdata.shards.keys_index import build_keys_index
+from tests.loader.member_tars import json_of, npz, write_tar
+
+ROWS = 40
+rng = np.random.default_rng(1)
+IMAGE = rng.normal(size=(ROWS, 3, 8)).astype(np.float32)  # of 3 augmentations each
+TEXT = rng.normal(size=(ROWS, 6, 8)).astype(np.float32)  # of the written caption and 5 synthetic ones
+UIDS = [f"{row * 7919 % 1000:032x}" for row in range(ROWS)]
+
+
+@dataclass(frozen=True)
+class Reinforced:
+    """Images in `images`, by img2dataset's keys, and what DataCompDR says of them in `dr`, by uid, in another order."""
+
+    folder: Path
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "shards": str(self.folder / "images"),
+            "global_batch_size": 8,
+            "image_size": 32,
+            "seed": 2,
+            "loading": {"num_workers": 2, "worker_type": "thread", "max_bad_share": 0.5},
+            "join": [{"table": str(self.folder / "images" / "*.parquet"), "key": "key"}, self.shards],
+            "fields": {
+                "image_emb": "join:dr:npz:image_emb",
+                "text_emb": "join:dr:npz:text_emb",
+                "syn_text": "join:dr:syn.json:syn_text",
+                "paug": "join:dr:paug.json:param_aug",
+                "url": "join:dr:url.txt",
+                "uid": "join:dr:json:uid",
+            },
+        }
+
+    @property
+    def shards(self) -> dict[str, Any]:
+        return {"shards": str(self.folder / "dr"), "name": "dr", "key": "uid"}
+
+    def loader(self, **changes: Any) -> Loader:
+        return Loader.from_config({**self.settings, **changes})
+
+
+def sample(row: int) -> dict[str, bytes]:
+    """A sample of DataCompDR, as its README lists the members."""
+    return {
+        "url.txt": f"https://example.com/{row}.jpg".encode(),
+        "syn.json": json_of({"syn_text": [f"synthetic {row} {n}" for n in range(5)]}),
+        "paug.json": json_of({"param_aug": [[["RandomCrop", row, 0.5]], [["ColorJitter", 1.5]]]}),
+        "npz": npz(image_emb=IMAGE[row], text_emb=TEXT[row]),
+        "json": json_of({"uid": UIDS[row], "sha256": "0" * 64}),
+    }
+
+
+def write(folder: Path, photo: Callable[..., bytes], samples: dict[int, dict[str, bytes]]) -> Reinforced:
+    """Images in 2 tars, and the samples of some rows in 3 others."""
+    for shard in range(2):
+        rows = range(shard * 20, shard * 20 + 20)
+        keys = [f"{shard:05d}{row:04d}" for row in rows]
+        images = {
+            key: {"jpg": photo(32, 32, seed=row), "txt": f"written {row}".encode()}
+            for key, row in zip(keys, rows, strict=True)
+        }
+        write_tar(folder / "images" / f"{shard:05d}.tar", images)
+        table = pa.table({"key": keys, "uid": [UIDS[row] for row in rows]})
+        pyarrow.parquet.write_table(table, folder / "images" / f"{shard:05d}.parquet")
+    build_index(folder / "images")
+    order = [row for row in np.random.default_rng(5).permutation(ROWS).tolist() if row in samples]
+    for tar in range(3):
+        write_tar(folder / "dr" / f"{tar:08d}.tar", {UIDS[row]: samples[row] for row in order[tar::3]})
+    build_keys_index(folder / "dr")
+    return Reinforced(folder)
+
+
+@pytest.fixture
+def samples() -> dict[int, dict[str, bytes]]:
+    return {row: sample(row) for row in range(ROWS)}
+
+
+@pytest.fixture
+def reinforced(tmp_path: Path, photo: Callable[..., bytes], samples: dict[int, dict[str, bytes]]) -> Reinforced:
+    return write(tmp_path, photo, samples)
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_datacompdr_trains_as_it_lies(reinforced: Reinforced, worker_type: str):
+    seen: list[int] = []
+    with reinforced.loader(loading={"num_workers": 2, "worker_type": worker_type}) as loader:
+        for batch in loader:
+            entries: dict[str, Any] = dict(batch)
+            rows = entries["rows"].tolist()
+            seen += rows
+            assert torch.equal(entries["image_emb"], torch.from_numpy(IMAGE[rows]))
+            assert torch.equal(entries["text_emb"], torch.from_numpy(TEXT[rows]))
+            assert entries["url"] == [f"https://example.com/{row}.jpg" for row in rows]
+            assert entries["uid"] == [UIDS[row] for row in rows]
+            assert entries["syn_text"] == [[f"synthetic {row} {n}" for n in range(5)] for row in rows]
+            assert entries["paug"] == [[[["RandomCrop", row, 0.5]], [["ColorJitter", 1.5]]] for row in rows]
+    assert sorted(seen) == list(range(ROWS))
+
+
+def test_rows_match_by_their_own_keys(reinforced: Reinforced):
+    index = [f"{row // 20:05d}{row:04d}" for row in range(ROWS)]
+    write_tar(
+        reinforced.folder / "other" / "x.tar", {index[row]: {"npz": npz(v=[row])} for row in reversed(range(ROWS))}
+    )
+    build_keys_index(reinforced.folder / "other")
+    other = {"shards": str(reinforced.folder / "other"), "name": "other"}
+    join, fields = [*reinforced.settings["join"], other], {"v": "join:other:npz:v", "uid": "join:dr:json:uid"}
+    with reinforced.loader(join=join, fields=fields) as loader:
+        for batch in loader:
+            entries: dict[str, Any] = dict(batch)
+            assert entries["v"].flatten().tolist() == entries["rows"].tolist()
+            assert entries["uid"] == [UIDS[row] for row in entries["rows"].tolist()]
+
+
+def test_resumed_batches_have_the_same_members(reinforced: Reinforced, same: Callable[..., bool]):
+    with reinforced.loader() as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        rest = list(iterator)
+    with reinforced.loader(loading={"num_workers": 1, "worker_type": "process"}) as loader:
+        loader.load_state_dict(state)
+        again = list(loader)
+    assert len(rest) == len(again) == 4
+    assert all(same(one, other) for one, other in zip(rest, again, strict=True))
+
+
+def test_rows_that_the_tars_lack_are_kept_left_out_or_an_error(
+    tmp_path: Path, photo: Callable[..., bytes], samples: dict[int, dict[str, bytes]], caplog: pytest.LogCaptureFixture
+):
+    del samples[4], samples[31]
+    del samples[7]["npz"]
+    data = write(tmp_path, photo, samples)
+    table, fields = data.settings["join"][0], {"emb": "join:dr:npz:image_emb", "url": "join:dr:url.txt"}
+    with data.loader(fields=fields) as loader:
+        batches: list[dict[str, Any]] = [dict(batch) for batch in loader]
+        assert not len(loader.ledger)
+    said = f"data.join.1: 2 of 40 rows have no row in '{tmp_path / 'dr'}'"
+    assert said in caplog.messages
+    bare = {row for batch in batches for row in batch["rows"][batch["emb"].isnan().all(dim=(1, 2))].tolist()}
+    assert bare == {4, 7, 31}
+    urls = {row: url for batch in batches for row, url in zip(batch["rows"].tolist(), batch["url"], strict=True)}
+    assert {row for row, url in urls.items() if not url} == {4, 31}
+    with data.loader(fields=fields, join=[table, {**data.shards, "missing": "mask"}]) as loader:
+        rows = sorted(int(row) for batch in loader for row in batch["rows"][batch["valid"]])
+        (entry,) = loader.ledger
+    assert rows == [row for row in range(ROWS) if row not in (4, 7, 31)]
+    assert (entry.row, entry.reason) == (7, "missing_field")
+    assert entry.detail == "data.fields.emb: no member .npz among .url.txt, .syn.json, .paug.json, .json"
+    with pytest.raises(ConfigError, match=f"^{said}, such as '{UIDS[4]}'; leave them out"):
+        data.loader(fields=fields, join=[table, {**data.shards, "missing": "error"}])
+
+
+@pytest.mark.parametrize(
+    ("extension", "content", "message"),
+    [
+        ("npz", npz(image_emb=IMAGE[9], text_emb=TEXT[9])[:-40], "not arrays of numpy"),
+        ("npz", npz(image_emb=IMAGE[9][:2]), r"float32 \(2, 8\), and the first rows have float32 \(3, 8\)"),
+        ("syn.json", b"{'syn_text'", "not JSON"),
+    ],
+)
+def test_a_damaged_member_masks_its_row_and_is_named(
+    tmp_path: Path,
+    photo: Callable[..., bytes],
+    samples: dict[int, dict[str, bytes]],
+    extension: str,
+    content: bytes,
+    message: str,
+):
+    samples[9][extension] = content
+    data = write(tmp_path, photo, samples)
+    fields = {"emb": "join:dr:npz:image_emb", "syn": "join:dr:syn.json:syn_text"}
+    with data.loader(fields=fields) as loader:
+        rows = sorted(int(row) for batch in loader for row in batch["rows"][batch["valid"]])
+        (entry,) = loader.ledger
+    assert rows == [row for row in range(ROWS) if row != 9]
+    assert (entry.row, entry.stage, entry.reason) == (9, "field", "bad_field")
+    assert extension in entry.detail
+    table, shards = data.settings["join"][0], {**data.shards, "missing": "error"}
+    where = f"shard '.*0000000.*tar', sample '{UIDS[9]}': data.fields"
+    with (
+        data.loader(fields=fields, join=[table, shards]) as loader,
+        pytest.raises(DataError, match=f"{where}.*{message}.*; missing: mask in data.join masks such rows"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shards": "images"}, r"no __mmdata__/members.json; `mmdata index .* --members-only` makes it"),
+        ({"shards": "nowhere"}, "no __mmdata__/members.json"),
+        ({"shards": "https://host/dr"}, "a folder on this disk is needed here"),
+        ({"key": "udi"}, r"data.join.1: key: no column 'udi' of texts; did you mean 'uid'\?; there are uid"),
+        ({"key": None}, "40 of 40 rows have no row in .*: keys are like '000000000', and those of its samples like '0"),
+        ({"name": "d r"}, "name"),
+        ({"name": None}, "shards have a name"),
+        ({"table": "x.parquet"}, "give either table .* or shards"),
+    ],
+)
+def test_wrong_shards_are_refused(reinforced: Reinforced, change: dict[str, Any], message: str):
+    if "shards" in change and "://" not in change["shards"]:
+        change = {"shards": str(reinforced.folder / change["shards"])}
+    join = [reinforced.settings["join"][0], {**reinforced.shards, **change}]
+    with pytest.raises((ConfigError, DataError), match=message):
+        reinforced.loader(join=join)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("join:rd:npz:image_emb", "no source 'join:rd:npz:image_emb'; there are join:uid, join:dr:MEMBER; and members"),
+        ("join:dr:npz:image", "none of the first 40 rows has a value: .*'image'.*; it has image_emb, text_emb"),
+        ("join:dr:jpg", "member 'jpg': its extension does not say what values it has; known are json"),
+        ("join:dr:", "member '': expected the extension of a member"),
+    ],
+)
+def test_a_wrong_source_of_joined_tars_is_refused(reinforced: Reinforced, source: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        reinforced.loader(fields={"x": source})
+
+
+def test_tars_that_changed_are_an_error_or_mask_their_rows(reinforced: Reinforced):
+    tar = reinforced.folder / "dr" / "00000001.tar"
+    content = tar.read_bytes()
+    with tarfile.open(tar) as opened:
+        member = next(one for one in opened if one.name.endswith(".npz"))
+    start = member.offset_data - 512
+    row = UIDS.index(member.name.removesuffix(".npz"))
+    tar.write_bytes(content[:start] + b"X" + content[start + 1 :])
+    with reinforced.loader(fields={"emb": "join:dr:npz:image_emb"}) as loader:
+        list(loader)
+        (entry,) = loader.ledger
+    assert (entry.row, entry.reason) == (row, "file_changed")
+    tar.write_bytes(content[:-512])
+    with pytest.raises(DataError, match=r"data.join.1: shard '.*': \d+ bytes, and its index was made of \d+; fetch it"):
+        list(reinforced.loader())
+    tar.unlink()
+    with pytest.raises(DataError, match=r"data.join.1: shard '.*00000001.tar': no such file, and it was indexed"):
+        list(reinforced.loader())
+
+
+def test_an_index_that_is_damaged_is_refused(reinforced: Reinforced):
+    inner = reinforced.folder / "dr" / "__mmdata__"
+    data, head = (inner / "members.arrow").read_bytes(), (inner / "members.json").read_bytes()
+    for name, content in [
+        ("members.arrow", data[:100] + b"X" + data[101:]),
+        ("members.arrow", b""),
+        ("members.json", head[:50]),
+        ("members.json", b"[]"),
+    ]:
+        (inner / name).write_bytes(content)
+        message = "members.json': damaged: .*; make it anew: `mmdata index .* --members-only"
+        with pytest.raises(DataError, match=message):
+            reinforced.loader()
+        (inner / "members.arrow").write_bytes(data)
+        (inner / "members.json").write_bytes(head)
+    (inner / "members.json").write_text(json.dumps({**json.loads(head), "version": 9}))
+    with pytest.raises(DataError, match="version 9; a newer mmdata"):
+        reinforced.loader()

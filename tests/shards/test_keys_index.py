@@ -1,0 +1,90 @@
+"""The index of tars without images, by which `data.join` finds their samples."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmdata.errors import ConfigError, DataError
+from mmdata.shards.keys_index import build_keys_index
+from tests.loader.member_tars import json_of, npy, write_tar
+from tests.programs import run_program
+
+
+def tars(folder: Path) -> Path:
+    write_tar(folder / "a.tar", {"k1": {"json": json_of(1), "npy": npy([1])}, "long" * 40: {"npy": npy([2])}})
+    write_tar(folder / "b.tar", {"__meta__/x": {"json": b"{}"}, "sub/k3": {"syn.json": json_of(3)}})
+    return folder
+
+
+def index(*arguments: str) -> tuple[int, str]:
+    done = run_program(
+        [sys.executable, "-m", "mmdata", "index", *arguments], capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_samples_have_their_keys_and_places(tmp_path: Path):
+    made = build_keys_index(tars(tmp_path / "tars"))
+    assert made.keys.to_pylist() == ["k1", "long" * 40, "sub/k3"]
+    assert made.starts.tolist() == [0, 2048, 1024]  # each member a header and a block
+    assert made.firsts.tolist() == [0, 2, 3]
+    assert made.extensions == {"json": 1, "npy": 2, "syn.json": 1}
+    assert made.ignored == 1
+    assert [tar.name for tar in made.tars] == ["a.tar", "b.tar"]
+
+
+def test_the_index_may_lie_elsewhere(tmp_path: Path):
+    made = build_keys_index(tars(tmp_path / "tars"), out=tmp_path / "deep" / "index")
+    assert not (tmp_path / "tars" / "__mmdata__").exists()
+    assert made.path(1).samefile(tmp_path / "tars" / "b.tar")
+
+
+def test_an_equal_index_is_left_and_another_is_replaced_when_asked(tmp_path: Path):
+    folder = tars(tmp_path / "tars")
+    build_keys_index(folder)
+    assert len(build_keys_index(folder)) == 3
+    write_tar(folder / "c.tar", {"k4": {"npy": npy([4])}})
+    with pytest.raises(DataError, match=r"members.json': is of other tars, or of other contents; .*--overwrite"):
+        build_keys_index(folder)
+    assert len(build_keys_index(folder, overwrite=True)) == 4
+
+
+def test_tars_that_cannot_be_indexed_are_refused(tmp_path: Path):
+    folder = tars(tmp_path / "tars")
+    write_tar(folder / "c.tar", {"k1": {"npy": npy([4])}})
+    with pytest.raises(DataError, match=r"key 'k1' comes twice: in 'a.tar' and 'c.tar'; a row could have only one"):
+        build_keys_index(folder)
+    content = (folder / "b.tar").read_bytes()
+    (folder / "c.tar").write_bytes(content[:1000])
+    with pytest.raises(DataError, match=r"shard 'c.tar', byte \d+: .*cut"):
+        build_keys_index(folder)
+    with pytest.raises(ConfigError, match="a folder on this disk is needed here"):
+        build_keys_index("https://host/tars")
+    assert not list(folder.glob("__mmdata__/*"))
+
+
+def test_the_command_says_what_there_is(tmp_path: Path):
+    folder = tars(tmp_path / "tars")
+    assert index(str(folder), "--members-only") == (
+        0,
+        "members: .json (1), .npy (2), .syn.json (1)\n"
+        f"3 samples in 2 shards, 1 member ignored; index in {folder}\n"
+        f"next: data.join: [{{shards: {folder}, name: NAME}}] and data.fields: {{x: join:NAME:MEMBER}}\n",
+    )
+    code, printed = index(str(folder), "--members-only", "--tokenizer", "clip")
+    assert (code, "--members-only reads headers of the tars of one folder, and does not go with" in printed) == (
+        2,
+        True,
+    )
+
+
+def test_an_index_of_tars_without_images_names_the_command(tmp_path: Path):
+    folder = tars(tmp_path / "tars")
+    code, printed = index(str(folder))
+    assert code == 2
+    assert "3 of 3 samples cannot be used (2 missing_caption, 1 bad_caption)" in printed
+    instead = f"If they have no images, and belong to those of other tars: `mmdata index {folder} --members-only`"
+    assert printed.endswith(f"or mend the shards. {instead}\n")
