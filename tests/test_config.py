@@ -321,8 +321,8 @@ def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: 
             "'data.captions': expected one, every or mapping of names to numbers from 0 to 1 or [number from "
             "0 to 1, number from 0 to 1]; got 'all'",
         ),
-        ("join", "scores.csv", "'data.join': expected [{table: …}]; got 'scores.csv'"),
-        ("join", ["scores.csv"], "'data.join.0': expected {table: …}; got 'scores.csv'"),
+        ("join", "scores.csv", "'data.join': expected [{table: …, shards: …, name: …}]; got 'scores.csv'"),
+        ("join", ["scores.csv"], "'data.join.0': expected {table: …, shards: …, name: …}; got 'scores.csv'"),
         ("seed", True, "'data.seed': Input should be a valid integer; got True"),
         ("image_buckets", [[8, True]], "'data.image_buckets.0.1': Input should be a valid integer; got True"),
         (

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mmdata.config import DataConfig
+from mmdata.join.joined import JOINED
 from mmdata.plan import Groups, Plan, PlanSummary, duplicates_in_words
 from mmdata.plan.rows import selection_of
 from mmdata.shards import Index, ShardStore
@@ -39,15 +40,16 @@ def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataCon
     yield f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle ({best})"
     assert summary.duplicates is not None, "counted"
     yield f"duplicates: {duplicates_in_words(summary.duplicates)}"
-    yield f"reading: {_reading(summary, plan, index)}"
+    of_members = any(not source.startswith(JOINED) for source in data.fields.values())
+    yield f"reading: {_reading(summary, plan, index, whole_samples=of_members)}"
 
 
-def _reading(summary: PlanSummary, plan: Plan, index: Index) -> str:
+def _reading(summary: PlanSummary, plan: Plan, index: Index, *, whole_samples: bool) -> str:
     whole = np.array([shard.bytes for manifest in index.manifests for shard in manifest])
     sizes, selection, parts = whole.copy(), selection_of(plan.rows), ""
     if selection is not None and index.caches:
         store = ShardStore(index)
-        store.keep_to(selection.of_shard)
+        store.keep_to(selection.of_shard, whole_samples=whole_samples)
         touched = np.flatnonzero(np.any(summary.touched, axis=0))
         sizes[touched] = [store.bytes_of(shard) for shard in touched.tolist()]
         in_parts = int((sizes[touched] < whole[touched]).sum())

@@ -17,7 +17,7 @@ from mmdata.loader.negative_captions import NegativeCaptions
 from mmdata.loader.samples import CheckImages, IndexSamples
 from mmdata.loader.work import LoadedBatch, Work
 from mmdata.plan import CaptionSources, Plan, Step
-from mmdata.plan.rows import first_rows
+from mmdata.plan.rows import first_rows, selection_of
 from mmdata.renamed import renamed_arguments
 from mmdata.shards import Index, ShardStore
 from mmdata.transform.pixels import PixelTransform
@@ -147,4 +147,9 @@ def _member_fields(data: DataConfig, corpus: Corpus, plan: Plan) -> MemberFields
         for name, source in parse_fields(data.fields, corpus.joined).items()
         if isinstance(source, MemberSource)
     ]
-    return MemberFields(found, corpus.index, first_rows(plan.rows, PROBED_ROWS), joined) if found else None
+    if not found:
+        return None
+    store = ShardStore(corpus.index)
+    if corpus.index.caches and (selection := selection_of(plan.rows)) is not None:
+        store.keep_to(selection.of_shard, whole_samples=True)
+    return MemberFields(found, corpus.index, first_rows(plan.rows, PROBED_ROWS), joined, store)

@@ -118,6 +118,7 @@ class MemberFields:
         index: of the shards.
         joined: the tars of other folders, by name.
         rows: first rows of the plan, which decide the type of each entry.
+        store: reads these rows; default: one of its own.
 
     Raises:
         ConfigError: none of the rows has a value; names what their members have.
@@ -130,14 +131,20 @@ class MemberFields:
         index: Index,
         rows: NDArray[np.int64],
         joined: Mapping[str, JoinedShards] | None = None,
+        store: ShardStore | None = None,
     ) -> None:
         self.fields = list(fields)
         self.wanted: dict[str, set[str]] = {}  # extensions, by the name of the tars
         for field in self.fields:
             self.wanted.setdefault(field.source.join, set()).add(field.source.selector.extension)
         self._index, self._joined = index, dict(joined or {})
-        samples = self._samples(ShardStore(index))
+        samples = self._samples(store or ShardStore(index))
         self.columns = [self._probe(field, samples[field.source.join], rows.tolist()) for field in self.fields]
+
+    @property
+    def are_own(self) -> bool:
+        """Whether any lies in the samples' own tars."""
+        return "" in self.wanted
 
     def entries(self, num_rows: int, store: ShardStore, stop: Event | None = None) -> FieldEntries:
         """The entries of a batch of `num_rows` rows, without values yet.

@@ -14,10 +14,10 @@ from typing import Protocol
 import numpy as np
 
 from mmdata.errors import BadSample, DamagedShard, Interrupted, Reason
-from mmdata.shards.columns.columns import Columns
 from mmdata.shards.index import Index
+from mmdata.shards.spans import span_of
 from mmdata.shards.store import ShardStore
-from mmdata.shards.tar import BLOCK, Member, Seekable, read_members_from, split_name
+from mmdata.shards.tar import Member, Seekable, read_members_from, split_name
 
 
 class OwnSamples:
@@ -38,7 +38,7 @@ class OwnSamples:
         if shard not in self._listed:
             self._listed[shard] = (self._index.shard_name(shard), self._index.listed(shard).bytes)
         name, size = self._listed[shard]
-        start, end = span_of(self._index, shard, local)
+        start, end = span_of(self._index.shard(shard), local)
         file = ShardFile(self._store, shard, size, stop)
         return find_members(file, start, self._key(shard, local), name=name, end=end, wanted=wanted)
 
@@ -94,32 +94,6 @@ class ShardFile:
         data = self._store.read(self._shard, self._position, size, self._stop)
         self._position += size
         return data
-
-
-def span_of(index: Index, shard: int, row: int) -> tuple[int, int | None]:
-    """Offsets between which all headers of a sample lie; None: up to the tar's end.
-
-    Args:
-        index: of the shards.
-        shard: its number.
-        row: of the sample in the shard.
-    """
-    columns = index.shard(shard)
-    start, end = 0, None
-    if row > 0:
-        begins, sizes = _members(columns, row - 1)
-        behind = max(begin + size for begin, size in zip(begins, sizes, strict=True))
-        start = behind + -behind % BLOCK
-    if row + 1 < len(columns):
-        end = min(begin for begin in _members(columns, row + 1)[0] if begin > 0)
-    return start, end
-
-
-def _members(columns: Columns, row: int) -> tuple[list[int], list[int]]:
-    """Offsets and sizes of the members of a row that the index knows; (0, 0) for captions that it does not have."""
-    kinds = ("image", "caption")
-    begins = [int(columns.fixed(f"{kind}_offset")[row]) for kind in kinds]
-    return begins, [int(columns.fixed(f"{kind}_bytes")[row]) for kind in kinds]
 
 
 def find_members(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mmdata.errors import DataError, Interrupted
 from mmdata.shards.remote.extract import Extract
+from mmdata.shards.spans import spans_of
 
 if TYPE_CHECKING:
     from mmdata.shards.index import Index
@@ -38,17 +39,19 @@ class ShardStore:
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._lock = Lock()
         self._rows_of: Callable[[int], NDArray[np.int64]] | None = None
+        self._whole_samples = False
         self._extracts: OrderedDict[int, Extract | None] = OrderedDict()
 
-    def keep_to(self, rows_of: Callable[[int], NDArray[np.int64]]) -> None:
+    def keep_to(self, rows_of: Callable[[int], NDArray[np.int64]], *, whole_samples: bool = False) -> None:
         """Of shards behind URLs fetch only the members of some rows, where these are at most half of the bytes.
 
         Other members can still be read: their shard is fetched whole then.
 
         Args:
             rows_of: gives the rows of a shard, by their numbers in the index.
+            whole_samples: all members of the rows, not only image and caption.
         """
-        self._rows_of = rows_of
+        self._rows_of, self._whole_samples = rows_of, whole_samples
 
     def read(self, shard: int, offset: int, size: int, stop: Event | None = None) -> bytes:
         """Bytes [offset, offset + size) of a shard.
@@ -139,12 +142,16 @@ class ShardStore:
             return extract
 
     def _find_extract(self, shard: int, rows: NDArray[np.int64]) -> Extract | None:
-        columns = self._index.take(rows, [f"{kind}_{what}" for kind in MEMBERS for what in ("offset", "bytes")])
-        offsets = np.concatenate([columns[f"{kind}_offset"] for kind in MEMBERS]).astype(np.int64)
-        sizes = np.concatenate([columns[f"{kind}_bytes"] for kind in MEMBERS]).astype(np.int64)
+        whole = self._index.listed(shard).bytes
+        if self._whole_samples:
+            own = rows - self._index.starts[shard]
+            offsets, sizes = spans_of(self._index.shard(shard), own, shard_bytes=whole)
+        else:
+            columns = self._index.take(rows, [f"{kind}_{what}" for kind in MEMBERS for what in ("offset", "bytes")])
+            offsets = np.concatenate([columns[f"{kind}_offset"] for kind in MEMBERS]).astype(np.int64)
+            sizes = np.concatenate([columns[f"{kind}_bytes"] for kind in MEMBERS]).astype(np.int64)
         if not sizes.any():
             return None
-        whole = self._index.listed(shard).bytes
         extract = Extract(offsets[sizes > 0], sizes[sizes > 0], of=whole)
         return extract if 2 * extract.bytes <= whole else None
 

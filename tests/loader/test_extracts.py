@@ -23,6 +23,7 @@ from mmdata.plan import summarize
 from mmdata.plan.from_config import build_plan
 from mmdata.shards import Sample, ShardCache, ShardStore, ShardWriter, build_index, probe
 from mmdata.shards.remote.extract import GAP, Extract
+from tests.loader.member_tars import npy, write_tar
 from tests.shards.servers import Server, serve, serve_s3
 
 ROWS, SHARD_ROWS, IMAGE_BYTES = 60, 20, 3 * GAP // 2
@@ -93,6 +94,36 @@ def test_strewn_rows_are_fetched_in_ranges(tars: Path, settings: Settings, same:
         before = len(server.requests)
         assert equal(epoch(config), epoch(settings("", STREWN)), same)
         assert asked(server, before) == []
+
+
+def test_ranges_hold_the_members_that_fields_name(tars: Path, tmp_path: Path, same: Same):
+    more = tmp_path / "more"
+    shutil.copytree(tars, more)
+    for path in more.glob("*.tar"):
+        with tarfile.open(path) as tar:
+            members = [(member.name, tar.extractfile(member)) for member in tar]
+            samples = {name.partition(".")[0]: {} for name, _ in members}
+            for name, file in members:
+                key, _, extension = name.partition(".")
+                samples[key] |= {extension: file.read() if file else b""}
+        write_tar(path, {key: {"a.npy": npy([int(key)]), **one, "z.npy": npy([1])} for key, one in samples.items()})
+    shutil.rmtree(more / "__mmdata__")
+    build_index(more)
+    np.save(tmp_path / "rows.npy", np.array(STREWN))
+    with serve(more) as server:
+        build_index(f"{server.url}/{{000000..000002}}.tar", out=tmp_path / "far", cache=ShardCache(tmp_path / "unused"))
+        near: dict[str, Any] = {
+            "shards": str(more),
+            "global_batch_size": 4,
+            "image_size": 16,
+            "select": {"file": str(tmp_path / "rows.npy")},
+            "fields": {"a": "a.npy", "z": "z.npy"},
+            "loading": {"cache_dir": str(tmp_path / "cache"), "num_workers": 2},
+        }
+        before, sent = len(server.requests), server.sent
+        assert equal(epoch({**near, "shards": str(tmp_path / "far")}), epoch(near), same)
+        assert len(asked(server, before)) == len(STREWN)
+        assert server.sent - sent < len(STREWN) * (IMAGE_BYTES + 10 * 1024)
 
 
 def test_a_tar_of_which_more_than_half_is_selected_is_fetched_whole(tars: Path, settings: Settings, same: Same):

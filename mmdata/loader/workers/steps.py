@@ -28,7 +28,8 @@ class RankSteps:
     def __init__(self, plan: Plan, maker: BatchMaker, ranks: Ranks) -> None:
         self._plan, self._maker, self._ranks = plan, maker, ranks
         if maker.index.caches and (selection := selection_of(plan.rows)) is not None:
-            maker.store.keep_to(selection.of_shard)
+            own_fields = maker.fields is not None and maker.fields.are_own
+            maker.store.keep_to(selection.of_shard, whole_samples=own_fields)
         self.current_epoch = 0
 
     def begin(self, epoch: int, start: int) -> Generator[Step, None, None]:
