@@ -16,7 +16,8 @@ All tars are checked, and all damaged ones are listed at once. What was read of 
 finished: run the same command again, and only new and changed tars are read.
 
 --members-only is for tars without images, such as embeddings or synthetic captions of the images of other tars:
-data.join brings their members to the rows by key. Only headers are read, in one go.
+data.join brings their members to the rows by key. Only headers are read, in one go, and the captions that --caption
+names (syn.json:syn_text), which are kept beside the index: data.captions draws from them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from mmdata.shards import IndexReport, ShardCache, build_index
 from mmdata.shards.build import MakeTokenizer
 from mmdata.shards.caption_lengths import counts_of
 from mmdata.shards.columns.encode import CountTokens
+from mmdata.shards.joined_captions import parse_captions
 from mmdata.shards.keys_index import build_keys_index
 from mmdata.shards.members import Members
 from mmdata.shards.remote.cache import GB
@@ -122,7 +124,7 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(
             f"--caption-template {template!r}: needs --tokenizer, which counts, and {{}} once, where the caption stands"
         )
-    of_images = ("tokenizer", "caption_template", "train_tokenizer", "image", "caption", "label", "skip_damaged", "fill_cache")
+    of_images = ("tokenizer", "caption_template", "train_tokenizer", "image", "label", "skip_damaged", "fill_cache")
     given = [f"--{name.replace('_', '-')}" for name in of_images if getattr(options, name)]
     if options.members_only and (given or len(options.source) > 1):
         what = given[0] if given else "several sources"
@@ -132,11 +134,19 @@ def parse_arguments() -> argparse.Namespace:
 
 def index_members(options: argparse.Namespace) -> int:
     """Index a folder of tars without images."""
+    captions = parse_captions(options.caption, of="--caption")
     with progress_in_bytes("index") as progress:
-        made = build_keys_index(options.source[0], out=options.out, overwrite=options.overwrite, progress=progress)
+        made, about_captions = build_keys_index(
+            options.source[0],
+            out=options.out,
+            captions_in=captions,
+            overwrite=options.overwrite,
+            progress=progress,
+        )
     listed = ", ".join(f".{extension} ({count:,})" for extension, count in made.extensions.items())
     lines = [
         f"members: {listed or 'none'}",
+        *about_captions,
         f"{counted(len(made), 'sample')} in {counted(len(made.tars), 'shard')}, {counted(made.ignored, 'member')} "
         f"ignored; index in {made.folder}",
         f"next: data.join: [{{shards: {made.folder}, name: NAME}}] and data.fields: {{x: join:NAME:MEMBER}}",

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, DataError, Interrupted, Reason
+from mmdata.join.captions import TableCaptions
 from mmdata.join.match import check_missing, match
 from mmdata.safe_read import open_regular
 from mmdata.shards.index import Index
@@ -31,7 +32,7 @@ class JoinedShards:
         keys: gives the keys of a shard's rows in these tars, Arrow texts; None: the rows' own.
 
     Attributes:
-        of, missing: as given.
+        folder, missing, of: as given.
         leaves_out: whether rows that the tars do not have are not loaded.
 
     Raises:
@@ -54,18 +55,28 @@ class JoinedShards:
         known = KeysIndex.read(folder, of=of)
         found = match(known.keys, index, keys)
         check_missing(found, missing, known.keys, index, of=of, where=f"'{folder}'", what="its samples", keys_of=keys)
-        self._folder, self._known, self._firsts = folder, known, known.firsts
+        self.folder, self._known, self._firsts = folder, known, known.firsts
         self._samples = found  # (num_rows,), the sample of each row, -1 where there is none
         self._first_rows = index.starts
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._lock = Lock()
 
     def __str__(self) -> str:
-        return f"'{self._folder}'"
+        return f"'{self.folder}'"
 
     def has_rows(self, shard: int) -> NDArray[np.bool_]:
         """Whether the tars have each row of a shard."""
         return self._samples[self._first_rows[shard] : self._first_rows[shard + 1]] >= 0
+
+    @property
+    def caption_names(self) -> list[str]:
+        """The members whose captions are kept beside the index."""
+        return list(self._known.captions)
+
+    def captions(self, name: str, *, of: str) -> TableCaptions:
+        """The captions of a member, one of `caption_names`; `of`: name of the setting, for messages."""
+        column = self._known.captions_of(name, of=of)
+        return TableCaptions(column, self._samples, place=self._place_of_sample, of=of)
 
     def members(self, row: int, wanted: Collection[str], stop: Event) -> dict[str, Member]:
         """Members of a row's sample by extension: all of them, or some with the wanted ones.
@@ -87,8 +98,8 @@ class JoinedShards:
 
     def place(self, row: int) -> str:
         """Tar and sample of a row, for messages."""
-        sample, tar = self._locate(row)
-        return str(self) if sample < 0 else f"shard '{self._known.path(tar)}', sample '{self._key(sample)}'"
+        sample, _ = self._locate(row)
+        return str(self) if sample < 0 else self._place_of_sample(sample)
 
     def read(self, shard: int, offset: int, size: int, stop: Event | None = None) -> bytes:
         """Bytes [offset, offset + size) of a tar.
@@ -110,6 +121,10 @@ class JoinedShards:
         """Number of a row's sample, and of its tar; -1 and any tar if the row has none."""
         sample = int(self._samples[row])
         return sample, int(np.searchsorted(self._firsts, sample, side="right")) - 1
+
+    def _place_of_sample(self, sample: int) -> str:
+        tar = int(np.searchsorted(self._firsts, sample, side="right")) - 1
+        return f"shard '{self._known.path(tar)}', sample '{self._key(sample)}'"
 
     def _key(self, sample: int) -> str:
         return self._known.keys[sample].as_py()
@@ -136,4 +151,4 @@ class JoinedShards:
 
     @property
     def _remedy(self) -> str:
-        return f"fetch it again, or run `mmdata index {self._folder} --members-only --overwrite`"
+        return f"fetch it again, or run `mmdata index {self.folder} --members-only --overwrite`"

@@ -30,7 +30,7 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None
     Args:
         data: settings.
         index: of the shards.
-        joined: the tables of `data.join`; None: they are read here.
+        joined: what `data.join` names; None: it is read here.
 
     Raises:
         ConfigError: no such source (the nearest one is named), a column without texts, or shards without captions.
@@ -39,15 +39,26 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None
     if isinstance(data.captions, str):
         return None
     joined = joined or Joined(data.join, index)
-    known = [SHARDS, *(JOINED + name for name in joined.names())]
+    members = {
+        f"{JOINED}{name}:{member}": (shards, member)
+        for name, shards in joined.shards.items()
+        for member in shards.caption_names
+    }
+    known = [SHARDS, *(JOINED + name for name in joined.names()), *members]
     for name in data.captions:
         if name not in known:
-            raise ConfigError(f"{OF}: no source '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}")
+            raise ConfigError(
+                f"{OF}: no source '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}"
+                f"{_how_to_index(name, joined)}"
+            )
     sources: dict[str, ShardCaptions | TableCaptions] = {}
     for name in data.captions:
         if name == SHARDS:
             _check_captions(index)
             sources[name] = ShardCaptions(index)
+        elif name in members:
+            shards, member = members[name]
+            sources[name] = shards.captions(member, of=f"{OF} {name}")
         else:
             column = name.removeprefix(JOINED)
             sources[name] = joined.table_of(column).captions(column, of=f"{OF} {name}")
@@ -104,6 +115,16 @@ def _epochs(data: DataConfig) -> int | None:
             "source one probability, or say of how many epochs this is the first by data.caption_epochs"
         )
     return data.caption_epochs
+
+
+def _how_to_index(name: str, joined: Joined) -> str:
+    """For messages: how the captions of a member of joined tars become known; "" for another source."""
+    shards, _, member = name.removeprefix(JOINED).partition(":")
+    if shards not in joined.shards or not member:
+        return ""
+    others = ",".join([*joined.shards[shards].caption_names, member])
+    folder = joined.shards[shards].folder
+    return f"; `mmdata index {folder} --members-only --overwrite --caption {others}` reads those of the member"
 
 
 def _check_captions(index: Index) -> None:

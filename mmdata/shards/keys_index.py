@@ -1,7 +1,7 @@
 """The index of tars without images: where each sample begins, by its key. `data.join` brings their members to rows.
 
 It is two files in the folder's `__mmdata__`: `members.arrow` has a row a sample, and `members.json`, which is written
-last, names the tars and the checksum of the other. Only headers are read, so it takes about 10 µs a member.
+last, names the tars and the checksum of the other. Of members other than captions only headers are read.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +25,12 @@ from mmdata.hashing import fast_hash
 from mmdata.safe_read import read_regular
 from mmdata.shards.columns.ragged import offsets_of
 from mmdata.shards.folder import INNER, local_folder
+from mmdata.shards.joined_captions import CAPTIONS_NAME, CaptionWriter, read_captions
 from mmdata.shards.manifest.pages import check_plain_name
+from mmdata.shards.members import Selector
 from mmdata.shards.samples import SampleReader
 from mmdata.shards.scan import Progress
-from mmdata.shards.tar import read_members
+from mmdata.shards.tar import Member, read_members
 from mmdata.shards.tars import LocalTars
 
 HEAD_NAME = "members.json"
@@ -56,6 +58,8 @@ class KeysIndex:
         tars: in order.
         extensions: how many members each extension has.
         ignored: members that belong to no sample.
+        captions: how many captions there are of each selector that was named.
+        checksum: of the data, by which the file of captions knows them.
         keys: an Arrow array of texts (n,), no two equal.
         starts: offset of each sample's first header, int64 (n,).
     """
@@ -65,6 +69,8 @@ class KeysIndex:
     tars: list[ListedTar]
     extensions: dict[str, int]
     ignored: int
+    captions: dict[str, int]
+    checksum: int
     keys: Any
     starts: NDArray[np.int64]
 
@@ -109,7 +115,7 @@ class KeysIndex:
             table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
             if table.schema != SCHEMA or len(table) != sum(tar.samples for tar in tars):
                 raise ValueError(f"{DATA_NAME} has other columns or rows")
-            location, extensions, ignored = content["location"], content["extensions"], content["ignored"]
+            about = (content["location"], tars, content["extensions"], content["ignored"], content["captions"])
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
             if isinstance(error, DataError):
                 raise
@@ -117,24 +123,32 @@ class KeysIndex:
                 f"{of}: '{place / INNER / HEAD_NAME}': damaged: {excerpt(str(error), 120)}; make it anew: "
                 f"`mmdata index {place} --members-only --overwrite`"
             ) from error
-        keys = table.column("key")
-        return cls(place, location, tars, extensions, ignored, keys, table.column("start").to_numpy())
+        return cls(place, *about, content["xxh3"], table.column("key"), table.column("start").to_numpy())
+
+    def captions_of(self, name: str, *, of: str) -> Any:
+        """The captions of a selector; see `read_captions`."""
+        return read_captions(self.folder / INNER, name, len(self), self.checksum, of=of)
 
 
 def build_keys_index(
     source: str | os.PathLike[str],
     *,
     out: str | os.PathLike[str] | None = None,
+    captions_in: Sequence[Selector] = (),
     overwrite: bool = False,
     progress: Progress | None = None,
-) -> KeysIndex:
+) -> tuple[KeysIndex, list[str]]:
     """Write the index of a folder of tars whose members are joined to the rows of others.
 
     Args:
         source: folder (its `*.tar`, sorted by name) or a tar.
         out: folder in whose `__mmdata__` it is written; default: the folder of the tars.
+        captions_in: members that hold captions: they are read, and kept beside the index.
         overwrite: replace an existing one that differs.
         progress: called with (bytes done, bytes in all).
+
+    Returns:
+        The index, and a line for people about the captions of each selector.
 
     Raises:
         DataError: no tar, a damaged one, a key that comes twice, or an index of other contents; nothing is published.
@@ -142,38 +156,68 @@ def build_keys_index(
     """
     tars = LocalTars(source)
     folder = Path(out or str(tars))
-    location = tars.location(folder)
-    found: list[Any] = []
-    listed: list[ListedTar] = []
-    extensions: Counter[str] = Counter()
-    ignored, done, total = 0, 0, sum(size or 0 for size in tars.sizes)
-    for name in tars.names:
-        path = Path(str(tars)) / name
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            reader = SampleReader(read_members(file, name=name), name=name)
-            found.append(_samples(reader, extensions, lambda at, done=done: progress and progress(done + at, total)))
-        listed.append(ListedTar(name, size, len(found[-1])))
-        ignored += reader.ignored
-        done += size
-    table = pa.Table.from_batches(found, SCHEMA)
-    _refuse_twice(table.column("key"), listed)
-    return _publish(folder, location, table, listed, dict(sorted(extensions.items())), ignored, overwrite=overwrite)
+    found = _Found()
+    done, total = 0, sum(size or 0 for size in tars.sizes)
+    captions = CaptionWriter(selectors, folder / INNER) if (selectors := list(captions_in)) else None
+    try:
+        for name in tars.names:
+            path = Path(str(tars)) / name
+            _read(path, found, captions, lambda at, done=done: progress and progress(done + at, total))
+            done += found.tars[-1].bytes
+        _refuse_twice(found.keys, found.tars)
+        _publish(folder, tars.location(folder), found, captions, overwrite=overwrite)
+    except BaseException:
+        if captions is not None:
+            captions.discard()
+        raise
+    return KeysIndex.read(folder, of="index"), captions.in_words() if captions is not None else []
 
 
-def _samples(reader: SampleReader, extensions: Counter[str], step: Callable[[int], object]) -> Any:
-    """Keys and starts of a tar's samples, an Arrow record batch; counts their members by extension."""
+@dataclass
+class _Found:
+    """What was read so far."""
+
+    tars: list[ListedTar] = field(default_factory=list[ListedTar])
+    batches: list[Any] = field(default_factory=list[Any])
+    extensions: Counter[str] = field(default_factory=Counter[str])
+    ignored: int = 0
+
+    @property
+    def table(self) -> Any:
+        """The samples, an Arrow table."""
+        return pa.Table.from_batches(self.batches, SCHEMA)
+
+    @property
+    def keys(self) -> Any:
+        """Their keys."""
+        return self.table.column("key")
+
+
+def _read(path: Path, found: _Found, captions: CaptionWriter | None, step: Callable[[int], object]) -> None:
+    """Read the headers of a tar, and its captions."""
     keys: list[str] = []
+    starts: list[int] = []
+    with path.open("rb") as file:
 
-    def starts() -> Iterator[int]:
+        def read(member: Member) -> bytes:
+            file.seek(member.offset)
+            return file.read(member.size)
+
+        reader = SampleReader(read_members(file, name=path.name), name=path.name)
         for group in reader:
             keys.append(group.key)
-            extensions.update(list(group.members))
+            starts.append(group.start)
+            found.extensions.update(list(group.members))
+            if captions is not None:
+                captions.add(group, read, path.name)
             step(group.start)
-            yield group.start
-
-    offsets = np.fromiter(starts(), np.int64)
-    return pa.record_batch([pa.array(keys, pa.large_string()), pa.array(offsets)], schema=SCHEMA)
+        size = file.seek(0, os.SEEK_END)
+    if captions is not None:
+        captions.end_tar()
+    found.tars.append(ListedTar(path.name, size, len(keys)))
+    columns = [pa.array(keys, pa.large_string()), pa.array(np.array(starts, np.int64))]
+    found.batches.append(pa.record_batch(columns, schema=SCHEMA))
+    found.ignored += reader.ignored
 
 
 def _refuse_twice(keys: Any, tars: list[ListedTar]) -> None:
@@ -187,26 +231,18 @@ def _refuse_twice(keys: Any, tars: list[ListedTar]) -> None:
     raise DataError(f"key {excerpt(key.as_py())} comes twice: in {places}; a row could have only one of them")
 
 
-def _publish(
-    folder: Path,
-    location: str,
-    table: Any,
-    tars: list[ListedTar],
-    extensions: dict[str, int],
-    ignored: int,
-    *,
-    overwrite: bool,
-) -> KeysIndex:
+def _publish(folder: Path, location: str, found: _Found, captions: CaptionWriter | None, *, overwrite: bool) -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, SCHEMA) as writer:
-        writer.write_table(table)
+        writer.write_table(found.table)
     data = sink.getvalue().to_pybytes()
     content = {
         "version": VERSION,
         "location": location,
-        "tars": tars,
-        "extensions": extensions,
-        "ignored": ignored,
+        "tars": found.tars,
+        "extensions": dict(sorted(found.extensions.items())),
+        "ignored": found.ignored,
+        "captions": {} if captions is None else captions.captions,
         "xxh3": fast_hash(data),
     }
     head = json.dumps(content, ensure_ascii=False).encode()
@@ -216,7 +252,10 @@ def _publish(
         path = inner / HEAD_NAME
         if path.exists() and not overwrite and read_regular(path) != head:
             raise DataError(f"'{path}': is of other tars, or of other contents; replace it with --overwrite")
-        path.unlink(missing_ok=True)  # it names the old file
+        path.unlink(missing_ok=True)  # it names the old files
+        if captions is not None:
+            captions.publish(fast_hash(data))
+        else:
+            (inner / CAPTIONS_NAME).unlink(missing_ok=True)
         write_whole(inner / DATA_NAME, data)
         write_whole(path, head)
-    return KeysIndex.read(folder, of="index")

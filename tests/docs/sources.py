@@ -125,6 +125,41 @@ def img2dataset(folder: Path) -> None:
         (folder / "laion" / f"{shard:05d}_stats.json").write_text(json.dumps(stats))
 
 
+def datacompdr(folder: Path) -> None:
+    """`datacomp/`: images by img2dataset's keys, and tables of uids; `dr/`: a tar of DataCompDR, by uid."""
+    rng = np.random.default_rng(0)
+    for name in ("datacomp", "dr"):
+        (folder / name).mkdir()
+    uids = [hashlib.md5(f"{number}".encode()).hexdigest() for number in range(80)]
+    found = list(scenes(80))
+    for shard in range(2):
+        part = found[shard * 40 : shard * 40 + 40]
+        keys = [f"{shard:05d}{number:04d}" for number in range(40)]
+        with TarWriter(str(folder / "datacomp" / f"{shard:05d}.tar")) as tar:
+            for key, scene in zip(keys, part, strict=True):
+                tar.write({"__key__": key, "jpg": scene.jpeg, "txt": scene.captions[0]})
+        table = {"key": keys, "uid": [uids[scene.number] for scene in part]}
+        pq.write_table(pa.table(table), folder / "datacomp" / f"{shard:05d}.parquet")
+    with TarWriter(str(folder / "dr" / "00000000.tar")) as tar:
+        for number in rng.permutation(78).tolist():  # two images have none
+            synthetic = [
+                f"{caption}, {word}" for caption in found[number].captions for word in ("a photo", "a picture")
+            ]
+            tar.write(
+                {
+                    "__key__": uids[number],
+                    "url.txt": f"https://example.com/{number}.jpg",
+                    "syn.json": {"syn_text": synthetic},
+                    "paug.json": {"param_aug": [[["RandomCrop", 1, 2]]]},
+                    "npz": {
+                        "image_emb": rng.normal(size=(3, 16)).astype(np.float32),
+                        "text_emb": rng.normal(size=(5, 16)).astype(np.float32),
+                    },
+                    "json": {"uid": uids[number], "sha256": "0" * 64},
+                }
+            )
+
+
 @contextmanager
 def served(folder: Path) -> Generator[dict[str, str], None, None]:
     """`folder` on a server in place of https://host, and a folder of caches of its own."""

@@ -18,7 +18,9 @@ import torch
 from mmdata import Loader
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards import build_index
+from mmdata.shards.joined_captions import parse_captions
 from mmdata.shards.keys_index import build_keys_index
+from mmdata.transform.text import train_tokenizer
 from tests.loader.member_tars import json_of, npz, write_tar
 
 ROWS = 40
@@ -95,6 +97,12 @@ def write(folder: Path, photo: Callable[..., bytes], samples: dict[int, dict[str
 @pytest.fixture
 def samples() -> dict[int, dict[str, bytes]]:
     return {row: sample(row) for row in range(ROWS)}
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    train_tokenizer([f"synthetic written {row}" for row in range(ROWS)], tmp_path / "tokenizer", vocab_size=300)
+    return tmp_path / "tokenizer"
 
 
 @pytest.fixture
@@ -280,3 +288,100 @@ def test_an_index_that_is_damaged_is_refused(reinforced: Reinforced):
     (inner / "members.json").write_text(json.dumps({**json.loads(head), "version": 9}))
     with pytest.raises(DataError, match="version 9; a newer mmdata"):
         reinforced.loader()
+
+
+SYN = "join:dr:syn.json:syn_text"
+
+
+def reindex(data: Reinforced, captions: str) -> list[str]:
+    return build_keys_index(data.folder / "dr", captions_in=parse_captions(captions, of="x"), overwrite=True)[1]
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_rows_draw_captions_of_joined_tars(reinforced: Reinforced, worker_type: str, tokenizer: Path):
+    reindex(reinforced, "syn.json:syn_text")
+    changes = {
+        "captions": {"shards": 0.25, SYN: 0.75},
+        "add_captions": True,
+        "tokenizer": str(tokenizer),
+        "fields": {},
+        "loading": {"num_workers": 2, "worker_type": worker_type},
+    }
+    drawn: dict[int, list[str]] = {row: [] for row in range(ROWS)}
+    with reinforced.loader(**changes) as loader:
+        for _ in range(8):
+            for batch in loader:
+                entries: dict[str, Any] = dict(batch)
+                assert entries["input_ids"].shape[1] >= int(entries["attention_mask"].sum(dim=1).max())
+                for row, text in zip(entries["rows"].tolist(), entries["captions"], strict=True):
+                    drawn[row].append(text)
+        state, identity = loader.state_dict(), loader.identity["captions"]
+    for row, texts in drawn.items():
+        assert set(texts) <= {f"written {row}", *(f"synthetic {row} {n}" for n in range(5))}
+    synthetic = sum(text.startswith("synthetic") for texts in drawn.values() for text in texts)
+    assert 0.66 < synthetic / (8 * ROWS) < 0.84
+    assert len({text for text in drawn[3] if text.startswith("synthetic")}) > 1
+    reindex(reinforced, "syn.json:syn_text,url.txt")  # the same captions, and others that are not asked for
+    with reinforced.loader(**changes) as loader:
+        loader.load_state_dict(state)
+        assert loader.identity["captions"] == identity
+
+
+def test_samples_without_usable_captions_draw_from_other_sources(
+    tmp_path: Path, photo: Callable[..., bytes], samples: dict[int, dict[str, bytes]], caplog: pytest.LogCaptureFixture
+):
+    del samples[2], samples[3]["syn.json"]
+    samples[4]["syn.json"] = b'{"syn_text": '
+    samples[5]["syn.json"] = json_of({"syn_text": ["", "a\x00 dog"]})
+    samples[6]["syn.json"] = json_of({"syn_text": "one"})
+    data = write(tmp_path, photo, samples)
+    (line,) = reindex(data, "syn.json:syn_text")
+    assert line.startswith(f"captions of syn.json:syn_text: {35 * 5 + 2}; 2 samples without; ")
+    assert f"sample '{UIDS[4]}': bad_field: not JSON: " in line
+    changes = {"add_captions": True, "captions": {"shards": 0, SYN: 1.0}, "fields": {}}
+    with data.loader(**changes) as loader:
+        found = {
+            row: text
+            for batch in loader
+            for row, text in zip(batch["rows"].tolist(), dict(batch)["captions"], strict=True)
+        }
+    assert [found[row] for row in (2, 3, 4, 5, 6)] == ["written 2", "written 3", "written 4", "a dog", "one"]
+    assert all(text.startswith(f"synthetic {row} ") for row, text in found.items() if row > 6)
+    assert f"data.captions: 3 of 40 rows have no caption in {SYN}, and draw from the other sources" in caplog.messages
+    with pytest.raises(ConfigError, match=f"3 of 40 rows have no caption in {SYN}, such as row 2 "):
+        data.loader(**{**changes, "captions": {SYN: 1.0}})
+
+
+def test_captions_that_were_not_indexed_are_refused_with_the_command(reinforced: Reinforced):
+    reindex(reinforced, "url.txt")
+    folder = reinforced.folder / "dr"
+    with pytest.raises(ConfigError) as caught:
+        reinforced.loader(captions={SYN: 1.0}, add_captions=True)
+    assert str(caught.value) == (
+        f"data.captions: no source '{SYN}'; there are shards, join:uid, join:dr:url.txt; `mmdata index {folder} "
+        "--members-only --overwrite --caption url.txt,syn.json:syn_text` reads those of the member"
+    )
+    path = folder / "__mmdata__" / "members.captions.parquet"
+    whole, changes = path.read_bytes(), {"captions": {"join:dr:url.txt": 1.0}, "add_captions": True, "fields": {}}
+    path.write_bytes(whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
+    with pytest.raises(DataError, match=r"members.captions.parquet': .*; make the index anew with `mmdata index"):
+        reinforced.loader(**changes)
+    path.unlink()
+    with pytest.raises(DataError, match=r"members.captions.parquet': .*; make the index anew with `mmdata index"):
+        reinforced.loader(**changes)
+    reindex(reinforced, "url.txt")
+    other = path.read_bytes()
+    assert other == whole
+    head = json.loads((folder / "__mmdata__" / "members.json").read_text())
+    write_tar(folder / "z.tar", {"another": sample(0)})
+    reindex(reinforced, "url.txt")
+    path.write_bytes(whole)  # of the index before
+    assert json.loads((folder / "__mmdata__" / "members.json").read_text()) != head
+    with pytest.raises(DataError, match="it belongs to another index"):
+        reinforced.loader(**changes)
+
+
+@pytest.mark.parametrize("selector", ["npz:image_emb", "json", "jpg", "a b"])
+def test_captions_are_texts(selector: str):
+    with pytest.raises(ConfigError, match=f"'{selector}'"):
+        parse_captions(selector, of="--caption")

@@ -27,7 +27,7 @@ def index(*arguments: str) -> tuple[int, str]:
 
 
 def test_samples_have_their_keys_and_places(tmp_path: Path):
-    made = build_keys_index(tars(tmp_path / "tars"))
+    made, _ = build_keys_index(tars(tmp_path / "tars"))
     assert made.keys.to_pylist() == ["k1", "long" * 40, "sub/k3"]
     assert made.starts.tolist() == [0, 2048, 1024]  # each member a header and a block
     assert made.firsts.tolist() == [0, 2, 3]
@@ -37,7 +37,7 @@ def test_samples_have_their_keys_and_places(tmp_path: Path):
 
 
 def test_the_index_may_lie_elsewhere(tmp_path: Path):
-    made = build_keys_index(tars(tmp_path / "tars"), out=tmp_path / "deep" / "index")
+    made, _ = build_keys_index(tars(tmp_path / "tars"), out=tmp_path / "deep" / "index")
     assert not (tmp_path / "tars" / "__mmdata__").exists()
     assert made.path(1).samefile(tmp_path / "tars" / "b.tar")
 
@@ -45,11 +45,11 @@ def test_the_index_may_lie_elsewhere(tmp_path: Path):
 def test_an_equal_index_is_left_and_another_is_replaced_when_asked(tmp_path: Path):
     folder = tars(tmp_path / "tars")
     build_keys_index(folder)
-    assert len(build_keys_index(folder)) == 3
+    assert len(build_keys_index(folder)[0]) == 3
     write_tar(folder / "c.tar", {"k4": {"npy": npy([4])}})
     with pytest.raises(DataError, match=r"members.json': is of other tars, or of other contents; .*--overwrite"):
         build_keys_index(folder)
-    assert len(build_keys_index(folder, overwrite=True)) == 4
+    assert len(build_keys_index(folder, overwrite=True)[0]) == 4
 
 
 def test_tars_that_cannot_be_indexed_are_refused(tmp_path: Path):
@@ -74,6 +74,10 @@ def test_the_command_says_what_there_is(tmp_path: Path):
         f"3 samples in 2 shards, 1 member ignored; index in {folder}\n"
         f"next: data.join: [{{shards: {folder}, name: NAME}}] and data.fields: {{x: join:NAME:MEMBER}}\n",
     )
+    code, printed = index(str(folder), "--members-only", "--caption", "syn.json", "--overwrite")
+    assert (code, printed) == (2, "error: --caption: 'syn.json': captions are in json:KEY or txt\n")
+    code, printed = index(str(folder), "--members-only", "--caption", "syn.json:a", "--overwrite")
+    assert "captions of syn.json:a: 0; 3 samples without\n" in printed
     code, printed = index(str(folder), "--members-only", "--tokenizer", "clip")
     assert (code, "--members-only reads headers of the tars of one folder, and does not go with" in printed) == (
         2,
