@@ -7,6 +7,7 @@
 - `init`: from a source to a config that trains; `look` says what a source holds, `starter` chooses the settings.
 - `next_commands`: what to type next, once shards have been made or indexed.
 - `parts`: the folders `train` and `val` of a conversion.
+- `join`: tables matched with an index before a run asks for them.
 - `plan`: an epoch of a config or of a folder of shards, without training.
 - `report`: what the model of a run finds, for the page of `mmdata report`.
 - `compare`: several ways to train, each from the same seeds.

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from mmdata.atomic import LOCK_NAME, lock, sync_folder
 from mmdata.errors import DataError
-from mmdata.shards.folder import BESIDE, INNER, INNER_NAME, MANIFEST_NAME, QUARANTINE_NAME, manifest_prefix
+from mmdata.shards.folder import BESIDE, INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, manifest_prefix
 from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.writer import published_names
 
@@ -115,6 +115,7 @@ class Output:
             for name in _names(manifest) - {top}:
                 path = self.folder / name
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+            shutil.rmtree(self.folder / INNER / JOINS_NAME, ignore_errors=True)
             sync_folder(self.folder / manifest.prefix)
             sync_folder(self.folder)
             (old / top).unlink()
@@ -228,7 +229,8 @@ def _listing(folder: Path) -> set[str]:
     """Files of a folder and of its `__mmdata__`: paths relative to the folder."""
     names = set(os.listdir(folder))
     if INNER_NAME in names and (folder / INNER).is_dir():
-        names |= {INNER + name for name in os.listdir(folder / INNER)}
+        # Joins go with the index, and are removed with it.
+        names |= {INNER + name for name in os.listdir(folder / INNER) if name != JOINS_NAME}
         names.remove(INNER_NAME)
     return names
 

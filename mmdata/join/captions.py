@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.hashing import hash64
+from mmdata.join.stored import Arrays, Keep, make_anew
 from mmdata.shards.caption_lengths import CountsTokens
 from mmdata.shards.captions import clean_captions
 from mmdata.shards.columns.ragged import offsets_of, spans
 
 CHUNK = 2**14
-"""Texts that are cleaned, or counted, at a time."""
+"""Rows whose texts are cleaned, or counted, at a time."""
 
 Ints = NDArray[np.int64]
 
@@ -25,13 +26,17 @@ Ints = NDArray[np.int64]
 class TableCaptions:
     """The captions that a column has for the rows of an index; null and empty texts are none.
 
-    They are cleaned as those of the shards are, and held in memory. Only those of the index's rows are looked at.
+    They are cleaned as those of the shards are. Only those of the index's rows are looked at, and held in memory. Their
+    numbers, hashes and lengths are made once, and kept.
 
     Args:
         column: an Arrow array (n,).
         table_rows: int64 (num_rows,), the row of the column for each row of the index, -1 where there is none.
         place: file and row of a row of the table, for messages.
         of: name of the setting, for messages.
+        keep: keeps what is made of the captions.
+
+    `len` is the number of captions of all rows of the table that the index has.
 
     Attributes:
         fingerprint: equal for equal captions of the index's rows, in whatever order the table has them.
@@ -41,30 +46,29 @@ class TableCaptions:
         DataError: a text is no caption, such as one of 65,537 characters.
     """
 
-    def __init__(self, column: Any, table_rows: Ints, *, place: Callable[[int], str], of: str) -> None:
+    def __init__(
+        self, column: Any, table_rows: Ints, *, place: Callable[[int], str], of: str, keep: Keep = make_anew
+    ) -> None:
         kind = column.type
         is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
         of_value = kind.value_type if is_list else kind
         if not (pa.types.is_string(of_value) or pa.types.is_large_string(of_value)):
             raise ConfigError(f"{of}: values of type {kind}; captions are a text, or a list of texts, a row")
-        used = np.unique(table_rows[table_rows >= 0])
+        self._of, self._place_of_row, self._keep = of, place, keep
+        is_used = np.zeros(len(column), np.bool_)
+        is_used[table_rows[table_rows >= 0]] = True
+        self._used = np.flatnonzero(is_used)
+        self._values: Any = column.take(pa.array(self._used)).combine_chunks()
         # Place of each row of the index among the used rows; the last place, without captions, is for all others.
-        self._place = np.where(table_rows < 0, len(used), np.searchsorted(used, table_rows))
-        counts = np.zeros(len(used) + 1, np.int64)
-        chunks: list[Any] = []
-        hashes: list[Ints] = [np.empty(0, np.int64)]
-        for begin in range(0, len(used), CHUNK):
-            rows = used[begin : begin + CHUNK]
-            found = [_captions(value, of, place, row) for value, row in zip(_take(column, rows), rows, strict=True)]
-            counts[begin : begin + len(rows)] = list(map(len, found))
-            texts = [text for captions in found for text in captions]
-            chunks.append(pa.array(texts, pa.large_string()))
-            hashes.append(np.array([hash64(text.encode()) for text in texts], np.int64))
-        self._texts: Any = pa.chunked_array(chunks, pa.large_string()).combine_chunks()
-        self._hashes = np.concatenate(hashes)
-        self._offsets = offsets_of(counts)
+        self._place = np.where(table_rows < 0, len(self._used), (np.cumsum(is_used) - 1)[table_rows])
+        found = keep("captions", self._make)
+        self._hashes = found["hashes"]
+        self._offsets = offsets_of(found["counts"].astype(np.int64))
         self._tokens: NDArray[np.int32] | None = None
-        self.fingerprint = self._fingerprint()
+        self.fingerprint = found["fingerprint"].tobytes().decode()
+
+    def __len__(self) -> int:
+        return len(self._hashes)
 
     def num_captions(self, rows: Ints) -> Ints:
         """How many captions each of n rows of the index has, int64 (n,)."""
@@ -73,11 +77,12 @@ class TableCaptions:
 
     def count(self, tokenizer: CountsTokens) -> None:
         """Know the tokens of all captions."""
-        counts = [
-            np.asarray(tokenizer.count(self._texts.slice(begin, CHUNK).to_pylist()), np.int32)
-            for begin in range(0, len(self._texts), CHUNK)
-        ]
-        self._tokens = np.concatenate([np.empty(0, np.int32), *counts])
+
+        def make() -> Arrays:
+            chunks = (tokenizer.count([text for _, texts in part for text in texts]) for part in self._parts())
+            return {"tokens": np.concatenate([np.empty(0, np.int32), *(np.asarray(one, np.int32) for one in chunks)])}
+
+        self._tokens = self._keep(f"tokens-{tokenizer.fingerprint[:16]}", make)["tokens"]
 
     def tokens(self, rows: Ints, chosen: Ints) -> Ints:
         """Tokens of one caption of each of n rows, int64 (n,); 1 before they are counted."""
@@ -91,27 +96,40 @@ class TableCaptions:
 
     def text(self, row: int, chosen: int) -> str:
         """One caption of a row."""
-        return self._texts[int(self._offsets[self._place[row]]) + chosen].as_py()
+        return clean_captions(self._values[int(self._place[row])].as_py())[0][chosen]
 
-    def _fingerprint(self) -> str:
+    def _parts(self) -> Iterator[list[tuple[int, list[str]]]]:
+        """The captions of all used rows, some rows at a time: (row of the table, its captions)."""
+        for begin in range(0, len(self._used), CHUNK):
+            rows = self._used[begin : begin + CHUNK].tolist()
+            values = self._values.slice(begin, CHUNK).to_pylist()
+            yield [(row, self._captions(value, row)) for row, value in zip(rows, values, strict=True)]
+
+    def _make(self) -> Arrays:
+        """How many captions each used row has, int32, with a 0 for rows without; their hashes; and the fingerprint."""
+        counts = [np.empty(0, np.int32)]
+        hashes = [np.empty(0, np.int64)]
+        for part in self._parts():
+            counts.append(np.array([len(texts) for _, texts in part], np.int32))
+            hashes.append(np.array([hash64(text.encode()) for _, texts in part for text in texts], np.int64))
+        of_rows, of_texts = np.concatenate([*counts, np.zeros(1, np.int32)]), np.concatenate(hashes)
+        fingerprint = self._fingerprint(offsets_of(of_rows.astype(np.int64)), of_texts)
+        return {"counts": of_rows, "hashes": of_texts, "fingerprint": np.frombuffer(fingerprint.encode(), np.uint8)}
+
+    def _fingerprint(self, offsets: Ints, hashes: Ints) -> str:
         digest = hashlib.sha256()
         for begin in range(0, len(self._place), CHUNK):
-            rows = np.arange(begin, min(begin + CHUNK, len(self._place)))
-            counts = self.num_captions(rows)
+            places = self._place[begin : begin + CHUNK]
+            counts = offsets[places + 1] - offsets[places]
             digest.update(counts.tobytes())
-            digest.update(self._hashes[spans(self._offsets[self._place[rows]], counts)].tobytes())
+            digest.update(hashes[spans(offsets[places], counts)].tobytes())
         return digest.hexdigest()[:16]
 
-
-def _take(column: Any, rows: Ints) -> list[Any]:
-    return column.take(pa.array(rows)).to_pylist()
-
-
-def _captions(value: object, of: str, place: Callable[[int], str], row: int) -> list[str]:
-    """The captions of a row of the table, none where there is no text."""
-    try:
-        return clean_captions(value)[0]
-    except BadSample as error:
-        if error.reason in (Reason.EMPTY_CAPTION, Reason.MISSING_CAPTION):
-            return []
-        raise DataError(f"{of}: {place(int(row))}: {error}; shorten or remove it") from error
+    def _captions(self, value: object, row: int) -> list[str]:
+        """The captions of a row of the table, none where there is no text."""
+        try:
+            return clean_captions(value)[0]
+        except BadSample as error:
+            if error.reason in (Reason.EMPTY_CAPTION, Reason.MISSING_CAPTION):
+                return []
+            raise DataError(f"{self._of}: {self._place_of_row(row)}: {error}; shorten or remove it") from error

@@ -1,27 +1,44 @@
-"""Columns of tables for the rows of an index: matched by key, missing where a table has no such key."""
+"""Columns of tables for the rows of an index: matched by key, missing where a table has no such key.
+
+A table is matched once. What was found is kept in a file beside the index, with digests of both: a table that changed
+since is refused, as other ranks or a run that is resumed may have read what it was.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mmdata.config import DataConfig
 from mmdata.config.data import JoinConfig
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, DataError
+from mmdata.hashing import hash64
 from mmdata.join.captions import TableCaptions
-from mmdata.join.match import check_missing, match
+from mmdata.join.digests import LAYOUT
+from mmdata.join.match import first_twice, match
+from mmdata.join.place import name_of_join, store_of
 from mmdata.join.shards import JoinedShards
-from mmdata.join.table import Table, compute, first_twice
+from mmdata.join.stored import Arrays, Keep, MadeOf, Store
+from mmdata.join.table import Table, compute
 from mmdata.join.values import Values
 from mmdata.nearest import did_you_mean
 from mmdata.shards.index import Index
 
+logger = logging.getLogger("mmdata")
+
 JOINED = "join:"
 """Begins the name of a column of a joined table."""
+VERSION = 1
+"""Of the files of joins; raise it when their content changes, or when captions are cleaned in another way."""
+
+Ints = NDArray[np.int64]
 
 
 class JoinedTable:
@@ -30,6 +47,7 @@ class JoinedTable:
     Args:
         settings: of the table.
         index: whose rows get the columns.
+        store: keeps what was matched and counted.
         of: name of the setting, for messages.
 
     Attributes:
@@ -37,25 +55,27 @@ class JoinedTable:
         names: of the columns that come to a sample: all but the keys.
         leaves_out: whether rows that the table does not have are not loaded.
         table_rows: int64 (len(index),), -1 where the table has no row with the key.
+        path: of the file that keeps them; None if no folder can be written.
 
     Raises:
         ConfigError: a key comes twice, no row of the index has one of the keys, or rows without one are an error.
-        DataError: a file is damaged.
+        DataError: a file is damaged, or has changed since it was joined.
     """
 
-    def __init__(self, settings: JoinConfig, index: Index, *, of: str) -> None:
+    def __init__(self, settings: JoinConfig, index: Index, store: Store, *, of: str) -> None:
         files = [settings.table] if isinstance(settings.table, str) else settings.table or []
         self._table = Table(files, of=of, key=settings.key)
+        self._store, self._index, self._given_key = store, index, settings.key
         self.names = [name for name in self._table.names if name != self._table.key]
         self.of = of
         self.leaves_out = settings.missing == "mask"
         self._starts = index.starts
-        keys = self._table.keys()
-        if (twice := first_twice(keys)) is not None:
-            places = " and ".join(map(self._table.place, twice))
-            raise ConfigError(f"{of}: the key '{keys[twice[0]].as_py()}' comes twice: in {places}")
-        self.table_rows = match(keys, index)
-        check_missing(self.table_rows, settings.missing, keys, index, of=of, where=str(self._table), what="the table")
+        self._name = name_of_join(self._table, index)
+        self._checked: set[str] = set()
+        found = store.get(self._name, self._fits, self._match)
+        self._made_of, self.path = found.made_of, found.path
+        self.table_rows = found.arrays["rows"].astype(np.int64)
+        self._check_missing(settings.missing)
         self._columns: dict[str, Any] = {}
 
     def __str__(self) -> str:
@@ -86,11 +106,13 @@ class JoinedTable:
 
     def values(self, name: str, *, of: str) -> Values:
         """A column as batches take it; `of`: name of the setting, for messages."""
-        return Values(self._column(name), self.table_rows, has_all=self.leaves_out, name=name, of=of)
+        column, keep = self._column(name), self._keep(name)
+        return Values(column, self.table_rows, has_all=self.leaves_out, name=name, of=of, keep=keep)
 
     def captions(self, name: str, *, of: str) -> TableCaptions:
         """A column as captions; `of`: name of the setting, for messages."""
-        return TableCaptions(self._table.column(name), self.table_rows, place=self._table.place, of=of)
+        column, keep = self._read(name), self._keep(name)
+        return TableCaptions(column, self.table_rows, place=self._table.place, of=of, keep=keep)
 
     def texts(self, shard: int, name: str) -> Any:
         """A column of texts for the rows of a shard, an Arrow array; null where a row has none."""
@@ -99,24 +121,133 @@ class JoinedTable:
 
     def _column(self, name: str) -> Any:
         if name not in self._columns:
-            values = self._table.column(name).combine_chunks()
+            values = self._read(name).combine_chunks()
             if pa.types.is_uint64(values.type) and (compute.max(values).as_py() or 0) >= 2**63:
                 raise ConfigError(f"{self.of}: column '{name}' has whole numbers above 2^63 - 1: store them as texts")
             self._columns[name] = values.cast(pa.large_string()) if pa.types.is_string(values.type) else values
         return self._columns[name]
 
+    def _read(self, name: str) -> Any:
+        """A column of the table, if it is as it was when the table was joined."""
+        column = self._table.column(name)
+        if name not in self._checked:
+            self._check(self._made_of, [name])
+        return column
+
+    def _match(self) -> tuple[MadeOf, Arrays]:
+        """The rows of the table, and what they depend on."""
+        table = self._table
+        digests = table.digests(table.names)
+        keys = table.keys()
+        if (twice := first_twice(keys)) is not None:
+            places = " and ".join(map(table.place, twice))
+            raise ConfigError(f"{self.of}: the key '{keys[twice[0]].as_py()}' comes twice: in {places}")
+        rows = match(keys, self._index)
+        if len(rows) and not (rows >= 0).any():
+            like = next((key for key in keys.to_pylist() if key is not None), "none")
+            first = self._index.keys(np.zeros(1, np.int64))[0]
+            raise ConfigError(
+                f"{self._missing(len(rows))}: keys are like '{first}', and those of the table like '{like}'"
+            )
+        if table.digests([table.key]) != {name: digests[name] for name in (LAYOUT, table.key)}:
+            raise DataError(f"{self.of}: {table} changed while it was joined; run this again when it is written")
+        self._checked.update(table.names)
+        made_of = {
+            "version": VERSION,
+            "index": self._index.fingerprint,
+            "table": table.words,
+            "key": table.key,
+            "digests": digests,
+        }
+        return made_of, {"rows": rows.astype(np.int32) if len(keys) < 2**31 else rows}
+
+    def _fits(self, made_of: MadeOf) -> bool:
+        """Whether a join is of this index; raises DataError if it is, and the table has changed since."""
+        if (made_of["version"], made_of["index"]) != (VERSION, self._index.fingerprint):
+            return False
+        try:
+            # Other columns are compared when they are asked for, unless all are to be as they are now.
+            self._check(made_of, self._table.names if self._store.replaces else [self._table.key])
+        except DataError:
+            if not self._store.replaces:
+                raise
+            return False
+        return True
+
+    def _check(self, made_of: MadeOf, names: Sequence[str]) -> None:
+        """Raise DataError if columns of the table are not as they were when it was joined."""
+        was = made_of["digests"]
+        if all(was.get(name) == digest for name, digest in self._table.digests(names).items()):
+            self._checked.update(names)
+            return
+        now = self._table.digests([name for name in self._table.names if name in was])
+        changed = [f"'{name}'" for name, digest in was.items() if name != LAYOUT and now.get(name) != digest]
+        listed = f" (in {', '.join(changed[:3])}{', …' * (len(changed) > 3)})" if changed else ""
+        raise DataError(
+            f"{self.of}: {self._table} changed after it was joined with the index{listed}: join it again with "
+            f"`{self._command()}`, or put back the file that was joined"
+        )
+
+    def _command(self) -> str:
+        """The command that joins the table again."""
+        if len(self._index.manifests) > 1:
+            return "mmdata join CONFIG"
+        key = f" --key {self._given_key}" if self._given_key else ""
+        return f"mmdata join {self._index.manifests[0].folder} {' '.join(self._table.words)}{key}"
+
+    def _keep(self, name: str) -> Keep:
+        """Keeps arrays that are made of a column, beside the join."""
+        digests: dict[str, str] = self._made_of["digests"]
+        parts = [self._made_of["index"], *(digests.get(one, "") for one in (LAYOUT, self._table.key, name))]
+        made_of = {"version": VERSION, "column": name, "of": parts}
+
+        def keep(what: str, make: Callable[[], Arrays]) -> Arrays:
+            file = f"{self._name}.{hash64(name.encode()) % 2**64:016x}.{what}"
+            return self._store.get(file, lambda found: found == made_of, lambda: (made_of, make())).arrays
+
+        return keep
+
+    def _check_missing(self, policy: str) -> None:
+        missing = int((self.table_rows < 0).sum())
+        if not missing:
+            return
+        if policy == "error":
+            first = self._index.keys(np.flatnonzero(self.table_rows < 0)[:1])[0]
+            raise ConfigError(
+                f"{self._missing(missing)}, such as '{first}'; leave them out (missing: mask) or keep them (missing: "
+                "keep)"
+            )
+        logger.warning("%s", self._missing(missing))
+
+    def _missing(self, count: int) -> str:
+        return f"{self.of}: {count:,} of {len(self._index):,} rows have no row in {self._table}"
+
 
 class Joined:
     """The tables and the tars that are joined with an index.
+
+    Args:
+        settings: of the tables and tars.
+        index: whose rows get their columns.
+        cache_dir: where joins are kept if the index's folder cannot be written; see `LoadingConfig.cache_dir`.
+        replaces: whether tables that changed since they were joined are joined again.
 
     Attributes:
         tables: in the order of the settings.
         shards: folders of tars, by name.
     """
 
-    def __init__(self, settings: Sequence[JoinConfig], index: Index) -> None:
+    def __init__(
+        self,
+        settings: Sequence[JoinConfig],
+        index: Index,
+        *,
+        cache_dir: str | Path | None = None,
+        replaces: bool = False,
+    ) -> None:
+        store = store_of(index, cache_dir, replaces=replaces)
         places = {f"data.join.{n}": one for n, one in enumerate(settings)}
-        self.tables = [JoinedTable(one, index, of=of) for of, one in places.items() if one.shards is None]
+        self.tables = [JoinedTable(one, index, store, of=of) for of, one in places.items() if one.shards is None]
         self._by_name: dict[str, JoinedTable] = {}
         for table in self.tables:
             for name in table.names:
@@ -131,6 +262,11 @@ class Joined:
                     raise ConfigError(f"{of}: the name '{one.name}' is that of {self.shards[one.name].of}, too")
                 keys = None if one.key is None else self._texts(one.key, of)
                 self.shards[one.name] = JoinedShards(one.shards, one.missing, index, of=of, keys=keys)
+
+    @classmethod
+    def from_config(cls, data: DataConfig, index: Index, *, replaces: bool = False) -> Joined:
+        """The tables and tars of a section `data`."""
+        return cls(data.join, index, cache_dir=data.loading.cache_dir, replaces=replaces)
 
     @property
     def parts(self) -> list[JoinedTable | JoinedShards]:

@@ -22,6 +22,17 @@ MATCH_ROWS = 2**24
 Ints = NDArray[np.int64]
 
 
+def first_twice(keys: Any) -> tuple[int, int] | None:
+    """The first two rows that have the same key; None if no key comes twice."""
+    known = keys.drop_null()
+    if compute.count_distinct(known).as_py() == len(known):
+        return None
+    counts = compute.value_counts(known)
+    several = counts.filter(compute.greater(counts.field("counts"), 1)).field("values")[0]
+    rows = [row for row, same in enumerate(compute.equal(keys, several).to_pylist()) if same]
+    return rows[0], rows[1]
+
+
 def match(keys: Any, index: Index, keys_of: Callable[[int], Any] | None = None) -> Ints:
     """The place of each row's key among `keys`, -1 where it is not there: int64 (len(index),).
 

@@ -14,6 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from mmdata.errors import ConfigError, DataError, excerpt
+from mmdata.join.digests import digests_of
 from mmdata.nearest import did_you_mean, nearest
 from mmdata.safe_read import check_regular
 
@@ -33,6 +34,7 @@ class Table:
         setting: in which `key` was given, for messages.
 
     Attributes:
+        words: paths and patterns, as given.
         files: the paths, in order.
         names: of the columns.
         types: Arrow's type of each; of text files as their first rows have it.
@@ -45,6 +47,7 @@ class Table:
 
     def __init__(self, files: Sequence[str], *, of: str, key: str | None = None, setting: str = "key") -> None:
         self._of, self._setting = of, setting
+        self.words = list(files)
         self.files = [path for given in files for path in self._find(given)]
         self.types = self._types(self.files[0])
         self.names = list(self.types)
@@ -84,6 +87,14 @@ class Table:
                 f"it has {', '.join(self.names)}"
             )
         return self._read(name, as_text=False)
+
+    def digests(self, names: Sequence[str]) -> dict[str, str]:
+        """Digests of some columns, and of the layout of the files; see `digests_of`.
+
+        Raises:
+            DataError: a file is damaged.
+        """
+        return self._checked(self.files[0], partial(digests_of, self.files, names))
 
     def place(self, row: int) -> str:
         """File and row of a row of the table, for messages; rows of a file are counted from 0."""
@@ -161,17 +172,6 @@ class Table:
             return read()
         except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
             raise DataError(f"{self._of}: '{path}' cannot be read as a table: {excerpt(str(error), 200)}") from error
-
-
-def first_twice(keys: Any) -> tuple[int, int] | None:
-    """The first two rows that have the same key; None if no key comes twice."""
-    known = keys.drop_null()
-    if compute.count_distinct(known).as_py() == len(known):
-        return None
-    counts = compute.value_counts(known)
-    several = counts.filter(compute.greater(counts.field("counts"), 1)).field("values")[0]
-    rows = [row for row, same in enumerate(compute.equal(keys, several).to_pylist()) if same]
-    return rows[0], rows[1]
 
 
 def _is_parquet(path: Path) -> bool:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 from numpy.typing import NDArray
 
 from mmdata.errors import ConfigError
+from mmdata.join.stored import Arrays, Keep, make_anew
 from mmdata.join.table import compute
 
 Array = NDArray[Any]
+
+CHUNK = 2**14
+"""Rows that are fingerprinted at a time."""
 
 
 class Values:
@@ -26,12 +33,27 @@ class Values:
         has_all: no row is loaded that the table does not have.
         name: of the column, for messages.
         of: name of the setting, for messages.
+        keep: keeps the fingerprint.
+
+    Attributes:
+        fingerprint: equal for equal values of the index's rows, in whatever order the table has them; made when it is
+            first asked for.
 
     Raises:
         ConfigError: values of another type, vectors of different lengths, or whole numbers that rows lack.
     """
 
-    def __init__(self, column: Any, table_rows: NDArray[np.int64], *, has_all: bool, name: str, of: str) -> None:
+    def __init__(
+        self,
+        column: Any,
+        table_rows: NDArray[np.int64],
+        *,
+        has_all: bool,
+        name: str,
+        of: str,
+        keep: Keep = make_anew,
+    ) -> None:
+        self._keep = keep
         self._of = f"{of}: column '{name}'"
         self._rows = table_rows
         self._texts: Any = None
@@ -54,6 +76,22 @@ class Values:
         result = self._numbers[found]
         result[found < 0] = np.nan if result.dtype.kind == "f" else 0
         return result
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See the class."""
+        return self._keep("values", self._make_fingerprint)["fingerprint"].tobytes().decode()
+
+    def _make_fingerprint(self) -> Arrays:
+        digest = xxhash.xxh3_64()
+        for begin in range(0, len(self._rows), CHUNK):
+            values = self.take(np.arange(begin, min(begin + CHUNK, len(self._rows))))
+            if isinstance(values, list):
+                digest.update(json.dumps(values).encode())
+            else:
+                digest.update(f"{values.dtype} {values.shape}".encode())
+                digest.update(np.ascontiguousarray(values).data)
+        return {"fingerprint": np.frombuffer(digest.hexdigest().encode(), np.uint8)}
 
     def _scalars(self, column: Any, *, has_all: bool) -> Array:
         if pa.types.is_floating(column.type):

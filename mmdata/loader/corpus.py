@@ -44,7 +44,7 @@ def open_corpus(data: DataConfig) -> Corpus:
     """
     tokenizer = load_tokenizer(data)
     index = open_index(data)
-    joined = Joined(data.join, index)
+    joined = Joined.from_config(data, index)
     negatives = None
     if data.negative_captions is not None and tokenizer is not None:
         negatives = NegativeCaptions.read(

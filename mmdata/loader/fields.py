@@ -6,6 +6,7 @@ this process's memory. Values in members of tars are read by the workers, see `m
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
@@ -93,11 +94,21 @@ class Fields:
     """
 
     def __init__(self, settings: Mapping[str, str], joined: Joined) -> None:
+        self._sources = dict(settings)
         self._values: dict[str, Values] = {
             name: joined.table_of(source.column).values(source.column, of=f"data.fields.{name}")
             for name, source in parse_fields(settings, joined).items()
             if isinstance(source, ColumnSource)
         }
+
+    @property
+    def name(self) -> str:
+        """For states and messages: names and sources, with a digest of these and of the values."""
+        listed = ", ".join(f"{name} {source}" for name, source in self._sources.items())
+        digest = hashlib.sha256(listed.encode())
+        for values in self._values.values():
+            digest.update(values.fingerprint.encode())
+        return f"data.fields {listed} ({digest.hexdigest()[:16]})"
 
     def added(self, batch: Batch) -> Batch:
         """The batch with these entries."""

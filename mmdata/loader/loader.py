@@ -190,7 +190,7 @@ class Loader(Interoperable):
 
         A transform of your own is known by its name; a change of its file is logged, not refused.
         """
-        return identity_of(self.plan, self.maker)
+        return {**identity_of(self.plan, self.maker), "fields": self._fields and self._fields.name}
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of the states that all ranks took at the same step; adds up the rows that they count."""

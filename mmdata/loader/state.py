@@ -26,6 +26,7 @@ SINCE = {
     "transform_seed",
     "tokenizer",
     "patch_size",
+    "fields",
 }
 """Entries that the states of earlier versions lack: they are taken to be unchanged, with a warning."""
 OF_TEXTS = {"text_transform", "text_transform_source", "caption_template", "caption_dropout"}
@@ -87,7 +88,9 @@ def differences(saved: dict[str, Any], identity: Identity, *, of: str) -> list[s
 def _rows_of(value: Any) -> Any:
     """Of the name of selected rows their digest, since a file may have another name; another value as it is."""
     found = (
-        re.search(r"^data\.(?:select|shards|join|row_weights|captions)\b.* \(([0-9a-f]{16})\)$", value, re.DOTALL)
+        re.search(
+            r"^data\.(?:select|shards|join|row_weights|captions|fields)\b.* \(([0-9a-f]{16})\)$", value, re.DOTALL
+        )
         if isinstance(value, str)
         else None
     )
@@ -131,6 +134,7 @@ def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tup
         "weights": None,
         "captions": None,
         **dict.fromkeys(OF_TEXTS),
+        **({} if identity.get("fields") else {"fields": None}),
         **(plan_of_state if isinstance(plan_of_state, Mapping) else {}),
     }
     if "extra_captions" in saved:  # their name in earlier versions
@@ -142,7 +146,8 @@ def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tup
         )
     if changed := differences(saved, identity, of="loader"):
         listed = ", ".join(f"{key} was {saved[key]!r} and is {identity[key]!r}" for key in changed)
-        other = "other pixels or tokens" if set(changed) <= SINCE | OF_TEXTS else "another plan"
+        others = {"other fields": {"fields"}, "other pixels or tokens": SINCE | OF_TEXTS}
+        other = next((words for words, names in others.items() if set(changed) <= names), "another plan")
         raise ConfigError(
             f"this loader state belongs to {other}: {listed}; resume with the settings and shards "
             "it was saved with, or start anew"

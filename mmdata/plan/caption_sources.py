@@ -38,7 +38,7 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None
     """
     if isinstance(data.captions, str):
         return None
-    joined = joined or Joined(data.join, index)
+    joined = joined or Joined.from_config(data, index)
     members = {
         f"{JOINED}{name}:{member}": (shards, member)
         for name, shards in joined.shards.items()

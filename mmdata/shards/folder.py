@@ -28,6 +28,8 @@ QUARANTINE_NAME = "quarantine.jsonl"
 INNER_NAME = "__mmdata__"
 """The sub-folder; not hidden, as many HTTP servers refuse hidden names and `cp OUT/*` leaves them out."""
 INNER = f"{INNER_NAME}/"
+JOINS_NAME = "joins"
+"""The sub-folder of `__mmdata__` that says which rows of tables belong to the rows of the index."""
 BESIDE = ""
 """Prefix of the file names in a folder that an earlier version wrote."""
 
@@ -51,6 +53,11 @@ class LocalFolder:
     def identity(self) -> str:
         """Equal for two names of the same folder."""
         return os.path.realpath(self.path)
+
+    @property
+    def joins(self) -> Path | None:
+        """The folder for joins with the index; None where a folder cannot be written at all."""
+        return self.path / INNER_NAME / JOINS_NAME
 
     def read_first(self, prefixes: Sequence[str], name: str) -> tuple[str, bytes]:
         """Prefix and content of the first file that exists among prefix + name.

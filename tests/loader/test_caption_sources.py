@@ -14,8 +14,9 @@ import pytest
 from mmdata import Loader
 from mmdata.commands.plan import plan_of
 from mmdata.config import Config, DataConfig
-from mmdata.config.data import evaluation_data
+from mmdata.config.data import JoinConfig, evaluation_data
 from mmdata.errors import ConfigError, DataError
+from mmdata.join.joined import Joined
 from mmdata.plan.from_config import build_plan
 from mmdata.transform.text import Tokenizer
 
@@ -133,6 +134,7 @@ def test_a_state_of_other_captions_is_refused(corpus: Corpus, mixed: dict[str, A
     with corpus.loader(**mixed) as loader:
         state = loader.state_dict()
     write_table(corpus, tmp_path / "recaps.parquet", sorted(ORDER))  # in another order: the same
+    Joined([JoinConfig(table=mixed["join"][0]["table"])], corpus.index, replaces=True)
     with corpus.loader(**mixed) as loader:
         loader.load_state_dict(state)
     other = {"shards": 0.3, "join:recap": 0.45, "join:several": 0.25}
@@ -148,6 +150,7 @@ def test_a_state_of_other_captions_is_refused(corpus: Corpus, mixed: dict[str, A
     with corpus.loader() as loader, pytest.raises(ConfigError, match=r"captions was 'data.captions .* and is None"):
         loader.load_state_dict(state)
     write_table(corpus, tmp_path / "recaps.parquet", recap=[recaption(row) + "." * (row == 7) for row in ORDER])
+    Joined([JoinConfig(table=mixed["join"][0]["table"])], corpus.index, replaces=True)
     with (
         corpus.loader(**mixed) as loader,
         pytest.raises(ConfigError, match=r"captions was 'data\.captions shards"),

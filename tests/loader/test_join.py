@@ -184,11 +184,13 @@ def test_a_state_is_refused_when_the_table_selects_other_rows(corpus: Corpus, tm
         next(iter(loader))
         state = loader.state_dict()
     write_table(corpus, tmp_path / "scores.parquet", list(reversed(range(50))))  # in another order: the same
+    Joined([JoinConfig(table=table)], corpus.index, replaces=True)
     with corpus.loader(**settings) as loader:
         loader.load_state_dict(state)
     pyarrow.parquet.write_table(
         pa.table({"uid": [sample.key for sample in corpus.samples], "score": 1 - SCORES}), tmp_path / "scores.parquet"
     )
+    Joined([JoinConfig(table=table)], corpus.index, replaces=True)
     with (
         corpus.loader(**settings) as loader,
         pytest.raises(ConfigError, match="belongs to another plan: selection was"),

@@ -57,7 +57,7 @@ def row_weights(
     if given.lower().endswith(".npy"):
         values = _of_file(given, index, starts, selection)
         return RowWeights(_cut(_checked(values, index, given), data), name=f"{OF} {Path(given).name}", seed=data.seed)
-    joined = joined or Joined(data.join, index)
+    joined = joined or Joined.from_config(data, index)
     kinds = kinds_of(index, joined)
     numbers = sorted(name for name, kind in kinds.items() if kind == "number")
     if given not in numbers:

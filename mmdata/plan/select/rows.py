@@ -120,7 +120,7 @@ def _selects(data: DataConfig, index: Index, joined: Joined | None) -> Iterator[
     """The filters of `data.select`, of the datasets of a mixture, and of tables that leave rows out."""
     if data.select is None and not data.join and all(source.select is None for source in sources(data)):
         return
-    joined = joined or Joined(data.join, index)
+    joined = joined or Joined.from_config(data, index)
     for table in (one for one in joined.parts if one.leaves_out):
         yield Filter(f"{table.of} missing: mask", (0, index.num_shards), table.has_rows, reads_index=False)
     if data.select is not None:

@@ -97,6 +97,11 @@ class RemoteFolder:
         """Equal for two names of the same folder."""
         return str(self)
 
+    @property
+    def joins(self) -> Path | None:
+        """See `LocalFolder.joins`."""
+        return None
+
     def read_first(self, prefixes: Sequence[str], name: str) -> tuple[str, bytes]:
         """Prefix and content of the first file that exists among prefix + name. The file is always fetched.
 

@@ -1,0 +1,41 @@
+"""Where the joins of an index lie: beside it, or in the loader's cache if the index's folder cannot be written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from mmdata.hashing import hash64
+from mmdata.join.stored import Store
+from mmdata.join.table import Table
+from mmdata.shards.folder import JOINS_NAME
+from mmdata.shards.index import Index
+from mmdata.shards.remote.cache import default_folder
+
+
+def store_of(index: Index, cache_dir: str | Path | None, *, replaces: bool = False) -> Store:
+    """Keeps the joins of an index; those of several folders lie beside the first.
+
+    Args:
+        index: of the rows.
+        cache_dir: of the loader; None: the user's.
+        replaces: see `Store`.
+    """
+    folders = [source.folder for source in index.sources]
+    # The cache is one for many indexes, and a folder keeps its joins when it is moved: only there the place is named.
+    cached = (default_folder() if cache_dir is None else Path(cache_dir)) / JOINS_NAME / _hash(folders[0].identity)
+    beside = folders[0].joins
+    return Store([cached] if beside is None else [beside, cached], replaces=replaces)
+
+
+def name_of_join(table: Table, index: Index) -> str:
+    """Name of the file of a join: the same however the table's content changes, so that a change is found."""
+    others = [source.folder.identity for source in index.sources[1:]]
+    stem = re.sub(r"[^\w-]+", "_", Path(table.words[0]).stem)[:40].strip("_") or "table"
+    return f"{stem}-{_hash([os.path.abspath(word) for word in table.words], table.key, others)}"
+
+
+def _hash(*values: object) -> str:
+    return f"{hash64(json.dumps(values).encode()) % 2**64:016x}"

@@ -1,0 +1,51 @@
+"""mmdata join: match tables with an index by key, once; no shard and no table is changed.
+
+    mmdata join shards/laion scores.parquet
+    mmdata join shards/laion "metadata/*.parquet" --key uid
+    mmdata join shards/laion recaps.parquet --captions recaption --tokenizer clip
+    mmdata join laion.yaml                         # the tables of data.join, their captions and fields
+
+A run that uses data.join does the same at its first start. What was found lies beside the index, in __mmdata__/joins,
+or in the loader's cache if that folder cannot be written. A table that changed since is refused until this command
+joins it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from mmdata.cli import Parser, run
+from mmdata.commands.join import join_tables, settings_of
+from mmdata.errors import printable
+
+
+def main() -> None:
+    """Join the tables, and say what was found."""
+    options = parse_arguments()
+    data = settings_of(
+        options.place, options.words, key=options.key, captions=options.captions, tokenizer=options.tokenizer
+    )
+    for line in join_tables(data):
+        print(printable(line), flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = Parser("join", __doc__)
+    parser.add_argument("place", metavar="CONFIG_OR_SHARDS", help="YAML file, or a folder (URL) of shards")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="TABLE|section.key=value",
+        help="of shards: files or patterns of one table (.parquet, .csv, .tsv); and settings",
+    )
+    parser.add_argument("--key", metavar="COLUMN", help="column of the keys; default: key, or uid")
+    parser.add_argument("--captions", metavar="COLUMN", help="column of captions, to be counted by --tokenizer")
+    parser.add_argument("--tokenizer", help="clip, a folder, or a Hugging Face name")
+    return parser.parse_intermixed_args()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    run(main)
