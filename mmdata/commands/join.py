@@ -19,6 +19,7 @@ from mmdata.loader.corpus import open_index
 from mmdata.loader.fields import Fields
 from mmdata.plan.caption_sources import caption_sources
 from mmdata.recognize import Kind, recognize
+from mmdata.shards.caption_lengths import counts_of
 from mmdata.transform.text import load_tokenizer
 
 _SETTING = re.compile(r"(data|model|train)\.[\w.]+=")
@@ -90,10 +91,11 @@ def join_tables(data: DataConfig) -> Iterator[str]:
         yield f"{table}: {found:,} of {len(index):,} rows have a row in it; kept in {table.path}"
     sources = caption_sources(data, index, joined)
     tokenizer = load_tokenizer(data)
+    counts = counts_of(tokenizer, data.caption_template) if tokenizer is not None else None
     for name, source in zip(sources.names, sources.sources, strict=True) if sources is not None else ():
         if isinstance(source, TableCaptions):
-            if tokenizer is not None:
-                source.count(tokenizer)
-            yield f"{name}: {len(source):,} captions{', counted' if tokenizer is not None else ''}"
+            if counts is not None:
+                source.count(counts)
+            yield f"{name}: {len(source):,} captions{', counted' if counts is not None else ''}"
     if data.fields:
         yield Fields(data.fields, joined).name
