@@ -156,12 +156,19 @@ def _each(files: list[Tensor], device: torch.device) -> list[Tensor | str]:
 
 def _is_the_devices(error: RuntimeError) -> bool:
     """Whether an error says nothing about the file: out of memory, or a GPU that has failed."""
-    return isinstance(error, torch.OutOfMemoryError) or type(error).__name__ == "AcceleratorError"
+    # torchvision turns errors of CUDA into plain ones, with their words.
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in ("out of memory", "CUDA error", "synchronize CUDA stream")
+    )
 
 
 def _decoded(files: list[Tensor], device: torch.device) -> list[Tensor]:
     from torchvision.io import ImageReadMode, decode_jpeg
 
+    if device.type == "cuda":
+        # torchvision's decoder takes memory as work on the current stream would, and writes it from a stream of its own
+        # that waits for no other: crops of images that were freed may still be read there.
+        torch.cuda.current_stream(device).synchronize()
     found: Any = decode_jpeg(files, ImageReadMode.RGB, device=device)  # of a list: a list
     return found
 

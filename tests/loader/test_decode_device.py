@@ -162,6 +162,20 @@ def test_device_that_cannot_decode_is_a_config_error(corpus: Corpus, monkeypatch
         to_device(batch, "cpu")
 
 
+@pytest.mark.parametrize("words", ["CUDA out of memory. Tried to allocate", "CUDA error: an illegal memory access"])
+def test_device_out_of_order_masks_no_row(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, words: str):
+    batch = next(iter(corpus.loader(decode="device")))
+    encoded_images.check_decodes(torch.device("cpu"))
+
+    def fail(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        raise RuntimeError(f"Error while decoding JPEG images: {words}")
+
+    monkeypatch.setattr(encoded_images, "_decoded", fail)
+    with pytest.raises(RuntimeError, match=words):
+        to_device(batch, "cpu")
+    assert batch["valid"].any()
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
