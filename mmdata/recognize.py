@@ -80,7 +80,9 @@ def _recognize_folder(folder: Path) -> Kind:
         return Kind.SHARDS
     if (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file():
         return Kind.RUN
-    if any(folder.glob("step-*.pt")):
+    if (folder / ".metadata").is_file() and (folder / "run.pt").is_file():
+        return Kind.CHECKPOINT
+    if any(folder.glob("step-*.pt")) or any(folder.glob("step-*/run.pt")):
         return Kind.CHECKPOINTS
     return Kind.TARS if any(folder.glob("*.tar")) else Kind.FOLDER
 

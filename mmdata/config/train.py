@@ -247,7 +247,12 @@ class TrainConfig(Settings):
     (docs/losses.md); 0: never."""
     checkpoint_every_steps: MayChange[Positive] = 1000
     """Number of updates between two checkpoints. One is also written at the end, and when a signal stops the run.
-    Training goes on while one is written, from a copy of weights and averages in the memory of rank 0's host."""
+    Training goes on while one is written, from a copy of weights and averages in the memory of rank 0's host, or of
+    each rank's its share (`checkpoint`)."""
+    checkpoint: MayChange[Literal["whole", "sharded"]] = "whole"
+    """The form of checkpoints. whole: one file, which rank 0 writes. sharded: a folder into which each rank writes its
+    share (torch.distributed.checkpoint), for several ranks with `parallel: fsdp`. A run goes on from both, on any
+    number of ranks (docs/scaling.md)."""
     keep_checkpoints: MayChange[Positive] = 2
     """Number of newest checkpoints that are kept; older ones are deleted."""
     stall_timeout_s: MayChange[Annotated[float, Field(gt=0.0)] | None] = 600.0
@@ -286,6 +291,11 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _sharded(self) -> TrainConfig:
+        if self.checkpoint == "sharded" and self.parallel != "fsdp":
+            raise ValueError(
+                f"checkpoint 'sharded' is for parallel 'fsdp', and parallel is '{self.parallel}': set parallel to "
+                "fsdp, or checkpoint to whole"
+            )
         if self.parallel == "fsdp" and self.precision == "fp16":
             raise ValueError(
                 "parallel 'fsdp' has no gradient scaler: set precision to bf16 or fp32, or parallel to ddp"

@@ -64,7 +64,7 @@ def load_run(
     """Load a trained model.
 
     Args:
-        run: the folder of a run, of which the newest checkpoint is taken; or one checkpoint, a file.
+        run: the folder of a run, of which the newest checkpoint is taken; or one checkpoint.
         device: "auto" (a GPU where there is one), or a device of torch.
         precision: of the towers in `embed_images`, `embed_texts` and `zero_shot`: bf16 and fp16 are faster on a GPU,
             and tf32 somewhat.
@@ -93,7 +93,7 @@ class TrainedRun:
         model: in eval mode, on its device.
         config: settings of the run; `data.tokenizer` is RUN/tokenizer, if the run keeps its tokenizer.
         tokenizer: of the run.
-        checkpoint: the file.
+        checkpoint: the file or folder.
         step: updates made.
         epoch: of those updates.
         precision: of the towers while this object embeds.
@@ -115,7 +115,7 @@ class TrainedRun:
         if precision not in get_args(Precision):
             raise ValueError(f"precision '{precision}': expected {', '.join(get_args(Precision))}")
         path = find_checkpoint(run)
-        state: dict[str, Any] = load_checkpoint(path, mapped=True)
+        state: dict[str, Any] = load_checkpoint(path, mapped=True, parts=("model",))
         config = parse(Config, without_removed(Config, state["settings"]), origin=f"settings in '{path}'")
         if own_tokenizer := kept_tokenizer(path, state):
             data = config.data.model_copy(update={"tokenizer": own_tokenizer})

@@ -3,7 +3,8 @@
 python small_run.py '{"output": "…", "train": {…}, "signal": "SIGKILL", "at": 7, "times": 1, "seconds_a_batch": 0,
                       "dropout": 0.3, "double": false, "largest_file": 5000, "steps_of_last": 2, "sleep_s": 0,
                       "others_sleep_s": 0, "error": "", "signal_of_others": "SIGKILL", "in_forward": false,
-                      "grace_s": 10, "write_s": 300, "endless_save_of": 6, "save_takes_s": 1000}'
+                      "grace_s": 10, "write_s": 300, "endless_save_of": 6, "save_takes_s": 1000,
+                      "own_weights": false, "slow_shards_of": 6}'
 
 Writes one line of rows a batch to OUTPUT/rows.jsonl. While batch number `at` is being made, counted from 0 over the
 whole run, or while the model computes it (`in_forward`, counted by calls), the last rank sleeps for `sleep_s`, sends
@@ -11,6 +12,8 @@ itself `signal`, and raises `error`; the others sleep for `others_sleep_s`, and 
 `grace_s` and `write_s` are in place of the watchdog's. Of the checkpoint of step `endless_save_of` only the first bytes
 are written, for `save_takes_s`, and rank 0 does not make batch `at` before. Otherwise a single process makes batch `at`
 when the checkpoint before it is written. With `own_weights` the ranks begin with other weights each.
+The last rank waits for `save_takes_s` before it writes its shards of step `slow_shards_of`, and makes batch `at` after
+the beginning of that.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
@@ -160,6 +164,20 @@ def never_end_save_of(step: int | None, takes_s: float) -> threading.Event:
     return began
 
 
+def write_slowly(step: int | None, seconds: float) -> threading.Event:
+    """Make this rank's shards of a step ones that are written late; the event is set when that is begun."""
+    began, write = threading.Event(), FileSystemWriter.write_data
+
+    def late(self: FileSystemWriter, *given: Any) -> Any:
+        if step is not None and f"step-{step:010d}" in str(self.path):
+            began.set()
+            time.sleep(seconds)
+        return write(self, *given)
+
+    FileSystemWriter.write_data = late  # type: ignore[method-assign]
+    return began
+
+
 def main() -> int:
     """Run as told by the JSON argument."""
     spec = json.loads(sys.argv[1])
@@ -173,7 +191,13 @@ def main() -> int:
     endless_save_of = spec.get("endless_save_of")
     began = never_end_save_of(endless_save_of, spec.get("save_takes_s", 1000))
 
+    is_last = collectives.rank() == collectives.world_size() - 1
+    slow_shards_of = spec.get("slow_shards_of") if is_last else None
+    began_shards = write_slowly(slow_shards_of, spec.get("save_takes_s", 1000))
+
     def before(number: int, rows: list[int]) -> None:
+        if number == spec.get("at") and slow_shards_of is not None:
+            assert began_shards.wait(60)
         if number == spec.get("at") and endless_save_of is not None:
             assert collectives.rank() > 0 or began.wait(60)
         elif number == spec.get("at") and collectives.world_size() == 1:

@@ -140,7 +140,7 @@ def _of_run(path: Path) -> Source:
     from mmdata.train.run.checkpoint import load_checkpoint
     from mmdata.train.run.find import find_checkpoint
 
-    state = load_checkpoint(find_checkpoint(path), mapped=True)
+    state = load_checkpoint(find_checkpoint(path), mapped=True, parts=("model",))
     settings: dict[str, Any] = state.get("settings", {})
     defaults = ModelConfig().model_dump()
     model = {name: value for name, value in settings.get("model", {}).items() if value != defaults.get(name)}

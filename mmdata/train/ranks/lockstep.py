@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,8 @@ from mmdata.batch import Batch
 from mmdata.errors import ConfigError, DataError, TrainingError
 from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.ranks import collectives
+
+T = TypeVar("T")
 
 
 def gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
@@ -57,6 +59,21 @@ def on_first(do: Callable[[], object], group: dist.ProcessGroup | None) -> None:
         dist.broadcast_object_list(failed, src=0, group=group)
     if failed[0] is not None:
         raise failed[0]
+
+
+def on_all(do: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
+    """What `do` returns on each rank, in rank order; all ranks raise what it raises on the first. A collective."""
+    result: T | None = None
+    failed: Exception | None = None
+    try:
+        result = do()
+    except Exception as error:
+        failed = error
+    everything = gather((failed, result), group)
+    for error, _ in everything:
+        if error is not None:
+            raise error
+    return [value for _, value in everything]
 
 
 class Lockstep:

@@ -1,6 +1,6 @@
 """FSDP2: each rank keeps a share of every weight, of its gradient and of its optimizer state.
 
-Results are those of DDP: a gradient is the mean over ranks, and checkpoints hold whole tensors under the same names.
+Results are those of DDP: a gradient is the mean over ranks, and checkpoints have the same names and shapes.
 """
 
 from __future__ import annotations
@@ -110,6 +110,11 @@ def is_shard(value: Tensor) -> bool:
     return isinstance(value, DTensor)
 
 
+def local_part(value: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
 def is_sharded(model: nn.Module) -> bool:
     """Whether a model has been through `shard`."""
     return hasattr(model, "set_requires_gradient_sync")
@@ -190,6 +195,20 @@ def shares_of(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor
     return {name: _share(value, own[name]) if name in own else value for name, value in state.items()}
 
 
+def own_shares(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[tuple[Any, ...]], Tensor | None]:
+    """Gives the parameter as which a tensor of a checkpoint is shared out, by the keys that lead to it; else None."""
+    weights: dict[str, Tensor] = model.state_dict()
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def like(path: tuple[Any, ...]) -> Tensor | None:
+        if path[0] == "model":
+            return weights.get(path[1])
+        is_average = path[:2] == ("optimizer", "state") and path[2] < len(parameters)
+        return parameters[path[2]] if is_average else None
+
+    return like
+
+
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """Copy a checkpoint's averages into an optimizer; its rates and groups stay those of the configuration."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -228,8 +247,12 @@ def _own_copy(value: Any, parameter: Tensor) -> Any:
 
 
 def _share(value: Any, parameter: Tensor) -> Any:
-    """This rank's share of a whole tensor, split as `parameter` is; every rank has the whole, so none is sent."""
-    if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or value.shape != parameter.shape:
+    """This rank's share of a whole tensor, split as `parameter` is; every rank has the whole, so none is sent.
+
+    A share stays as it is.
+    """
+    is_whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
+    if not isinstance(parameter, DTensor) or not is_whole or value.shape != parameter.shape:
         return value
     return distribute_tensor(
         value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None

@@ -20,6 +20,7 @@ from typing_extensions import Self
 
 from mmdata.atomic import explain
 from mmdata.train.ranks.lockstep import on_first
+from mmdata.train.ranks.sharding import local_part
 from mmdata.train.run.checkpoint import save_checkpoint
 
 
@@ -131,10 +132,13 @@ class CheckpointWriter:
     def _write(self, state: dict[str, Any], sound_step: int | None) -> None:
         self._busy.set()
         try:
-            save_checkpoint(self._folder, state, keep=self._keep, sound_step=sound_step)
-            self._written(int(state["step"]))
+            self._publish(state, sound_step)
         finally:
             self._busy.clear()
+
+    def _publish(self, state: dict[str, Any], sound_step: int | None) -> None:
+        save_checkpoint(self._folder, state, keep=self._keep, sound_step=sound_step)
+        self._written(int(state["step"]))
 
 
 def snapshot(state: dict[str, Any]) -> None:
@@ -157,10 +161,11 @@ def _replace(state: dict[str, Any], copies: dict[object, Tensor]) -> None:
             _replace(cast("dict[str, Any]", value), copies)
         elif not isinstance(value, Tensor):
             state[name] = deepcopy(value)
-        elif not value.numel():
+        elif not local_part(value).numel():
             state[name] = value.detach().to("cpu", copy=True)
         else:
-            where = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+            part = local_part(value)  # all shares of this process have the address 0
+            where = (part.device, part.data_ptr(), part.dtype, value.shape, part.stride())
             # All tensors of the state were there before the first copy, so an address names one of them.
             if where not in copies:
                 copies[where] = value.detach().to("cpu", copy=True)

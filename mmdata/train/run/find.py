@@ -11,13 +11,15 @@ from mmdata.train.run.checkpoint import CHECKPOINTS, LATEST, NAME, latest_checkp
 
 
 def find_checkpoint(run: Path) -> Path:
-    """The file itself, or the newest checkpoint of a run's folder.
+    """The checkpoint itself, or the newest checkpoint of a run's folder.
 
     Raises:
         DataError: `run` is neither; says what it is, and what to give instead.
     """
     kind = recognize(run)
     if run.is_file() and (run.suffix.lower() == ".pt" or kind in (Kind.CHECKPOINT, Kind.BINARY)):
+        return run
+    if kind is Kind.CHECKPOINT:
         return run
     if run.is_dir() and (path := latest_checkpoint(run / CHECKPOINTS)) is not None:
         return path
@@ -46,7 +48,7 @@ def _no_run(path: Path) -> str:
         return "no such run; `mmdata train CONFIG` makes one, the folder runs/NAME for NAME.yaml"
     inside = sorted(entry.name for entry in path.iterdir())
     if path.name == CHECKPOINTS and any(NAME.fullmatch(name) for name in inside):
-        return f"the checkpoints of a run; give the run itself, '{path.parent}', or one of these files"
+        return f"the checkpoints of a run; give the run itself, '{path.parent}', or one of these"
     if CHECKPOINTS in inside or "metrics.jsonl" in inside:
         return "a run that has no checkpoint yet; `mmdata train` writes the first after train.checkpoint_every_steps"
     if "manifest.json" in inside or "__mmdata__" in inside:

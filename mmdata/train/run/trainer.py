@@ -41,6 +41,7 @@ from mmdata.train.run.overfit import FirstBatches
 from mmdata.train.run.rehearsal import rehearse
 from mmdata.train.run.same_run import check_same_run
 from mmdata.train.run.sessions import SessionLog
+from mmdata.train.run.sharded_writer import ShardedCheckpointWriter
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
 from mmdata.train.run.utilization import Utilization
@@ -130,7 +131,9 @@ class Trainer:
         )
         ranks = collectives.world_size()
         self.sessions = SessionLog(output, step=self.step, ranks=ranks, device=self.device, speaks=speaks)
-        self.writer = CheckpointWriter(
+        self.sharded = config.checkpoint == "sharded" and sharding.is_sharded(model)
+        writer = ShardedCheckpointWriter if self.sharded else CheckpointWriter
+        self.writer = writer(
             output / CHECKPOINTS,
             keep=config.keep_checkpoints,
             written=self.sessions.write,
@@ -349,7 +352,8 @@ class Trainer:
             "rng": gather(rng_state(self.device), self.group),
         }
         sound = self.updates.sound_step(self.step)
-        self.writer.save(sharding.whole_state(state), sound_step=sound, background=background)
+        form = state if self.sharded else sharding.whole_state(state)
+        self.writer.save(form, sound_step=sound, background=background)
 
     def _resume(self) -> str:
         """Go on from the newest checkpoint in `output`, where there is one; returns a line that says so."""
@@ -366,7 +370,8 @@ class Trainer:
                     f"{self.config.checkpoint_every_steps:,}): starting again from step 0 of {self.total_steps}"
                 )
             return f"starting: {self.total_steps} steps, in {self.output}"
-        state = checkpoint.load_checkpoint(path, mapped=True)
+        like = sharding.own_shares(self.model, self.optimizer)
+        state = checkpoint.load_checkpoint(path, mapped=True, like=like, group=self.group)
         extras = LoaderExtras.of(self.source)
         other_shards = extras.other_shards(state["batches"]) if extras.other_shards else ""
         check_same_run(state, self.settings, self.config, self.total_steps, origin=str(path), other_shards=other_shards)
