@@ -121,10 +121,13 @@ class JoinedTable:
 
     def _column(self, name: str) -> Any:
         if name not in self._columns:
-            values = self._read(name).combine_chunks()
+            values = self._read(name)
+            if pa.types.is_string(values.type):  # as one array of more than 2 GB, too
+                values = values.cast(pa.large_string())
+            values = values.combine_chunks()
             if pa.types.is_uint64(values.type) and (compute.max(values).as_py() or 0) >= 2**63:
                 raise ConfigError(f"{self.of}: column '{name}' has whole numbers above 2^63 - 1: store them as texts")
-            self._columns[name] = values.cast(pa.large_string()) if pa.types.is_string(values.type) else values
+            self._columns[name] = values
         return self._columns[name]
 
     def _read(self, name: str) -> Any:

@@ -140,7 +140,7 @@ class Table:
                 return reader.schema
 
         schema = self._checked(path, read)
-        return dict(zip(schema.names, schema.types, strict=True))
+        return dict(zip(schema.names, map(_plain, schema.types), strict=True))
 
     def _count(self, path: Path) -> int:
         if _is_parquet(path):
@@ -158,7 +158,8 @@ class Table:
     def _read_one(self, path: Path, name: str, *, as_text: bool) -> Any:
         def read() -> Any:
             if _is_parquet(path):
-                return pyarrow.parquet.read_table(path, columns=[name]).column(name)
+                column: Any = pyarrow.parquet.read_table(path, columns=[name]).column(name)
+                return column.cast(_plain(column.type))
             # Keys are texts: 000012 is not 12.
             options = pyarrow.csv.ConvertOptions(
                 include_columns=[name], column_types={name: pa.string()} if as_text else None, strings_can_be_null=True
@@ -172,6 +173,13 @@ class Table:
             return read()
         except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
             raise DataError(f"{self._of}: '{path}' cannot be read as a table: {excerpt(str(error), 200)}") from error
+
+
+def _plain(kind: Any) -> Any:
+    """The type as which values are read: categories as what they are of, decimal numbers as floats."""
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    return pa.float64() if pa.types.is_decimal(kind) else kind
 
 
 def _is_parquet(path: Path) -> bool:

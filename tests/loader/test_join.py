@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,21 @@ def test_a_table_may_be_many_files_and_may_name_its_keys(corpus: Corpus, tmp_pat
     assert selected(corpus, join=pattern, select="clip < 0.6") == expected
     listed = [{"table": [str(tmp_path / f"part-{n}.parquet") for n in (4, 2, 0, 1, 3)], "key": "sample"}]
     assert selected(corpus, join=listed, select="not clip >= 0.6") == expected
+
+
+def test_categories_and_decimal_numbers_are_read_as_what_they_are(corpus: Corpus, tmp_path: Path):
+    domains = [("web", "art")[row % 2] for row in range(50)]
+    price = pa.array([Decimal(row) / 4 for row in range(50)], pa.decimal128(10, 2))
+    more = {"domain": pa.array(domains).dictionary_encode(), "price": price}
+    join = [{"table": write_table(corpus, tmp_path / "scores.parquet", list(range(50)), **more)}]
+    assert selected(corpus, join=join, select="domain == 'art' and price < 5") == [*range(1, 20, 2)]
+    loader = corpus.loader(join=join, fields={"domain": "join:domain", "price": "join:price"})
+    for batch in loader:
+        rows, given = batch["rows"].tolist(), dict(batch)
+        assert given["domain"] == [domains[row] if row >= 0 else "" for row in rows]
+        assert [price for price, row in zip(given["price"].tolist(), rows, strict=True) if row >= 0] == [
+            row / 4 for row in rows if row >= 0
+        ]
 
 
 def test_a_column_that_the_index_has_too_is_told(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):

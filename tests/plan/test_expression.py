@@ -169,3 +169,51 @@ def test_what_is_no_condition_is_refused_with_its_place(text: str, message: str)
     with pytest.raises(ConfigError, match=pattern) as caught:
         parse_expression(text, KINDS, of="data.select", lines=no_file)
     assert str(caught.value).startswith("data.select: ")
+
+
+LARGE = 2**53
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("width > 1 / 0", []),
+        ("width < 1 / 0", [0, 1, 2, 3]),
+        ("0 / 0 is None", [0, 1, 2, 3]),
+        ("width / (height - 100) is not None", [0, 1, 2, 3]),  # 100 / 0 is infinite
+        ("(height - 100) / (height - 100) is None", [0, 1]),
+        ("width % (height - 100) is None", [0, 1]),
+        ("width % (height - 100) == 100", [2]),
+        ("not width % 0 == 0", []),
+    ],
+)
+def test_what_is_divided_by_nothing_is_infinite_or_missing(text: str, rows: list[int]):
+    assert chosen(text) == rows
+
+
+def test_whole_numbers_that_floats_do_not_hold_are_told_apart():
+    columns = {"id": np.array([LARGE, LARGE + 1, LARGE + 2, 2**62 + 1])}
+
+    def found(text: str) -> list[int]:
+        expression = parse_expression(text, {"id": "number"}, of="select", lines=lambda *_: [str(LARGE + 1), "2.5"])
+        return np.flatnonzero(expression(columns, 4)).tolist()
+
+    assert found(f"id in [{LARGE + 1}]") == found("id in lines('ids.txt')") == found(f"id == {LARGE + 1}") == [1]
+    assert found(f"id not in [{LARGE + 1}, {2**62 + 1}]") == [0, 2]
+    assert found("id in [1.5]") == []
+
+
+def test_columns_that_are_no_names_of_python_are_in_backquotes():
+    kinds: dict[str, Kind] = {"clip score (b/32)": "number", "class": "text", "width": "number"}
+    columns = {"clip score (b/32)": np.array([0.2, 0.4]), "class": np.array(["a", "`b`"], object)}
+
+    def parsed(text: str) -> Any:
+        return parse_expression(text, kinds, of="select", lines=lambda *_: [])
+
+    expression = parsed("`clip score (b/32)` > 0.3 and `class` == '`b`'")
+    assert expression.names == {"clip score (b/32)", "class"}
+    assert expression(columns, 2).tolist() == [False, True]
+    with pytest.raises(ConfigError, match=re.escape("no column 'clap'; did you mean 'class'?; there are class, clip ")):
+        parsed("`clap` > 0.3")
+    with pytest.raises(ConfigError, match="at character 23 of"):
+        parsed("`clip score (b/32)` > 'a'")

@@ -2,7 +2,8 @@
 
     condition   and, or, not, parentheses
     comparison  == != < <= > >=, also in a chain (256 <= width <= 1024); in, not in; is None, is not None
-    value       a column, a number, a text in quotes; + - * / % and parentheses
+    value       a column (`in backquotes` if it is no name of Python's), a number, a text in quotes; + - * / % and
+                parentheses
 
 `in` takes a list (`label in [3, 5]`), the lines of a file (`key in lines("keys.txt")`), or a text column
 (`"shutterstock" in url`). A comparison with a value that a row does not have is neither true nor false, as in SQL, and
@@ -29,6 +30,7 @@ from mmdata.plan.select.three_valued import (
     Evaluate,
     all_of,
     any_of,
+    arithmetic,
     constant,
     contains,
     is_in_numbers,
@@ -38,6 +40,7 @@ from mmdata.plan.select.three_valued import (
     negation,
     numbers_of,
     pairwise,
+    remainder,
     texts_of,
 )
 
@@ -61,9 +64,10 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-    ast.Mod: operator.mod,
+    ast.Mod: remainder,
 }
 _TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`([^`]+)`")
 _HINTS = {
     r"&&": "conditions are joined by and, not &&",
     r"\|\|": "conditions are joined by or, not ||",
@@ -127,6 +131,7 @@ class _Parser:
     ) -> None:
         self._text, self._kinds, self._of, self._lines = text, kinds, of, lines
         self._names: set[str] = set()
+        self._quoted: dict[str, str] = {}  # columns in backquotes, by the names that stand for them
 
     def parse(self) -> Expression:
         if len(self._text) > MAX_CHARACTERS:
@@ -137,7 +142,7 @@ class _Parser:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SyntaxWarning)
-                tree = ast.parse(self._text.replace("\n", " "), mode="eval")
+                tree = ast.parse(_QUOTED.sub(self._stand_in, self._text.replace("\n", " ")), mode="eval")
         except SyntaxError as error:
             self._refuse_text(error)
         except (ValueError, MemoryError, RecursionError) as error:  # a NUL; too many parentheses
@@ -146,6 +151,14 @@ class _Parser:
         if part.kind != "condition":
             self._refuse(tree.body, "a condition is needed, such as width >= 256")
         return Expression(self._text, frozenset(self._names), part)
+
+    def _stand_in(self, found: re.Match[str]) -> str:
+        """A name of the same length for a column in backquotes, which may be no name of Python's."""
+        if found[1] is None:
+            return found[0]  # a text, which may hold backquotes
+        name = f"_{len(self._quoted)}".ljust(len(found[0]), "_")
+        self._quoted[name] = found[1]
+        return name
 
     def _refuse_text(self, error: SyntaxError) -> NoReturn:
         """Refuse what Python's parser does not take."""
@@ -202,7 +215,7 @@ class _Parser:
         for side, part in zip((node.left, node.right), sides, strict=True):
             if part.kind != "number":
                 self._refuse(side, f"a number is needed, and this is a {part.kind}")
-        return _Part("number", pairwise(operate, sides[0].evaluate, sides[1].evaluate))
+        return _Part("number", arithmetic(operate, sides[0].evaluate, sides[1].evaluate))
 
     def _compare(self, node: ast.Compare, depth: int) -> _Part:
         found: list[Evaluate] = []
@@ -243,7 +256,7 @@ class _Parser:
 
     def _in_numbers(self, part: _Part, node: ast.expr, values: frozenset[Any]) -> Evaluate:
         try:
-            numbers = np.array(sorted(float(value) for value in values))
+            numbers = [_number(value) for value in values]
         except ValueError:
             return self._refuse(node, "a number is looked for in a list of other values")
         return is_in_numbers(part.evaluate, numbers)
@@ -265,7 +278,7 @@ class _Parser:
         return self._refuse(node, "`in` takes a list, lines(FILE) or a text column")
 
     def _column(self, node: ast.Name) -> _Part:
-        name = node.id
+        name = self._quoted.get(node.id, node.id)
         if name not in self._kinds:
             listed = ", ".join(sorted(self._kinds))
             self._refuse(node, f"no column '{name}'{did_you_mean(name, self._kinds)}; there are {listed}")
@@ -279,7 +292,8 @@ class _Parser:
             return _Part("text", constant(value))
         if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) >= 2**63:
             self._refuse(node, f"{excerpt(value)} is neither a number nor a text")
-        return _Part("number", constant(value))
+        # Of numpy's types: 1 / 0 is infinite, as of columns, and no error.
+        return _Part("number", constant(np.int64(value) if isinstance(value, int) else np.float64(value)))
 
     def _refuse(self, node: ast.expr, why: str) -> NoReturn:
         before = self._text.encode()[: node.col_offset]
@@ -287,3 +301,13 @@ class _Parser:
 
     def _refuse_at(self, place: int, why: str) -> NoReturn:
         raise ConfigError(f"{self._of}: {why}; at character {place} of {excerpt(self._text, 200)}")
+
+
+def _number(value: Any) -> int | float:
+    """A whole number as it is: those above 2^53 are no floats; raises ValueError for a text that is no number."""
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    try:
+        return int(value) if isinstance(value, str) else float(value)
+    except ValueError:
+        return float(value)

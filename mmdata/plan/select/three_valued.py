@@ -27,7 +27,7 @@ class Values(NamedTuple):
 Evaluate = Callable[[Columns], Values]
 
 
-def constant(value: float | str) -> Evaluate:
+def constant(value: Any) -> Evaluate:
     """One value for all rows."""
     return lambda _: Values(value)
 
@@ -81,6 +81,24 @@ def pairwise(operate: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate
     return evaluate
 
 
+def arithmetic(operate: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate) -> Evaluate:
+    """A number made of two; unknown also where it is none, as 0 / 0."""
+    both = pairwise(operate, left, right)
+
+    def evaluate(columns: Columns) -> Values:
+        found = both(columns)
+        return Values(found.values, np.logical_and(found.known, np.logical_not(np.isnan(found.values))))
+
+    return evaluate
+
+
+def remainder(one: Any, other: Any) -> Any:
+    """one % other, NaN where other is 0: of whole numbers numpy gives 0 there."""
+    is_zero = np.equal(other, 0)
+    found = np.mod(one, np.where(is_zero, 1, other))
+    return np.where(is_zero, np.nan, found) if np.any(is_zero) else found
+
+
 def known(evaluate: Evaluate) -> Evaluate:
     """Whether a row has the value; never unknown itself."""
 
@@ -108,12 +126,16 @@ def is_in_texts(evaluate: Evaluate, texts: frozenset[str]) -> Evaluate:
     return is_in
 
 
-def is_in_numbers(evaluate: Evaluate, numbers: NDArray[np.float64]) -> Evaluate:
-    """Whether a number is one of several."""
+def is_in_numbers(evaluate: Evaluate, numbers: Sequence[int | float]) -> Evaluate:
+    """Whether a number is one of several; whole numbers are compared as such."""
+    floats = np.array([float(number) for number in numbers], np.float64)
+    whole = [int(number) for number in numbers if isinstance(number, int) or number.is_integer()]
+    integers = np.array([number for number in whole if -(2**63) <= number < 2**63], np.int64)
 
     def is_in(columns: Columns) -> Values:
         found = evaluate(columns)
-        return Values(np.isin(found.values, numbers), found.known)
+        values = np.asarray(found.values)
+        return Values(np.isin(values, integers if values.dtype.kind == "i" else floats), found.known)
 
     return is_in
 
