@@ -174,7 +174,8 @@ def test_another_index_of_the_folder_is_joined_anew(own: Corpus, tmp_path: Path)
 def test_a_folder_that_was_moved_keeps_its_joins(own: Corpus, tmp_path: Path, request: pytest.FixtureRequest):
     settings = write_table(own, tmp_path / "recaps.parquet")
     Joined([settings], own.index)
-    moved = own.copy(tmp_path / "moved")
+    own.folder.rename(tmp_path / "moved")
+    moved = Corpus(tmp_path / "moved", own.samples)
     request.getfixturevalue("no_match")
     Joined([settings], moved.index)
 
