@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Shapes, choose_lengths, count_buckets
 from mmdata.plan.rows import count_cells
-from mmdata.plan.select.files import selection_of_mask
+from mmdata.plan.select.files import NpyFile
+from mmdata.plan.selection import Selection
 from mmdata.shards import Manifest
 from tests.shards.synthetic import synthetic_rows, write_synthetic_manifest
 
@@ -43,7 +44,7 @@ class ManifestRows:
         self.fingerprint = manifest.root
         self._rows = synthetic_rows(manifest.num_shards, SHARD_ROWS, SEED)
         self._counts: NDArray[np.int64] | None = None
-        self.selection = None if mask is None else selection_of_mask(Path(mask), self.starts)
+        self.selection = None if mask is None else selection_of_mask(mask, self.starts)
 
     def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
         shard, place = np.divmod(rows, SHARD_ROWS)
@@ -58,6 +59,13 @@ class ManifestRows:
         if self._counts is None:
             self._counts = count_cells(self.manifest.cells(), policy, lengths=True)
         return self._counts[shards]
+
+
+def selection_of_mask(path: str, starts: NDArray[np.int64]) -> Selection:
+    """The rows for which a mask is True."""
+    file = NpyFile(path, of="mask")
+    masks = (file.read(*starts[shard : shard + 2].tolist()) for shard in range(len(starts) - 1))
+    return Selection(starts, masks, name=Path(path).name)
 
 
 class OneWindow:

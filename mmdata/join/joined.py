@@ -37,6 +37,8 @@ JOINED = "join:"
 """Begins the name of a column of a joined table."""
 VERSION = 1
 """Of the files of joins; raise it when their content changes, or when captions are cleaned in another way."""
+EXACT = 2**53
+"""Whole numbers up to this one are all floats, too."""
 
 Ints = NDArray[np.int64]
 
@@ -92,15 +94,28 @@ class JoinedTable:
             return "number"
         return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else None
 
+    def type_of(self, name: str) -> str:
+        """Arrow's type of a column, for messages."""
+        return str(self._table.types[name])
+
     def of_shard(self, shard: int, name: str) -> NDArray[Any]:
-        """A column for the rows of a shard: numbers, of which NaN is missing, or an object array, of which None is."""
+        """A column for the rows of a shard: numbers, of which NaN is missing, or an object array, of which None is.
+
+        Raises:
+            ConfigError: whole numbers that a float does not hold exactly, and rows without one.
+        """
         rows = self.table_rows[self._starts[shard] : self._starts[shard + 1]]
         values = self._column(name).take(pa.array(rows, mask=rows < 0))
         if self.kind(name) == "text":
             return np.array(values.to_pylist(), object)
         if pa.types.is_boolean(values.type):
             values = values.cast(pa.int8())
-        if values.null_count:  # whole numbers above 2^53 are rounded then
+        if values.null_count:
+            if pa.types.is_integer(values.type) and _largest(values) > EXACT:
+                raise ConfigError(
+                    f"{self.of}: column '{name}' has whole numbers above 2^53 and rows without one; floats, which know "
+                    "missing values, would round them: store them as texts"
+                )
             values = values.cast(pa.float64(), safe=False).fill_null(np.nan)
         return values.to_numpy()
 
@@ -224,6 +239,12 @@ class JoinedTable:
 
     def _missing(self, count: int) -> str:
         return f"{self.of}: {count:,} of {len(self._index):,} rows have no row in {self._table}"
+
+
+def _largest(values: Any) -> int:
+    """The largest absolute value of whole numbers; 0 if all are missing."""
+    ends = compute.min_max(values).as_py()
+    return max(abs(end) for end in ends.values()) if ends["max"] is not None else 0
 
 
 class Joined:

@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.join.digests import digests_of
-from mmdata.nearest import did_you_mean, nearest
+from mmdata.nearest import check_exists, did_you_mean
 from mmdata.safe_read import check_regular
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
@@ -110,11 +110,7 @@ class Table:
         if not found:
             raise ConfigError(f"{self._of}: '{given}' matches no file")
         for path in found:
-            if not path.exists():
-                siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-                near = nearest(path.name, siblings)
-                meant = f"; did you mean '{path.parent / near}'?" if near else ""
-                raise ConfigError(f"{self._of}: '{path}': no such file{meant}")
+            check_exists(path, self._of)
             if path.suffix.lower() not in SUFFIXES:
                 raise ConfigError(f"{self._of}: '{path}': no table; known are {', '.join(SUFFIXES)}")
             check_regular(path, "table")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -321,6 +322,24 @@ def test_whole_numbers_that_no_tensor_holds_are_refused(corpus: Corpus, tmp_path
     for changes in ({"select": "big >= 0"}, {"fields": {"big": "join:big"}}):
         with pytest.raises(ConfigError, match=message):
             corpus.loader(join=[{"table": table}], **changes)
+
+
+def test_large_whole_numbers_are_exact_or_refused(corpus: Corpus, tmp_path: Path):
+    rows = list(range(50))
+    table = write_table(corpus, tmp_path / "a.parquet", rows, id=pa.array([-(2**53) - row for row in rows]))
+    assert selected(corpus, join=[{"table": table}], select=f"id <= {-(2**53) - 41}") == [*range(41, 50)]
+    fewer = write_table(corpus, tmp_path / "b.parquet", rows[:-1], id=pa.array([-(2**53) - row for row in rows[:-1]]))
+    message = r"^data.join.0: column 'id' has whole numbers above 2\^53 and rows without one; .*: store them as texts$"
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(join=[{"table": fewer}], select="id < 0")
+
+
+def test_a_column_that_no_condition_knows_is_named_with_its_type(corpus: Corpus, tmp_path: Path):
+    day = pa.array([date(2026, 1, 1)] * 50)
+    table = write_table(corpus, tmp_path / "a.parquet", list(range(50)), day=day)
+    message = r"column 'day' is of type date32\[day\]; conditions know numbers and texts; at character 1 of 'day > 5'"
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(join=[{"table": table}], select="day > 5")
 
 
 def test_fields_without_a_table_are_refused(corpus: Corpus):

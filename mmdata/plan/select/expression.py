@@ -106,7 +106,12 @@ class Expression:
 
 
 def parse_expression(
-    text: str, kinds: Mapping[str, Kind], *, of: str, lines: Callable[[str, str | None], Iterable[str]]
+    text: str,
+    kinds: Mapping[str, Kind],
+    *,
+    of: str,
+    lines: Callable[[str, str | None], Iterable[str]],
+    others: Mapping[str, str] | None = None,
 ) -> Expression:
     """Parse a condition.
 
@@ -116,20 +121,26 @@ def parse_expression(
         of: name of the setting, for messages.
         lines: gives the lines of a file, or the values of a column of a table, for `lines(FILE)` and
             `lines(FILE, COLUMN)`.
+        others: the type of columns that are neither numbers nor texts, by name, for messages.
 
     Raises:
         ConfigError: not a condition, an unknown column, values that cannot be compared; names the place.
     """
-    return _Parser(text.strip(), kinds, of, lines).parse()
+    return _Parser(text.strip(), kinds, of, lines, others or {}).parse()
 
 
 class _Parser:
     """Turns Python's syntax tree of a condition into functions; what is not named here is refused."""
 
     def __init__(
-        self, text: str, kinds: Mapping[str, Kind], of: str, lines: Callable[[str, str | None], Iterable[str]]
+        self,
+        text: str,
+        kinds: Mapping[str, Kind],
+        of: str,
+        lines: Callable[[str, str | None], Iterable[str]],
+        others: Mapping[str, str],
     ) -> None:
-        self._text, self._kinds, self._of, self._lines = text, kinds, of, lines
+        self._text, self._kinds, self._of, self._lines, self._others = text, kinds, of, lines, others
         self._names: set[str] = set()
         self._quoted: dict[str, str] = {}  # columns in backquotes, by the names that stand for them
 
@@ -279,6 +290,8 @@ class _Parser:
 
     def _column(self, node: ast.Name) -> _Part:
         name = self._quoted.get(node.id, node.id)
+        if name in self._others:
+            self._refuse(node, f"column '{name}' is of type {self._others[name]}; conditions know numbers and texts")
         if name not in self._kinds:
             listed = ", ".join(sorted(self._kinds))
             self._refuse(node, f"no column '{name}'{did_you_mean(name, self._kinds)}; there are {listed}")

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.join.table import SUFFIXES as SUFFIXES_OF_TABLES
 from mmdata.join.table import Table
-from mmdata.nearest import nearest
-from mmdata.plan.selection import Selection
+from mmdata.nearest import check_exists
 from mmdata.safe_read import check_regular, open_regular
 
 Ints = NDArray[np.int64]
@@ -41,7 +40,7 @@ def read_lines(file: str, column: str | None, *, of: str) -> list[str]:
     path = Path(file)
     if path.suffix.lower() in SUFFIXES_OF_TABLES:
         return Table([file], of=of, key=column, setting="column").keys().drop_null().to_pylist()
-    _check_exists(path, of)
+    check_exists(path, of)
     if column is not None:
         raise ConfigError(f"{of}: '{file}' is a text file and has no column '{column}'; leave the column out")
     check_regular(path, "file of keys")
@@ -66,7 +65,7 @@ class NpyFile:
 
     def __init__(self, file: str, *, of: str) -> None:
         path = Path(file)
-        _check_exists(path, of)
+        check_exists(path, of)
         self._of = f"{of}: '{file}'"
         self._file: BinaryIO = open(open_regular(path, "file"), "rb")  # noqa: SIM115 - closed with the object
         try:
@@ -115,18 +114,3 @@ def uids_of(file: NpyFile) -> list[str]:
 def has_uids(dtype: np.dtype[Any]) -> bool:
     """Whether an array's values are uids, as DataComp's tools write them."""
     return dtype.names is not None and [dtype[name].str[1:] for name in dtype.names] == list(UID_TYPES)
-
-
-def selection_of_mask(path: Path, starts: Ints) -> Selection:
-    """The rows for which the mask in a .npy file is True; a plan's, without settings."""
-    file = NpyFile(str(path), of="mask")
-    masks = (file.read(*starts[shard : shard + 2].tolist()) for shard in range(len(starts) - 1))
-    return Selection(starts, masks, name=path.name)
-
-
-def _check_exists(path: Path, of: str) -> None:
-    if path.exists():
-        return
-    near = nearest(path.name, [other.name for other in path.parent.iterdir()]) if path.parent.is_dir() else None
-    meant = f"; did you mean '{path.parent / near}'?" if near else ""
-    raise ConfigError(f"{of}: '{path}': no such file{meant}")

@@ -45,6 +45,12 @@ def kinds_of(index: Index, joined: Joined) -> dict[str, Kind]:
     return known
 
 
+def others_of(joined: Joined) -> dict[str, str]:
+    """Types of the joined columns that a condition may not name, such as lists and dates, by name."""
+    tables = ((name, joined.table_of(name)) for name in joined.names() if name not in KINDS)
+    return {name: table.type_of(name) for name, table in tables if table.kind(name) is None}
+
+
 def column_of(index: Index, joined: Joined, shard: int, name: str) -> Array:
     """A column for all rows of a shard: numbers (n,), or texts as an object array; NaN or None is missing."""
     if name not in KINDS:
