@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     AUGMENTATION = 7  # 6 was another purpose of earlier versions
     TEXT_TRANSFORM = 8
     CAPTION_DROPOUT = 9
+    GROUP_SHARE = 10
 
 
 def random_raw(count: int, *, seed: int, epoch: int, purpose: Purpose, position: int = 0) -> NDArray[np.uint64]:

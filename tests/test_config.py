@@ -581,6 +581,12 @@ def test_config_groups_have_a_size_or_candidates(groups: dict[str, int]):
         data_of("a", groups=groups)
 
 
+def test_config_a_share_of_groups_needs_their_size():
+    assert data_of("a", groups={"size": 4, "share": 0.5}).groups is not None
+    with pytest.raises(ConfigError, match="'groups': share needs groups of a size: candidates follow every row"):
+        data_of("a", groups={"candidates": 2, "share": 0.5})
+
+
 def test_config_weights_that_make_whole_rows_are_taken():
     assert data_of([{"shards": "a", "weight": 30}, {"shards": "b", "weight": 10}], global_batch_size=12)
 

@@ -118,9 +118,14 @@ class GroupsConfig(Settings):
     candidates: Positive | None = None
     """Rows of its group that follow each row in its batch, drawn anew in each epoch; each row comes once an epoch by
     itself. Give this or `size`."""
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Share of the rows of each batch that stand in groups of `size`; the others stand alone, as without groups. Which
+    groups stand together is drawn anew in each epoch. 0.5: half groups, half single rows; 1: as many as there are."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> GroupsConfig:
+        if self.candidates is not None and self.share < 1:
+            raise ValueError("share needs groups of a size: candidates follow every row")
         if (self.size is None) == (self.candidates is None):
             raise ValueError(
                 "give either size (rows of a group together) or candidates (a row and others of its group)"

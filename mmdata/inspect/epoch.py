@@ -91,4 +91,6 @@ def _groups(groups: Groups, num_rows: int, window_rows: int) -> str:
         having = int(counts[counts > groups.candidates].sum())
         return f"{most}{having:,} of {num_rows:,} rows have all {groups.candidates} candidates"
     together = int((counts // groups.size * groups.size).sum())
+    if groups.share < 1:
+        most, together = "at most ", min(together, round(groups.share * num_rows))
     return f"{most}{together:,} of {num_rows:,} rows stand in whole groups of {groups.size}"

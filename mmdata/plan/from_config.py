@@ -313,10 +313,10 @@ def build_groups(settings: GroupsConfig, index: Index) -> Groups:
     if settings.source != "label":
         of_rows = read_groups(Path(settings.source), index)
         digest = hashlib.sha256(of_rows.tobytes()).hexdigest()[:16]
-        return Groups(of_rows, size, candidates, f"file {digest}")
+        return Groups(of_rows, size, candidates, f"file {digest}", settings.share)
     if not index.has_labels:
         raise ConfigError(
             "data.groups by label: no row of the corpus has a label; convert it with --label-column, or set source to "
             "a file of groups, which `mmdata neighbours` makes"
         )
-    return Groups(index.column("label"), size, candidates, "label")
+    return Groups(index.column("label"), size, candidates, "label", settings.share)

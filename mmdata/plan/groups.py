@@ -5,7 +5,7 @@ The plan then moves units of several rows instead of single rows. A unit is neve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -33,12 +33,15 @@ class Groups:
         candidates: number of other rows of its group that follow each row, drawn anew in each epoch; they occur in
             addition to the epoch's own rows.
         source: names where `of_rows` comes from, with a hash of its content; equal for equal groups.
+        share: of the rows of a batch that stand in groups, about; the others stand alone. Which groups stand together
+            is drawn anew in each epoch. Only with `size`.
     """
 
     of_rows: Ints
     size: int
     candidates: int
     source: str
+    share: float = 1.0
 
     @property
     def unit_rows(self) -> int:
@@ -48,7 +51,8 @@ class Groups:
     @property
     def fingerprint(self) -> str:
         """Equal for equal groups."""
-        return f"{self.source} {self.size}+{self.candidates}"
+        share = "" if self.share == 1 else f" share {self.share!r}"
+        return f"{self.source} {self.size}+{self.candidates}{share}"
 
 
 def form_units(groups: Groups, labels: Ints, bucket_of: NDArray[np.integer], covers: Ints) -> tuple[Ints, Ints]:
@@ -70,6 +74,47 @@ def form_units(groups: Groups, labels: Ints, bucket_of: NDArray[np.integer], cov
     for column in units.T[1:]:
         bucket = np.where(column >= 0, covers[bucket, bucket_of[column]], bucket)
     return units, bucket
+
+
+def draw_groups(labels: Ints, size: int, share: float, order: Callable[[int], Ints]) -> Ints:
+    """Choose the groups of a window that stand together; the rows of all others stand alone.
+
+    Args:
+        labels: int64 (n,), group of each row; below 0 for none.
+        size: rows of one group that stand together.
+        share: of the n rows that stand in groups, as far as the groups suffice.
+        order: gives a random order of so many things.
+
+    Returns:
+        int64 (n,), -1 for rows that stand alone.
+    """
+    names, counts = np.unique(labels, return_counts=True)
+    together = np.where(names < 0, 0, counts // size * size)
+    drawn = order(len(names))
+    before = np.cumsum(together[drawn]) - together[drawn]
+    is_chosen = np.zeros(len(names), np.bool_)
+    is_chosen[drawn[before < share * len(labels)]] = True
+    return np.where(is_chosen[np.searchsorted(names, labels)], labels, -1)
+
+
+def spread_groups(units: Ints, labels: Ints, bucket: Ints) -> Ints:
+    """An order of u units in which those of one group and all others alternate evenly, bucket by bucket.
+
+    Args:
+        units: int64 (u, size), positions among n rows, -1 for padding; in a random order, which each kind keeps.
+        labels: int64 (n,), group of each row; below 0 for none.
+        bucket: int64 (u,), of each unit.
+
+    Returns:
+        int64 (u,), positions of the units.
+    """
+    of_rows = np.where(units < 0, -1, labels[units])
+    is_group = (of_rows[:, 0] >= 0) & (of_rows == of_rows[:, :1]).all(axis=1)
+    kinds = 2 * bucket + is_group
+    by_kind = np.argsort(kinds, kind="stable")
+    position, count = _positions(kinds[by_kind])
+    # Unit i of n of a kind goes where (i + 0.5) / n lies between 0 and 1.
+    return by_kind[np.argsort((position + 0.5) / count, kind="stable")]
 
 
 def cover_table(buckets: Sequence[Bucket]) -> Ints:

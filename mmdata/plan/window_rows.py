@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import BucketPolicy, Shapes
-from mmdata.plan.groups import cover_table, form_units
+from mmdata.plan.groups import cover_table, draw_groups, form_units, spread_groups
 from mmdata.plan.mixture import Mixture
 from mmdata.plan.row_ranges import RowRanges, Window, concatenate, passes_of, rows_of
 from mmdata.plan.rows import Rows, assign_buckets, selection_of
@@ -56,9 +57,14 @@ class WindowRows:
         if groups is None or self._covers is None:
             return occurrences[:, None], bucket_of
         labels = np.asarray(groups.of_rows[rows_of(occurrences)], np.int64)
+        if groups.share < 1:
+            draw = partial(self._permutation, epoch=epoch, purpose=Purpose.GROUP_SHARE, position=window.position)
+            labels = draw_groups(labels, groups.size, groups.share, draw)
         units, bucket_of = form_units(groups, labels, bucket_of, self._covers)
         # form_units sorts by label: the units need a random order of their own
         order = self._permutation(len(units), epoch, Purpose.UNIT_ORDER, window.position)
+        if groups.share < 1:
+            order = order[spread_groups(units[order], labels, bucket_of[order])]
         return np.where(units < 0, -1, occurrences[units])[order], bucket_of[order]
 
     def arrivals(self, windows: list[list[Window]], epoch: int, rounds: range) -> Ints:

@@ -17,8 +17,8 @@ SHAPES = [(64, 64), (48, 80)]
 POLICY = LengthAspectPolicy([8, 16, 77], SHAPES)
 
 
-def grouped(rows: Any, labels: Any, *, size: int = 1, candidates: int = 0) -> Mixture:
-    groups = Groups(np.asarray(labels), size=size, candidates=candidates, source="test")
+def grouped(rows: Any, labels: Any, *, size: int = 1, candidates: int = 0, share: float = 1.0) -> Mixture:
+    groups = Groups(np.asarray(labels), size=size, candidates=candidates, source="test", share=share)
     return Mixture((BatchShare((ShardSpan(0, len(rows.starts) - 1),)),), groups=groups)
 
 
@@ -53,8 +53,12 @@ labelled = st.tuples(
 )
 
 
-@given(labelled, st.sampled_from([2, 3, 4]), st.sampled_from([10, 2**20]), st.booleans())
-def test_plan_of_groups_holds_its_laws(fake_rows, corpus: Any, size: int, window_rows: int, shuffle: bool):
+@given(
+    labelled, st.sampled_from([2, 3, 4]), st.sampled_from([10, 2**20]), st.booleans(), st.sampled_from([0.3, 0.5, 1.0])
+)
+def test_plan_of_groups_holds_its_laws(
+    fake_rows, corpus: Any, size: int, window_rows: int, shuffle: bool, share: float
+):
     sizes, seed = corpus
     rng = np.random.default_rng(seed)
     count = sum(sizes)
@@ -66,7 +70,7 @@ def test_plan_of_groups_holds_its_laws(fake_rows, corpus: Any, size: int, window
         "seed": seed,
         "shuffle": shuffle,
         "window_rows": window_rows,
-        "mixture": grouped(rows, labels, size=size),
+        "mixture": grouped(rows, labels, size=size, share=share),
     }
     plan = Plan(rows, POLICY, **settings)
     steps = list(plan.steps(0))
@@ -74,7 +78,7 @@ def test_plan_of_groups_holds_its_laws(fake_rows, corpus: Any, size: int, window
     assert Counter(row for step in steps for row in step.rows.tolist() if row >= 0) == Counter(range(count))
     for step in steps:
         assert step.bucket.length >= max((int(lengths[row]) for row in step.rows if row >= 0), default=0)
-    if window_rows > count:  # one window: all units of a label are whole but for fewer than `size` rows
+    if window_rows > count and share == 1:  # one window: all units of a label are whole but for fewer than `size` rows
         whole = Counter(
             labels[unit[0]]
             for step in steps
@@ -91,6 +95,41 @@ def test_plan_of_groups_holds_its_laws(fake_rows, corpus: Any, size: int, window
         ]
         for parts, step in zip(zip(*ranks, strict=True), steps[start:], strict=True):
             assert np.concatenate([part.rows for part in parts]).tolist() == step.rows.tolist()
+
+
+def in_groups(rows: Any, labels: Any, size: int) -> int:
+    """How many rows of a batch stand in units of one label."""
+    units = rows.reshape(-1, size)
+    whole = [unit for unit in units if unit.min() >= 0 and labels[unit].min() >= 0]
+    return sum(size for unit in whole if len(set(labels[unit].tolist())) == 1)
+
+
+@pytest.mark.parametrize(("share", "together"), [(0.25, 8), (0.5, 16), (0.75, 24), (1.0, 32)])
+def test_every_batch_has_its_share_of_groups_and_other_groups_in_each_epoch(fake_rows, share: float, together: int):
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(800), 4))
+    rows = fake_rows([1600, 1600])
+    plan = Plan(rows, POLICY, global_batch_size=32, mixture=grouped(rows, labels, size=4, share=share))
+    chosen: list[set[int]] = []
+    for epoch in (0, 1):
+        steps = [step.rows for step in plan.steps(epoch)]
+        assert sorted(np.concatenate(steps).tolist()) == list(range(3200))
+        assert {in_groups(step, labels, 4) for step in steps} == {together}
+        units = np.concatenate(steps).reshape(-1, 4)
+        chosen.append({int(labels[unit[0]]) for unit in units if len(set(labels[unit].tolist())) == 1})
+    assert len(chosen[0] & chosen[1]) == pytest.approx(800 * share**2, abs=80)
+
+
+def test_where_groups_are_few_all_of_them_are_spread_over_the_epoch(fake_rows):
+    labels = np.where(np.arange(320) < 40, np.arange(320) // 4, -1)  # ten groups of four, and 280 rows of none
+    rows = fake_rows([320])
+    steps = list(Plan(rows, POLICY, global_batch_size=32, mixture=grouped(rows, labels, size=4, share=0.5)).steps(0))
+    assert [in_groups(step.rows, labels, 4) for step in steps] == [4] * 10
+
+
+def test_a_share_is_part_of_what_a_plan_depends_on(fake_rows):
+    rows = fake_rows([40])
+    mixtures = [grouped(rows, np.zeros(40, int), size=4, share=share) for share in (0.25, 0.5, 1.0)]
+    assert len({mixture.fingerprint for mixture in mixtures}) == 3
 
 
 def test_groups_keep_texts_of_like_length_together(fake_rows):
