@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 
 from mmdata import Index, cli
@@ -113,7 +114,7 @@ def test_neighbours_are_those_of_the_baseline_of_the_same_seed(folder: Path, lin
     run = folder / "out" / "runs" / f"near-2-{near['digest']}"
     settings = load_checkpoint(find_checkpoint(run))["settings"]
     groups = folder / "out" / "groups" / f"plain-2-{plain['digest']}-by-2.arrow"
-    assert settings["data"]["groups"] == {"source": str(groups), "size": 2, "candidates": None}
+    assert settings["data"]["groups"] == {"source": str(groups), "size": 2, "candidates": None, "share": 1.0}
     assert groups.is_file()
     assert (settings["data"]["seed"], settings["train"]["seed"]) == (2, 2)
 
@@ -138,6 +139,14 @@ def test_table_says_what_there_is(folder: Path, lines: list[dict[str, Any]], cap
         (["compare=null"], "no section compare; see configs/mining.yaml for one"),
         (["--table", "train.steps=3"], "results.jsonl': no run of the baseline 'plain' there yet"),
         (["compare.baseline=near"], "baseline 'near' must be one of the arms, without neighbours of its own"),
+        (
+            ["compare.arms.same.init_from=plian"],
+            "arm 'same': init_from 'plian' is none of the arms; did you mean 'plain'?",
+        ),
+        (
+            ["compare.arms.same.init_from=extra", "compare.arms.extra.init_from=same"],
+            "arms begin with each other's models: extra <- same <- extra",
+        ),
         (["compare.primary=color"], "error: compare.primary color: expected one of order, place, mean, r1"),
         (["compare.pairs=null"], "primary 'order' is a type of swap: give pairs, or let r1 (retrieval) decide"),
         (["compare.tuning_seed=null"], "tuning has 2 settings to try: give tuning_seed, none of [1, 2]"),
@@ -172,6 +181,45 @@ def test_corpus_without_pairs_is_compared_by_retrieval(
     assert [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()[-4:-2]] == ["| plain", "| faster"]
     assert len(checkpoints) == 4
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/checkpoints/*.pt")} == checkpoints
+
+
+def test_arms_begin_with_the_finished_model_of_another_arm(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    arms: dict[str, Any] = {
+        "near": {"init_from": "stage", "neighbours": 2, "settings": ["data.groups.share=0.5"]},
+        "later": {"init_from": "stage"},
+        "stage": {"settings": ["train.lr=1e-2"]},
+    }
+    words = ["compare.pairs=null", "compare.primary=r1", "compare.tuning=[[]]", "compare.tuning_seed=null"]
+    words += [f"compare.output={tmp_path}", f"compare.arms={json.dumps(arms)}", "compare.baseline=later"]
+    assert run_tool(folder / "config.yaml", *words, "--table") == 2
+    assert "no run of the baseline 'later' there yet" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    assert run_tool(folder / "config.yaml", *words, "--seeds", 1) == 0
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [(line["arm"], line["seed"]) for line in lines] == [("stage", 1), ("later", 1), ("near", 1)]
+    stage, later, near = (tmp_path / "runs" / f"{line['arm']}-1-{line['digest']}" for line in lines)
+    settings = [load_checkpoint(find_checkpoint(run))["settings"] for run in (stage, later, near)]
+    assert [one["model"]["init_from"] for one in settings] == [None, str(stage), str(stage)]
+    groups = str(tmp_path / "groups" / f"{stage.name}-by-2.arrow")
+    assert settings[2]["data"]["groups"] == {"source": groups, "size": 2, "candidates": None, "share": 0.5}
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in printed if line.startswith("| ")][1:] == ["| later", "| stage", "| near"]
+
+
+def test_a_run_that_begins_with_another_has_its_weights(folder: Path, tmp_path: Path):
+    arms: dict[str, Any] = {"stage": {}, "later": {"init_from": "stage", "settings": ["train.lr=1e-30"]}}
+    words = ["compare.pairs=null", "compare.primary=r1", "compare.tuning=[[]]", "compare.tuning_seed=null"]
+    words += [f"compare.output={tmp_path}", f"compare.arms={json.dumps(arms)}", "compare.baseline=later"]
+    assert run_tool(folder / "config.yaml", *words, "--seeds", 2) == 0
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    stage, later = (
+        load_checkpoint(find_checkpoint(tmp_path / "runs" / f"{line['arm']}-2-{line['digest']}"))["model"]
+        for line in lines
+    )
+    assert stage.keys() == later.keys()
+    assert all(torch.equal(stage[name], later[name]) for name in stage)
 
 
 @pytest.fixture

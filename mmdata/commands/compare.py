@@ -7,22 +7,17 @@ import json
 import shlex
 import sys
 import time
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import torch
-
 from mmdata.atomic import naming
-from mmdata.batch import Batch
 from mmdata.cli import main as mmdata
-from mmdata.compositional import load_pairs, read_pairs
-from mmdata.config import CompareConfig, Config, DataConfig, load_config
+from mmdata.commands.pairs import score_pairs
+from mmdata.compositional import read_pairs
+from mmdata.config import CompareConfig, Config, load_config
 from mmdata.errors import ConfigError
 from mmdata.inspect.paired import markdown
-from mmdata.train.evaluation.evaluate import compositional, embed
 from mmdata.train.run.trainer import EVALUATION
-from mmdata.trained import TrainedRun
 
 RESULTS = "results.jsonl"
 R1 = ("image_to_text_r1", "text_to_image_r1")
@@ -52,7 +47,7 @@ class Experiment:
         compare: its section `compare`.
 
     Attributes:
-        arms: their names, the baseline first.
+        arms: their names: each after the one that it begins with, the baseline before those that it does not need.
     """
 
     def __init__(self, path: Path, overrides: list[str], config: Config, compare: CompareConfig) -> None:
@@ -60,7 +55,21 @@ class Experiment:
         self._data, self._compare = config.data, compare
         self._output = Path(compare.output)
         self._saved: dict[Path, Config | str] = {}
-        self.arms = sorted(compare.arms, key=lambda arm: arm != compare.baseline)
+        self.arms: list[str] = []
+        for arm in (compare.baseline, *compare.arms):
+            self._add(arm)
+
+    def _add(self, arm: str) -> None:
+        if arm in self.arms:
+            return
+        if (needed := self._compare.arms[arm].init_from) is not None:
+            self._add(needed)
+        self.arms.append(arm)
+
+    def _needed(self, arm: str) -> str | None:
+        """The arm whose finished model an arm begins with, or is grouped by; None if it needs none."""
+        settings = self._compare.arms[arm]
+        return settings.init_from or (self._compare.baseline if settings.neighbours is not None else None)
 
     def tune(self, arm: str) -> tuple[str, ...]:
         """The settings of `compare.tuning` with which an arm retrieves best on the validation set.
@@ -94,15 +103,17 @@ class Experiment:
             ConfigError: no run of the baseline has ended.
         """
         scores = self._finished()
-        if not scores.get(self._compare.baseline):
-            baseline = self._compare.baseline
-            why = next(filter(None, (self._why_not_found(run) for run in self._first_runs(baseline))), "")
+        baseline = self._compare.baseline
+        if not scores.get(baseline):
+            needed = self._needed(baseline)
+            tried = self._first_runs(baseline) if needed is None or needed in scores else []
+            why = next(filter(None, map(self._why_not_found, tried)), "")
             raise ConfigError(
                 f"'{self._output / RESULTS}': no run of the baseline '{baseline}' there yet{why and f' ({why})'}"
             )
         columns = [name for name in metrics_of(self._compare) if name != metric]
         columns += ["mean_blind", "mean_shuffled"] if self._compare.pairs else []
-        lines = markdown(scores, self._compare.baseline, metric, columns)
+        lines = markdown(scores, baseline, metric, columns)
         for arm, found in scores.items():
             if seconds := [line["cpu_s"] for line in found.values()]:
                 how = f"tuned to {' '.join(self.tune(arm))}; " if self._tries(arm) else ""
@@ -110,17 +121,21 @@ class Experiment:
         return lines
 
     def _finished(self) -> dict[str, dict[int, Line]]:
-        """For each arm that is tuned its results by seed; of seeds that the baseline has. Makes no run."""
+        """For each arm that is tuned its results by seed, the baseline first; of seeds that it has. Makes no run."""
         scores: dict[str, dict[int, Line]] = {}
-        for arm in self.arms:  # the baseline first: what the settings of neighbours ask of it is then there
-            seeds = self._compare.seeds if arm == self._compare.baseline else list(scores[self._compare.baseline])
-            if any(self._line(run) is None for run in self._tries(arm)):
-                if arm == self._compare.baseline:
-                    break
+        for arm in self.arms:
+            # What an arm needs comes before it: its settings name a run of that one, which is there then.
+            needed = self._needed(arm)
+            if needed is not None and needed not in scores:
                 continue
+            if any(self._line(run) is None for run in self._tries(arm)):
+                continue
+            seeds = self._compare.seeds if needed is None else list(scores[needed])
             found = {seed: self._line(Run(arm, seed, self.tune(arm))) for seed in seeds}
             scores[arm] = {seed: line for seed, line in found.items() if line is not None}
-        return scores
+        baseline = scores.pop(self._compare.baseline, {})
+        others = {arm: {seed: found[seed] for seed in baseline if seed in found} for arm, found in scores.items()}
+        return {self._compare.baseline: baseline, **others}
 
     def _first_runs(self, arm: str) -> list[Run]:
         """The runs that an arm begins with: those that tune it, or those of its seeds."""
@@ -140,30 +155,34 @@ class Experiment:
         line: Line = {"arm": run.arm, "seed": run.seed, "tuned": run.tuned, "digest": digest}
         line |= {"r1": sum(scores[name] for name in R1) / 2}
         line |= {"cpu_s": ended - grouped, "neighbours_s": grouped - started}
-        line |= {} if self._compare.pairs is None else _evaluate(folder, self._compare.pairs)
+        line |= {} if self._compare.pairs is None else score_pairs(folder, self._compare.pairs)
         results = self._output / RESULTS
         with naming(results), results.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def _group(self, run: Run) -> None:
-        """Write the neighbours in the eyes of the baseline's finished model of the same seed."""
+        """Write the neighbours in the eyes of the model that the arm begins with, or of the baseline's."""
         size = str(self._compare.arms[run.arm].neighbours)
         where = ["--run", str(self._folder(self._teacher(run))), "--out", str(self._groups(run)), "--device", "cpu"]
         _command("neighbours", str(self._path), *self._overrides, "--size", size, *where)
 
     def _teacher(self, run: Run) -> Run:
-        """The baseline's run of the same seed; while the baseline is tuned its other arms wait."""
-        baseline = self._compare.baseline
-        teacher = Run(baseline, run.seed, self.tune(baseline))
+        """The finished run of the same seed that a run needs; while that arm is tuned its other runs wait."""
+        needed = self._needed(run.arm)
+        assert needed is not None, f"the arm '{run.arm}' needs no other"
+        teacher = Run(needed, run.seed, self.tune(needed))
         self.result(teacher)
         return teacher
 
     def _settings(self, run: Run) -> list[str]:
         arm = self._compare.arms[run.arm]
+        given: list[str] = []
+        if arm.init_from is not None:
+            given.append(f"model.init_from={self._folder(self._teacher(run))}")
+        if arm.neighbours is not None:  # before the arm's own settings, which may have a data.groups.share
+            given.append(f"data.groups={{source: {self._groups(run)}, size: {arm.neighbours}}}")
         seeds = [f"train.seed={run.seed}", f"data.seed={run.seed}"]
-        if arm.neighbours is not None:
-            seeds.append(f"data.groups={{source: {self._groups(run)}, size: {arm.neighbours}}}")
-        return [*self._overrides, *arm.settings, *run.tuned, *seeds]
+        return [*self._overrides, *given, *arm.settings, *run.tuned, *seeds]
 
     def _config(self, run: Run) -> Config:
         return _without_place(load_config(self._path, [*self._settings(run), "compare=null"]))
@@ -285,29 +304,3 @@ def _command(*arguments: str) -> None:
             raise Stopped(end.code) from None
     finally:
         sys.argv = before
-
-
-@cache
-def _pairs_of(path: str, data: str) -> tuple[tuple[Batch, list[str]], ...]:
-    """The batches of a compositional test, decoded once."""
-    return tuple(load_pairs(path, DataConfig.model_validate_json(data)))
-
-
-def _evaluate(folder: Path, path: str) -> Line:
-    """Accuracy for each type of swap, and what is left of it without the pictures: those must be 50 %.
-
-    TYPE_blind: every picture is the mean of all, so the text alone scores. TYPE_shuffled: those of the pair before.
-    """
-    trained = TrainedRun.load(folder)
-    data = trained.config.data.model_copy(update={"seed": 0, "groups": None, "negative_captions": None})
-    batches = _pairs_of(path, data.model_dump_json())
-    types = [name for _, names in batches for name in names]
-    features = embed(trained.model, (batch for batch, _ in batches))
-    assert features.text is not None, "pairs have captions"
-    mean = torch.nn.functional.normalize(features.image.mean(0, keepdim=True)).expand_as(features.image)
-    looks = {"": features.image, "_blind": mean, "_shuffled": features.image.roll(2, 0)}
-    line: Line = {"logit_scale": trained.model.logit_scale.exp().item()}
-    for name, images in looks.items():
-        scores = compositional(images, features.text, types)
-        line |= {f"{kind}{name}": values["accuracy"] for kind, values in scores.items()}
-    return line

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from mmdata.config.settings import Integer, Location, Settings
+from mmdata.nearest import did_you_mean
 
 
 class ArmConfig(Settings):
@@ -14,9 +15,12 @@ class ArmConfig(Settings):
 
     settings: tuple[str, ...] = ()
     """The settings that this arm changes, written as on the command line: "train.loss=hard_negative"."""
+    init_from: str | None = None
+    """Name of the arm with whose finished model of the same seed this one begins (`model.init_from`). null: weights of
+    its own seed."""
     neighbours: Annotated[int, Field(strict=True, ge=2)] | None = None
-    """Number of near neighbours that stand together in a batch (`data.groups.size`), found by the baseline's model of
-    the same seed. null: batches are not grouped."""
+    """Number of near neighbours that stand together in a batch (`data.groups.size`), found by the model that this arm
+    begins with, else by the baseline's finished model of the same seed. null: batches are not grouped."""
 
 
 class CompareConfig(Settings):
@@ -27,7 +31,7 @@ class CompareConfig(Settings):
     arms: dict[str, ArmConfig]
     """The ways to train, by name; each changes some settings."""
     baseline: str
-    """Name of the arm that the others are compared with; it runs first."""
+    """Name of the arm that the others are compared with; it runs first, after the arm that it begins with."""
     seeds: Annotated[list[Integer], Field(min_length=2)]
     """Seeds of weights and batches; each arm is trained once with each of them, so that the comparison is paired."""
     pairs: Location | None = None
@@ -45,6 +49,8 @@ class CompareConfig(Settings):
     def _check(self) -> CompareConfig:
         if self.baseline not in self.arms or self.arms[self.baseline].neighbours is not None:
             raise ValueError(f"baseline '{self.baseline}' must be one of the arms, without neighbours of its own")
+        for name in self.arms:
+            self._check_way_to(name)
         if len(self.tuning) > 1 and self.tuning_seed is None:
             raise ValueError(f"tuning has {len(self.tuning)} settings to try: give tuning_seed, none of {self.seeds}")
         if self.pairs is None and self.primary != "r1":
@@ -52,3 +58,15 @@ class CompareConfig(Settings):
         if self.tuning_seed in self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must differ, also from tuning_seed ({self.tuning_seed}): got {self.seeds}")
         return self
+
+    def _check_way_to(self, name: str) -> None:
+        """Raise ValueError if an arm begins with the model of no arm, or in the end with its own."""
+        passed = [name]
+        while (name := self.arms[name].init_from or "") != "":
+            if name not in self.arms:
+                raise ValueError(
+                    f"arm '{passed[-1]}': init_from '{name}' is none of the arms{did_you_mean(name, self.arms)}"
+                )
+            if name in passed:
+                raise ValueError(f"arms begin with each other's models: {' <- '.join([*passed, name])}")
+            passed.append(name)
