@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from pathlib import Path
-
-from mmdata.errors import ConfigError
 
 NEAR = 0.6
 """Least similarity of two names, as difflib counts it: twice the letters in common, by the letters of both."""
@@ -40,15 +37,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message: "; did you mean 'train'?", or "" if no known name is near."""
     found = nearest(word, known)
     return f"; did you mean '{found}'?" if found is not None else ""
-
-
-def check_exists(path: Path, of: str) -> None:
-    """Raise ConfigError, with the nearest name in its folder, if there is no such file; `of`: name of the setting."""
-    if path.exists():
-        return
-    near = nearest(path.name, [other.name for other in path.parent.iterdir()]) if path.parent.is_dir() else None
-    meant = f"; did you mean '{path.parent / near}'?" if near else ""
-    raise ConfigError(f"{of}: '{path}': no such file{meant}")
 
 
 def _plain(name: str) -> str:

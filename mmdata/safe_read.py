@@ -6,9 +6,11 @@ import errno
 import os
 import stat
 import unicodedata
+from pathlib import Path
 from urllib.parse import unquote
 
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
+from mmdata.nearest import nearest
 
 ATTEMPTS = 3
 """How often a file that changes while it is read is read again before its row is quarantined."""
@@ -38,6 +40,15 @@ def path_of_url(name: str) -> str | None:
     if not path:
         raise ConfigError(f"'{name}': a file: URL without a path; write file:/folder/name")
     return path if os.path.exists(path) else unquote(path)
+
+
+def check_exists(path: Path, of: str) -> None:
+    """Raise ConfigError, with the nearest name in its folder, if there is no such file; `of`: name of the setting."""
+    if path.exists():
+        return
+    near = nearest(path.name, [other.name for other in path.parent.iterdir()]) if path.parent.is_dir() else None
+    meant = f"; did you mean '{path.parent / near}'?" if near else ""
+    raise ConfigError(f"{of}: '{path}': no such file{meant}")
 
 
 def check_regular(path: str | os.PathLike[str], what: str = "file") -> None:

@@ -30,6 +30,7 @@ from mmdata.join.table import Table, compute
 from mmdata.join.values import Values
 from mmdata.nearest import did_you_mean
 from mmdata.shards.index import Index
+from mmdata.shards.member_values import EXACT
 
 logger = logging.getLogger("mmdata")
 
@@ -37,8 +38,6 @@ JOINED = "join:"
 """Begins the name of a column of a joined table."""
 VERSION = 1
 """Of the files of joins; raise it when their content changes, or when captions are cleaned in another way."""
-EXACT = 2**53
-"""Whole numbers up to this one are all floats, too."""
 
 Ints = NDArray[np.int64]
 

@@ -15,8 +15,8 @@ import pyarrow.parquet
 
 from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.join.digests import digests_of
-from mmdata.nearest import check_exists, did_you_mean
-from mmdata.safe_read import check_regular
+from mmdata.nearest import did_you_mean
+from mmdata.safe_read import check_exists, check_regular
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
 compute: Any = pyarrow.compute  # pyarrow's functions have no types

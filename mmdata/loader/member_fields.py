@@ -20,7 +20,7 @@ from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
 from mmdata.join.shards import JoinedShards
 from mmdata.loader.fields import MemberSource
 from mmdata.shards import Index, ShardStore
-from mmdata.shards.member_values import MAX_BYTES, absent, as_array, open_member, pick
+from mmdata.shards.member_values import EXACT, MAX_BYTES, absent, as_array, open_member, pick
 from mmdata.shards.sample_members import OwnSamples
 from mmdata.shards.tar import Member
 
@@ -107,6 +107,8 @@ class Column:
             if array is not None and not array.shape:
                 got += f" ({array})"
             raise BadSample(Reason.BAD_FIELD, f"{got}, and the first rows have {_words(self.dtype, self.shape)}")
+        if self.dtype.kind == "f" and array.dtype.kind == "i" and ((array > EXACT) | (array < -EXACT)).any():
+            raise BadSample(Reason.BAD_FIELD, "a whole number above 2^53, which floats would round: store it as a text")
         return array
 
 

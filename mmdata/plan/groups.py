@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DataError
 from mmdata.plan.buckets import Bucket
+from mmdata.plan.row_ranges import mix_evenly
 from mmdata.safe_read import check_regular
 from mmdata.shards import Index
 
@@ -111,10 +112,7 @@ def spread_groups(units: Ints, labels: Ints, bucket: Ints) -> Ints:
     of_rows = np.where(units < 0, -1, labels[units])
     is_group = (of_rows[:, 0] >= 0) & (of_rows == of_rows[:, :1]).all(axis=1)
     kinds = 2 * bucket + is_group
-    by_kind = np.argsort(kinds, kind="stable")
-    position, count = _positions(kinds[by_kind])
-    # Unit i of n of a kind goes where (i + 0.5) / n lies between 0 and 1.
-    return by_kind[np.argsort((position + 0.5) / count, kind="stable")]
+    return np.argsort(kinds, kind="stable")[mix_evenly(np.unique(kinds, return_counts=True)[1])]
 
 
 def cover_table(buckets: Sequence[Bucket]) -> Ints:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mmdata.plan.bucket_queues import LaneQueues
 from mmdata.plan.buckets import Bucket, BucketPolicy
 from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
-from mmdata.plan.row_ranges import Window, passes_of, rows_of
+from mmdata.plan.row_ranges import Window, mix_evenly, passes_of, rows_of
 from mmdata.plan.rows import Rows, fingerprint_policy, selection_of
 from mmdata.plan.schedule import Schedule
 from mmdata.plan.window_rows import WindowRows
@@ -259,9 +259,7 @@ class Plan:
         lanes: list[Ints] = []
         for lane in range(0, len(parts), num_shares):
             own = parts[lane : lane + num_shares]
-            # row i of n goes where (i + 0.5) / n lies between 0 and 1
-            middles = np.concatenate([(np.arange(len(part)) + 0.5) / len(part) for part in own])
-            lanes.append(np.concatenate(own)[np.argsort(middles, kind="stable")])
+            lanes.append(np.concatenate(own)[mix_evenly([len(part) for part in own])])
         return np.concatenate(lanes)
 
     def _schedule(self, epoch: int) -> tuple[list[list[Window]], Schedule]:

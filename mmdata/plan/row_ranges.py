@@ -129,6 +129,21 @@ def interleave(parts: Sequence[RowRanges]) -> RowRanges:
     return concatenate(parts).take(np.argsort(np.concatenate(middles), kind="stable"))
 
 
+def mix_evenly(counts: Sequence[int] | Ints) -> Ints:
+    """An order in which several runs of things, one after the other, are mixed evenly; each run keeps its order.
+
+    Args:
+        counts: of each run.
+
+    Returns:
+        int64 (sum of counts,), positions in the runs as they lie one after the other: mix_evenly([2, 4]) is
+        [2, 0, 3, 4, 1, 5].
+    """
+    # Thing i of n goes where (i + 0.5) / n lies between 0 and 1.
+    middles = [(np.arange(count) + 0.5) / count for count in counts]
+    return np.argsort(np.concatenate([np.empty(0), *middles]), kind="stable")
+
+
 def assign_to_lanes(sizes: Ints, num_lanes: int, *, seed: int, position: int = 0) -> list[Ints]:
     """Assign shards to lanes so that the lanes have about equally many rows.
 

@@ -29,6 +29,8 @@ MAX_BYTES = 2**28
 """Largest member, and largest array in one, 256 MiB."""
 MAX_HEADER = 10_000
 """Largest header of a .npy, in bytes; numpy's own limit."""
+EXACT = 2**53
+"""Whole numbers up to this one are all floats (float64), too."""
 _DAMAGE = (ValueError, OSError, EOFError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error)
 """What numpy and zipfile raise for damaged files; RuntimeError if they are encrypted or packed in other ways."""
 _INTEGERS = {"u2": np.int32, "u4": np.int64, "u8": np.int64}

@@ -269,6 +269,20 @@ def test_missing_values_mask_the_row_are_kept_or_an_error(
         list(loader)
 
 
+def test_whole_numbers_that_a_float_would_round_are_kept_whole_or_masked(tmp_path: Path, samples: dict[str, Members]):
+    for row in range(ROWS):
+        samples[key_of(row)]["json"] = json_of({"id": 2**53 + (row == 5), "caption": "x"})
+    data = {**write(tmp_path / "tars", samples), "fields": {"id": "json:id"}}
+    assert by_row(data, "id") == {row: 2**53 + (row == 5) for row in range(ROWS)}
+    kept = by_row(data, "id", missing_fields="keep")
+    assert kept == {row: 2.0**53 for row in range(ROWS) if row != 5}
+    with Loader.from_config({**data, "missing_fields": "keep"}) as loader:
+        list(loader)
+        (entry,) = loader.ledger
+    assert (entry.row, entry.reason) == (5, "bad_field")
+    assert "a whole number above 2^53, which floats would round: store it as a text" in entry.detail
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

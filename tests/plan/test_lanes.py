@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdata.plan import LengthAspectPolicy, Plan
-from mmdata.plan.row_ranges import assign_to_lanes, cut_windows
+from mmdata.plan.row_ranges import assign_to_lanes, cut_windows, mix_evenly
 
 POLICY = LengthAspectPolicy([8, 16, 77], [(64, 64)])
 
@@ -83,3 +83,11 @@ def test_plan_resumed_reads_only_the_windows_whose_rows_still_wait(fake_rows):
             == (whole[start])
         )
         assert len(rows.asked) <= 3
+
+
+@pytest.mark.parametrize(
+    ("counts", "order"),
+    [([2, 4], [2, 0, 3, 4, 1, 5]), ([3], [0, 1, 2]), ([2, 2], [0, 2, 1, 3]), ([0, 2], [0, 1]), ([], [])],
+)
+def test_runs_are_mixed_evenly_and_keep_their_order(counts: list[int], order: list[int]):
+    assert mix_evenly(counts).tolist() == order

@@ -41,6 +41,7 @@ class Server(ThreadingHTTPServer):
         self.requests: list[tuple[str, str | None]] = []
         self.faults: list[str] = []
         self.sent = 0
+        self.linger_s = 0.0  # between the last byte of a cut answer and the end of its connection
         self.held = ""  # path whose requests wait until `release` is set
         self.holding, self.release = threading.Event(), threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -118,6 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or fault == "cut"
         self.server.count(len(body))
         self.wfile.write(body)
+        time.sleep(self.server.linger_s if fault == "cut" else 0)
 
     do_GET = do_HEAD = do_PUT = do_POST = _answer
 

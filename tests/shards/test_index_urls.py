@@ -114,12 +114,12 @@ def test_failed_requests_are_repeated_from_the_byte_where_they_ended(tmp_path, c
         (folder / f"x-{shard:04d}.tar").write_bytes(tar(samples))
     build_index(folder, out=tmp_path / "here")
     with serve(folder, fault_every=2) as server:
+        server.linger_s = 1.0  # what has arrived is read: else how much is lost is a matter of the buffers
         of_urls(server, tmp_path / "far", cache)
         assert {"reset", "error", "cut"} <= set(server.faults)
         begins = [int(range_[len("bytes=") : -1]) for _, range_ in server.requests if range_ and range_.endswith("-")]
         assert max(begins) > 0
-        # Of what had arrived when the connection ended, some is lost: how much, the system's buffers say.
-        assert server.sent < size_of(folder) + size_of(folder) / NUM_TARS / 2
+        assert server.sent <= 1.05 * size_of(folder)
     assert files(tmp_path / "far") == files(tmp_path / "here")
 
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.join.table import SUFFIXES as SUFFIXES_OF_TABLES
 from mmdata.join.table import Table
-from mmdata.nearest import check_exists
-from mmdata.safe_read import check_regular, open_regular
+from mmdata.safe_read import check_exists, check_regular, open_regular
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
