@@ -356,8 +356,9 @@ class DataConfig(Settings):
     missing_fields: Literal["mask", "keep", "error"] = "mask"
     """What becomes of a row whose sample lacks a value that `fields` names in a member of its own; for joined tars
     their `missing` says it. mask: it is masked, with a line
-    in the ledger. keep: it has NaN, "" or None; whole numbers come as floats then. error: an error. A damaged value, or
-    one of another shape than in the first rows, is masked, or an error with `error`."""
+    in the ledger. keep: it has NaN, "" or None; whole numbers come as floats then, and one above 2^53, which a float
+    would round, is masked. error: an error. A damaged value, or one of another shape than in the first rows, is masked,
+    or an error with `error`."""
     skip_damaged: bool = False
     """A stream that meets a damaged or unreadable shard goes on with the next one, and counts the loss in `stream.lost`
     and its ledger; otherwise that is an error. Shards with an index: `mmdata index --skip-damaged`."""
