@@ -13,7 +13,7 @@ Cosine = Annotated[float, Field(ge=-2.0, le=2.0)]
 """A difference of cosine similarities."""
 
 
-LossName = Literal["clip", "siglip", "multi_positive", "triplet", "hard_negative"]
+LossName = Literal["clip", "siglip", "multi_positive", "triplet", "hard_negative", "sogclr"]
 Schedule = Literal["cosine", "constant", "cooldown"]
 PositivesBy = Literal["labels", "image_hash", "caption_hash"]
 """The entry of a batch in which rows that are positives of each other are equal."""
@@ -219,7 +219,8 @@ class TrainConfig(Settings):
     the start, and a shape for which there is too little memory is named then. auto: on a GPU, or with `compile`."""
     loss: LossName = "clip"
     """The loss. clip: InfoNCE. siglip: sigmoid of all pairs. multi_positive: InfoNCE with several positives (UniCL).
-    triplet: hinge (VSE++). hard_negative: InfoNCE in which harder negatives weigh more; takes no miner."""
+    triplet: hinge (VSE++). hard_negative: InfoNCE in which harder negatives weigh more; takes no miner.
+    sogclr: InfoNCE of the whole corpus, estimated (SogCLR, FastCLIP); keeps 8 bytes for each row, takes no miner."""
     positives: PositivesBy = "caption_hash"
     """For the loss multi_positive: rows with equal values of this are positives of each other. A hash sets
     `data.add_hashes`."""
@@ -230,6 +231,17 @@ class TrainConfig(Settings):
     hard_negative_prior: BelowOne = 0.0
     """For the loss hard_negative: the assumed probability that a negative is a false one (τ⁺), which the loss corrects
     for."""
+    sogclr_gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
+    """For the loss sogclr: weight of a batch in the averages of its rows, after `sogclr_gamma_decay_steps`."""
+    sogclr_gamma_decay_steps: Count = 0
+    """For the loss sogclr: updates in which gamma falls from 1 to `sogclr_gamma` along a half cosine. FastCLIP: half of
+    the run, to 0.2."""
+    sogclr_eps: Annotated[float, Field(gt=0.0)] | None = None
+    """For the loss sogclr: added to a row's average. null: 1 / (rows of the corpus - 1), which makes the loss InfoNCE
+    of the whole corpus. The papers': 1.0e-14."""
+    sogclr_rho: float | None = None
+    """For the loss sogclr: what the scale aims at, as in FastCLIP-v3 (there 6.5 to 11); larger makes the scale larger.
+    null: the scale is learned as in InfoNCE."""
     miner: NamedMinerConfig | None = None
     """Chooses which negatives of the batch enter the loss, such as the hardest; null: all of them do."""
     teacher: TeacherConfig | None = None

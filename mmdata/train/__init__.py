@@ -9,6 +9,7 @@
 
 from mmdata.train import losses, miners
 from mmdata.train.memory.ema import EMA
+from mmdata.train.memory.normalizers import RowNormalizers
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.models.dual_encoder import DualEncoder, DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss
@@ -25,6 +26,7 @@ __all__ = [
     "DualEncoder",
     "DualEncoderOutput",
     "FeatureQueue",
+    "RowNormalizers",
     "StepOutput",
     "Trainer",
     "distributed",

@@ -100,7 +100,11 @@ def test_next_checkpoint_waits_for_the_one_before(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(
     "settings",
-    [{"teacher": {"decay": 0.9}}, {"queue": {"rows": 20, "after_steps": 0}, "mask_false_negatives": True}],
+    [
+        {"teacher": {"decay": 0.9}},
+        {"queue": {"rows": 20, "after_steps": 0}, "mask_false_negatives": True},
+        {"loss": "sogclr"},
+    ],
 )
 def test_checkpoint_holds_the_state_at_its_step_whatever_came_while_it_was_written(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

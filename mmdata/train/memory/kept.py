@@ -1,4 +1,4 @@
-"""What a run keeps of the features it has computed: the queue and the feature cache, where settings ask for them."""
+"""What a run keeps beside its weights: the queue, the feature cache, normalizers, where settings ask for them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from typing_extensions import Self
 
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.train.batches import Batches
 from mmdata.train.memory.feature_cache import FeatureCache
+from mmdata.train.memory.normalizers import RowNormalizers
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.ranks.lockstep import on_first
@@ -22,20 +24,22 @@ from mmdata.train.ranks.lockstep import on_first
 
 @dataclass(frozen=True)
 class FeatureMemory:
-    """The run's queue and feature cache; each is optional."""
+    """The run's queue, feature cache and normalizers; each is optional."""
 
     queue: FeatureQueue | None
     cache: FeatureCache | None
+    normalizers: RowNormalizers | None
 
     @classmethod
-    def from_config(cls, config: TrainConfig, batches: Batches, folder: Path) -> Self:
+    def from_config(cls, config: TrainConfig, batches: Batches, folder: Path, device: torch.device) -> Self:
         """As a configuration asks; the cache lies in the run's folder.
 
         Raises:
-            ConfigError: a cache of batches that have no index.
+            ConfigError: a cache or normalizers of batches that have no index.
         """
         queue = config.queue and FeatureQueue(config.queue.rows, config.queue.after_steps)
-        return cls(queue, FeatureCache.from_config(config.feature_cache, batches, folder))
+        cache = FeatureCache.from_config(config.feature_cache, batches, folder)
+        return cls(queue, cache, RowNormalizers.from_config(config, batches, device))
 
     def keep(self, output: DualEncoderOutput, batch: Batch, step: int) -> None:
         """Take in a batch and its features, `step` updates having been made before its own. A collective."""
@@ -45,13 +49,23 @@ class FeatureMemory:
 
     def telemetry(self, step: int) -> Iterator[tuple[str, dict[str, float | list[float]]]]:
         """Kind and numbers of each line for metrics.jsonl after `step` updates."""
-        for kind, part in (("queue", self.queue), ("feature_cache", self.cache)):
+        parts = (("queue", self.queue), ("feature_cache", self.cache), ("normalizers", self.normalizers))
+        for kind, part in parts:
             if part is not None:
                 yield kind, part.telemetry(step)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"queue": self.queue and self.queue.state_dict(), "cache": self.cache and self.cache.state_dict()}
+        return {
+            "queue": self.queue and self.queue.state_dict(),
+            "cache": self.cache and self.cache.state_dict(),
+            "normalizers": self.normalizers and self.normalizers.state_dict(),
+        }
+
+    def shares(self) -> dict[tuple[str, ...], Tensor]:
+        """The tensors of a checkpoint of which each rank has a share, by the keys that lead to them."""
+        own = self.normalizers.state_dict() if self.normalizers else {}
+        return {("memory", "normalizers", name): value for name, value in own.items()}
 
     def load_state_dict(
         self, state: dict[str, Any], step: int, device: torch.device, group: dist.ProcessGroup | None
@@ -63,6 +77,8 @@ class FeatureMemory:
         """
         if self.queue is not None:
             self.queue.load_state_dict(state["queue"], device)
+        if self.normalizers is not None:
+            self.normalizers.load_state_dict(state["normalizers"])
         cache = self.cache
         if cache is None:
             return ""

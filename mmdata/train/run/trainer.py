@@ -113,7 +113,7 @@ class Trainer:
         self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=AUTOCAST[self.precision])
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        self.memory = FeatureMemory.from_config(config, batches, output)
+        self.memory = FeatureMemory.from_config(config, batches, output, self.device)
         self.watchdog = Watchdog(config.stall_timeout_s, lambda: self.step, self.group)
         self.data_wait = DataWait(batches, output / "config.yaml")
         self.total_steps = count_steps(batches, config)
@@ -262,7 +262,7 @@ class Trainer:
     def _add_gradients(self, batch: Batch, *, step: int) -> tuple[ContrastiveLoss, StepOutput]:
         """The gradients of one batch, with the loss of the update after `step` updates."""
         teacher_mask = self.teacher and self.teacher.teacher_mask(batch, step)
-        loss = make_loss(step, self.config, teacher_mask, self.memory.queue)
+        loss = make_loss(step, self.config, teacher_mask, self.memory.queue, self.memory.normalizers)
         size, dtype = self.config.micro_batch_size, AUTOCAST[self.precision]
         output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
         return loss, output
@@ -370,7 +370,7 @@ class Trainer:
                     f"{self.config.checkpoint_every_steps:,}): starting again from step 0 of {self.total_steps}"
                 )
             return f"starting: {self.total_steps} steps, in {self.output}"
-        like = sharding.own_shares(self.model, self.optimizer)
+        like = sharding.own_shares(self.model, self.optimizer, self.memory.shares())
         state = checkpoint.load_checkpoint(path, mapped=True, like=like, group=self.group)
         extras = LoaderExtras.of(self.source)
         other_shards = extras.other_shards(state["batches"]) if extras.other_shards else ""
