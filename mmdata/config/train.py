@@ -135,13 +135,14 @@ NamedMinerConfig = Annotated[
 
 
 class TeacherConfig(Settings):
-    """A moving average of the model, which says what may be a false negative. It costs one more forward pass in each
-    step."""
+    """A moving average of the model, which says what may be a false negative, and may feed the queue. It costs one more
+    forward pass in each step."""
 
     decay: BelowOne = 0.999
     """Decay of the moving average at each update: 0.999 averages about the last 1,000 updates."""
-    margin: Cosine = 0.0
-    """Leaves out negatives that the teacher finds more similar than the positive minus this margin, in cosine."""
+    margin: Cosine | None = 0.0
+    """Leaves out negatives that the teacher finds more similar than the positive minus this margin, in cosine. null:
+    leaves none out, for a teacher that only feeds the queue."""
     after_steps: Count = 0
     """Number of updates before the teacher leaves out negatives; the average is taken from the first update on."""
 
@@ -154,6 +155,9 @@ class QueueConfig(Settings):
     device and in checkpoints."""
     after_steps: Count = 1000
     """Number of updates before the queue begins: the features of a young model are soon out of date."""
+    features: Literal["model", "teacher"] = "model"
+    """Whose features the queue holds. teacher: those of the moving average `train.teacher`, which change more slowly
+    (MoCo)."""
 
 
 class FeatureCacheConfig(Settings):
@@ -288,6 +292,15 @@ class TrainConfig(Settings):
     def _one_length(self) -> TrainConfig:
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"epochs ({self.epochs}) and steps ({self.steps}) exclude each other: give one")
+        return self
+
+    @model_validator(mode="after")
+    def _feeding_the_queue(self) -> TrainConfig:
+        if self.queue is not None and self.queue.features == "teacher" and self.teacher is None:
+            raise ValueError(
+                "queue.features 'teacher' needs a moving average: set teacher to {margin: null}, or with a margin to "
+                "leave out false negatives too"
+            )
         return self
 
     @model_validator(mode="after")

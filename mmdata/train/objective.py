@@ -283,7 +283,8 @@ def check_loss(config: TrainConfig, *, has_bias: bool, has_negative_captions: bo
     Raises:
         ConfigError: see `ContrastiveLoss`; or a miner that cannot be made.
     """
-    teacher_mask = None if config.teacher is None else All()  # stands for any miner
+    masks = config.teacher is not None and config.teacher.margin is not None
+    teacher_mask = All() if masks else None  # stands for any miner
     queue = None if config.queue is None else FeatureQueue(config.queue.rows)
     normalizers = RowNormalizers(1) if config.loss == "sogclr" else None
     try:

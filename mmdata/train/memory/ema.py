@@ -66,24 +66,26 @@ class EMA:
         for own, new in zip(self.model.buffers(), model.buffers(), strict=True):
             own.copy_(new)
 
-    @torch.no_grad()
-    def teacher_mask(self, batch: Batch, step: int) -> miners.TeacherMask | None:
-        """The teacher's false negatives in the global batch, from this rank's rows; None before `after_steps` updates.
+    def embed(self, batch: Batch) -> DualEncoderOutput:
+        """The average's features of this rank's rows, see `embed`."""
+        return embed(self.model, batch, micro_batch_size=self.micro_batch_size, autocast_dtype=self.autocast_dtype)
 
-        A collective; costs a forward pass, without the negative captions.
+    def masks_at(self, step: int) -> bool:
+        """Whether the teacher leaves out negatives in the update after `step` updates."""
+        return self.config.margin is not None and step >= self.config.after_steps
+
+    @torch.no_grad()
+    def teacher_mask(
+        self, batch: Batch, step: int, features: DualEncoderOutput | None = None
+    ) -> miners.TeacherMask | None:
+        """The teacher's false negatives in the global batch, from this rank's rows; None where it leaves out none.
+
+        A collective; costs a forward pass, unless `features` are what `embed` gave.
         """
-        if step < self.config.after_steps:
+        if self.config.margin is None or not self.masks_at(step):
             return None
-        device, dtype = batch["valid"].device, self.autocast_dtype
-        outputs: list[DualEncoderOutput] = []
-        positives = {name: value for name, value in batch.items() if not name.startswith("negative_")}
-        for part in split(positives, self.micro_batch_size or len(batch["valid"])):
-            with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-                outputs.append(cast(DualEncoderOutput, self.model(part)))
-        images = torch.cat([output.image_features for output in outputs])  # (B, D)
-        texts = torch.cat([output.text_features for output in outputs])  # (B, D)
-        precise = torch.promote_types(images.dtype, torch.float32)
-        return miners.TeacherMask.gather(images.to(precise), texts.to(precise), self.config.margin)
+        images, texts = (features or self.embed(batch))[:2]
+        return miners.TeacherMask.gather(images, texts, self.config.margin)
 
     def state_dict(self) -> dict[str, Any]:
         """The average's weights."""
@@ -92,3 +94,31 @@ class EMA:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.model.load_state_dict(state)
+
+
+@torch.no_grad()
+def embed(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    micro_batch_size: int | None = None,
+    autocast_dtype: torch.dtype | None = None,
+) -> DualEncoderOutput:
+    """Features of a batch, at least float32, without a graph and without the negative captions.
+
+    Args:
+        model: not wrapped in DDP, in the mode that it shall be in.
+        batch: B rows, on the model's device.
+        micro_batch_size: rows per forward; None: all at once.
+        autocast_dtype: of the forward; None: that of the weights.
+    """
+    device = batch["valid"].device
+    outputs: list[DualEncoderOutput] = []
+    positives = {name: value for name, value in batch.items() if not name.startswith("negative_")}
+    for part in split(positives, micro_batch_size or len(batch["valid"])):
+        with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
+            outputs.append(cast(DualEncoderOutput, model(part)))
+    images = torch.cat([output.image_features for output in outputs])  # (B, D)
+    texts = torch.cat([output.text_features for output in outputs])  # (B, D)
+    precise = torch.promote_types(images.dtype, torch.float32)
+    return DualEncoderOutput(images.to(precise), texts.to(precise))

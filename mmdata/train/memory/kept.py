@@ -15,10 +15,12 @@ from typing_extensions import Self
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.train.batches import Batches
+from mmdata.train.memory.drift import QueueDrift
 from mmdata.train.memory.feature_cache import FeatureCache
 from mmdata.train.memory.normalizers import RowNormalizers
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.models.dual_encoder import DualEncoderOutput
+from mmdata.train.precision import AUTOCAST, choose_precision
 from mmdata.train.ranks.lockstep import on_first
 
 
@@ -27,6 +29,7 @@ class FeatureMemory:
     """The run's queue, feature cache and normalizers; each is optional."""
 
     queue: FeatureQueue | None
+    drift: QueueDrift | None
     cache: FeatureCache | None
     normalizers: RowNormalizers | None
 
@@ -38,21 +41,38 @@ class FeatureMemory:
             ConfigError: a cache or normalizers of batches that have no index.
         """
         queue = config.queue and FeatureQueue(config.queue.rows, config.queue.after_steps)
+        drift = config.queue and QueueDrift(
+            config.queue.rows,
+            config.queue.after_steps,
+            micro_batch_size=config.micro_batch_size,
+            autocast_dtype=AUTOCAST[choose_precision(config.precision, device)],
+        )
         cache = FeatureCache.from_config(config.feature_cache, batches, folder)
-        return cls(queue, cache, RowNormalizers.from_config(config, batches, device))
+        return cls(queue, drift, cache, RowNormalizers.from_config(config, batches, device))
 
-    def keep(self, output: DualEncoderOutput, batch: Batch, step: int) -> None:
-        """Take in a batch and its features, `step` updates having been made before its own. A collective."""
-        for part in (self.queue, self.cache):
+    def keep(
+        self, output: DualEncoderOutput, batch: Batch, step: int, of_teacher: DualEncoderOutput | None = None
+    ) -> None:
+        """Take in a batch and its features, `step` updates having been made before its own. A collective.
+
+        Args:
+            output: what the model made of the batch.
+            batch: this rank's rows.
+            step: updates.
+            of_teacher: what the moving average made of it, for the queue; None: the queue gets the model's.
+        """
+        if self.cache is not None:
+            self.cache.keep(output, batch, step)
+        for part in (self.queue, self.drift):
             if part is not None:
-                part.keep(output, batch, step)
+                part.keep(of_teacher or output, batch, step)
 
-    def telemetry(self, step: int) -> Iterator[tuple[str, dict[str, float | list[float]]]]:
-        """Kind and numbers of each line for metrics.jsonl after `step` updates."""
+    def telemetry(self, step: int, drift: dict[str, float]) -> Iterator[tuple[str, dict[str, float | list[float]]]]:
+        """Kind and numbers of each line for metrics.jsonl after `step` updates; `drift` as `QueueDrift` measured it."""
         parts = (("queue", self.queue), ("feature_cache", self.cache), ("normalizers", self.normalizers))
         for kind, part in parts:
             if part is not None:
-                yield kind, part.telemetry(step)
+                yield kind, part.telemetry(step) | (drift if kind == "queue" else {})
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""

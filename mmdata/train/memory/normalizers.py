@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ class RowNormalizers:
         self._count = min(rows, self._first + share) - self._first
         # The last place stands for the rows of other ranks, and for those that are not valid.
         self._kept = torch.full((self._count + 1, 2), -torch.inf, device=device)
+        self._moves = True
 
     @classmethod
     def from_config(cls, config: TrainConfig, batches: Batches, device: torch.device) -> RowNormalizers | None:
@@ -68,9 +71,18 @@ class RowNormalizers:
     @torch.no_grad()
     def write(self, rows: Tensor, values: Tensor) -> None:
         """Keep `values` (B, 2) for this rank's `rows` (B,), below 0 for none. A collective."""
+        if not self._moves:
+            return
         values = values.to(self._kept.dtype)
         self._kept[self._places(collectives.gather(rows))] = collectives.gather(values)
         self._kept[-1] = -torch.inf
+
+    @contextmanager
+    def unmoved(self) -> Generator[None]:
+        """Inside, nothing is written: for steps that are no updates, such as a rehearsal's."""
+        before, self._moves = self._moves, False
+        yield
+        self._moves = before
 
     def telemetry(self, step: int) -> dict[str, float | list[float]]:
         """seen_share: of the rows that were in a batch."""

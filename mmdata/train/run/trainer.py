@@ -25,6 +25,7 @@ from mmdata.errors import ConfigError, TrainingError, counted
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.kept import FeatureMemory
+from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss, check_objective, make_loss
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
@@ -200,7 +201,9 @@ class Trainer:
             stopped = self.stop.agreed()
             return not stopped
 
-        with self.meter.paused(), parallel.apart(self.parallel):
+        normalizers = self.memory.normalizers
+        unmoved = normalizers.unmoved() if normalizers else contextlib.nullcontext()
+        with self.meter.paused(), parallel.apart(self.parallel), unmoved:
             # At the last step all that begins later is there: teacher and miner.
             step = partial(self._add_gradients, step=self.total_steps - 1)
             rehearse(
@@ -239,14 +242,14 @@ class Trainer:
         rate = scheduled_rate(self.step, self.config, self.total_steps)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
-        loss, output = self._add_gradients(batch, step=self.step)
+        loss, output, of_teacher = self._add_gradients(batch, step=self.step)
         self.scaler.unscale_(self.optimizer)
         norm = sharding.clip_grad_norm(self.model.parameters(), self.config.grad_clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.teacher is not None:
             self.teacher.update(self.model)
-        self.memory.keep(output.output, batch, self.step)
+        self.memory.keep(output.output, batch, self.step, of_teacher)
         self._check()
         self._unchecked = Update.of(self.step, batch, HostCopy(output.loss, norm))
         self.step += 1
@@ -259,13 +262,21 @@ class Trainer:
                 values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
                 self.log.record("mining", values)
 
-    def _add_gradients(self, batch: Batch, *, step: int) -> tuple[ContrastiveLoss, StepOutput]:
-        """The gradients of one batch, with the loss of the update after `step` updates."""
-        teacher_mask = self.teacher and self.teacher.teacher_mask(batch, step)
+    def _add_gradients(
+        self, batch: Batch, *, step: int
+    ) -> tuple[ContrastiveLoss, StepOutput, DualEncoderOutput | None]:
+        """The gradients of one batch, with the loss of the update after `step` updates.
+
+        Returns:
+            The loss, what the step left, and the teacher's features if the queue is to hold those.
+        """
+        feeds = self.config.queue is not None and self.config.queue.features == "teacher"
+        features = self.teacher.embed(batch) if self.teacher and (feeds or self.teacher.masks_at(step)) else None
+        teacher_mask = self.teacher and self.teacher.teacher_mask(batch, step, features)
         loss = make_loss(step, self.config, teacher_mask, self.memory.queue, self.memory.normalizers)
         size, dtype = self.config.micro_batch_size, AUTOCAST[self.precision]
         output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
-        return loss, output
+        return loss, output, features if feeds else None
 
     def _check(self) -> None:
         """Check loss and gradient of the last update, one update late, so that the host does not wait for the device.
@@ -292,12 +303,23 @@ class Trainer:
         if self.scaler.is_enabled():
             values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.updates.skipped}
         self.log.record("train", values)
-        for kind, numbers in self.memory.telemetry(self.step):
+        drift = self._queue_drift()
+        for kind, numbers in self.memory.telemetry(self.step, drift):
             self.log.record(kind, {"step": self.step, "epoch": self.epoch, **numbers})
         if line := self.data_wait.explain(values["data_wait_share"] or 0.0, self.meter.step_ms):
             self.log.say(line)
         if line := self.watchdog.why_still():
             self.log.say(line)
+
+    def _queue_drift(self) -> dict[str, float]:
+        """How far the queue's oldest features are from the model's, if that can be told now; said where it is far."""
+        if self.memory.drift is None:
+            return {}
+        with self.meter.paused():
+            measured = self.memory.drift.telemetry(self.model, self.step)
+        if line := self.memory.drift.explain(measured):
+            self.log.say(line)
+        return measured
 
     def _evaluation_due(self) -> bool:
         every = self.config.evaluate_every_epochs

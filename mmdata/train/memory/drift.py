@@ -1,0 +1,103 @@
+"""How far the queue's features are from what the model makes of the same rows now.
+
+They are sound negatives only as long as both lie in one space.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mmdata.batch import Batch
+from mmdata.train.memory.ema import embed
+from mmdata.train.models.dual_encoder import DualEncoderOutput
+from mmdata.train.ranks import collectives
+
+DRIFTED = 0.9
+"""Cosine below which the log says so."""
+
+
+class _Probe(NamedTuple):
+    """A batch of the queue: the rows themselves, the features that the queue took, and the updates before them."""
+
+    batch: Batch
+    features: DualEncoderOutput
+    step: int
+
+
+class QueueDrift:
+    """Keeps one batch until its features are the oldest of the queue, and then embeds it again. A forward each time.
+
+    Batches are kept at fixed steps, so a resumed run keeps the same ones. The one that was kept when a run was killed
+    is not measured. Costs the memory of one batch on the device.
+
+    Args:
+        rows: of the queue.
+        after_steps: updates before the queue begins.
+        micro_batch_size: rows per forward; None: all at once.
+        autocast_dtype: of the forward; None: that of the weights.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        after_steps: int = 0,
+        *,
+        micro_batch_size: int | None = None,
+        autocast_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.rows, self.after_steps = rows, after_steps
+        self.micro_batch_size, self.autocast_dtype = micro_batch_size, autocast_dtype
+        self._probe: _Probe | None = None
+        self._is_said = False
+
+    def keep(self, features: DualEncoderOutput, batch: Batch, step: int) -> None:
+        """Take a batch that goes into the queue, `step` updates having been made before its own."""
+        if self._probe is None and step >= self.after_steps and step % self._depth(batch) == 0:
+            self._probe = _Probe(batch, features, step)
+
+    def telemetry(self, model: nn.Module, step: int) -> dict[str, float]:
+        """Measure after `step` updates, if the batch is old enough. A collective then.
+
+        Args:
+            model: not wrapped in DDP; put into eval mode and back.
+            step: the same on all ranks.
+
+        Returns:
+            oldest_age_steps: how old the features are; and oldest_similarity: mean cosine to those of the model now.
+            Empty if none is due.
+        """
+        probe = self._probe
+        if probe is None or step - probe.step < self._depth(probe.batch):
+            return {}
+        self._probe, was_training = None, model.training
+        model.eval()
+        now = embed(model, probe.batch, micro_batch_size=self.micro_batch_size, autocast_dtype=self.autocast_dtype)
+        model.train(was_training)
+        cosines = [
+            F.cosine_similarity(before.float(), after.float())
+            for before, after in zip(probe.features[:2], now[:2], strict=True)
+        ]
+        valid = probe.batch["valid"]
+        sums = torch.stack([torch.stack(cosines).mean(0).where(valid, 0.0).sum(), valid.sum()])
+        total, count = collectives.all_reduce_sum(sums).tolist()
+        return {"oldest_age_steps": step - probe.step, "oldest_similarity": total / count} if count else {}
+
+    def explain(self, measured: dict[str, float]) -> str:
+        """A line for the log where the features have drifted; "" where they have not, and after the first time."""
+        similarity = measured.get("oldest_similarity", 1.0)
+        if similarity >= DRIFTED or self._is_said:
+            return ""
+        self._is_said = True
+        return (
+            f"queue: features {measured['oldest_age_steps']:.0f} steps old have a cosine of {similarity:.2f} with "
+            "those that the model makes of the same rows now: such negatives pull it away; a lower train.lr, fewer "
+            "train.queue.rows, or train.queue.features=teacher keep them together (docs/mining.md)"
+        )
+
+    def _depth(self, batch: Batch) -> int:
+        """Steps after which a batch has left the queue."""
+        return -(-self.rows // (len(batch["valid"]) * collectives.world_size()))

@@ -1,0 +1,115 @@
+"""The queue fed by the moving average, and how far its features drift from the model's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mmdata.config import TrainConfig
+from mmdata.train.memory.drift import QueueDrift
+from mmdata.train.memory.ema import embed
+from mmdata.train.run.trainer import Trainer
+from tests.train import small_run as small
+from tests.train.test_loop import last_state, make_trainer, read_metrics
+
+TRAIN: dict[str, Any] = {"mask_false_negatives": True, "steps": 8}
+
+
+def queue(**settings: Any) -> dict[str, Any]:
+    return {"rows": 16, "after_steps": 0, **settings}
+
+
+def teacher(decay: float) -> dict[str, Any]:
+    return {"decay": decay, "margin": None}
+
+
+def run(output: Path, **settings: Any) -> None:
+    """Without dropout, which the teacher never has."""
+    config = small.train_config(**TRAIN, **settings)
+    assert Trainer(small.small_model(0.0), small.SmallBatches(), config, output=output).run() == 0
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in read_metrics(folder)]
+
+
+def test_queue_of_a_teacher_that_follows_at_once_is_that_of_the_model(tmp_path: Path):
+    own, followed, slow = tmp_path / "own", tmp_path / "followed", tmp_path / "slow"
+    from_teacher = queue(features="teacher")
+    run(own, queue=queue())
+    run(followed, queue=from_teacher, teacher=teacher(0.0))
+    run(slow, queue=from_teacher, teacher=teacher(0.99))
+    assert losses(followed) == pytest.approx(losses(own), rel=1e-4)
+    assert losses(slow) != pytest.approx(losses(own), rel=1e-4)
+    kept = {run: last_state(run)["memory"]["queue"]["kept"] for run in (own, followed, slow)}
+    assert torch.equal(kept[slow]["keys"], kept[own]["keys"])
+    torch.testing.assert_close(kept[followed]["images"], kept[own]["images"], rtol=1e-3, atol=1e-3)
+
+
+def test_teacher_that_only_feeds_the_queue_leaves_no_negative_out(tmp_path: Path):
+    alone, feeding = tmp_path / "alone", tmp_path / "feeding"
+    assert make_trainer(alone, **TRAIN).run() == 0
+    settings = {"queue": queue(features="teacher", after_steps=100), "teacher": teacher(0.9)}
+    assert make_trainer(feeding, **TRAIN, **settings).run() == 0
+    assert losses(feeding) == losses(alone)
+
+
+def test_queue_of_a_teacher_needs_one():
+    with pytest.raises(ValueError, match=r"queue.features 'teacher' needs a moving average: set teacher to \{margin"):
+        TrainConfig.model_validate({"steps": 1, "mask_false_negatives": True, "queue": {"features": "teacher"}})
+
+
+def test_drift_is_the_cosine_of_old_and_new_features():
+    model, batches = small.small_model(), list(small.SmallBatches())
+    drift = QueueDrift(rows=20, after_steps=1)  # three batches of eight
+    taken = [embed(model, batch) for batch in batches]
+    for step, (batch, features) in enumerate(zip(batches, taken, strict=True)):
+        drift.keep(features, batch, step)  # that of step 3 alone: after `after_steps`, and a multiple of 3
+    assert drift.telemetry(model, 5) == {}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) / 10)
+    model.train()
+    found = drift.telemetry(model, 6)
+    assert model.training
+    now = embed(model.eval(), batches[3])
+    cosines = torch.stack([F.cosine_similarity(one, other) for one, other in zip(taken[3][:2], now[:2], strict=True)])
+    assert found["oldest_age_steps"] == 3
+    assert found["oldest_similarity"] == pytest.approx(float(cosines[:, batches[3]["valid"]].mean()), rel=1e-5)
+    assert found["oldest_similarity"] < 0.99
+    assert drift.telemetry(model, 7) == {}, "measured once"
+
+
+def test_drift_is_said_once():
+    drift = QueueDrift(rows=20)
+    assert drift.explain({}) == drift.explain({"oldest_age_steps": 3, "oldest_similarity": 0.95}) == ""
+    said = drift.explain({"oldest_age_steps": 3, "oldest_similarity": 0.754})
+    assert said.startswith("queue: features 3 steps old have a cosine of 0.75 with those that the model")
+    assert drift.explain({"oldest_age_steps": 3, "oldest_similarity": 0.5}) == ""
+
+
+def test_run_measures_and_says_the_drift(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert make_trainer(tmp_path, **TRAIN, queue=queue(), lr=0.05, warmup_steps=0).run() == 0
+    lines = [line for line in read_metrics(tmp_path, "queue") if "oldest_similarity" in line]
+    # A batch is kept every second step, when the one before has been measured.
+    assert [(line["step"], line["oldest_age_steps"]) for line in lines] == [(2, 2), (4, 2), (6, 2), (8, 2)]
+    assert all(line["oldest_similarity"] < 0.9 for line in lines[:1])
+    assert capsys.readouterr().out.count("queue: features 2 steps old have a cosine of") == 1
+
+
+def test_rehearsal_moves_no_normalizer(tmp_path: Path):
+    train = {"loss": "sogclr", "steps": 2}
+    for name, rehearse in (("with", True), ("without", False)):
+        trainer = make_trainer(tmp_path / name, BlankBatches(), **train, rehearse=rehearse)
+        assert trainer.run() == 0
+    found, expected = (last_state(tmp_path / name)["memory"]["normalizers"] for name in ("with", "without"))
+    assert torch.equal(found["log_normalizers"], expected["log_normalizers"])
+
+
+class BlankBatches(small.SmallBatches):
+    def blank_batches(self) -> list[tuple[str, Any]]:
+        return [("a batch", lambda: next(iter(small.SmallBatches())))]
