@@ -75,7 +75,9 @@ class QueueDrift:
             return {}
         self._probe, was_training = None, model.training
         model.eval()
-        now = embed(model, probe.batch, micro_batch_size=self.micro_batch_size, autocast_dtype=self.autocast_dtype)
+        # Else compiled blocks would be compiled once more, for a forward without a graph.
+        with torch.compiler.set_stance("force_eager"):
+            now = embed(model, probe.batch, micro_batch_size=self.micro_batch_size, autocast_dtype=self.autocast_dtype)
         model.train(was_training)
         cosines = [
             F.cosine_similarity(before.float(), after.float())
