@@ -16,6 +16,7 @@ from mmdata.config import Config, DataConfig
 from mmdata.config.data import evaluation_data, sources
 from mmdata.config.train import DistanceWeightedConfig, GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
 from mmdata.errors import ConfigError, Problems
+from mmdata.loader.regrouped import is_of_run
 from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, rank_slice
 from mmdata.shards import Index, ShardCache
 from mmdata.shards.remote.cache import GB
@@ -66,6 +67,11 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
             f"{limits.vocab_size}: use the tokenizer that belongs to the model"
         )
     problems += _missing_files(data)
+    if is_of_run(data) and (config.train.feature_cache is None or config.train.steps is None):
+        problems.append(
+            "data.groups.source 'run' needs train.feature_cache, from which neighbours are found, and train.steps, "
+            "since the number of steps of an epoch depends on them"
+        )
     has_bias = limits.has_bias is not False  # that of a model on the hub is checked once the model is built
     has_negatives = data.negative_captions is not None
     _note(problems, lambda: check_loss(config.train, has_bias=has_bias, has_negative_captions=has_negatives))
@@ -169,6 +175,7 @@ def _missing_files(data: DataConfig) -> list[str]:
     problems: list[str] = []
     if data.negative_captions is not None and not Path(data.negative_captions).is_file():
         problems.append(f"data.negative_captions '{data.negative_captions}': no such file")
-    if data.groups is not None and data.groups.source != "label" and not Path(data.groups.source).is_file():
-        problems.append(f"data.groups.source '{data.groups.source}': no such file; `mmdata neighbours` makes one")
+    groups = data.groups.source if data.groups is not None else "label"
+    if groups not in ("label", "run") and not Path(groups).is_file():
+        problems.append(f"data.groups.source '{groups}': no such file; `mmdata neighbours` makes one")
     return problems

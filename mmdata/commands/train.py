@@ -20,6 +20,7 @@ from mmdata.config.strict_yaml import parse
 from mmdata.config.train import TrainConfig
 from mmdata.loader import Loader
 from mmdata.loader.ledger import cut_ledger
+from mmdata.loader.regrouped import RegroupedLoader, is_of_run
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.objective import check_objective
@@ -53,7 +54,10 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     if rank == 0:
         warn_of_no_effect(config, device, world_size=world_size)
     data = config.data.model_copy(update={"add_hashes": config.data.add_hashes or config.train.needs_hashes})
-    loader = Loader.from_config(data, rank=rank, world_size=world_size)
+    if is_of_run(data):
+        loader: Any = RegroupedLoader(data, output / "groups", rank=rank, world_size=world_size)
+    else:
+        loader = Loader.from_config(data, rank=rank, world_size=world_size)
     val_loader = _evaluation_loader(data) if data.val else None
     torch.manual_seed(config.train.seed)  # the same weights on all ranks
     model_config = config.model

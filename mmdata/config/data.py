@@ -112,7 +112,9 @@ class GroupsConfig(Settings):
 
     source: Location = "label"
     """What makes rows a group. label: rows with the same label. Or a file: the output of `mmdata neighbours`, or a .npy
-    file of int64 (rows,) with the group of each row of the index, -1 for rows without a group."""
+    file of int64 (rows,) with the group of each row of the index, -1 for rows without a group. run: near neighbours
+    among the features that the run itself computes, from `every_epochs` on; needs `train.feature_cache`, `train.steps`
+    and `size`."""
     size: Annotated[int, Field(strict=True, ge=2)] | None = None
     """Rows of one group that stand together in a batch; each row comes once an epoch. Give this or `candidates`."""
     candidates: Positive | None = None
@@ -122,8 +124,14 @@ class GroupsConfig(Settings):
     """Share of the rows of each batch that stand in groups of `size`; the others stand alone, as without groups. Which
     groups stand together is drawn anew in each epoch. 0.5: half groups, half single rows; 1: as many as there are."""
 
+    every_epochs: Positive = 1
+    """For the source run: number of epochs between two searches for neighbours. Before the first one no row has a
+    group."""
+
     @model_validator(mode="after")
     def _one_kind(self) -> GroupsConfig:
+        if self.source == "run" and self.size is None:
+            raise ValueError("source 'run' needs a size: how many near neighbours stand together")
         if self.candidates is not None and self.share < 1:
             raise ValueError("share needs groups of a size: candidates follow every row")
         if (self.size is None) == (self.candidates is None):

@@ -2,6 +2,7 @@
 
 - `corpus` opens what the settings name: index, tokenizer, cache. `Loader` gives the batches of one rank,
   and its state; `state` says which plan a saved state belongs to.
+- `regrouped`: a loader that goes on with other groups from epoch to epoch.
 - `batch_maker` makes one rank's part of one step; `batch_builder` splits it into units of rows, which threads share.
 - `samples` reads the members, `image_buffers` holds the pixels, `buffer_pool` lends their memory.
 - A row that cannot be used is masked, and the `ledger` lists it with its reason; `stats` holds the loader's clock.

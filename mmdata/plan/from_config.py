@@ -310,6 +310,8 @@ def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:
 def build_groups(settings: GroupsConfig, index: Index) -> Groups:
     """The group of each row: the corpus's labels, or the groups of a file."""
     size, candidates = settings.size or 1, settings.candidates or 0
+    if settings.source == "run":  # which makes groups between its epochs
+        return Groups(np.full(len(index), -1), size, candidates, "run", settings.share)
     if settings.source != "label":
         of_rows = read_groups(Path(settings.source), index)
         digest = hashlib.sha256(of_rows.tobytes()).hexdigest()[:16]

@@ -55,6 +55,7 @@ class LoaderExtras:
         merge_states: takes the states of all ranks at the same step; gives one, with the rows of all of them counted.
         check_rows: raises a DataError if too many of the rows that a state counts could not be used.
         other_shards: says in words that a state was taken with other shards; "" if it was not.
+        regroups: a `mmdata.loader.regrouped.RegroupedLoader`: takes new groups between epochs.
         blank_batches: gives each shape of the epoch's batches in words, and what makes a batch of it without a row.
     """
 
@@ -65,6 +66,7 @@ class LoaderExtras:
     merge_states: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] | None
     check_rows: Callable[[dict[str, Any]], None] | None
     other_shards: Callable[[dict[str, Any]], str] | None
+    regroups: Any
     blank_batches: Callable[[], Sequence[tuple[str, Callable[[], Batch]]]] | None
 
     @classmethod

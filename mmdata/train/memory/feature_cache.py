@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mmdata.atomic import naming
 from mmdata.batch import Batch
 from mmdata.config.train import FeatureCacheConfig
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError, DataError, TrainingError
 from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.memory.neighbours import FeatureSide, side_features
 from mmdata.train.models.dual_encoder import DualEncoderOutput
@@ -122,6 +122,17 @@ class FeatureCache:
             "similarity": similarity,
             "similarity_by_age": by_age,
         }
+
+    def features(self) -> NDArray[np.float16]:
+        """(rows, D), all that is written so far; zeros where nothing is. On rank 0.
+
+        Raises:
+            TrainingError: no batch was written.
+        """
+        self._write()
+        if self._files is None:
+            raise TrainingError("feature cache: no batch of it has been written: lower train.feature_cache.every_steps")
+        return np.array(self._files.features)
 
     def state_dict(self) -> dict[str, Any]:
         """The sums that `telemetry` has not reported yet; the files are synced and stay where they are."""

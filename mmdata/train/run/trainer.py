@@ -30,7 +30,7 @@ from mmdata.train.objective import ContrastiveLoss, check_objective, make_loss
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
-from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_state, gather
+from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_state, gather, on_first
 from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
 from mmdata.train.run import checkpoint
 from mmdata.train.run.checkpoint import CHECKPOINTS, rng_state, seed_rank, set_rng_state
@@ -39,6 +39,7 @@ from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_s
 from mmdata.train.run.meter import DataWait, Meter
 from mmdata.train.run.optimizer import check_schedule, make_optimizer, scheduled_rate, set_learning_rate
 from mmdata.train.run.overfit import FirstBatches
+from mmdata.train.run.regroup import regroup
 from mmdata.train.run.rehearsal import rehearse
 from mmdata.train.run.same_run import check_same_run
 from mmdata.train.run.sessions import SessionLog
@@ -233,8 +234,19 @@ class Trainer:
         if self.epoch_step < length:
             raise TrainingError(f"epoch {self.epoch}: {self.epoch_step} of len(batches) = {length} batches came")
         self.epoch, self.epoch_step = self.epoch + 1, 0
+        self._regroup_if_due()
         self.batches.set_epoch(self.epoch)
         return self._save_if_due(self.stop.agreed())
+
+    def _regroup_if_due(self) -> None:
+        """Give the loader new groups at the start of an epoch, where it takes them."""
+        regroups, cache = LoaderExtras.of(self.source).regroups, self.memory.cache
+        if regroups is None or cache is None or not regroups.is_due(self.epoch) or self.step == self.total_steps:
+            return
+        with self.meter.paused():
+            self.watchdog.at("searching neighbours")
+            found = regroup(regroups, cache, self.epoch, seed=self.config.seed, device=self.device, group=self.group)
+        self.log.record("groups", {"step": self.step, "epoch": self.epoch, **found})
 
     def _update(self, batch: Batch) -> None:
         """One optimizer update from one global batch."""
@@ -385,6 +397,8 @@ class Trainer:
             raise ConfigError(f"train.output '{self.output}': the ranks see different files there; share the folder")
         if path is None:
             self._evaluated_step = None
+            if (regroups := LoaderExtras.of(self.source).regroups) is not None:
+                on_first(regroups.forget_groups, self.group)
             # A run that was killed before its first checkpoint has lines of steps that this run makes again.
             if logged := last_logged_step(self.output / METRICS):
                 return (

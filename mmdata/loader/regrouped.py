@@ -1,0 +1,109 @@
+"""A loader whose groups change between epochs: neighbours among the features that the run itself computes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.config import DataConfig
+from mmdata.loader.loader import Loader
+from mmdata.plan.groups import write_groups
+
+
+class RegroupedLoader:
+    """A `Loader` that goes on with other groups from some epochs on, as `data.groups.source: run` asks.
+
+    Each epoch's groups lie in a file of their own. A run that is resumed takes those that are there, so that it has the
+    batches of one that was not: what has been computed since would give others.
+
+    Args:
+        data: settings; `groups` has the source "run".
+        folder: of the files epoch-N.arrow.
+        rank: of this process.
+        world_size: processes that share each global batch.
+
+    Attributes:
+        loader: that of the epoch.
+        group_size: rows of a group.
+    """
+
+    def __init__(self, data: DataConfig, folder: Path, *, rank: int, world_size: int) -> None:
+        assert data.groups is not None, "the source is 'run'"
+        assert data.groups.size is not None, "checked with the settings"
+        self._data, self._folder, self._ranks = data, folder, {"rank": rank, "world_size": world_size}
+        self.every_epochs, self.group_size = data.groups.every_epochs, data.groups.size
+        self._groups_of: int | None = None  # epoch that the groups were made for
+        self.loader = Loader.from_config(data, **self._ranks)
+
+    @property
+    def regroups(self) -> RegroupedLoader:
+        """Itself: what the training loop looks for."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the loader's."""
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Any:
+        return iter(self.loader)
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether an epoch begins with groups of its own."""
+        return epoch > 0 and epoch % self.every_epochs == 0
+
+    def has_groups(self, epoch: int) -> bool:
+        """Whether the file of an epoch is there already."""
+        return self._file(epoch).is_file()
+
+    def write_groups(self, epoch: int, of_rows: NDArray[np.int64]) -> None:
+        """Write the groups of an epoch, int64 (rows of the index,), -1 for rows without one; rank 0 alone."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_groups(self._file(epoch), of_rows, self.loader.index, {"epoch": epoch, "size": self.group_size})
+
+    def use_groups(self, epoch: int) -> None:
+        """Go on with the groups of an epoch, which `write_groups` has written, at the start of that epoch."""
+        assert self._data.groups is not None, "the source is 'run'"
+        before = self.loader
+        before.close()
+        groups = self._data.groups.model_copy(update={"source": str(self._file(epoch))})
+        self.loader = Loader.from_config(self._data.model_copy(update={"groups": groups}), **self._ranks)
+        self.loader.stats, self.loader.ledger = before.stats, before.ledger
+        self.loader.set_epoch(epoch)
+        self._groups_of = epoch
+
+    def forget_groups(self) -> None:
+        """Remove the files of a run that ended before its first checkpoint; rank 0 alone."""
+        for path in self._folder.glob("epoch-*.arrow"):
+            if re.fullmatch(r"epoch-\d+\.arrow", path.name):
+                path.unlink()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the loader's, and which groups it has."""
+        return {**self.loader.state_dict(), "groups_of": self._groups_of}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """As the loader's, with the groups of the state.
+
+        Raises:
+            ConfigError: the file of the groups is gone, or the state is of other batches.
+        """
+        rest = dict(state)
+        groups_of = rest.pop("groups_of", None)
+        if groups_of is not None and groups_of != self._groups_of:
+            self.use_groups(int(groups_of))
+        self.loader.load_state_dict(rest)
+
+    def _file(self, epoch: int) -> Path:
+        return self._folder / f"epoch-{epoch}.arrow"
+
+
+def is_of_run(data: DataConfig) -> bool:
+    """Whether the groups are made by the run."""
+    return data.groups is not None and data.groups.source == "run"

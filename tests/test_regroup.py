@@ -1,0 +1,169 @@
+"""Groups of neighbours that a run makes between its epochs: recorded, and the same after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import yaml
+
+from mmdata.config import load_config
+from mmdata.convert import ConvertConfig, convert
+from mmdata.loader.regrouped import RegroupedLoader
+from mmdata.train.memory.neighbours import group_neighbours
+from tests.programs import Program, run_program
+from tests.train.test_loop import last_state
+
+TRAIN = Path(__file__).parents[1] / "tools" / "train.py"
+STEPS = 24
+"""Four epochs of six batches of eight."""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., Path]) -> Path:
+    folder = tmp_path_factory.mktemp("regroup")
+    raw = make_corpus(folder / "raw", 48)
+    shards = folder / "shards"
+    convert(raw / "captions.jsonl", shards, ConvertConfig(train_tokenizer=300))
+    data: dict[str, Any] = {"shards": str(shards), "tokenizer": str(shards / "tokenizer"), "global_batch_size": 8}
+    data |= {"image_size": 16, "num_text_buckets": 1, "loading": {"num_workers": 1}}
+    data |= {"groups": {"source": "run", "size": 2, "share": 0.5}}
+    train: dict[str, Any] = {
+        "steps": STEPS,
+        "warmup_steps": 1,
+        "log_every_steps": 1,
+        "device": "cpu",
+        "schedule": "constant",
+    }
+    train |= {"schedule": "constant", "checkpoint_every_steps": 4, "feature_cache": {}}
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump({"data": data, "model": {"name": "micro"}, "train": train}))
+    return path
+
+
+def command(config: Path, output: Path) -> list[str]:
+    return [sys.executable, str(TRAIN), str(config), f"train.output={output}"]
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("whole") / "run"
+    finish(command(config, output))
+    return output
+
+
+def finish(words: list[str]) -> None:
+    done = run_program(words, capture_output=True, text=True, timeout=300, env=ENVIRONMENT, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def lines(run: Path, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+def groups_of(path: Path) -> np.ndarray[Any, Any]:
+    return pa.ipc.open_file(path).read_all().column("group").to_numpy()
+
+
+def test_each_epoch_but_the_first_has_groups_of_near_rows(whole: Path):
+    assert sorted(path.name for path in (whole / "groups").iterdir()) == [f"epoch-{n}.arrow" for n in (1, 2, 3)]
+    for number in (1, 2, 3):
+        groups = groups_of(whole / "groups" / f"epoch-{number}.arrow")
+        counts = np.bincount(groups[groups >= 0])
+        assert len(groups) == 48
+        assert set(counts.tolist()) == {2}
+    told = lines(whole, "groups")
+    assert [line["step"] for line in told] == [6, 12, 18]
+    assert all(line["similarity"] > line["random_similarity"] for line in told)
+
+
+def test_groups_are_those_of_the_features_that_the_run_had(config: Path, whole: Path, tmp_path: Path):
+    finish([*command(config, tmp_path), "train.steps=18"])  # the updates before the last search
+    features = torch.from_numpy(np.load(tmp_path / "features.npy")).float()
+    expected = group_neighbours(features, 2, seed=0 + 3)
+    assert groups_of(whole / "groups" / "epoch-3.arrow").tolist() == expected.tolist()
+
+
+def test_batches_hold_the_groups_together(config: Path, whole: Path, tmp_path: Path):
+    data = load_config(config).data
+    loader = RegroupedLoader(data, whole / "groups", rank=0, world_size=1)
+    loader.use_groups(2)
+    groups = groups_of(whole / "groups" / "epoch-2.arrow")
+    together = 0
+    rows: list[int] = []
+    for batch in loader:
+        own = batch["rows"].tolist()
+        rows += own
+        found = groups[own]
+        together += sum(bool(found[i] >= 0 and found[i] == found[i + 1]) for i in range(0, 8, 2))
+    assert sorted(rows) == list(range(48))
+    assert together >= 12  # half of 24 pairs of rows
+    assert loader.state_dict()["groups_of"] == 2
+
+
+@pytest.mark.parametrize("after", [5, 9, 20])
+def test_killed_and_resumed_has_the_same_groups_and_weights_bit_for_bit(
+    config: Path, whole: Path, tmp_path: Path, after: int
+):
+    output = tmp_path / "run"
+    killed = Program(command(config, output), env=ENVIRONMENT)
+    deadline = time.monotonic() + 120
+    while not (output / "metrics.jsonl").is_file() or len(lines(output, "train")) < after:
+        assert time.monotonic() < deadline
+        assert killed.poll() is None
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(timeout=60)
+    finish(command(config, output))
+    for number in (1, 2, 3):
+        name = Path("groups") / f"epoch-{number}.arrow"
+        assert (output / name).read_bytes() == (whole / name).read_bytes(), number
+    before, found = last_state(whole), last_state(output)
+    assert all(torch.equal(before["model"][name], found["model"][name]) for name in before["model"])
+    assert found["batches"] == before["batches"]
+
+
+def test_resumed_on_two_ranks_goes_on_with_the_recorded_groups(config: Path, whole: Path, tmp_path: Path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for output, ranks in ((one, 0), (two, 2)):
+        stopped = Program(command(config, output), env=ENVIRONMENT)
+        deadline = time.monotonic() + 120
+        while not (output / "groups" / "epoch-1.arrow").is_file():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        stopped.send_signal(signal.SIGTERM)
+        assert stopped.wait(timeout=60) == 128 + signal.SIGTERM
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        words = command(config, output)
+        finish([*launcher, *words[1:]] if ranks else words)
+    name = Path("groups") / "epoch-1.arrow"
+    assert (one / name).read_bytes() == (two / name).read_bytes() == (whole / name).read_bytes()
+    # The losses of two ranks are those of one but for the order of sums: the batches are the same.
+    losses = [[line["loss"] for line in lines(run, "train")][:12] for run in (whole, two)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert last_state(two)["step"] == STEPS
+
+
+@pytest.mark.parametrize(
+    "words", [["train.feature_cache=null"], ["train.steps=null", "train.epochs=2"]], ids=["cache", "steps"]
+)
+def test_what_it_needs_is_said(config: Path, tmp_path: Path, words: list[str]):
+    done = run_program(
+        [*command(config, tmp_path / "run"), *words], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode != 0
+    assert "data.groups.source 'run' needs train.feature_cache, from which neighbours are found, and" in done.stderr
