@@ -74,6 +74,7 @@ def write_report(
         else Section("Padding", missing=NO_CONFIG),
         *([run_sections.overview(runs)] if runs else []),
         curves(runs) if runs else Section("Training", missing=NO_RUN),
+        *run_sections.negatives(runs),
         run_sections.evaluations(runs) if runs else Section("Evaluation", missing=NO_RUN),
         *found,
         corpus.accounts(index),

@@ -8,6 +8,7 @@ from typing import Any
 
 from mmdata.inspect.page import Section, Table
 from mmdata.inspect.runs import EVALUATION, Run, Values, differences
+from mmdata.train.run.advice import advise
 from mmdata.train.run.sessions import SESSIONS
 
 WAYS = {"image → text": "image_to_text", "text → image": "text_to_image"}
@@ -107,6 +108,26 @@ def scores(evaluation: Mapping[str, Any]) -> Section:
     if pairs := evaluation.get("compositional"):
         tables.append(_compositional(pairs))
     return Section("Evaluation", missing="" if tables else NO_EVALUATION, tables=tables)
+
+
+def negatives(runs: Sequence[Run]) -> list[Section]:
+    """How hard the negatives are at each run's last measurement, and whether harder ones can help; where there is one."""
+    rows: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    for run in runs:
+        last = next((line for line in reversed(run.metrics) if line.get("kind") == "mining"), None)
+        if last is None:
+            continue
+        shares = (last.get("in_batch_accuracy"), last.get("false_negative_share"), last.get("kept_share"))
+        effective = last.get("effective_negatives")
+        told = "" if effective is None else f"{effective:.1f}"
+        rows.append((run.name, f"{last['step']:,}", *map(_percent, shares), told))
+        if advice := advise(last, run.settings):
+            notes.append(f"{run.name}: {advice}" if len(runs) > 1 else f"{advice[0].upper()}{advice[1:]}")
+    if not rows:
+        return []
+    columns = ("", "step", "in-batch accuracy", "false negatives, estimated", "kept", "effective negatives")
+    return [Section("Hard negatives", " ".join(notes), tables=[Table(columns, rows)])]
 
 
 def _compositional(pairs: Mapping[str, Mapping[str, float]]) -> Table:

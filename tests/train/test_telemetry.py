@@ -41,6 +41,8 @@ def test_telemetry_of_all_negatives():
     perplexities = [math.exp(entropy((4 * torch.tensor(line)).softmax(0).double())) for line in lines]
     assert found == mining_telemetry(IMAGES, TEXTS, 4.0) | {"mining_s": found["mining_s"]}
     assert found["kept_share"] == 1
+    # text 2's own 0.67 is above its 0.63 and 0.12, and so are all others above theirs
+    assert found["in_batch_accuracy"] == 1
     assert found["known_false_negative_share"] == 0
     assert found["effective_negatives"] == pytest.approx(sum(perplexities) / 6, rel=0, abs=rounding(4.0, sums=6))
     assert found["hardness"] == pytest.approx(histogram([value for line in lines for value in line]))
@@ -53,6 +55,10 @@ def test_telemetry_of_all_negatives():
 def test_telemetry_of_what_a_miner_keeps():
     found = mining_telemetry(IMAGES, TEXTS, torch.tensor(4.0), miner=miners.TopK(1))
     assert (found["kept_share"], found["effective_negatives"]) == (0.5, pytest.approx(1))
+    worse = COSINES.clone()
+    worse[1, 2] = 0.85  # above image 1's 0.8 and text 2's 0.67
+    for miner in (None, miners.TopK(1), miners.SemiHard(0.01)):  # of all admissible negatives, whatever is kept
+        assert mining_telemetry(IMAGES, worse.T, 4.0, miner=miner)["in_batch_accuracy"] == pytest.approx(4 / 6)
     assert found["hardness"] == pytest.approx(histogram([0.7, 0.63, 0.5, 0.5, 0.7, 0.63]))
     assert found["mining_s"] > 0  # type: ignore[operator]
     alone = mining_telemetry(IMAGES, TEXTS, torch.tensor(4.0), miner=miners.SemiHard(0.01))

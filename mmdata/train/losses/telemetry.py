@@ -42,6 +42,8 @@ def mining_telemetry(
 
     Returns:
         Numbers of the global batch:
+            in_batch_accuracy: anchors that are more similar to their positive than to any admissible negative / anchors
+                with one. Near 1, the batch is told apart.
             kept_share: weight of the kept negatives / admissible negatives.
             known_false_negative_share: pairs that `same` rules out / pairs of different valid rows.
             false_negative_share: an estimate: of the kept negatives' weight what lies above the positive's cosine, or
@@ -81,7 +83,7 @@ class _Sums:
 
     def __post_init__(self) -> None:
         device = self.batch.image_features.device
-        self.scalars = torch.zeros(5, dtype=torch.float64, device=device)
+        self.scalars = torch.zeros(7, dtype=torch.float64, device=device)
         self.histograms = torch.zeros(2, BINS, dtype=torch.float64, device=device)
 
     def add(self, scores: Tensor, pairs: Pairs) -> Tensor:
@@ -95,7 +97,7 @@ class _Sums:
         entropy = -torch.xlogy(shares, shares).sum(1)
         near = kept.where(below < NEAR, 0.0).sum()
         zero = near.new_zeros(())
-        self.scalars += torch.stack([kept.sum(), zero, near, entropy.exp().where(some, 0.0).sum(), some.sum()])
+        self.scalars[:5] += torch.stack([kept.sum(), zero, near, entropy.exp().where(some, 0.0).sum(), some.sum()])
         for histogram, values in zip(self.histograms, (scores, below), strict=True):
             bins = ((values + 1) * (BINS / 2)).long().clamp(0, BINS - 1)
             histogram.scatter_add_(0, bins.flatten(), kept.flatten())
@@ -104,17 +106,18 @@ class _Sums:
     def read(self) -> dict[str, float | list[float]]:
         """Sums over all ranks. A collective."""
         world = collectives.all_reduce_sum(torch.cat([self.scalars, self.histograms.flatten()])).tolist()
-        kept, admissible, near, perplexity, some = world[:5]
+        kept, admissible, near, perplexity, some, correct, anchors = world[:7]
         rows = int(self.batch.valid.sum())
         different = 2 * rows * (rows - 1)
         seconds = collectives.gather(self.scalars.new_tensor([self.seconds])).max()
         return {
+            "in_batch_accuracy": _share(correct, anchors),
             "kept_share": _share(kept, admissible),
             "known_false_negative_share": _share(different - admissible, different),
             "false_negative_share": _share(near, kept),
             "effective_negatives": _share(perplexity, some),
-            "hardness": [_share(each, kept) for each in world[5 : 5 + BINS]],
-            "below_positive": [_share(each, kept) for each in world[5 + BINS :]],
+            "hardness": [_share(each, kept) for each in world[7 : 7 + BINS]],
+            "below_positive": [_share(each, kept) for each in world[7 + BINS :]],
             "mining_s": float(seconds),
         }
 
@@ -129,6 +132,10 @@ class _Watched:
     def block(self, side: Side, rows: slice) -> Miner:
         def watched(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
             self.sums.scalars[1] += negatives.sum()
+            nearest = scores.where(negatives, -torch.inf).amax(1)
+            own = scores.where(positives, torch.inf).amin(1)  # of several positives the farthest
+            some = negatives.any(1)
+            self.sums.scalars[5:] += torch.stack([(some & (own > nearest)).sum(), some.sum()])
             if self.miner is None:
                 return negatives
             start = _now(scores.device)

@@ -33,6 +33,7 @@ from mmdata.train.ranks import collectives, parallel, sharding
 from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_state, gather, on_first
 from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
 from mmdata.train.run import checkpoint
+from mmdata.train.run.advice import advise
 from mmdata.train.run.checkpoint import CHECKPOINTS, rng_state, seed_rank, set_rng_state
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
 from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step
@@ -124,6 +125,7 @@ class Trainer:
         self.epoch = self.epoch_step = self.step = 0
         self.grad_norm = math.nan
         self._unchecked: Update | None = None
+        self._mined: dict[str, Any] = {}  # the last line "mining"
         batches.set_epoch(0)
         seed_rank(config.seed, collectives.rank())
         where = self._resume()
@@ -178,6 +180,8 @@ class Trainer:
                     f"checkpoint in {self.output / CHECKPOINTS}; {self._how_to_go_on()}"
                 )
                 return 128 + stopped
+            if advice := advise(self._mined, self.settings):
+                self.log.say(advice)
             self.log.say(
                 f"finished after step {self.step}; checkpoint in {self.output / CHECKPOINTS}; "
                 f"next: `mmdata report --run {self.output}`, or in Python mmdata.load_run('{self.output}')"
@@ -273,6 +277,7 @@ class Trainer:
             with self.meter.paused():
                 values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
                 self.log.record("mining", values)
+            self._mined = values
 
     def _add_gradients(
         self, batch: Batch, *, step: int
