@@ -1,11 +1,11 @@
-"""How near the gradients of small batches are to the gradient of the whole corpus: InfoNCE's, and those of the loss sogclr.
+"""How near the gradients of small batches are to the gradient of the whole corpus: InfoNCE's, and those of sogclr.
 
 python docs/benchmarks/global_gradient.py configs/emoji-mining.yaml    # minutes, on one thread
 
-A run with the loss sogclr stops at five moments. At each, the gradient of InfoNCE with the whole corpus as one batch is
-computed (gradient caching), and the gradients of the batches of eight epochs by both losses. The table has the cosine to
-the corpus's gradient: of one batch (mean), and of the mean over the epochs, which shows what is wrong also on average.
-"settled": sogclr after 20 more epochs of the same model, so that no normalizer is out of date.
+A run with the loss sogclr stops at five moments. At each, the gradient of InfoNCE with the whole corpus as one batch
+is computed (gradient caching), and the gradients of the batches of eight epochs by both losses. The table has the
+cosine to the corpus's gradient: of one batch (mean), and of the mean over the epochs, which shows what is wrong also on
+average. "settled": sogclr after 20 more epochs of the same model, so that no normalizer is out of date.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def scores(evaluation: Mapping[str, Any]) -> Section:
 
 
 def negatives(runs: Sequence[Run]) -> list[Section]:
-    """How hard the negatives are at each run's last measurement, and whether harder ones can help; where there is one."""
+    """How hard the negatives are at each run's last measurement, if any, and whether harder ones can help."""
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
     for run in runs:
