@@ -113,8 +113,8 @@ class GroupsConfig(Settings):
     source: Location = "label"
     """What makes rows a group. label: rows with the same label. Or a file: the output of `mmdata neighbours`, or a .npy
     file of int64 (rows,) with the group of each row of the index, -1 for rows without a group. run: near neighbours
-    among the features that the run itself computes, from `every_epochs` on; needs `train.feature_cache`, `train.steps`
-    and `size`."""
+    among the features that the run itself computes, from `every_epochs` on; only in `mmdata train`, and needs
+    `train.feature_cache`, `train.steps` and `size`."""
     size: Annotated[int, Field(strict=True, ge=2)] | None = None
     """Rows of one group that stand together in a batch; each row comes once an epoch. Give this or `candidates`."""
     candidates: Positive | None = None

@@ -124,7 +124,7 @@ class FeatureCache:
         }
 
     def features(self) -> NDArray[np.float16]:
-        """(rows, D), all that is written so far; zeros where nothing is. On rank 0.
+        """The file itself, (rows, D), with all that is written so far; zeros where nothing is. On rank 0.
 
         Raises:
             TrainingError: no batch was written.
@@ -132,7 +132,7 @@ class FeatureCache:
         self._write()
         if self._files is None:
             raise TrainingError("feature cache: no batch of it has been written: lower train.feature_cache.every_steps")
-        return np.array(self._files.features)
+        return self._files.features
 
     def state_dict(self) -> dict[str, Any]:
         """The sums that `telemetry` has not reported yet; the files are synced and stay where they are."""

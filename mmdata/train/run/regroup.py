@@ -35,7 +35,7 @@ def regroup(
     def make() -> None:
         if regroups.has_groups(epoch):
             return
-        features = torch.from_numpy(cache.features()).float()
+        features = cache.features()
         of_rows = group_neighbours(features, regroups.group_size, seed=seed + epoch, device=device)
         near, random = mean_similarity(features, of_rows, seed=seed + epoch, device=device)
         found.update(similarity=near, random_similarity=random)
