@@ -114,7 +114,13 @@ def test_neighbours_are_those_of_the_baseline_of_the_same_seed(folder: Path, lin
     run = folder / "out" / "runs" / f"near-2-{near['digest']}"
     settings = load_checkpoint(find_checkpoint(run))["settings"]
     groups = folder / "out" / "groups" / f"plain-2-{plain['digest']}-by-2.arrow"
-    assert settings["data"]["groups"] == {"source": str(groups), "size": 2, "candidates": None, "share": 1.0}
+    assert settings["data"]["groups"] == {
+        "source": str(groups),
+        "size": 2,
+        "candidates": None,
+        "share": 1.0,
+        "every_epochs": 1,
+    }
     assert groups.is_file()
     assert (settings["data"]["seed"], settings["train"]["seed"]) == (2, 2)
 
@@ -203,7 +209,13 @@ def test_arms_begin_with_the_finished_model_of_another_arm(
     settings = [load_checkpoint(find_checkpoint(run))["settings"] for run in (stage, later, near)]
     assert [one["model"]["init_from"] for one in settings] == [None, str(stage), str(stage)]
     groups = str(tmp_path / "groups" / f"{stage.name}-by-2.arrow")
-    assert settings[2]["data"]["groups"] == {"source": groups, "size": 2, "candidates": None, "share": 0.5}
+    assert settings[2]["data"]["groups"] == {
+        "source": groups,
+        "size": 2,
+        "candidates": None,
+        "share": 0.5,
+        "every_epochs": 1,
+    }
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[0] for line in printed if line.startswith("| ")][1:] == ["| later", "| stage", "| near"]
 
