@@ -26,6 +26,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from mmdata import Index, load_run
+from mmdata.config import DataConfig
+from mmdata.config.data import evaluation_data
+from mmdata.config.strict_yaml import parse
+from mmdata.loader import Loader
 from mmdata.train.evaluation.evaluate import embed
 
 SKIN_TONES = range(0x1F3FB, 0x1F400)
@@ -76,17 +80,14 @@ def hold_out(captions: Path, shards: Path, out: Path, count: int = 500) -> None:
 def recalled(run: Path, shards: Path) -> NDArray[np.float64]:
     """Of each row (N, 2): whether its picture finds one of its caption's text first, and the other way."""
     trained = load_run(run)
-    data = trained.config.data.model_copy(
-        update={"shards": str(shards), "select": None, "join": [], "groups": None, "seed": 0}
-    )
-    from mmdata.loader.loader import Loader
-
-    loader = Loader.from_config(data.model_copy(update={"drop_last": False}))
+    everything = {"select": None, "join": [], "groups": None, "val": {"shards": str(shards)}, "global_batch_size": 64}
+    data = evaluation_data(parse(DataConfig, trained.config.data.model_dump() | everything, origin="evaluation"))
+    loader = Loader.from_config(data)
     features = embed(trained.model.eval(), loader)
     assert features.text is not None
     order = torch.argsort(features.rows)
     image, text = features.image[order].double(), features.text[order].double()
-    captions = [loader.samples.caption(row) for row in range(len(order))]
+    captions = [sample.captions[0] for sample in loader.index[:]]
     same = torch.tensor(np.unique(captions, return_inverse=True)[1])
     equal = same[:, None] == same
     scores = image @ text.T
@@ -109,6 +110,8 @@ def score(folder: Path, table: Path) -> None:
     known: dict[str, dict[str, float]] = json.loads(saved.read_text()) if saved.is_file() else {}
     masks: dict[str, NDArray[np.bool_]] = {}
     for line in lines:
+        if line["seed"] == 0:  # the seed of the tuning
+            continue
         name = f"{line['arm']}-{line['seed']}-{line['digest']}"
         if name not in known:
             config = yaml.safe_load((folder / "runs" / name / "config.yaml").read_text())
@@ -121,10 +124,9 @@ def score(folder: Path, table: Path) -> None:
 
 
 def report(lines: list[dict[str, Any]], known: dict[str, dict[str, float]], baseline: str = "random") -> None:
-    tuning = {line["seed"] for line in lines if line["seed"] == 0}
     arms: dict[str, dict[int, dict[str, float]]] = defaultdict(dict)
     for line in lines:
-        if line["seed"] not in tuning:
+        if line["seed"] != 0:
             arms[line["arm"]][line["seed"]] = known[f"{line['arm']}-{line['seed']}-{line['digest']}"]
     others = [arm for arm in arms if arm != baseline]
     for subset in SUBSETS:
