@@ -175,3 +175,14 @@ def run_program(
     if check:
         done.check_returncode()
     return done
+
+
+def run_ranks(program: Path, folder: Path, count: int = 2) -> None:
+    """Run `program FOLDER RANK`, a file in a folder of tests/, in `count` processes of one thread; all must succeed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(program.parents[2])}
+    processes = [Program([sys.executable, program, folder, str(rank)], env=environment) for rank in range(count)]
+    try:
+        assert [process.wait(timeout=300) for process in processes] == [0] * count
+    finally:
+        for process in processes:
+            process.kill()

@@ -18,6 +18,7 @@ import torch
 import yaml
 
 from mmdata.config import load_config
+from mmdata.config.data import GroupsConfig
 from mmdata.convert import ConvertConfig, convert
 from mmdata.loader.regrouped import RegroupedLoader
 from mmdata.train.memory.neighbours import group_neighbours
@@ -115,6 +116,20 @@ def test_batches_hold_the_groups_together(config: Path, whole: Path, tmp_path: P
     assert loader.state_dict()["groups_of"] == 2
 
 
+def test_a_state_from_before_the_groups_goes_back_to_none(config: Path, whole: Path):
+    loader = RegroupedLoader(load_config(config).data, whole / "groups", rank=0, world_size=1)
+    without = loader.state_dict()
+    first = next(iter(loader))["rows"].tolist()
+    loader.use_groups(1)
+    with_groups = loader.state_dict()
+    assert next(iter(loader))["rows"].tolist() != first
+    loader.load_state_dict(without)
+    assert next(iter(loader))["rows"].tolist() == first
+    loader.load_state_dict(with_groups)
+    assert (loader.state_dict()["groups_of"], loader.state_dict()["epoch"]) == (1, 1)
+    loader.close()
+
+
 @pytest.mark.parametrize("after", [5, 9, 20])
 def test_killed_and_resumed_has_the_same_groups_and_weights_bit_for_bit(
     config: Path, whole: Path, tmp_path: Path, after: int
@@ -156,6 +171,18 @@ def test_resumed_on_two_ranks_goes_on_with_the_recorded_groups(config: Path, who
     losses = [[line["loss"] for line in lines(run, "train")][:12] for run in (whole, two)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     assert last_state(two)["step"] == STEPS
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ({"source": "run", "candidates": 2}, "source 'run' needs a size: how many near neighbours stand together"),
+        ({"size": 2, "every_epochs": 3}, "every_epochs belongs to source 'run', and source is 'label': leave it out"),
+    ],
+)
+def test_settings_that_do_not_fit_together(groups: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        GroupsConfig.model_validate(groups)
 
 
 @pytest.mark.parametrize(

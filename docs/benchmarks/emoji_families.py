@@ -14,13 +14,11 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 from numpy.typing import NDArray
 from scipy import stats
@@ -29,6 +27,8 @@ from mmdata import Index, load_run
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse
+from mmdata.inspect.paired import difference
+from mmdata.inspect.queries import retrieve
 from mmdata.loader import Loader
 from mmdata.train.evaluation.evaluate import embed
 
@@ -81,18 +81,15 @@ def recalled(run: Path, shards: Path) -> NDArray[np.float64]:
     """Of each row (N, 2): whether its picture finds one of its caption's text first, and the other way."""
     trained = load_run(run)
     everything = {"select": None, "join": [], "groups": None, "val": {"shards": str(shards)}, "global_batch_size": 64}
-    data = evaluation_data(parse(DataConfig, trained.config.data.model_dump() | everything, origin="evaluation"))
-    loader = Loader.from_config(data)
-    features = embed(trained.model.eval(), loader)
-    assert features.text is not None
-    order = torch.argsort(features.rows)
-    image, text = features.image[order].double(), features.text[order].double()
-    captions = [sample.captions[0] for sample in loader.index[:]]
-    same = torch.tensor(np.unique(captions, return_inverse=True)[1])
-    equal = same[:, None] == same
-    scores = image @ text.T
-    own, others = scores.diagonal(), scores.masked_fill(equal, -2.0)
-    return torch.stack([own > others.amax(1), own > others.amax(0)], dim=1).double().numpy()
+    settings = parse(DataConfig, trained.config.data.model_dump() | everything, origin="evaluation")
+    features = embed(trained.model.eval(), Loader.from_config(evaluation_data(settings, hashes=True)))
+    assert features.text is not None, "the corpus has captions"
+    assert features.ids is not None, "the batches have hashes"
+    order = features.rows.argsort()
+    rows, ids, image, text = (x[order] for x in (features.rows, features.ids, features.image, features.text))
+    of_images = retrieve(text, image, ids.flip(1), rows=rows)  # a picture looks for its caption
+    of_texts = retrieve(image, text, ids, rows=rows)
+    return np.stack([of_images.ranks == 1, of_texts.ranks == 1], axis=1).astype(np.float64)
 
 
 def subsets(index: Index, table: Path) -> dict[str, NDArray[np.bool_]]:
@@ -148,21 +145,20 @@ def report(lines: list[dict[str, Any]], known: dict[str, dict[str, float]], base
             )
 
 
-def paired(ours: dict[int, dict[str, float]], theirs: dict[int, dict[str, float]], subset: str) -> dict[str, Any]:
-    seeds = sorted(ours.keys() & theirs.keys())
-    gains = np.array([ours[seed][subset] - theirs[seed][subset] for seed in seeds])
-    result = stats.ttest_1samp(gains, 0.0) if len(gains) > 1 else None
-    low, high = result.confidence_interval() if result is not None else (math.nan, math.nan)
-    won, lost = int((gains > 0).sum()), int((gains < 0).sum())
+def paired(one: dict[int, dict[str, float]], other: dict[int, dict[str, float]], subset: str) -> dict[str, Any]:
+    seeds = sorted(one.keys() & other.keys())
+    both = [one[seed][subset] for seed in seeds], [other[seed][subset] for seed in seeds]
+    found = difference(*both)
+    lost = int(np.sum(np.less(*both)))
     return {
-        "seeds": len(seeds),
-        "mean": float(np.mean([ours[seed][subset] for seed in seeds])),
-        "gain": float(gains.mean()),
-        "low": low,
-        "high": high,
-        "won": won,
-        "p": float(result.pvalue) if result is not None else 1.0,
-        "sign": stats.binomtest(won, won + lost).pvalue if won + lost else 1.0,
+        "seeds": found.seeds,
+        "mean": float(np.mean(both[0])),
+        "gain": found.mean,
+        "low": found.low,
+        "high": found.high,
+        "won": found.won,
+        "p": float(stats.ttest_rel(*both).pvalue) if found.seeds > 1 else 1.0,
+        "sign": stats.binomtest(found.won, found.won + lost).pvalue if found.won + lost else 1.0,
     }
 
 

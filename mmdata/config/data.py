@@ -132,6 +132,8 @@ class GroupsConfig(Settings):
     def _one_kind(self) -> GroupsConfig:
         if self.source == "run" and self.size is None:
             raise ValueError("source 'run' needs a size: how many near neighbours stand together")
+        if self.source != "run" and self.every_epochs != 1:
+            raise ValueError(f"every_epochs belongs to source 'run', and source is '{self.source}': leave it out")
         if self.candidates is not None and self.share < 1:
             raise ValueError("share needs groups of a size: candidates follow every row")
         if (self.size is None) == (self.candidates is None):

@@ -241,7 +241,7 @@ class TrainConfig(Settings):
     """For the loss sogclr: updates in which gamma falls from 1 to `sogclr_gamma` along a half cosine. FastCLIP: half of
     the run, to 0.2."""
     sogclr_eps: Annotated[float, Field(gt=0.0)] | None = None
-    """For the loss sogclr: added to a row's average. null: 1 / (rows of the corpus - 1), which makes the loss InfoNCE
+    """For the loss sogclr: added to a row's average. null: 1 / (rows of the index - 1), which makes the loss InfoNCE
     of the whole corpus. The papers': 1.0e-14."""
     sogclr_rho: float | None = None
     """For the loss sogclr: what the scale aims at, as in FastCLIP-v3 (there 6.5 to 11); larger makes the scale larger.
@@ -300,6 +300,12 @@ class TrainConfig(Settings):
             raise ValueError(
                 "queue.features 'teacher' needs a moving average: set teacher to {margin: null}, or with a margin to "
                 "leave out false negatives too"
+            )
+        feeds = self.queue is not None and self.queue.features == "teacher"
+        if self.teacher is not None and self.teacher.margin is None and not feeds:
+            raise ValueError(
+                "teacher.margin null leaves no negative out: give a margin, or let the teacher feed the queue "
+                "(queue.features)"
             )
         return self
 

@@ -22,7 +22,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64
 from mmdata.join.captions import TableCaptions
 from mmdata.join.digests import LAYOUT
-from mmdata.join.match import first_twice, match
+from mmdata.join.match import first_twice, match, warn_of_shared_keys
 from mmdata.join.place import name_of_join, store_of
 from mmdata.join.shards import JoinedShards
 from mmdata.join.stored import Arrays, Keep, MadeOf, Store
@@ -77,6 +77,7 @@ class JoinedTable:
         self._made_of, self.path = found.made_of, found.path
         self.table_rows = found.arrays["rows"].astype(np.int64)
         self._check_missing(settings.missing)
+        warn_of_shared_keys(self.table_rows, index, of=self.of)
         self._columns: dict[str, Any] = {}
 
     def __str__(self) -> str:

@@ -96,3 +96,26 @@ def check_missing(
 
 def _keys_of(index: Index) -> Callable[[int], Any]:
     return lambda shard: index.shard(shard).keys
+
+
+def warn_of_shared_keys(found: Ints, index: Index, *, of: str) -> None:
+    """Warn where rows of several datasets get the same row of a table: each `mmdata convert` numbers its keys from 0.
+
+    Args:
+        found: of `match`.
+        index: of one dataset or more.
+        of: name of the setting, for the message.
+    """
+    taken = np.zeros(int(found.max(initial=-1)) + 1, np.bool_)
+    for source in index.sources:
+        places = found[index.starts[source.first_shard] : index.starts[source.last_shard]]
+        places = places[places >= 0]
+        if twice := int(taken[places].sum()):
+            logger.warning(
+                "%s: %s rows of '%s' have keys that rows of another dataset have too, and get the same rows of the "
+                "table: that is right only if they are the same samples (`mmdata convert` numbers each dataset from 0)",
+                of,
+                f"{twice:,}",
+                source.folder,
+            )
+        taken[places] = True

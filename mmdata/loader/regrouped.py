@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -69,20 +68,13 @@ class RegroupedLoader:
 
     def use_groups(self, epoch: int) -> None:
         """Go on with the groups of an epoch, which `write_groups` has written, at the start of that epoch."""
-        assert self._data.groups is not None, "the source is 'run'"
-        before = self.loader
-        before.close()
-        groups = self._data.groups.model_copy(update={"source": str(self._file(epoch))})
-        self.loader = Loader.from_config(self._data.model_copy(update={"groups": groups}), **self._ranks)
-        self.loader.stats, self.loader.ledger = before.stats, before.ledger
+        self._go_on_with(epoch)
         self.loader.set_epoch(epoch)
-        self._groups_of = epoch
 
     def forget_groups(self) -> None:
         """Remove the files of a run that ended before its first checkpoint; rank 0 alone."""
         for path in self._folder.glob("epoch-*.arrow"):
-            if re.fullmatch(r"epoch-\d+\.arrow", path.name):
-                path.unlink()
+            path.unlink()
 
     def state_dict(self) -> dict[str, Any]:
         """As the loader's, and which groups it has."""
@@ -95,10 +87,20 @@ class RegroupedLoader:
             ConfigError: the file of the groups is gone, or the state is of other batches.
         """
         rest = dict(state)
-        groups_of = rest.pop("groups_of", None)
-        if groups_of is not None and groups_of != self._groups_of:
-            self.use_groups(int(groups_of))
+        if (groups_of := rest.pop("groups_of", None)) != self._groups_of:
+            self._go_on_with(groups_of)
         self.loader.load_state_dict(rest)
+
+    def _go_on_with(self, groups_of: int | None) -> None:
+        """A loader with the groups of an epoch, or without any; it adds to the same clock and the same ledger."""
+        assert self._data.groups is not None, "the source is 'run'"
+        source = "run" if groups_of is None else str(self._file(groups_of))
+        groups = self._data.groups.model_copy(update={"source": source})
+        before = self.loader
+        before.close()
+        self.loader = Loader.from_config(self._data.model_copy(update={"groups": groups}), **self._ranks)
+        self.loader.stats, self.loader.ledger = before.stats, before.ledger
+        self._groups_of = groups_of
 
     def _file(self, epoch: int) -> Path:
         return self._folder / f"epoch-{epoch}.arrow"

@@ -48,7 +48,7 @@ class ContrastiveLoss:
             Needs `mask_same` and the hashes.
         normalizers: for "sogclr", of the rows of the corpus; each call reads and writes those of its batch.
         gamma: for "sogclr", the weight of this batch in them.
-        eps: for "sogclr"; None: 1 / (rows - 1).
+        eps: for "sogclr"; None: 1 / (rows of the index - 1).
         rho: for "sogclr", see `losses.sogclr_loss`.
 
     Raises:

@@ -11,7 +11,6 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from mmdata.errors import ConfigError
 from mmdata.train.ranks import collectives
-from tests.programs import Program, run_program
+from tests.programs import run_program, run_ranks
 from tests.train import ranks
 
 PROGRAM = Path(__file__).with_name("ranks.py")
@@ -57,18 +56,12 @@ CASES |= {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `<case>.<rank>.pt` of every case; three processes run them all."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "cases.json").write_text(json.dumps(CASES))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
-    processes = [Program([sys.executable, PROGRAM, folder, str(rank)], env=environment) for rank in range(3)]
-    try:
-        assert [process.wait(timeout=300) for process in processes] == [0, 0, 0]
-        yield folder
-    finally:
-        for process in processes:
-            process.kill()
+    run_ranks(PROGRAM, folder, 3)
+    return folder
 
 
 def one_process(case: dict) -> tuple[Tensor, dict[str, Tensor]]:

@@ -63,6 +63,21 @@ def test_queue_of_a_teacher_needs_one():
         TrainConfig.model_validate({"steps": 1, "mask_false_negatives": True, "queue": {"features": "teacher"}})
 
 
+def test_a_teacher_for_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"teacher\.margin null leaves no negative out: give a margin, or let the"):
+        TrainConfig.model_validate({"steps": 1, "teacher": {"margin": None}})
+
+
+def test_teacher_embeds_nothing_before_the_queue_begins(tmp_path: Path):
+    settings = {"queue": queue(features="teacher", after_steps=5), "teacher": teacher(0.9)}
+    trainer = make_trainer(tmp_path, **TRAIN, **settings)
+    assert trainer.teacher is not None
+    calls: list[int] = []
+    trainer.teacher.model.register_forward_hook(lambda *_: calls.append(trainer.step))
+    assert trainer.run() == 0
+    assert calls == [5, 6, 7]
+
+
 def test_drift_is_the_cosine_of_old_and_new_features():
     model, batches = small.small_model(), list(small.SmallBatches())
     drift = QueueDrift(rows=20, after_steps=1)  # three batches of eight

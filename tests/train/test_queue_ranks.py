@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.programs import Program
+from tests.programs import run_ranks
 from tests.train import queue_ranks
 
 PROGRAM = Path(queue_ranks.__file__)
@@ -18,13 +16,7 @@ PROGRAM = Path(queue_ranks.__file__)
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("queue_ranks")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
-    processes = [Program([sys.executable, PROGRAM, folder, str(rank)], env=environment) for rank in range(2)]
-    try:
-        assert [process.wait(timeout=300) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
+    run_ranks(PROGRAM, folder)
     return folder
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
 from mmdata.train.ranks import sharding
 from mmdata.train.run.optimizer import make_optimizer
-from tests.programs import Program
+from tests.programs import run_ranks
 from tests.rounding import RUN_IN_DOUBLE, rounding
 from tests.train import ranks, sharded_ranks
 from tests.train.test_distributed import ALL, FEW, NONE, SOME, one_process
@@ -71,19 +68,13 @@ BLOCKS = (".transformer.blocks.0", ".transformer.blocks.1")
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `<case>.<rank>.pt` of every case; three processes run them all."""
     folder = tmp_path_factory.mktemp("sharded")
     cases = CASES | {f"{name}_{way}": case | {"way": way} for name, case in IN_BF16.items() for way in ("ddp", "fsdp")}
     (folder / "cases.json").write_text(json.dumps(cases))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
-    processes = [Program([sys.executable, PROGRAM, folder, str(rank)], env=environment) for rank in range(3)]
-    try:
-        assert [process.wait(timeout=300) for process in processes] == [0, 0, 0]
-        yield folder
-    finally:
-        for process in processes:
-            process.kill()
+    run_ranks(PROGRAM, folder, 3)
+    return folder
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import torch
 
-from tests.programs import Program
+from tests.programs import run_ranks
 from tests.train import sogclr_ranks
 
 PROGRAM = Path(sogclr_ranks.__file__)
 
 
 def test_two_ranks_are_one_process(tmp_path: Path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
-    processes = [Program([sys.executable, PROGRAM, tmp_path, str(rank)], env=environment) for rank in range(2)]
-    try:
-        assert [process.wait(timeout=300) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
+    run_ranks(PROGRAM, tmp_path)
     steps = [[sogclr_ranks.batch_of(step, rank) for rank in range(2)] for step in range(sogclr_ranks.STEPS)]
     expected = sogclr_ranks.run(
         [{key: torch.cat([b[key] for b in both]) for key in both[0] if key != "keys"} for both in steps]

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from mmdata.train import miners
 from mmdata.train.losses.telemetry import BINS, mining_telemetry
-from tests.programs import Program
+from tests.programs import run_ranks
 from tests.rounding import rounding
 
 COSINES = torch.tensor([[0.9, 0.7, 0.12], [0.2, 0.8, 0.63], [0.5, 0.34, 0.67]])  # images down, texts across
@@ -91,13 +89,7 @@ def test_telemetry_takes_no_draw_from_the_run():
 
 
 def test_telemetry_and_mining_with_global_knowledge_are_those_of_one_process_on_two_ranks(tmp_path: Path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
-    processes = [Program([sys.executable, PROGRAM, tmp_path, str(rank)], env=environment) for rank in range(2)]
-    try:
-        assert [process.wait(timeout=300) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
+    run_ranks(PROGRAM, tmp_path)
     expected = program.results(slice(0, 12))
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for rank in range(2):

@@ -81,8 +81,10 @@ class RowNormalizers:
     def unmoved(self) -> Generator[None]:
         """Inside, nothing is written: for steps that are no updates, such as a rehearsal's."""
         before, self._moves = self._moves, False
-        yield
-        self._moves = before
+        try:
+            yield
+        finally:
+            self._moves = before
 
     def telemetry(self, step: int) -> dict[str, float | list[float]]:
         """seen_share: of the rows that were in a batch."""

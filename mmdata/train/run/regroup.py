@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
+from mmdata.train.batches import Regroups
 from mmdata.train.memory.feature_cache import FeatureCache
 from mmdata.train.memory.neighbours import group_neighbours, mean_similarity
 from mmdata.train.ranks.lockstep import on_first
 
 
 def regroup(
-    regroups: Any, cache: FeatureCache, epoch: int, *, seed: int, device: torch.device, group: dist.ProcessGroup | None
+    regroups: Regroups,
+    cache: FeatureCache,
+    epoch: int,
+    *,
+    seed: int,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    on_cell: Callable[[int], object] | None = None,
 ) -> dict[str, float]:
     """Let a loader go on with the neighbours of now, at the start of an epoch. A collective; rank 0 computes.
 
     Args:
-        regroups: `mmdata.loader.regrouped.RegroupedLoader`.
+        regroups: the loader.
         cache: features of the rows; those that no batch has held have no group.
         epoch: that begins.
         seed: of the search.
         device: of the search.
         group: of the ranks.
+        on_cell: as in `group_neighbours`; on the rank that computes.
 
     Returns:
         seconds; and similarity of two rows of a group, random_similarity of two of random groups (mean cosines), which
@@ -36,7 +45,7 @@ def regroup(
         if regroups.has_groups(epoch):
             return
         features = cache.features()
-        of_rows = group_neighbours(features, regroups.group_size, seed=seed + epoch, device=device)
+        of_rows = group_neighbours(features, regroups.group_size, seed=seed + epoch, device=device, on_cell=on_cell)
         near, random = mean_similarity(features, of_rows, seed=seed + epoch, device=device)
         found.update(similarity=near, random_similarity=random)
         regroups.write_groups(epoch, of_rows.numpy())

@@ -249,7 +249,15 @@ class Trainer:
             return
         with self.meter.paused():
             self.watchdog.at("searching neighbours")
-            found = regroup(regroups, cache, self.epoch, seed=self.config.seed, device=self.device, group=self.group)
+            found = regroup(
+                regroups,
+                cache,
+                self.epoch,
+                seed=self.config.seed,
+                device=self.device,
+                group=self.group,
+                on_cell=lambda _: self.watchdog.at("searching neighbours"),
+            )
         self.log.record("groups", {"step": self.step, "epoch": self.epoch, **found})
 
     def _update(self, batch: Batch) -> None:
@@ -287,7 +295,8 @@ class Trainer:
         Returns:
             The loss, what the step left, and the teacher's features if the queue is to hold those.
         """
-        feeds = self.config.queue is not None and self.config.queue.features == "teacher"
+        queue = self.config.queue
+        feeds = queue is not None and queue.features == "teacher" and step >= queue.after_steps
         features = self.teacher.embed(batch) if self.teacher and (feeds or self.teacher.masks_at(step)) else None
         teacher_mask = self.teacher and self.teacher.teacher_mask(batch, step, features)
         loss = make_loss(step, self.config, teacher_mask, self.memory.queue, self.memory.normalizers)
