@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from mmdata.join.joined import JOINED, Joined
 from mmdata.loader.corpus import open_index
 from mmdata.loader.fields import Fields
 from mmdata.plan.caption_sources import caption_sources
+from mmdata.plan.rows import starts_of
+from mmdata.plan.select.rows import select_rows
+from mmdata.plan.selection import row_chunks
 from mmdata.recognize import Kind, recognize
 from mmdata.shards.caption_lengths import counts_of
 from mmdata.transform.text import load_tokenizer
@@ -98,4 +102,6 @@ def join_tables(data: DataConfig) -> Iterator[str]:
                 source.count(counts)
             yield f"{name}: {len(source):,} captions{', counted' if counts is not None else ''}"
     if data.fields:
-        yield Fields(data.fields, joined).name
+        starts = starts_of(index, data.max_rows)
+        selection = select_rows(data, index, starts, joined)
+        yield Fields(data.fields, joined, partial(row_chunks, selection, int(starts[-1]))).name

@@ -11,13 +11,16 @@ from mmdata.commands.parts import find_part
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import ConfigError
-from mmdata.loader.corpus import open_index
+from mmdata.loader.corpus import Corpus, open_corpus
+from mmdata.loader.fields import parse_fields
 from mmdata.plan import Plan
 from mmdata.plan.from_config import build_plan, num_rows
 from mmdata.recognize import Kind, recognize
 from mmdata.shards import Index
+from mmdata.shards.caption_lengths import CountsTokens
 from mmdata.train.models.limits import limits_of, shape_problems
-from mmdata.transform.text import load_tokenizer
+from mmdata.transform.pixels import PixelTransform
+from mmdata.transform.text_transform import TextTransform
 
 BATCH_ROWS = 256
 """`data.global_batch_size` of a folder's plan; all rows where the folder has fewer."""
@@ -58,10 +61,9 @@ def plan_of(place: str, overrides: list[str]) -> Planned:
         place = str(Path(place) / "config.yaml")
     if not (Path(place).is_dir() or "://" in place):
         config = load_config(place, overrides)
-        data = config.data
-        index = open_index(data)
+        data, corpus = config.data, open_corpus(config.data)
         problems = shape_problems(limits_of(config.model), data) if "model" in config.model_fields_set else ()
-        return Planned(data, index, build_plan(data, index, load_tokenizer(data), count_lengths=True), (), problems)
+        return Planned(data, corpus.index, _plan(data, corpus, corpus.tokenizer), (), problems)
     part = None if any(override.startswith("data.shards=") for override in overrides) else find_part(place)
     planned = _plan_of_shards(part or place, overrides)
     return replace(planned, assumed=[f"data.shards={part}", *planned.assumed]) if part else planned
@@ -91,11 +93,20 @@ def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
     content["data"] = assumed | given
     data = parse(Config, content, origin=origin, overrides=overrides).data
     # Where the index holds the lengths, the plan needs no more of a tokenizer.
-    tokenizer = CountedLengths(str(index.tokenizer)) if "tokenizer" in assumed else load_tokenizer(data)
-    index = open_index(data)
+    counted = CountedLengths(str(index.tokenizer)) if "tokenizer" in assumed else None
+    corpus = open_corpus(data.model_copy(update={"tokenizer": None}) if counted else data)
     shown = assumed | {name: getattr(data, name) for name in ("image_size", "max_length")}
     listed = [f"data.{name}={value}" for name, value in shown.items() if name not in given]
-    return Planned(data, index, build_plan(data, index, tokenizer, count_lengths=True), listed)
+    return Planned(data, corpus.index, _plan(data, corpus, counted or corpus.tokenizer), listed)
+
+
+def _plan(data: DataConfig, corpus: Corpus, tokenizer: CountsTokens | None) -> Plan:
+    """The plan; what batches are made with is looked at, too, so that a run refuses nothing that a plan has passed."""
+    parse_fields(data.fields, corpus.joined)
+    TextTransform.from_config(data)
+    PixelTransform.from_config(data)
+    given = {"joined": corpus.joined, "captions": corpus.captions}
+    return build_plan(data, corpus.index, tokenizer, count_lengths=True, **given)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ def _shares_alone(value: object) -> object:
 def _template(text: str) -> str:
     if text.count("{}") != 1:
         raise ValueError(f"must hold {{}} once, where the caption stands: got {text!r}")
+    if set("{}") & set(text.replace("{}", "")):
+        raise ValueError(f"holds braces beside {{}}, which nothing fills in: got {text!r}; data.text_transform can")
     return text
 
 

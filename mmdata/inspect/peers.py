@@ -24,7 +24,8 @@ from mmdata.cores import most_workers
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
 from mmdata.loader.samples import IndexSamples
-from mmdata.plan.rows import COUNT_ROWS, starts_of
+from mmdata.plan.rows import starts_of
+from mmdata.plan.selection import row_chunks
 from mmdata.plan.select.rows import select_rows
 from mmdata.shards import Index, ShardStore
 from mmdata.transform.tokenizer_names import locate_tokenizer
@@ -109,7 +110,7 @@ class Rows(Dataset[tuple[Tensor, str]]):
         self._transform = transform(data)
         starts = starts_of(self._index, data.max_rows)
         selection = select_rows(data, self._index, starts)
-        all_rows = [np.arange(starts[-1])] if selection is None else selection.chunks(COUNT_ROWS)
+        all_rows = row_chunks(selection, int(starts[-1]))
         self._rows = np.concatenate([np.empty(0, np.int64), *all_rows])
 
     def __len__(self) -> int:

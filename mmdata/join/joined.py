@@ -87,12 +87,14 @@ class JoinedTable:
         """Whether the table has each row of a shard."""
         return self.table_rows[self._starts[shard] : self._starts[shard + 1]] >= 0
 
-    def kind(self, name: str) -> Literal["number", "text"] | None:
-        """What a condition may do with a column; None: nothing, such as with lists."""
+    def kind(self, name: str) -> Literal["number", "text", "bool", "other"]:
+        """What a condition may do with a column; other: lists and the like, of which it may ask whether a row has one."""
         kind = self._table.types[name]
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        if pa.types.is_boolean(kind):
+            return "bool"
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
             return "number"
-        return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else None
+        return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else "other"
 
     def type_of(self, name: str) -> str:
         """Arrow's type of a column, for messages."""
@@ -101,11 +103,15 @@ class JoinedTable:
     def of_shard(self, shard: int, name: str) -> NDArray[Any]:
         """A column for the rows of a shard: numbers, of which NaN is missing, or an object array, of which None is.
 
+        Of a column of another type the array says which rows have a value, True or None.
+
         Raises:
             ConfigError: whole numbers that a float does not hold exactly, and rows without one.
         """
         rows = self.table_rows[self._starts[shard] : self._starts[shard + 1]]
         values = self._column(name).take(pa.array(rows, mask=rows < 0))
+        if self.kind(name) == "other":
+            return np.where(values.is_valid().to_numpy(zero_copy_only=False), np.array(True, object), None)
         if self.kind(name) == "text":
             return np.array(values.to_pylist(), object)
         if pa.types.is_boolean(values.type):
@@ -122,7 +128,7 @@ class JoinedTable:
     def values(self, name: str, *, of: str) -> Values:
         """A column as batches take it; `of`: name of the setting, for messages."""
         column, keep = self._column(name), self._keep(name)
-        return Values(column, self.table_rows, has_all=self.leaves_out, name=name, of=of, keep=keep)
+        return Values(column, self.table_rows, name=name, of=of, keep=keep)
 
     def captions(self, name: str, *, of: str) -> TableCaptions:
         """A column as captions; `of`: name of the setting, for messages."""

@@ -160,7 +160,8 @@ class Table:
             options = pyarrow.csv.ConvertOptions(
                 include_columns=[name], column_types={name: pa.string()} if as_text else None, strings_can_be_null=True
             )
-            return pyarrow.csv.read_csv(path, parse_options=_delimiter(path), convert_options=options).column(name)
+            column = pyarrow.csv.read_csv(path, parse_options=_delimiter(path), convert_options=options).column(name)
+            return column.cast(_plain(column.type))
 
         return self._checked(path, read)
 
@@ -172,9 +173,14 @@ class Table:
 
 
 def _plain(kind: Any) -> Any:
-    """The type as which values are read: categories as what they are of, decimal numbers as floats."""
+    """The type as which values are read: categories as what they are of, decimal numbers as floats, dates as texts.
+
+    Dates and times in ISO 8601 compare as texts as they do in time.
+    """
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
+    if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
+        return pa.string()
     return pa.float64() if pa.types.is_decimal(kind) else kind
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -25,12 +26,11 @@ class Values:
     """Numbers, vectors of one length, or texts.
 
     A row without a value has NaN in a column of floats (also in each place of a vector), and "" in one of texts. Whole
-    numbers and bool have no such word, so all rows must have one; padding is 0 or False then, as `valid` says.
+    numbers and bool have no such word, so all rows that are loaded must have one (`check`); padding is 0 or False.
 
     Args:
         column: an Arrow array (n,).
         table_rows: int64 (num_rows,), the row of the column for each row of the index, -1 where there is none.
-        has_all: no row is loaded that the table does not have.
         name: of the column, for messages.
         of: name of the setting, for messages.
         keep: keeps the fingerprint.
@@ -40,7 +40,7 @@ class Values:
             first asked for.
 
     Raises:
-        ConfigError: values of another type, vectors of different lengths, or whole numbers that rows lack.
+        ConfigError: values of another type, or vectors of different lengths.
     """
 
     def __init__(
@@ -48,25 +48,40 @@ class Values:
         column: Any,
         table_rows: NDArray[np.int64],
         *,
-        has_all: bool,
         name: str,
         of: str,
         keep: Keep = make_anew,
     ) -> None:
         self._keep = keep
-        self._of = f"{of}: column '{name}'"
+        self._of, self._name = f"{of}: column '{name}'", name
         self._rows = table_rows
         self._texts: Any = None
         self._numbers: Array = np.empty(0)
+        self._lacks: Array | None = None  # which rows of the table have no value, where there is no word for that
         kind = column.type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             self._texts = column.fill_null("")
         elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
             self._numbers = self._vectors(column)
         elif pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind):
-            self._numbers = self._scalars(column, has_all=has_all)
+            self._numbers = self._scalars(column)
         else:
             raise ConfigError(f"{self._of}: values of type {kind}; known are numbers, vectors of them, and texts")
+
+    def check(self, rows: Iterable[NDArray[np.int64]]) -> None:
+        """Check that rows of the index, some at a time, have a value, or that there is a word for none.
+
+        Raises:
+            ConfigError: whole numbers or bool, and a row without.
+        """
+        if self._lacks is None:
+            return
+        if missing := sum(int(self._lacks[self._rows[some]].sum()) for some in rows):
+            raise ConfigError(
+                f"{self._of}: {self._numbers.dtype} and {missing:,} rows without a value, for which whole numbers and "
+                "bool have no word: leave those rows out (missing: mask in data.join those that the table does not "
+                f"have, data.select='{self._name} is not None' all), or store floats, which have NaN"
+            )
 
     def take(self, rows: NDArray[np.int64]) -> Array | list[str]:
         """Values of n rows of the index, -1 for padding: numbers (n,) or (n, D), or n texts."""
@@ -93,18 +108,13 @@ class Values:
                 digest.update(np.ascontiguousarray(values).data)
         return {"fingerprint": np.frombuffer(digest.hexdigest().encode(), np.uint8)}
 
-    def _scalars(self, column: Any, *, has_all: bool) -> Array:
+    def _scalars(self, column: Any) -> Array:
         if pa.types.is_floating(column.type):
             return column.fill_null(np.nan).to_numpy(zero_copy_only=False)
-        missing = (0 if has_all else int((self._rows < 0).sum())) + column.null_count
-        if missing:
-            raise ConfigError(
-                f"{self._of}: {column.type} and {missing:,} rows without a value, for which whole numbers and "
-                "bool have no word: leave those rows out (join's missing: mask), or store floats, which have NaN"
-            )
+        self._lacks = np.append(column.is_null().to_numpy(zero_copy_only=False), True)  # the last is row -1
         if pa.types.is_boolean(column.type):
-            return column.to_numpy(zero_copy_only=False)
-        return column.to_numpy().astype(np.int64)
+            return column.fill_null(False).to_numpy(zero_copy_only=False)
+        return column.fill_null(0).to_numpy().astype(np.int64)
 
     def _vectors(self, column: Any) -> Array:
         lengths = compute.list_value_length(column).drop_null()

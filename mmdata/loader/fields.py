@@ -7,11 +7,12 @@ this process's memory. Values in members of tars are read by the workers, see `m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mmdata.batch import Batch
@@ -86,20 +87,25 @@ class Fields:
     Args:
         settings: name in the batch -> its source.
         joined: the tables and tars.
+        rows: gives the int64 row numbers that are loaded, some at a time.
 
     Raises:
-        ConfigError: see `parse_fields`; or values that make no tensor, or rows without a value where numbers have no
-            word for that.
+        ConfigError: see `parse_fields`; or values that make no tensor, or loaded rows without a value where numbers
+            have no word for that.
         DataError: a table is damaged.
     """
 
-    def __init__(self, settings: Mapping[str, str], joined: Joined) -> None:
+    def __init__(
+        self, settings: Mapping[str, str], joined: Joined, rows: Callable[[], Iterable[NDArray[np.int64]]]
+    ) -> None:
         self._sources = dict(settings)
         self._values: dict[str, Values] = {
             name: joined.table_of(source.column).values(source.column, of=f"data.fields.{name}")
             for name, source in parse_fields(settings, joined).items()
             if isinstance(source, ColumnSource)
         }
+        for values in self._values.values():
+            values.check(rows())
 
     @property
     def name(self) -> str:

@@ -36,6 +36,7 @@ from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import Plan, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
+from mmdata.plan.rows import planned_rows
 from mmdata.renamed import renamed_arguments
 
 SHOWN = [
@@ -137,7 +138,7 @@ class Loader(Interoperable):
         plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
         maker = BatchMaker.from_config(data, corpus, plan)
         source = make_source(data, plan, maker, ranks)
-        fields = Fields(data.fields, corpus.joined) if data.fields else None
+        fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows)) if data.fields else None
         return cls(
             plan, maker, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
         )

@@ -13,7 +13,7 @@ from mmdata.join.captions import TableCaptions
 from mmdata.join.joined import JOINED, Joined
 from mmdata.nearest import did_you_mean
 from mmdata.plan.captions import CaptionSources, ShardCaptions
-from mmdata.plan.selection import Selection
+from mmdata.plan.selection import Selection, row_chunks
 from mmdata.shards import Index
 
 logger = logging.getLogger("mmdata")
@@ -21,7 +21,6 @@ logger = logging.getLogger("mmdata")
 OF = "data.captions"
 SHARDS = "shards"
 """Name of the source that is the captions in the shards."""
-CHECK_ROWS = 2**20
 
 
 def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None) -> CaptionSources | None:
@@ -74,8 +73,7 @@ def check_rows(sources: CaptionSources, index: Index, starts: NDArray[np.int64],
     num_rows = int(starts[-1]) if selection is None else len(selection)
     lacking = np.zeros(len(sources.names), np.int64)
     without, first = 0, -1
-    ranges = (np.arange(begin, min(begin + CHECK_ROWS, num_rows)) for begin in range(0, num_rows, CHECK_ROWS))
-    for rows in ranges if selection is None else selection.chunks(CHECK_ROWS):
+    for rows in row_chunks(selection, num_rows):
         lacks = sources.num_captions(rows) == 0  # (S, n)
         lacking += lacks.sum(axis=1)
         none = lacks.all(axis=0)
@@ -86,7 +84,7 @@ def check_rows(sources: CaptionSources, index: Index, starts: NDArray[np.int64],
         key = index.keys(np.array([first]))[0]
         raise ConfigError(
             f"{OF}: {without:,} of {num_rows:,} rows have no caption in {', '.join(sources.names)}, such as row "
-            f"{first:,} (key '{key}'): leave them out (join's missing: mask, or data.select='COLUMN is not None'), or "
+            f"{first:,} (key '{key}'): leave them out (data.select='COLUMN is not None', or missing: mask in data.join for those that a table does not have), or "
             f"name a source that has them; one of probability 0 is used where the others have nothing"
         )
     for name, count in zip(sources.names, lacking.tolist(), strict=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,10 +37,10 @@ from mmdata.plan.buckets import nearest_shapes
 from mmdata.plan.caption_sources import caption_sources, check_rows
 from mmdata.plan.choose_shapes import with_margin
 from mmdata.plan.groups import read_groups
-from mmdata.plan.rows import COUNT_ROWS, starts_of
+from mmdata.plan.rows import starts_of
 from mmdata.plan.select.row_weights import row_weights
 from mmdata.plan.select.rows import select_rows
-from mmdata.plan.selection import Selection
+from mmdata.plan.selection import Selection, row_chunks
 from mmdata.plan.weighted_plan import WeightedPlan
 from mmdata.plan.weights import RowWeights
 from mmdata.shards import Index
@@ -257,8 +256,7 @@ def caption_histogram(
     counts = np.zeros((max_length + 1) * ASPECT_BINS)
     if isinstance(lengths, (tuple, CaptionSources)) or selection is not None:
         rows = IndexRows(index, lengths=lengths)
-        chunks = _all_rows(index) if selection is None else selection.chunks(COUNT_ROWS)
-        for numbers in chunks:
+        for numbers in row_chunks(selection, len(index)):
             height, width = rows.sizes(numbers)
             if not isinstance(lengths, CaptionSources):
                 offsets, tokens = rows.tokens(numbers)
@@ -279,12 +277,6 @@ def caption_histogram(
                 tokens = np.zeros_like(tokens)
             counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), captions, minlength=len(counts))
     return counts.reshape(-1, ASPECT_BINS).astype(np.int64)  # exact: float64 counts to 2^53
-
-
-def _all_rows(index: Index) -> Iterator[NDArray[np.int64]]:
-    """All rows of an index, some at a time."""
-    for start in range(0, len(index), COUNT_ROWS):
-        yield np.arange(start, min(start + COUNT_ROWS, len(index)))
 
 
 def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -11,15 +11,12 @@ from numpy.typing import NDArray
 
 from mmdata.plan.buckets import BucketPolicy, Shapes
 from mmdata.plan.captions import CaptionSources, choose_captions
-from mmdata.plan.selection import Selection, shard_runs
+from mmdata.plan.selection import CHUNK_ROWS, Selection, row_chunks, shard_runs
 from mmdata.shards.caption_lengths import CaptionTokens
 from mmdata.shards.columns.ragged import offsets_of, spans
 from mmdata.shards.index import Index
 from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_ratio, unpack_cells
 from mmdata.shards.manifest.pages import Histograms
-
-COUNT_ROWS = 2**20
-"""About how many rows are in memory at a time when a corpus is counted."""
 
 PROBED_ROWS = 4096
 """`fingerprint_policy` asks a policy for the buckets of this many first rows."""
@@ -72,6 +69,11 @@ HashesOf = Callable[[NDArray[np.int64], NDArray[np.int64]], Hashes]
 def selection_of(rows: Rows) -> Selection | None:
     """The rows' selection; None: all rows are planned."""
     return getattr(rows, "selection", None)
+
+
+def planned_rows(rows: Rows) -> Iterator[NDArray[np.int64]]:
+    """The rows that are planned, in the order of the corpus, some at a time."""
+    return row_chunks(selection_of(rows), int(rows.starts[-1]))
 
 
 def first_rows(rows: Rows, count: int) -> NDArray[np.int64]:
@@ -298,7 +300,7 @@ def count_buckets(rows: Rows, policy: BucketPolicy, epoch: int, shards: NDArray[
     starts = rows.starts if selection is None else selection.starts
     num_buckets, ends = len(policy.buckets), offsets_of(starts[shards + 1] - starts[shards])
     counts = np.zeros((len(shards), num_buckets), np.int64)
-    for first, last in shard_runs(ends, COUNT_ROWS):
+    for first, last in shard_runs(ends, CHUNK_ROWS):
         of_shards = (
             np.arange(*rows.starts[shard : shard + 2].tolist()) if selection is None else selection.of_shard(shard)
             for shard in shards[first:last].tolist()

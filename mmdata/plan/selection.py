@@ -16,6 +16,9 @@ from mmdata.shards.columns.ragged import offsets_of
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+CHUNK_ROWS = 2**20
+"""About how many rows are in memory at a time where all are looked at."""
+
 
 class Selection:
     """Some rows of a corpus, in the corpus's order.
@@ -86,6 +89,15 @@ class Selection:
         """All selected rows, about `num_rows` at a time; whole shards."""
         for first, last in shard_runs(self.starts, num_rows):
             yield np.concatenate([np.empty(0, np.int64), *(self.of_shard(shard) for shard in range(first, last))])
+
+
+def row_chunks(selection: Selection | None, num_rows: int) -> Iterator[Ints]:
+    """The rows that are planned, some at a time: those selected, or all `num_rows`."""
+    if selection is not None:
+        yield from selection.chunks(CHUNK_ROWS)
+        return
+    for begin in range(0, num_rows, CHUNK_ROWS):
+        yield np.arange(begin, min(begin + CHUNK_ROWS, num_rows))
 
 
 def shard_runs(starts: Ints, num_rows: int) -> Iterator[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -289,7 +289,7 @@ def test_rows_without_a_value_have_nan_or_no_text(corpus: Corpus, tmp_path: Path
         ({"x": "join:whole"}, r"column 'whole': int64 and 11 rows without a value, .*missing: mask"),
         ({"x": "join:ragged"}, "vectors of different lengths, such as 1 and 2"),
         ({"x": "join:words"}, "vectors of string; known are vectors of floats"),
-        ({"x": "join:day"}, r"values of type date32\[day\]; known are numbers, vectors of them, and texts"),
+        ({"x": "join:time"}, r"values of type duration\[s\]; known are numbers, vectors of them, and texts"),
     ],
 )
 def test_a_wrong_field_is_refused(corpus: Corpus, tmp_path: Path, fields: dict[str, str], message: str):
@@ -298,7 +298,7 @@ def test_a_wrong_field_is_refused(corpus: Corpus, tmp_path: Path, fields: dict[s
         "whole": pa.array([None, *range(39)], pa.int64()),
         "ragged": pa.array([[1.0], *[[1.0, 2.0]] * 39]),
         "words": pa.array([["a"]] * 40),
-        "day": pa.array([1] * 40, pa.date32()),
+        "time": pa.array([1] * 40, pa.duration("s")),
     }
     table = write_table(corpus, tmp_path / "table.parquet", rows, **columns)
     with pytest.raises(ConfigError, match=message):
@@ -335,11 +335,28 @@ def test_large_whole_numbers_are_exact_or_refused(corpus: Corpus, tmp_path: Path
 
 
 def test_a_column_that_no_condition_knows_is_named_with_its_type(corpus: Corpus, tmp_path: Path):
-    day = pa.array([date(2026, 1, 1)] * 50)
-    table = write_table(corpus, tmp_path / "a.parquet", list(range(50)), day=day)
-    message = r"column 'day' is of type date32\[day\]; conditions know numbers and texts; at character 1 of 'day > 5'"
+    table = write_table(corpus, tmp_path / "a.parquet", list(range(50)), box=pa.array([[0.5]] * 49 + [None]))
+    message = r"column 'box' has values of type list<.*: double>; conditions know .*; at character 1 of 'box > 5'"
     with pytest.raises(ConfigError, match=message):
-        corpus.loader(join=[{"table": table}], select="day > 5")
+        corpus.loader(join=[{"table": table}], select="box > 5")
+    assert selected(corpus, join=[{"table": table}], select="box is not None") == list(range(49))
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_dates_are_compared_as_texts_and_bools_are_conditions(corpus: Corpus, tmp_path: Path, suffix: str):
+    days = pa.array([date(2026, 1, 1) + timedelta(days=row) for row in range(50)])
+    columns = {"day": days, "good": pa.array([row % 2 == 0 for row in range(50)])}
+    table = write_table(corpus, tmp_path / "a.parquet", list(range(50)), **columns)
+    if suffix == ".csv":
+        pyarrow.csv.write_csv(pyarrow.parquet.read_table(table), tmp_path / "a.csv")
+        table = str(tmp_path / "a.csv")
+    given = {"join": [{"table": table}]}
+    assert selected(corpus, **given, select="'2026-01-03' <= day < '2026-01-13'") == list(range(2, 12))
+    assert selected(corpus, **given, select="good and width > 0") == list(range(0, 50, 2))
+    assert selected(corpus, **given, select="not good or day == '2026-01-01'") == [0, *range(1, 50, 2)]
+    with corpus.loader(**given, fields={"day": "join:day"}) as loader:
+        batch: dict[str, Any] = dict(next(iter(loader)))
+    assert batch["day"] == [days[row].as_py().isoformat() for row in batch["rows"].tolist()]
 
 
 def test_fields_without_a_table_are_refused(corpus: Corpus):
@@ -347,10 +364,33 @@ def test_fields_without_a_table_are_refused(corpus: Corpus):
         corpus.loader(fields={"x": "join:score"})
 
 
-def test_whole_numbers_come_where_the_rows_without_them_are_left_out(corpus: Corpus, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("changes", "missing", "expected"),
+    [
+        ({}, "mask", list(range(40))),
+        ({"select": "whole is not None"}, "keep", list(range(40))),
+        ({"select": "score >= 0"}, "keep", list(range(40))),  # rows without a value, left out by another column
+        ({"select": "whole > 10"}, "mask", list(range(11, 40))),
+    ],
+)
+def test_whole_numbers_come_where_the_rows_without_them_are_left_out(
+    corpus: Corpus, tmp_path: Path, changes: dict[str, Any], missing: str, expected: list[int]
+):
     table = write_table(corpus, tmp_path / "table.parquet", list(range(40)), whole=list(range(40)))
-    join = [{"table": table, "missing": "mask"}]
-    with Loader.from_config({**corpus.settings, "join": join, "fields": {"whole": "join:whole"}}) as loader:
+    given = {"join": [{"table": table, "missing": missing}], "fields": {"whole": "join:whole"}, **changes}
+    with Loader.from_config({**corpus.settings, **given}) as loader:
         batches: list[dict[str, Any]] = [dict(batch) for batch in loader]
-    assert sorted(row for batch in batches for row in batch["rows"].tolist()) == list(range(40))
-    assert all(torch.equal(batch["whole"], batch["rows"]) for batch in batches)
+    assert sorted(row for batch in batches for row in batch["rows"].tolist() if row >= 0) == expected
+    assert all(torch.equal(batch["whole"][batch["valid"]], batch["rows"][batch["valid"]]) for batch in batches)
+
+
+def test_rows_with_an_empty_cell_of_whole_numbers_are_left_out_by_a_condition(corpus: Corpus, tmp_path: Path):
+    whole = pa.array([None if row % 5 == 0 else row for row in range(50)], pa.int64())
+    table = write_table(corpus, tmp_path / "table.parquet", list(range(50)), whole=whole)
+    given = {"join": [{"table": table}], "fields": {"whole": "join:whole"}}
+    message = r"int64 and 10 rows without a value, .*data.select='whole is not None' all"
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(**given)
+    with corpus.loader(**given, select="whole is not None") as loader:
+        rows = [row for batch in loader for row in batch["rows"].tolist() if row >= 0]
+    assert sorted(rows) == [row for row in range(50) if row % 5]

@@ -14,13 +14,27 @@ from hypothesis import strategies as st
 from mmdata.errors import ConfigError
 from mmdata.plan.select.expression import Kind, parse_expression
 
-KINDS: dict[str, Kind] = {"width": "number", "height": "number", "score": "number", "key": "text", "url": "text"}
+KINDS: dict[str, Kind] = {
+    "width": "number",
+    "height": "number",
+    "score": "number",
+    "key": "text",
+    "url": "text",
+    "good": "bool",
+    "clip score": "number",
+    "is": "number",
+    "caps": "other",
+}
 COLUMNS: dict[str, Any] = {
     "width": np.array([100, 256, 300, 512], np.int32),
     "height": np.array([100, 100, 300, 600], np.int32),
     "score": np.array([0.1, np.nan, 0.3, 0.5], np.float32),
     "key": np.array(["000", "001", "a'b", "ü"], object),
     "url": np.array(["https://a.example/x", None, "https://b.example/y", ""], object),
+    "good": np.array([1.0, 0.0, np.nan, 1.0]),
+    "clip score": np.array([0.1, 0.2, 0.3, 0.4]),
+    "is": np.array([0, 1, 0, 1]),
+    "caps": np.array([True, None, True, None], object),
 }
 
 
@@ -64,6 +78,16 @@ def chosen(text: str) -> list[int]:
         ("'x' in ['y']", []),
         ("width\n  > 300\n", [3]),
         ("width > 3000000000", []),
+        ("good", [0, 3]),
+        ("not good", [1]),  # the third is neither
+        ("good is None", [2]),
+        ("good == True or width == 300", [0, 2, 3]),
+        ("good != True", [1]),
+        ("good == 1 and score > 0.3", [3]),
+        ("good + good == 2", [0, 3]),
+        ("`clip score` > 0.2 and `is` == 1", [3]),
+        ("caps is not None", [0, 2]),
+        ("caps is None and good", [3]),
     ],
 )
 def test_a_condition_selects_the_rows_for_which_it_is_true(text: str, rows: list[int]):
@@ -83,7 +107,8 @@ COMPARISONS = st.one_of(
     st.tuples(st.sampled_from(TEXTS), st.sampled_from(ORDER), st.sampled_from(TEXTS)).map(" ".join),
     st.tuples(st.sampled_from(NUMBERS[:3]), st.sampled_from(["in (100, 0.5)", "not in (256, 100)"])).map(" ".join),
     st.tuples(st.sampled_from(TEXTS[:2]), st.sampled_from(["in ('001', 'x')", "not in ('ü', '')"])).map(" ".join),
-    st.tuples(st.sampled_from(["score", "url", "key"]), st.sampled_from(["is None", "is not None"])).map(" ".join),
+    st.sampled_from(["good", "good == True", "good != False", "good == 1", "good + width > 256"]),
+    st.tuples(st.sampled_from(["score", "url", "key", "good", "caps"]), st.sampled_from(["is None", "is not None"])).map(" ".join),
 )
 CONDITIONS = st.recursive(
     COMPARISONS,
@@ -99,11 +124,12 @@ CONDITIONS = st.recursive(
 def table() -> sqlite3.Connection:
     """The columns as a table of SQLite, with NULL for what is missing."""
     connection = sqlite3.connect(":memory:")
-    connection.execute("create table rows (number, width real, height real, score real, key text, url text)")
+    names = ["width", "height", "score", "key", "url", "good", "caps"]
+    connection.execute("create table rows (number, width real, height real, score real, key text, url text, good, caps)")
     for number in range(4):
-        values = [COLUMNS[name][number] for name in KINDS]
+        values = [COLUMNS[name][number] for name in names]
         plain = [None if v is None or v != v else float(v) if not isinstance(v, str) else v for v in values]
-        connection.execute("insert into rows values (?, ?, ?, ?, ?, ?)", [number, *plain])
+        connection.execute("insert into rows values (?, ?, ?, ?, ?, ?, ?, ?)", [number, *plain])
     return connection
 
 
@@ -119,7 +145,7 @@ def test_a_condition_selects_what_sqlite_selects(table: sqlite3.Connection, text
     [
         (
             "widht > 3",
-            "no column 'widht'; did you mean 'width'?; there are height, key, score, url, width; at character 1",
+            "no column 'widht'; did you mean 'width'?; there are caps, clip score, good, height, is, key, score, url, width; at character 1",
         ),
         ("width >= 256 and and", "invalid syntax; at character 18 of 'width >= 256 and and'"),
         ("width >=", "something is missing; at character 9"),
@@ -130,8 +156,8 @@ def test_a_condition_selects_what_sqlite_selects(table: sqlite3.Connection, text
         ("!(width > 3)", "a condition is turned round by not, not !; at character 1"),
         ("width <> 3", "values are compared by !=, not <>; at character 7"),
         ("", "; at character 1 of ''"),
-        ("width", "a condition is needed, such as width >= 256; at character 1"),
-        ("width and height > 3", "a condition is needed, and this is a number; at character 1"),
+        ("width", "a condition is needed, such as width >= 256, and this is a number; at character 1"),
+        ("width and height > 3", "and this is a number; at character 1"),
         ("width > '3'", "a number is compared with a text; at character 9"),
         ("key + 'x' == 'y'", "a number is needed, and this is a text; at character 1"),
         ("-key == 'y'", "a sign before a text; at character 1"),
@@ -153,7 +179,12 @@ def test_a_condition_selects_what_sqlite_selects(table: sqlite3.Connection, text
         ("key in lines()", "lines takes a file, and for a table a column"),
         ("key in lines(key)", "lines takes a file"),
         ("key is 'x'", "`is` asks for None only: score is not None; at character 8"),
-        ("width > True", "True is neither a number nor a text"),
+        ("width > True", "a number is compared with a bool"),
+        ("good == 'true'", "a bool is compared with a text; a column of bool is a condition by itself"),
+        ("clip score > 0.2", "the column 'clip score' is no plain name: write it in backquotes, `clip score`"),
+        ("width > 3 and is == 1", "the column 'is' is no plain name: write it in backquotes, `is`; at character 15"),
+        ("caps == 'x'", "column 'caps' has values of type list<string>; conditions know"),
+        ("caps", "column 'caps' has values of type list<string>; conditions know"),
         ("width > None", "None is neither a number nor a text"),
         ("width > 99999999999999999999", "is neither a number nor a text"),
         ("ü > 3 and wdth > 1", "no column 'ü'"),
@@ -167,7 +198,7 @@ def test_a_condition_selects_what_sqlite_selects(table: sqlite3.Connection, text
 def test_what_is_no_condition_is_refused_with_its_place(text: str, message: str):
     pattern = message if "\\" in message or "|" in message or ".*" in message else re.escape(message)
     with pytest.raises(ConfigError, match=pattern) as caught:
-        parse_expression(text, KINDS, of="data.select", lines=no_file)
+        parse_expression(text, KINDS, of="data.select", lines=no_file, types={"caps": "list<string>"})
     assert str(caught.value).startswith("data.select: ")
 
 

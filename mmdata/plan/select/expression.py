@@ -2,10 +2,11 @@
 
     condition   and, or, not, parentheses
     comparison  == != < <= > >=, also in a chain (256 <= width <= 1024); in, not in; is None, is not None
-    value       a column (`in backquotes` if it is no name of Python's), a number, a text in quotes; + - * / % and
-                parentheses
+    value       a column (`in backquotes` if it is no name of Python's), a number, a text in quotes, True, False; + - * /
+                % and parentheses
 
-`in` takes a list (`label in [3, 5]`), the lines of a file (`key in lines("keys.txt")`), or a text column
+A column of bool is a condition by itself. Of a column of another type, such as of lists, `is None` can be asked. `in`
+takes a list (`label in [3, 5]`), the lines of a file (`key in lines("keys.txt")`), or a text column
 (`"shutterstock" in url`). A comparison with a value that a row does not have is neither true nor false, as in SQL, and
 selects no row, also behind `not`.
 """
@@ -13,6 +14,7 @@ selects no row, also behind `not`.
 from __future__ import annotations
 
 import ast
+import keyword
 import operator
 import re
 import warnings
@@ -35,6 +37,7 @@ from mmdata.plan.select.three_valued import (
     contains,
     is_in_numbers,
     is_in_texts,
+    is_true,
     known,
     minus,
     negation,
@@ -48,8 +51,11 @@ MAX_CHARACTERS = 10_000
 MAX_DEPTH = 50
 """Parts within each other; far fewer than Python's stack holds."""
 
-Kind = Literal["number", "text", "condition"]
+Kind = Literal["number", "text", "bool", "other", "condition"]
+"""Of a part of a condition; of a column all but condition."""
 Bools = NDArray[np.bool_]
+
+_NUMBERS = ("number", "bool")  # a bool counts as 0 or 1
 
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -96,12 +102,12 @@ class Expression:
 
     text: str
     names: frozenset[str]
-    _part: _Part
+    _condition: Evaluate
 
     def __call__(self, columns: Columns, num_rows: int) -> Bools:
         """The rows for which the condition is true: bool (num_rows,)."""
         with np.errstate(all="ignore"):  # x / 0 is infinite or missing, as in numpy
-            found = self._part.evaluate(columns)
+            found = self._condition(columns)
         return np.broadcast_to(np.logical_and(found.values, found.known), num_rows)
 
 
@@ -111,7 +117,7 @@ def parse_expression(
     *,
     of: str,
     lines: Callable[[str, str | None], Iterable[str]],
-    others: Mapping[str, str] | None = None,
+    types: Mapping[str, str] | None = None,
 ) -> Expression:
     """Parse a condition.
 
@@ -121,12 +127,12 @@ def parse_expression(
         of: name of the setting, for messages.
         lines: gives the lines of a file, or the values of a column of a table, for `lines(FILE)` and
             `lines(FILE, COLUMN)`.
-        others: the type of columns that are neither numbers nor texts, by name, for messages.
+        types: of columns that are of the kind "other", by name, for messages.
 
     Raises:
         ConfigError: not a condition, an unknown column, values that cannot be compared; names the place.
     """
-    return _Parser(text.strip(), kinds, of, lines, others or {}).parse()
+    return _Parser(text.strip(), kinds, of, lines, types or {}).parse()
 
 
 class _Parser:
@@ -138,9 +144,9 @@ class _Parser:
         kinds: Mapping[str, Kind],
         of: str,
         lines: Callable[[str, str | None], Iterable[str]],
-        others: Mapping[str, str],
+        types: Mapping[str, str],
     ) -> None:
-        self._text, self._kinds, self._of, self._lines, self._others = text, kinds, of, lines, others
+        self._text, self._kinds, self._of, self._lines, self._types = text, kinds, of, lines, types
         self._names: set[str] = set()
         self._quoted: dict[str, str] = {}  # columns in backquotes, by the names that stand for them
 
@@ -158,10 +164,8 @@ class _Parser:
             self._refuse_text(error)
         except (ValueError, MemoryError, RecursionError) as error:  # a NUL; too many parentheses
             raise ConfigError(f"{self._of}: {excerpt(self._text)} is no condition: {error}") from None
-        part = self._part(tree.body, 1)
-        if part.kind != "condition":
-            self._refuse(tree.body, "a condition is needed, such as width >= 256")
-        return Expression(self._text, frozenset(self._names), part)
+        condition = self._condition(tree.body, 1)
+        return Expression(self._text, frozenset(self._names), condition)
 
     def _stand_in(self, found: re.Match[str]) -> str:
         """A name of the same length for a column in backquotes, which may be no name of Python's."""
@@ -176,10 +180,17 @@ class _Parser:
         for pattern, why in _HINTS.items():
             if found := re.search(pattern, _TEXTS.sub(lambda text: "_" * len(text[0]), self._text)):
                 self._refuse_at(found.start() + 1, why)
+        if name := self._unquoted():
+            self._refuse_at(self._text.index(name) + 1, _in_backquotes(name))
         place = error.offset or len(self._text) + 1  # 0 is the end
         self._refuse_at(
             place, "something is missing" if error.msg == "invalid syntax" and place > len(self._text) else error.msg
         )
+
+    def _unquoted(self) -> str | None:
+        """A column that stands in the condition without the backquotes that its name needs."""
+        bare = _QUOTED.sub(lambda found: " " * len(found[0]), self._text)
+        return next((name for name in self._kinds if not _is_a_name(name) and name in bare), None)
 
     def _part(self, node: ast.expr, depth: int) -> _Part:
         if depth > MAX_DEPTH:
@@ -203,8 +214,10 @@ class _Parser:
 
     def _condition(self, node: ast.expr, depth: int) -> Evaluate:
         part = self._part(node, depth)
+        if part.kind == "bool":
+            return is_true(part.evaluate)
         if part.kind != "condition":
-            self._refuse(node, f"a condition is needed, and this is a {part.kind}")
+            self._refuse(node, f"a condition is needed, such as width >= 256, and this is a {part.kind}")
         return part.evaluate
 
     def _unary(self, node: ast.UnaryOp, depth: int) -> _Part:
@@ -213,7 +226,7 @@ class _Parser:
         if not isinstance(node.op, (ast.USub, ast.UAdd)):
             self._refuse(node, "~ is not known; write not")
         part = self._part(node.operand, depth + 1)
-        if part.kind != "number":
+        if part.kind not in _NUMBERS:
             self._refuse(node, f"a sign before a {part.kind}")
         if isinstance(node.op, ast.UAdd):
             return part
@@ -224,7 +237,7 @@ class _Parser:
             self._refuse(node, "of operators + - * / % are known; conditions are joined by and, or")
         sides = [self._part(side, depth + 1) for side in (node.left, node.right)]
         for side, part in zip((node.left, node.right), sides, strict=True):
-            if part.kind != "number":
+            if part.kind not in _NUMBERS:
                 self._refuse(side, f"a number is needed, and this is a {part.kind}")
         return _Part("number", arithmetic(operate, sides[0].evaluate, sides[1].evaluate))
 
@@ -240,15 +253,20 @@ class _Parser:
         if isinstance(operation, (ast.In, ast.NotIn)):
             found = self._in(left, right, depth)
             return negation(found) if isinstance(operation, ast.NotIn) else found
-        part = self._part(left, depth)
-        if isinstance(operation, (ast.Is, ast.IsNot)):
+        asks_for_none = isinstance(operation, (ast.Is, ast.IsNot))
+        part = self._column(left, any_type=True) if asks_for_none and isinstance(left, ast.Name) else None
+        part = part or self._part(left, depth)
+        if asks_for_none:
             if not (isinstance(right, ast.Constant) and right.value is None):
                 self._refuse(right, "`is` asks for None only: score is not None")
             is_known = known(part.evaluate)
             return negation(is_known) if isinstance(operation, ast.Is) else is_known
         other = self._part(right, depth)
-        if part.kind != other.kind or part.kind == "condition":
-            self._refuse(right, f"a {part.kind} is compared with a {other.kind}")
+        kinds = {part.kind, other.kind}
+        are_numbers = kinds <= set(_NUMBERS) and not any(_is_true_or_false(side) for side in (left, right))
+        if not are_numbers and (len(kinds) > 1 or "condition" in kinds):
+            how = "; a column of bool is a condition by itself" if "bool" in kinds else ""
+            self._refuse(right, f"a {part.kind} is compared with a {other.kind}{how}")
         return pairwise(_COMPARE[type(operation)], part.evaluate, other.evaluate)
 
     def _in(self, left: ast.expr, right: ast.expr, depth: int) -> Evaluate:
@@ -261,7 +279,7 @@ class _Parser:
         values = self._values(right)
         if part.kind == "text" and all(isinstance(value, str) for value in values):
             return is_in_texts(part.evaluate, values)
-        if part.kind == "number":
+        if part.kind in _NUMBERS:
             return self._in_numbers(part, right, values)
         return self._refuse(right, f"a {part.kind} is looked for in a list of other values")
 
@@ -288,22 +306,29 @@ class _Parser:
             return frozenset(self._lines(file, column))
         return self._refuse(node, "`in` takes a list, lines(FILE) or a text column")
 
-    def _column(self, node: ast.Name) -> _Part:
+    def _column(self, node: ast.Name, *, any_type: bool = False) -> _Part:
         name = self._quoted.get(node.id, node.id)
-        if name in self._others:
-            self._refuse(node, f"column '{name}' is of type {self._others[name]}; conditions know numbers and texts")
         if name not in self._kinds:
+            if needs := self._unquoted():
+                self._refuse(node, _in_backquotes(needs))
             listed = ", ".join(sorted(self._kinds))
             self._refuse(node, f"no column '{name}'{did_you_mean(name, self._kinds)}; there are {listed}")
-        self._names.add(name)
         kind = self._kinds[name]
-        return _Part(kind, texts_of(name) if kind == "text" else numbers_of(name))
+        if kind == "other" and not any_type:
+            of_type = f" of type {self._types[name]}" if name in self._types else ""
+            self._refuse(
+                node, f"column '{name}' has values{of_type}; conditions know numbers, texts and bool, and of others is None"
+            )
+        self._names.add(name)
+        return _Part(kind, numbers_of(name) if kind in _NUMBERS else texts_of(name))
 
     def _constant(self, node: ast.Constant) -> _Part:
         value = node.value
         if isinstance(value, str):
             return _Part("text", constant(value))
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) >= 2**63:
+        if isinstance(value, bool):
+            return _Part("bool", constant(np.int64(value)))
+        if not isinstance(value, (int, float)) or abs(value) >= 2**63:
             self._refuse(node, f"{excerpt(value)} is neither a number nor a text")
         # Of numpy's types: 1 / 0 is infinite, as of columns, and no error.
         return _Part("number", constant(np.int64(value) if isinstance(value, int) else np.float64(value)))
@@ -314,6 +339,18 @@ class _Parser:
 
     def _refuse_at(self, place: int, why: str) -> NoReturn:
         raise ConfigError(f"{self._of}: {why}; at character {place} of {excerpt(self._text, 200)}")
+
+
+def _is_a_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
+
+
+def _is_true_or_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, bool)
+
+
+def _in_backquotes(name: str) -> str:
+    return f"the column '{name}' is no plain name: write it in backquotes, `{name}`"
 
 
 def _number(value: Any) -> int | float:

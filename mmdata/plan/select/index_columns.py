@@ -39,16 +39,13 @@ def kinds_of(index: Index, joined: Joined) -> dict[str, Kind]:
         absent.add("class_name")
     known: dict[str, Kind] = {name: kind for name, kind in KINDS.items() if name not in absent}
     for name in joined.names():
-        kind = joined.table_of(name).kind(name)
-        if kind is not None:
-            known.setdefault(name, kind)
+        known.setdefault(name, joined.table_of(name).kind(name))
     return known
 
 
-def others_of(joined: Joined) -> dict[str, str]:
-    """Types of the joined columns that a condition may not name, such as lists and dates, by name."""
-    tables = ((name, joined.table_of(name)) for name in joined.names() if name not in KINDS)
-    return {name: table.type_of(name) for name, table in tables if table.kind(name) is None}
+def types_of(joined: Joined) -> dict[str, str]:
+    """Arrow's types of the joined columns, by name."""
+    return {name: joined.table_of(name).type_of(name) for name in joined.names()}
 
 
 def column_of(index: Index, joined: Joined, shard: int, name: str) -> Array:

@@ -59,9 +59,9 @@ def row_weights(
         return RowWeights(_cut(_checked(values, index, given), data), name=f"{OF} {Path(given).name}", seed=data.seed)
     joined = joined or Joined.from_config(data, index)
     kinds = kinds_of(index, joined)
-    numbers = sorted(name for name, kind in kinds.items() if kind == "number")
+    numbers = sorted(name for name, kind in kinds.items() if kind in ("number", "bool"))
     if given not in numbers:
-        what = f"'{given}' is a text, and a weight is a number" if given in kinds else f"no column '{given}'"
+        what = f"'{given}' is no column of numbers" if given in kinds else f"no column '{given}'"
         near = "" if given in kinds else did_you_mean(given, [*numbers, LABEL_BALANCED])
         raise ConfigError(
             f"{OF}: {what}{near}; there are {', '.join(numbers)}, {LABEL_BALANCED}, and files (.npy) of a number a row"

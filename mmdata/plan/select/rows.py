@@ -19,7 +19,7 @@ from mmdata.hashing import share_bound
 from mmdata.join.joined import Joined, JoinedTable
 from mmdata.plan.select.expression import parse_expression
 from mmdata.plan.select.files import SUFFIXES, NpyFile, has_uids, is_file, read_lines, uids_of
-from mmdata.plan.select.index_columns import KINDS, column_of, kinds_of, others_of
+from mmdata.plan.select.index_columns import KINDS, column_of, kinds_of, types_of
 from mmdata.plan.selection import Selection
 from mmdata.shards import Index
 
@@ -137,7 +137,7 @@ def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tupl
         if _is_a_path(select):
             raise ConfigError(f"{of}: '{select}': files of keys, masks and rows end in {', '.join(SUFFIXES)}")
         kinds, lines = kinds_of(index, joined), partial(read_lines, of=of)
-        expression = parse_expression(select, kinds, of=of, lines=lines, others=others_of(joined))
+        expression = parse_expression(select, kinds, of=of, lines=lines, types=types_of(joined))
         for hidden in sorted(expression.names & KINDS.keys() & set(joined.names())):
             logger.warning(
                 "%s: '%s' is the index's; the column of this name in %s is not used: rename it",

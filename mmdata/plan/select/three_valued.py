@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Columns = Mapping[str, NDArray[Any]]
-"""Values of n rows by name: numbers, of which NaN is missing, or an object array of texts, of which None is missing."""
+"""Values of n rows by name: numbers, of which NaN is missing, or an object array, mostly of texts, of which None is."""
 
 
 class Values(NamedTuple):
@@ -33,7 +33,7 @@ def constant(value: Any) -> Evaluate:
 
 
 def texts_of(name: str) -> Evaluate:
-    """A column of texts."""
+    """A column of texts, or of values of another type."""
 
     def evaluate(columns: Columns) -> Values:
         values = columns[name]
@@ -52,6 +52,16 @@ def numbers_of(name: str) -> Evaluate:
         return Values(values.astype(np.int64))
 
     return evaluate
+
+
+def is_true(evaluate: Evaluate) -> Evaluate:
+    """A column of bool, which holds 0 and 1, as a condition."""
+
+    def evaluate_as_condition(columns: Columns) -> Values:
+        found = evaluate(columns)
+        return Values(np.equal(found.values, 1), found.known)
+
+    return evaluate_as_condition
 
 
 def minus(evaluate: Evaluate) -> Evaluate:
