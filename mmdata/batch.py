@@ -51,6 +51,10 @@ class Batch(TypedDict):
         keys: B strings; "" where a row is padding.
         captions: B strings, the text of each row's caption; "" where a row has none that can be used. Only with
             `data.add_captions`.
+        caption_numbers: int64 (B,), which caption that is: its place, from 0, among those of its source that have text;
+            -1 where a row is padding. Likewise, and not of a stream.
+        caption_sources: B strings, the source that the caption was drawn from; "" where a row is padding. Likewise, and
+            only where `data.captions` names sources.
         encoded_images: uint8 (N,), the files of all rows. This and image_layout: only with `data.decode: device`, in
             place of `pixel_values`, until `to_device` (or `DevicePrefetcher`) has decoded them.
         image_layout: int64 (B, 11), what each row shows of which file; see `mmdata.encoded_images.Place`.
@@ -72,6 +76,8 @@ class Batch(TypedDict):
     rows: Tensor
     keys: list[str]
     captions: NotRequired[list[str]]
+    caption_numbers: NotRequired[Tensor]
+    caption_sources: NotRequired[list[str]]
     encoded_images: NotRequired[Tensor]
     image_layout: NotRequired[Tensor]
 

@@ -105,8 +105,7 @@ def _plan(data: DataConfig, corpus: Corpus, tokenizer: CountsTokens | None) -> P
     parse_fields(data.fields, corpus.joined)
     TextTransform.from_config(data)
     PixelTransform.from_config(data)
-    given = {"joined": corpus.joined, "captions": corpus.captions}
-    return build_plan(data, corpus.index, tokenizer, count_lengths=True, **given)
+    return build_plan(data, corpus.index, tokenizer, count_lengths=True, joined=corpus.joined, captions=corpus.captions)
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,15 @@ class SelectFile(Settings):
 class JoinConfig(Settings):
     """A table, or tars in another folder, that come to the rows of the index by key."""
 
-    table: MayChange[Location | Annotated[list[Location], Field(min_length=1)] | None] = None
-    """File of the table, or a pattern, or several: .parquet, .csv or .tsv. Its rows may have any order. Give this or
-    `shards`."""
+    table: MayChange[
+        Location
+        | Annotated[list[Location], Field(min_length=1)]
+        | Annotated[dict[Location, Location | list[Location]], Field(min_length=1)]
+        | None
+    ] = None
+    """File of the table, or a pattern, or several: .parquet, .csv or .tsv. Its rows may have any order. Of a mixture
+    whose datasets have equal keys, a table for each: {FOLDER: FILE}, with the folders as in `data.shards`; `missing` is
+    about their rows then, and rows of other datasets have no values. Give this or `shards`."""
     shards: MayChange[Location | None] = None
     """Folder of tars whose members `fields` names, indexed by `mmdata index FOLDER --members-only`. Its samples may
     have any order."""
@@ -234,7 +240,8 @@ class DataConfig(Settings):
     val: ValConfig = ValConfig()
     """What the run is evaluated on: {shards: FOLDER} or {share: 0.01}."""
     split: Literal["train", "val"] = "train"
-    """With `val.share`, the part of the rows that is loaded: train (all other rows) or val."""
+    """With `val.share`, the part of the rows that is loaded: train (all other rows) or val. It alone does not make an
+    evaluation, which is without dropout, weights and shuffling: `mmdata.config.evaluation_data` gives its settings."""
     tokenizer: Location | None = None
     """Tokenizer of the captions: a folder that transformers' `AutoTokenizer.from_pretrained` loads, a name on the
     Hugging Face hub, or clip: CLIP's, which comes with mmdata. null: batches have no texts (no input_ids and
@@ -332,7 +339,8 @@ class DataConfig(Settings):
     negatives."""
     add_captions: bool = False
     """Adds `captions` to each batch: the text of each row's caption, as a list of str; "" where a row has none that can
-    be used. Needs no tokenizer."""
+    be used. And `caption_numbers` (B,), which of its captions that is, and, where `captions` names sources,
+    `caption_sources`. Needs no tokenizer."""
     negative_captions: Location | None = None
     """Parquet file with the columns key and captions: wrong captions of images, as hard negatives (NegCLIP). Each batch
     then has one of them for each row. null: none."""

@@ -25,8 +25,8 @@ from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
 from mmdata.loader.samples import IndexSamples
 from mmdata.plan.rows import starts_of
-from mmdata.plan.selection import row_chunks
 from mmdata.plan.select.rows import select_rows
+from mmdata.plan.selection import row_chunks
 from mmdata.shards import Index, ShardStore
 from mmdata.transform.tokenizer_names import locate_tokenizer
 

@@ -17,6 +17,7 @@ from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.work import LoadedBatch
 from mmdata.plan import Plan, Step
 from mmdata.plan.position import MAX_EPOCH
+from mmdata.plan.rows import selection_of
 from mmdata.shards import Index
 from mmdata.transform.image import oriented_size
 from mmdata.transform.pixels import Decoded, EncodedImage
@@ -107,6 +108,10 @@ def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
         raise ConfigError(f"row {row}: there is no such row; the rows of these shards are 0 to {rows - 1:,}")
     if not 0 <= epoch <= MAX_EPOCH:
         raise ConfigError(f"epoch {epoch}: there is no such epoch; they are 0 to {MAX_EPOCH:,}")
+    if (selection := selection_of(plan.rows)) is not None and not selection.has(row):
+        raise ConfigError(
+            f"row {row} is not loaded: {selection.name}; `mmdata replay SHARDS` makes any row of a folder of shards"
+        )
     for one in plan.steps(epoch, start=step):
         places = np.flatnonzero(one.rows == row)[:1]
         if len(places):

@@ -33,21 +33,24 @@ def first_twice(keys: Any) -> tuple[int, int] | None:
     return rows[0], rows[1]
 
 
-def match(keys: Any, index: Index, keys_of: Callable[[int], Any] | None = None) -> Ints:
+def match(
+    keys: Any, index: Index, keys_of: Callable[[int], Any] | None = None, *, shards: tuple[int, int] | None = None
+) -> Ints:
     """The place of each row's key among `keys`, -1 where it is not there: int64 (len(index),).
 
     Args:
         keys: Arrow texts (n,), no two equal.
         index: of the rows.
         keys_of: gives the keys of a shard's rows, Arrow texts, null where a row has none; None: those of the index.
+        shards: first shard, and the shard after the last; rows of others are not matched. None: all shards.
     """
     found = np.full(len(index), -1, np.int64)
     known = keys.combine_chunks()
-    index.fetch_columns(np.arange(index.num_shards))
-    begin = 0
-    while begin < index.num_shards:
+    begin, last = shards or (0, index.num_shards)
+    index.fetch_columns(np.arange(begin, last))
+    while begin < last:
         end = int(np.searchsorted(index.starts, index.starts[begin] + MATCH_ROWS, side="right")) - 1
-        end = min(max(end, begin + 1), index.num_shards)
+        end = min(max(end, begin + 1), last)
         own = [(keys_of or _keys_of(index))(shard) for shard in range(begin, end)]
         texts = pa.chunked_array([one.cast(pa.large_string()) for one in own])
         rows = compute.index_in(texts, value_set=known, skip_nulls=True)
@@ -98,13 +101,14 @@ def _keys_of(index: Index) -> Callable[[int], Any]:
     return lambda shard: index.shard(shard).keys
 
 
-def warn_of_shared_keys(found: Ints, index: Index, *, of: str) -> None:
-    """Warn where rows of several datasets get the same row of a table: each `mmdata convert` numbers its keys from 0.
+def warn_of_shared_keys(found: Ints, index: Index, *, of: str, what: str) -> None:
+    """Warn where rows of several datasets get the same row of what is joined: `mmdata convert` numbers keys from 0.
 
     Args:
         found: of `match`.
         index: of one dataset or more.
         of: name of the setting, for the message.
+        what: the table, or another word for it.
     """
     taken = np.zeros(int(found.max(initial=-1)) + 1, np.bool_)
     for source in index.sources:
@@ -112,10 +116,12 @@ def warn_of_shared_keys(found: Ints, index: Index, *, of: str) -> None:
         places = places[places >= 0]
         if twice := int(taken[places].sum()):
             logger.warning(
-                "%s: %s rows of '%s' have keys that rows of another dataset have too, and get the same rows of the "
-                "table: that is right only if they are the same samples (`mmdata convert` numbers each dataset from 0)",
+                "%s: %s rows of '%s' have keys that rows of another dataset have too, and get the same rows of %s: "
+                "that is right only if they are the same samples (`mmdata convert` numbers each dataset from 0); a "
+                "table for each dataset is data.join: [{table: {FOLDER: FILE}}]",
                 of,
                 f"{twice:,}",
                 source.folder,
+                what,
             )
         taken[places] = True

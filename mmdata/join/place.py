@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from mmdata.hashing import hash64
@@ -30,11 +31,17 @@ def store_of(index: Index, cache_dir: str | Path | None, *, replaces: bool = Fal
     return Store([cached] if beside is None else [beside, cached], replaces=replaces)
 
 
-def name_of_join(table: Table, index: Index) -> str:
-    """Name of the file of a join: the same however the table's content changes, so that a change is found."""
+def name_of_join(table: Table, index: Index, datasets: Sequence[str] = ()) -> str:
+    """Name of the file of a join: the same however the table's content changes, so that a change is found.
+
+    Args:
+        table: that is joined.
+        index: with which.
+        datasets: to which the table's parts belong; empty: the table is for all.
+    """
     others = [source.folder.identity for source in index.sources[1:]]
     stem = re.sub(r"[^\w-]+", "_", Path(table.words[0]).stem)[:40].strip("_") or "table"
-    return f"{stem}-{_hash([os.path.abspath(word) for word in table.words], table.key, others)}"
+    return f"{stem}-{_hash([os.path.abspath(word) for word in table.words], table.key, others, *datasets)}"
 
 
 def _hash(*values: object) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, DataError, Interrupted, Reason
 from mmdata.join.captions import TableCaptions
-from mmdata.join.match import check_missing, match
+from mmdata.join.match import check_missing, match, warn_of_shared_keys
 from mmdata.safe_read import open_regular
 from mmdata.shards.index import Index
 from mmdata.shards.keys_index import KeysIndex
@@ -55,6 +55,7 @@ class JoinedShards:
         known = KeysIndex.read(folder, of=of)
         found = match(known.keys, index, keys)
         check_missing(found, missing, known.keys, index, of=of, where=f"'{folder}'", what="its samples", keys_of=keys)
+        warn_of_shared_keys(found, index, of=of, what="the tars")
         self.folder, self._known, self._firsts = folder, known, known.firsts
         self._samples = found  # (num_rows,), the sample of each row, -1 where there is none
         self._first_rows = index.starts
@@ -90,7 +91,8 @@ class JoinedShards:
         name, size, _ = self._known.tars[tar]
         file = ShardFile(self, tar, size, stop)
         start = int(self._known.starts[sample])
-        return find_members(file, start, self._key(sample), name=name, exact=True, wanted=wanted)
+        key = self._key(sample)
+        return find_members(file, start, key, name=name, exact=True, wanted=wanted, remedy=self._remedy)
 
     def read_member(self, row: int, member: Member, stop: Event) -> bytes:
         """The bytes of a member of a row's sample."""

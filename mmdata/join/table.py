@@ -17,6 +17,7 @@ from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.join.digests import digests_of
 from mmdata.nearest import did_you_mean
 from mmdata.safe_read import check_exists, check_regular
+from mmdata.shards.braces import expand_braces
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
 compute: Any = pyarrow.compute  # pyarrow's functions have no types
@@ -28,7 +29,7 @@ class Table:
     """Columns by name, read when they are asked for.
 
     Args:
-        files: paths, or patterns such as metadata/*.parquet.
+        files: paths, or patterns such as metadata/*.parquet and metadata/{000..099}.parquet.
         of: name of the setting, for messages.
         key: column of keys; None: key, or uid.
         setting: in which `key` was given, for messages.
@@ -48,7 +49,7 @@ class Table:
     def __init__(self, files: Sequence[str], *, of: str, key: str | None = None, setting: str = "key") -> None:
         self._of, self._setting = of, setting
         self.words = list(files)
-        self.files = [path for given in files for path in self._find(given)]
+        self.files = [path for given in files for word in _words(given) for path in self._find(word)]
         self.types = self._types(self.files[0])
         self.names = list(self.types)
         for path in self.files[1:]:
@@ -106,6 +107,8 @@ class Table:
         raise IndexError(row)
 
     def _find(self, given: str) -> list[Path]:
+        if "://" in given:
+            raise ConfigError(f"{self._of}: '{given}': a table lies on a disk; download it, and give its path")
         found = sorted(map(Path, glob.glob(given))) if glob.has_magic(given) else [Path(given)]
         if not found:
             raise ConfigError(f"{self._of}: '{given}' matches no file")
@@ -170,6 +173,10 @@ class Table:
             return read()
         except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
             raise DataError(f"{self._of}: '{path}' cannot be read as a table: {excerpt(str(error), 200)}") from error
+
+
+def _words(given: str) -> list[str]:
+    return [given] if Path(given).exists() else expand_braces(given)
 
 
 def _plain(kind: Any) -> Any:

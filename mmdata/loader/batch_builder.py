@@ -321,6 +321,13 @@ class BatchBuilder:
             batch["labels"] = self._spread(self._samples.labels(), fill=-1)
         if self._spec.add_captions:
             batch["captions"] = self._captions
+            if (chosen := self._samples.chosen_captions()) is not None:
+                batch["caption_numbers"] = self._spread(chosen.numbers, fill=-1)
+                if chosen.sources is not None:
+                    sources = [""] * len(usable)
+                    for place, name in zip(self._places.tolist(), chosen.sources, strict=True):
+                        sources[place] = name
+                    batch["caption_sources"] = sources
         if self._spec.add_hashes:
             batch["image_hash"] = self._spread(self._samples.image_hashes(), fill=0)
             if self._spec.reads_captions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Event
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,22 @@ class Samples(Protocol):
     def caption_hashes(self) -> NDArray[np.int64]:
         """Hashes of the chosen captions, int64 (n,)."""
         ...
+
+    def chosen_captions(self) -> ChosenCaptions | None:
+        """Which of their captions the samples have; None where nobody can look them up."""
+        ...
+
+
+class ChosenCaptions(NamedTuple):
+    """Which of their captions n samples have.
+
+    Attributes:
+        numbers: int64 (n,), place among the captions of the source that have text, from 0.
+        sources: names of the n sources, as in `data.captions`; None where it names none. "" for a sample without.
+    """
+
+    numbers: NDArray[np.int64]
+    sources: list[str] | None
 
 
 COLUMNS = [
@@ -180,6 +196,13 @@ class IndexSamples:
         if self._sources is not None:
             return self._sources.hashes(self._rows, self._passes)
         return self._hashes[self._hash_offsets[:-1] + self._chosen]
+
+    def chosen_captions(self) -> ChosenCaptions:
+        """Which of their captions the samples have."""
+        if self._sources is None:
+            return ChosenCaptions(self._chosen, None)
+        names = [*self._sources.names, ""]  # -1 is the last
+        return ChosenCaptions(self._chosen, [names[number] for number in self._source.tolist()])
 
     def _read(self, i: int, kind: Literal["image", "caption"]) -> bytes:
         size = int(self._columns[f"{kind}_bytes"][i])

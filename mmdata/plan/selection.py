@@ -80,6 +80,11 @@ class Selection:
         byte, bit = np.unpackbits(bits[filled, None], axis=1).view(np.bool_).nonzero()
         return filled[byte] * 8 + (bit + first)
 
+    def has(self, row: int) -> bool:
+        """Whether a row of the corpus is selected."""
+        shard = int(np.searchsorted(self._first_rows, row, side="right")) - 1
+        return row in self.of_shard(shard).tolist()
+
     def rows(self, shard: int, begin: int, end: int) -> Ints:
         """The rows at places begin … end−1, which all lie in one shard."""
         first = self.starts[shard]

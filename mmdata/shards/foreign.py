@@ -26,7 +26,8 @@ def find_shards(source: Path) -> list[Path]:
         DataError: no tar, a compressed one, or one that is not a regular file.
     """
     if not source.exists():
-        raise DataError(f"'{source}': no such file or folder")
+        some = "; give the folder: `select` takes some of its shards, shard in ['…']" if "{" in str(source) else ""
+        raise DataError(f"'{source}': no such file or folder{some}")
     if not source.is_dir():
         check_regular(source, "shard")
         _check_may_be_tar(source)

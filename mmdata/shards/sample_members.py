@@ -105,6 +105,7 @@ def find_members(
     end: int | None = None,
     exact: bool = False,
     wanted: Collection[str] = (),
+    remedy: str = "see `mmdata verify`",
 ) -> dict[str, Member]:
     """The members of a sample by extension, as in `Group.members`.
 
@@ -116,6 +117,7 @@ def find_members(
         end: no header of the sample lies behind it; None: unknown.
         exact: `start` is that of the sample, in a tar that was whole when it was indexed.
         wanted: extensions with which the search ends, once all are found; empty: never.
+        remedy: what helps where the tar is another one, for the message.
 
     Raises:
         BadSample: there is no such sample: the tar is not the one that was indexed.
@@ -139,6 +141,6 @@ def find_members(
     if not found or (damage and (exact or end is not None)):
         raise BadSample(
             Reason.FILE_CHANGED,
-            f"its members are not where they were indexed, from byte {start} on{damage}; see `mmdata verify`",
+            f"its members are not where they were indexed, from byte {start} on{damage}; {remedy}",
         )
     return found

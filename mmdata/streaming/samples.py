@@ -191,3 +191,6 @@ class BatchSamples:
     def caption_hashes(self) -> NDArray[np.int64]:
         """Hashes of the chosen captions, int64 (n,)."""
         return np.asarray([hash64(one.caption.encode()) for one in self._buffered], np.int64)
+
+    def chosen_captions(self) -> None:
+        """Not known: a stream has no row of which another array could be read."""

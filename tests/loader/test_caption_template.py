@@ -138,6 +138,13 @@ def test_a_template_without_one_place_is_refused(corpus: Corpus, template: str):
         corpus.loader(caption_template=template)
 
 
+def test_braces_that_nothing_fills_in_are_refused(corpus: Corpus):
+    with pytest.raises(
+        ConfigError, match=r"holds braces beside \{\}, which nothing fills in: got 'a \{lang\} \{\}'; data.t"
+    ):
+        corpus.loader(caption_template="a {lang} {}")
+
+
 def test_a_plan_of_shards_alone_asks_for_the_tokenizer(corpus: Corpus):
     shards, overrides = str(corpus.folder / "shards"), [f"data.caption_template={TEMPLATE!r}"]
     with pytest.raises(ConfigError, match=r"data\.caption_template changes the lengths of captions: give data"):

@@ -62,6 +62,8 @@ def test_a_table_may_be_many_files_and_may_name_its_keys(corpus: Corpus, tmp_pat
     expected = np.flatnonzero(SCORES < 0.6).tolist()
     pattern = [{"table": str(tmp_path / "part-*.parquet"), "key": "sample"}]
     assert selected(corpus, join=pattern, select="clip < 0.6") == expected
+    braces = [{"table": str(tmp_path / "part-{0..4}.parquet"), "key": "sample"}]
+    assert selected(corpus, join=braces, select="clip < 0.6") == expected
     listed = [{"table": [str(tmp_path / f"part-{n}.parquet") for n in (4, 2, 0, 1, 3)], "key": "sample"}]
     assert selected(corpus, join=listed, select="not clip >= 0.6") == expected
 

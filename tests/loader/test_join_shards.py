@@ -312,6 +312,9 @@ def test_rows_draw_captions_of_joined_tars(reinforced: Reinforced, worker_type: 
         for _ in range(8):
             for batch in loader:
                 entries: dict[str, Any] = dict(batch)
+                chosen = zip(entries["captions"], entries["caption_sources"], entries["caption_numbers"], strict=True)
+                for row, (text, source, number) in zip(entries["rows"].tolist(), chosen, strict=True):
+                    assert text == (f"synthetic {row} {number}" if source == SYN else f"written {row}")
                 assert entries["input_ids"].shape[1] >= int(entries["attention_mask"].sum(dim=1).max())
                 for row, text in zip(entries["rows"].tolist(), entries["captions"], strict=True):
                     drawn[row].append(text)

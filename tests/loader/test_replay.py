@@ -93,6 +93,14 @@ def test_replay_row_that_is_in_no_batch_is_an_error(corpus: Corpus):
     assert find_step(plan, row, 1).rows.tolist() == [row]
 
 
+def test_replay_says_which_selection_leaves_a_row_out(corpus: Corpus):
+    width = corpus.index[7].image.size[0]
+    plan = corpus.loader(select=f"width != {width}").plan
+    message = rf"^row 7 is not loaded: data.select width != {width} \(.*\); `mmdata replay SHARDS` makes any row"
+    with pytest.raises(ConfigError, match=message):
+        find_step(plan, 7, 0)
+
+
 @pytest.mark.parametrize(
     ("key", "meant"),
     [("42", "; did you mean '00042'?"), ("0004Z", "; did you mean '0004"), ("dog.jpg", "; the first key is '00000'")],

@@ -108,7 +108,9 @@ COMPARISONS = st.one_of(
     st.tuples(st.sampled_from(NUMBERS[:3]), st.sampled_from(["in (100, 0.5)", "not in (256, 100)"])).map(" ".join),
     st.tuples(st.sampled_from(TEXTS[:2]), st.sampled_from(["in ('001', 'x')", "not in ('ü', '')"])).map(" ".join),
     st.sampled_from(["good", "good == True", "good != False", "good == 1", "good + width > 256"]),
-    st.tuples(st.sampled_from(["score", "url", "key", "good", "caps"]), st.sampled_from(["is None", "is not None"])).map(" ".join),
+    st.tuples(
+        st.sampled_from(["score", "url", "key", "good", "caps"]), st.sampled_from(["is None", "is not None"])
+    ).map(" ".join),
 )
 CONDITIONS = st.recursive(
     COMPARISONS,
@@ -125,7 +127,9 @@ def table() -> sqlite3.Connection:
     """The columns as a table of SQLite, with NULL for what is missing."""
     connection = sqlite3.connect(":memory:")
     names = ["width", "height", "score", "key", "url", "good", "caps"]
-    connection.execute("create table rows (number, width real, height real, score real, key text, url text, good, caps)")
+    connection.execute(
+        "create table rows (number, width real, height real, score real, key text, url text, good, caps)"
+    )
     for number in range(4):
         values = [COLUMNS[name][number] for name in names]
         plain = [None if v is None or v != v else float(v) if not isinstance(v, str) else v for v in values]
@@ -145,7 +149,8 @@ def test_a_condition_selects_what_sqlite_selects(table: sqlite3.Connection, text
     [
         (
             "widht > 3",
-            "no column 'widht'; did you mean 'width'?; there are caps, clip score, good, height, is, key, score, url, width; at character 1",
+            "no column 'widht'; did you mean 'width'?; there are caps, clip score, good, height, is, key, score, url, "
+            "width; at character 1",
         ),
         ("width >= 256 and and", "invalid syntax; at character 18 of 'width >= 256 and and'"),
         ("width >=", "something is missing; at character 9"),

@@ -2,8 +2,8 @@
 
     condition   and, or, not, parentheses
     comparison  == != < <= > >=, also in a chain (256 <= width <= 1024); in, not in; is None, is not None
-    value       a column (`in backquotes` if it is no name of Python's), a number, a text in quotes, True, False; + - * /
-                % and parentheses
+    value       a column (`in backquotes` if it is no name of Python's), a number, a text in quotes, True, False;
+                + - * / % and parentheses
 
 A column of bool is a condition by itself. Of a column of another type, such as of lists, `is None` can be asked. `in`
 takes a list (`label in [3, 5]`), the lines of a file (`key in lines("keys.txt")`), or a text column
@@ -317,7 +317,8 @@ class _Parser:
         if kind == "other" and not any_type:
             of_type = f" of type {self._types[name]}" if name in self._types else ""
             self._refuse(
-                node, f"column '{name}' has values{of_type}; conditions know numbers, texts and bool, and of others is None"
+                node,
+                f"column '{name}' has values{of_type}; conditions know numbers, texts and bool, and of others is None",
             )
         self._names.add(name)
         return _Part(kind, numbers_of(name) if kind in _NUMBERS else texts_of(name))

@@ -16,7 +16,8 @@ from mmdata.config import DataConfig
 from mmdata.config.data import SelectFile, sources
 from mmdata.errors import ConfigError, excerpt
 from mmdata.hashing import share_bound
-from mmdata.join.joined import Joined, JoinedTable
+from mmdata.join.joined import Joined
+from mmdata.join.joined_table import JoinedTable
 from mmdata.plan.select.expression import parse_expression
 from mmdata.plan.select.files import SUFFIXES, NpyFile, has_uids, is_file, read_lines, uids_of
 from mmdata.plan.select.index_columns import KINDS, column_of, kinds_of, types_of
