@@ -9,9 +9,18 @@
 
 from mmdata.config.compare import CompareConfig
 from mmdata.config.config import Config, load_config
-from mmdata.config.data import DataConfig
+from mmdata.config.data import DataConfig, evaluation_data
 from mmdata.config.loading import LoadingConfig
 from mmdata.config.model import ModelConfig
 from mmdata.config.train import TrainConfig
 
-__all__ = ["CompareConfig", "Config", "DataConfig", "LoadingConfig", "ModelConfig", "TrainConfig", "load_config"]
+__all__ = [
+    "CompareConfig",
+    "Config",
+    "DataConfig",
+    "LoadingConfig",
+    "ModelConfig",
+    "TrainConfig",
+    "evaluation_data",
+    "load_config",
+]

@@ -84,8 +84,9 @@ def check_rows(sources: CaptionSources, index: Index, starts: NDArray[np.int64],
         key = index.keys(np.array([first]))[0]
         raise ConfigError(
             f"{OF}: {without:,} of {num_rows:,} rows have no caption in {', '.join(sources.names)}, such as row "
-            f"{first:,} (key '{key}'): leave them out (data.select='COLUMN is not None', or, where a table "
-            f"does not have them, missing: mask), or name a source that has them; one of probability 0 is used where the others have nothing"
+            f"{first:,} (key '{key}'): leave them out (data.select='COLUMN is not None', or, where a table does not "
+            "have them, missing: mask), or name a source that has them; one of probability 0 is used where the others "
+            "have nothing"
         )
     for name, count in zip(sources.names, lacking.tolist(), strict=True):
         if count:

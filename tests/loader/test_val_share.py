@@ -15,6 +15,7 @@ from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.hashing import hash64, in_share
+from mmdata.integrations.adapt import SameEpoch
 from mmdata.plan.from_config import bucket_policy, caption_histogram
 from mmdata.plan.select.rows import select_rows
 from mmdata.shards import build_index
@@ -173,3 +174,16 @@ def test_shares_that_leave_too_few_rows_are_refused(corpus: Corpus, changes: dic
 def test_evaluation_on_a_share_of_no_row_is_refused(corpus: Corpus):
     with pytest.raises(ConfigError, match="leaves 50 to train on and 0 to evaluate on"):
         Loader.from_config(evaluation_data(data_of(corpus, 1e-9)))
+
+
+def test_the_settings_of_an_evaluation_have_nothing_of_a_training(corpus: Corpus):
+    changes: dict[str, Any] = {"caption_dropout": 0.9, "caption_template": "a photo of {}", "row_weights": "width"}
+    data = DataConfig.model_validate({**corpus.settings, **changes, "add_captions": True, "val": {"share": 0.3}})
+    with corpus.loader(add_captions=True, val={"share": 0.3}, split="val") as loader:
+        of_split = {row for batch in loader for row in batch["rows"].tolist() if row >= 0}
+    with Loader.from_config(evaluation_data(data), rank=0, world_size=1) as loader:
+        first, second = ([dict(batch) for batch in SameEpoch(loader)] for _ in range(2))
+    assert [batch["captions"] for batch in first] == [batch["captions"] for batch in second]
+    rows = [row for batch in first for row in batch["rows"].tolist() if row >= 0]
+    assert rows == sorted(of_split)
+    assert all(text.startswith("a photo of ") for batch in first for text in batch["captions"] if text)
