@@ -45,6 +45,8 @@ class ModelConfig(Settings):
     logit_scale_init: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     """Factor of the cosine similarities at the start of training (1 / temperature); it is learned. null: that of the
     pretrained model, otherwise 1 / 0.07 as in CLIP."""
+    freeze_logit_scale: bool = False
+    """Keeps the factor of the similarities at `logit_scale_init`, as a fixed temperature."""
     logit_bias_init: float | None = None
     """Bias of the logits at the start of training; it is learned, and the loss siglip needs it (-10 in the paper).
     null: that of the pretrained model, otherwise no bias."""

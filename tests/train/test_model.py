@@ -12,6 +12,7 @@ from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder
+from mmdata.train.losses import clip_loss
 from mmdata.train.objective import ContrastiveLoss
 
 
@@ -140,6 +141,15 @@ def test_frozen_tower_stays_in_eval_mode_without_gradients():
     batch = make_batch()
     texts = [model.encode_text(batch["input_ids"], batch["attention_mask"]) for _ in range(2)]
     assert torch.equal(texts[0], texts[1])
+
+
+def test_a_frozen_scale_has_no_gradient_and_the_towers_have():
+    model, batch = make_model(freeze_logit_scale=True, logit_scale_init=10.0), make_batch()
+    output = model(batch)
+    loss = clip_loss(output.image_features, output.text_features, output.logit_scale, valid=batch["valid"])
+    loss.backward()
+    assert {name for name, p in model.named_parameters() if p.grad is None} == {"logit_scale"}
+    assert not model.logit_scale.requires_grad
 
 
 def test_dropout_is_random_only_in_training():

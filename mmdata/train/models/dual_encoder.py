@@ -143,7 +143,7 @@ class DualEncoder(nn.Module):
             model = cls._built_in(config, vocab_size)
         if config.init_from is not None:
             init_from(model, config)
-        model.freeze(image=config.freeze_image, text=config.freeze_text)
+        model.freeze(image=config.freeze_image, text=config.freeze_text, logit_scale=config.freeze_logit_scale)
         return model
 
     @classmethod
@@ -194,8 +194,8 @@ class DualEncoder(nn.Module):
         for name, values in (("pixel_mean", mean), ("pixel_std", std)):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1) * 255, persistent=False)
 
-    def freeze(self, *, image: bool = False, text: bool = False) -> None:
-        """Freeze towers: no gradients, and eval mode (no dropout) even while the rest trains.
+    def freeze(self, *, image: bool = False, text: bool = False, logit_scale: bool = False) -> None:
+        """Freeze towers: no gradients, and eval mode (no dropout) even while the rest trains. Or the scale.
 
         The projection above a tower is trained on, unless it is part of the tower (CLIP, SigLIP).
 
@@ -204,6 +204,7 @@ class DualEncoder(nn.Module):
         self._frozen = [tower for tower, chosen in ((self.image_tower, image), (self.text_tower, text)) if chosen]
         for tower in self._frozen:
             tower.requires_grad_(False)
+        self.logit_scale.requires_grad_(not logit_scale)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
