@@ -13,6 +13,10 @@ def hash64(data: bytes | memoryview) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "little", signed=True)
 
 
+EMPTY_HASH = hash64(b"")
+"""Hash of an empty caption, which stands for one that is dropped."""
+
+
 def fast_hash(data: bytes | memoryview) -> int:
     """XXH3 of 64 bits as a signed integer that is never 0: 20 times as fast as SHA-256, for accidental changes only."""
     digest = xxhash.xxh3_64_intdigest(data)

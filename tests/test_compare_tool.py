@@ -119,6 +119,7 @@ def test_neighbours_are_those_of_the_baseline_of_the_same_seed(folder: Path, lin
         "size": 2,
         "candidates": None,
         "share": 1.0,
+        "max_similarity": None,
         "every_epochs": 1,
     }
     assert groups.is_file()
@@ -214,6 +215,7 @@ def test_arms_begin_with_the_finished_model_of_another_arm(
         "size": 2,
         "candidates": None,
         "share": 0.5,
+        "max_similarity": None,
         "every_epochs": 1,
     }
     printed = capsys.readouterr().out.splitlines()

@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 
+from mmdata import Index
 from mmdata.config import load_config
 from mmdata.config.data import GroupsConfig
 from mmdata.convert import ConvertConfig, convert
@@ -95,8 +96,23 @@ def test_each_epoch_but_the_first_has_groups_of_near_rows(whole: Path):
 def test_groups_are_those_of_the_features_that_the_run_had(config: Path, whole: Path, tmp_path: Path):
     finish([*command(config, tmp_path), "train.steps=18"])  # the updates before the last search
     features = torch.from_numpy(np.load(tmp_path / "features.npy")).float()
-    expected = group_neighbours(features, 2, seed=0 + 3)
+    loader = RegroupedLoader(load_config(config).data, tmp_path, rank=0, world_size=1)
+    expected = group_neighbours(features, 2, seed=0 + 3, same=loader.rows_alike())
     assert groups_of(whole / "groups" / "epoch-3.arrow").tolist() == expected.tolist()
+
+
+def test_rows_of_one_meaning_stand_in_no_group_together(config: Path, tmp_path: Path):
+    content = yaml.safe_load(config.read_text())
+    index = Index.open(content["data"]["shards"])
+    rows = [f"{key},{row % 3}" for row, key in enumerate(index.keys(np.arange(48)))]
+    (tmp_path / "meant.csv").write_text("\n".join(["key,meant", *rows]))
+    content["data"] |= {"join": [{"table": str(tmp_path / "meant.csv")}], "meaning": "meant"}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(content))
+    finish([*command(tmp_path / "run.yaml", tmp_path / "run"), "train.steps=12"])
+    groups = groups_of(tmp_path / "run" / "groups" / "epoch-1.arrow")
+    pairs = [np.flatnonzero(groups == group) for group in range(groups.max() + 1)]
+    assert len(pairs) > 15
+    assert all(a % 3 != b % 3 for a, b in pairs)
 
 
 def test_batches_hold_the_groups_together(config: Path, whole: Path, tmp_path: Path):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mmdata import load_config
 from mmdata.cli import Parser, run
-from mmdata.commands.neighbours import embed_corpus, map_features, settings_for
+from mmdata.commands.neighbours import alike, embed_corpus, map_features, settings_for
 from mmdata.errors import ConfigError, printable
 from mmdata.loader.corpus import open_index
 from mmdata.plan.groups import write_groups
@@ -49,7 +49,7 @@ def main() -> int:
         for reason, count in masked.items():
             print(f"rows that could not be loaded ({reason}) and have no group: {count:,}")
     mapped = map_features(features, len(index))
-    groups = group(mapped, options, device)
+    groups = group(mapped, alike(data), options, device)
     near, random = mean_similarity(mapped, groups, seed=options.seed, device=device)
     write_groups(options.out, groups.numpy(), index, made_of)
     without = int((groups < 0).sum())
@@ -71,6 +71,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=int, required=True, help="rows of a group")
     parser.add_argument("--out", type=Path, required=True, help="Arrow file to write")
     parser.add_argument("--of", choices=("pair", "image", "text"), default="pair", help="near in what; default: pair")
+    parser.add_argument(
+        "--max-similarity", type=float, help="rows with a larger cosine stand in no group together; default: any may"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     return parser.parse_intermixed_args()
@@ -87,7 +90,9 @@ def check(options: argparse.Namespace, rows: int) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
 
 
-def group(features: NDArray[np.floating[Any]], options: argparse.Namespace, device: torch.device) -> Tensor:
+def group(
+    features: NDArray[np.floating[Any]], same: NDArray[np.int64], options: argparse.Namespace, device: torch.device
+) -> Tensor:
     """int64 (N,): the group of each row."""
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("grouping", total=2 * len(features))
@@ -96,6 +101,8 @@ def group(features: NDArray[np.floating[Any]], options: argparse.Namespace, devi
             options.size,
             seed=options.seed,
             device=device,
+            same=same,
+            max_similarity=options.max_similarity,
             on_cell=lambda rows: progress.advance(task, rows),
         )
         progress.update(task, completed=2 * len(features))

@@ -18,6 +18,8 @@ from mmdata.config import DataConfig
 from mmdata.config.data import once_in_order
 from mmdata.errors import DataError
 from mmdata.loader import Loader
+from mmdata.loader.corpus import open_corpus
+from mmdata.loader.meaning import Meaning, rows_alike
 from mmdata.recognize import Kind, recognize
 from mmdata.train.memory.neighbours import FeatureSide, embed_rows
 from mmdata.trained import TrainedRun
@@ -50,6 +52,12 @@ def embed_corpus(
         write_whole(out, lambda file: _write_features(file, len(loader.index), parts))
     made_of: dict[str, str | int] = {"of": side, "step": trained.step, "checkpoint": trained.checkpoint.name}
     return made_of, loader.ledger.masked
+
+
+def alike(data: DataConfig) -> NDArray[np.int64]:
+    """What makes the rows of a corpus equal, int64 (N, 2): hashes of image and of caption, or of what it means."""
+    corpus = open_corpus(data.model_copy(update={"tokenizer": None}))
+    return rows_alike(corpus.index, corpus.captions, Meaning.from_config(data, corpus.index, corpus.joined))
 
 
 def map_features(path: Path, rows: int) -> NDArray[np.floating[Any]]:

@@ -132,6 +132,9 @@ class GroupsConfig(Settings):
     """Share of the rows of each batch that stand in groups of `size`; the others stand alone, as without groups. Which
     groups stand together is drawn anew in each epoch. 0.5: half groups, half single rows; 1: as many as there are."""
 
+    max_similarity: Annotated[float, Field(gt=-1.0, lt=1.0)] | None = None
+    """For the source run: rows whose features have a larger cosine stand in no group together, since they may mean the
+    same. null: however similar they are."""
     every_epochs: Positive = 1
     """For the source run: number of epochs between two searches for neighbours. Before the first one no row has a
     group."""
@@ -140,8 +143,9 @@ class GroupsConfig(Settings):
     def _one_kind(self) -> GroupsConfig:
         if self.source == "run" and self.size is None:
             raise ValueError("source 'run' needs a size: how many near neighbours stand together")
-        if self.source != "run" and self.every_epochs != 1:
-            raise ValueError(f"every_epochs belongs to source 'run', and source is '{self.source}': leave it out")
+        of_run = {"every_epochs": self.every_epochs != 1, "max_similarity": self.max_similarity is not None}
+        if self.source != "run" and (given := [name for name, is_given in of_run.items() if is_given]):
+            raise ValueError(f"{given[0]} belongs to source 'run', and source is '{self.source}': leave it out")
         if self.candidates is not None and self.share < 1:
             raise ValueError("share needs groups of a size: candidates follow every row")
         if (self.size is None) == (self.candidates is None):
@@ -341,6 +345,11 @@ class DataConfig(Settings):
     """Adds `captions` to each batch: the text of each row's caption, as a list of str; "" where a row has none that can
     be used. And `caption_numbers` (B,), which of its captions that is, and, where `captions` names sources,
     `caption_sources`. Needs no tokenizer."""
+    meaning: str | None = None
+    """Column of the index or of a joined table: rows with equal values mean the same, whatever their captions say. They
+    have the same caption_hash, so that `train.mask_false_negatives` takes none for a negative of another, and stand in
+    no group of neighbours together. Rows without a value are equal by the text of their captions, as all are with
+    null."""
     negative_captions: Location | None = None
     """Parquet file with the columns key and captions: wrong captions of images, as hard negatives (NegCLIP). Each batch
     then has one of them for each row. null: none."""
@@ -528,6 +537,15 @@ class DataConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _check_meaning(self) -> DataConfig:
+        if self.meaning is not None and self.negative_captions is not None:
+            raise ValueError(
+                "meaning and negative_captions exclude each other: whether a negative caption is true of another row "
+                "is known by its text alone"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_split(self) -> DataConfig:
         if self.split == "val" and self.val.share is None:
             where = f"; to load '{self.val.shards}', set shards to it" if self.val.shards else ""
@@ -606,6 +624,7 @@ def once_in_order(data: DataConfig) -> DataConfig:
         "groups": None,
         "token_budget": None,
         "negative_captions": None,
+        "meaning": None,
         "row_weights": None,
         "captions": "one",
     }

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, Interrupted, LoadError
-from mmdata.hashing import hash64
+from mmdata.hashing import EMPTY_HASH
 from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.image_buffers import batch_images
 from mmdata.loader.ledger import LedgerEntry, Stage
@@ -37,8 +37,6 @@ UNIT_ROWS = 16
 """Rows of a unit, at most: about 10 ms of work, for which the clock and the queue cost 20 µs."""
 MIN_UNITS = 16
 """A small batch is cut into this many units nevertheless, so that up to 16 threads share it."""
-EMPTY_HASH = hash64(b"")
-"""Hash of a caption that is dropped."""
 CAPTIONS_PER_CALL = 256
 """Captions tokenized in one call: it takes about as long as a unit of photos. With 1,024 the batch waits for it."""
 

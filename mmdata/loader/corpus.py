@@ -81,7 +81,12 @@ def open_index(data: DataConfig) -> Index:
 def needs_hashes(data: DataConfig) -> bool:
     """Whether batches have hashes: they are set, or a batch may hold a row twice, which is no negative of itself."""
     again = any((source.repeat or 1.0) != 1.0 or source.weight is not None for source in sources(data))
-    return data.add_hashes or again or (data.groups is not None and data.groups.candidates is not None)
+    return (
+        data.add_hashes
+        or data.meaning is not None
+        or again
+        or (data.groups is not None and data.groups.candidates is not None)
+    )
 
 
 def _check_captions(data: DataConfig, index: Index) -> None:

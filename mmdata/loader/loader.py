@@ -27,6 +27,7 @@ from mmdata.loader.corpus import open_corpus
 from mmdata.loader.fields import Fields
 from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, RowCounts
+from mmdata.loader.meaning import Meaning, rows_alike
 from mmdata.loader.state import Identity, identity_of, other_shards, position_of
 from mmdata.loader.stats import Stats
 from mmdata.loader.work import BatchSource
@@ -138,7 +139,10 @@ class Loader(Interoperable):
         plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
         maker = BatchMaker.from_config(data, corpus, plan)
         source = make_source(data, plan, maker, ranks)
-        fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows)) if data.fields else None
+        fields = None
+        if data.fields or data.meaning:
+            meaning = Meaning.from_config(data, corpus.index, corpus.joined)
+            fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows), meaning)
         return cls(
             plan, maker, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
         )
@@ -217,6 +221,10 @@ class Loader(Interoperable):
     def _blank(self, step: Step) -> Batch:
         batch = self.maker.make(step).batch
         return shown(batch if self._fields is None else self._fields.added(batch))
+
+    def rows_alike(self) -> NDArray[np.int64]:
+        """What makes rows equal, so that they are no negatives of each other: int64 (rows of the index, 2)."""
+        return rows_alike(self.index, self.maker.captions, self._fields and self._fields.meaning)
 
     def check_rows(self, state: dict[str, Any]) -> None:
         """Check the share of bad rows that a state counts, from 1,000 rows or the end of the first epoch on.

@@ -28,6 +28,7 @@ class RegroupedLoader:
     Attributes:
         loader: that of the epoch.
         group_size: rows of a group.
+        max_similarity: see `GroupsConfig`.
     """
 
     def __init__(self, data: DataConfig, folder: Path, *, rank: int, world_size: int) -> None:
@@ -35,6 +36,7 @@ class RegroupedLoader:
         assert data.groups.size is not None, "checked with the settings"
         self._data, self._folder, self._ranks = data, folder, {"rank": rank, "world_size": world_size}
         self.every_epochs, self.group_size = data.groups.every_epochs, data.groups.size
+        self.max_similarity = data.groups.max_similarity
         self._groups_of: int | None = None  # epoch that the groups were made for
         self.loader = Loader.from_config(data, **self._ranks)
 

@@ -85,11 +85,18 @@ def differences(saved: dict[str, Any], identity: Identity, *, of: str) -> list[s
     return [name for name in compared if _rows_of(saved.get(name)) != _rows_of(identity[name])]
 
 
+_OF_ROWS = re.compile(
+    r"^data\.(?:select|shards|join|row_weights|captions|fields|meaning)\b.* \(([0-9a-f]{16})\)$", re.DOTALL
+)
+
+
 def _rows_of(value: Any) -> Any:
     """Of the name of selected rows their digest, since a file may have another name; another value as it is."""
     found = (
         re.search(
-            r"^data\.(?:select|shards|join|row_weights|captions|fields)\b.* \(([0-9a-f]{16})\)$", value, re.DOTALL
+            r"^data\.(?:select|shards|join|row_weights|captions|fields|meaning)\b.* \(([0-9a-f]{16})\)$",
+            value,
+            re.DOTALL,
         )
         if isinstance(value, str)
         else None

@@ -132,6 +132,7 @@ def _refuse_planned(data: DataConfig) -> None:
         "select": data.select is not None or any(source.select is not None for source in sources(data)),
         "join": bool(data.join),
         "fields": bool(data.fields),
+        "meaning": data.meaning is not None,
         "row_weights": data.row_weights is not None,
         "captions: every": data.captions == "every",
         "captions of several sources": not isinstance(data.captions, str),

@@ -51,6 +51,15 @@ class Regroups(Protocol):
         """Rows of a group."""
         ...
 
+    @property
+    def max_similarity(self) -> float | None:
+        """Largest cosine of two rows of a group; None: any."""
+        ...
+
+    def rows_alike(self) -> NDArray[np.int64]:
+        """What makes rows equal, so that they stand in no group together: int64 (rows, K)."""
+        ...
+
     def is_due(self, epoch: int) -> bool:
         """Whether an epoch begins with groups of its own."""
         ...

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -63,6 +64,61 @@ def test_groups_have_their_size_and_each_row_is_in_one_at_most(
     assert groups.dtype == torch.int64
     assert len(members(groups, size)) == (size + more) // size
     assert int((groups < 0).sum()) == (size + more) % size
+
+
+def test_rows_that_are_the_same_stand_in_no_group_together():
+    angles = [math.radians(degrees) for degrees in (0, 1, 3, 90, 91, 93)]
+    features = torch.tensor([[math.cos(angle), math.sin(angle)] for angle in angles])
+    same = torch.tensor([[1, 10], [1, 20], [3, 30], [4, 40], [5, 40], [6, 60]])  # 0 and 1, 3 and 4
+    groups = group_neighbours(features, 2, same=same).tolist()
+    assert groups[2] in (groups[0], groups[1])
+    assert groups[5] in (groups[3], groups[4])
+    assert groups[0] != groups[1]
+    assert groups[3] != groups[4]
+    # 1 and 3 degrees are nearer than the bound allows, and 0 and 3 are not.
+    bound = math.cos(math.radians(2.5))
+    groups = group_neighbours(features, 2, max_similarity=bound).tolist()
+    assert (groups[0], groups[3], groups[1]) == (groups[2], groups[5], groups[4])
+
+
+@given(
+    st.integers(2, 6),
+    st.integers(0, 200),
+    st.integers(1, 60),
+    st.integers(8, 64),
+    st.integers(0, 999),
+    st.one_of(st.none(), st.floats(0.5, 0.99)),
+)
+def test_no_group_has_rows_that_are_the_same_or_too_similar(
+    size: int, more: int, kinds: int, cell_rows: int, seed: int, bound: float | None
+):
+    features, _ = clustered(size + more, 5, spread=0.5, seed=seed)
+    same = torch.randint(kinds, (size + more, 2), generator=torch.Generator().manual_seed(seed))
+    try:
+        groups = group_neighbours(features, size, seed=seed, cell_rows=cell_rows, same=same, max_similarity=bound)
+    except ValueError as error:
+        if not str(error).startswith(f"no group of {size} rows: too many rows are the same, or too similar"):
+            raise
+        return
+    unit = torch.nn.functional.normalize(features.float(), dim=1)
+    for group in members(groups, size):
+        for a, b in itertools.combinations(group.tolist(), 2):
+            assert (same[a] != same[b]).all()
+            assert bound is None or float(unit[a] @ unit[b]) <= bound + 1e-5
+
+
+def test_rows_of_which_none_is_the_same_are_grouped_as_without():
+    features, _ = clustered(500, 9, spread=0.4)
+    same = torch.arange(1000).reshape(500, 2)
+    assert torch.equal(
+        group_neighbours(features, 4, same=same, cell_rows=64), group_neighbours(features, 4, cell_rows=64)
+    )
+
+
+@pytest.mark.parametrize("same", [torch.zeros(5, dtype=torch.int64), torch.zeros(5, 2), torch.zeros(4, 2).long()])
+def test_what_says_no_row_what_is_the_same_is_refused(same: Tensor):
+    with pytest.raises(ValueError, match=r"same must be int64 \(5, K\): got"):
+        group_neighbours(torch.rand(5, 3), 2, same=same)
 
 
 def test_groups_of_rows_that_are_all_equal():

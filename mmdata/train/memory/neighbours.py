@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ def group_neighbours(
     seed: int = 0,
     device: torch.device | str | None = None,
     cell_rows: int = 4096,
+    same: Tensor | NDArray[np.int64] | None = None,
+    max_similarity: float | None = None,
     on_cell: Callable[[int], object] | None = None,
 ) -> Tensor:
     """Put rows into groups of `size` with a high cosine similarity within each.
@@ -52,13 +55,17 @@ def group_neighbours(
         seed: on one device, equal seeds give equal groups.
         device: where to compute; default: that of the features.
         cell_rows: rows compared with each other, at least 4 × `size`.
+        same: int64 (N, K), such as hashes of image and caption: rows that are equal in one of the K never stand in one
+            group, where they could not be negatives of each other. None: no rows are the same.
+        max_similarity: nor do rows whose cosine is above this; None: however similar they are.
         on_cell: called with the number of rows of each cell that is done; about 2 N in all.
 
     Returns:
-        int64 (N,): the group of each row, 0 … N // size - 1; -1 for rows without neighbours, and for those left over.
+        int64 (N,): the group of each row, 0 … at most N // size - 1; -1 for rows without neighbours, and for those left
+        over.
 
     Raises:
-        ValueError: features of another shape or type; `size` out of range.
+        ValueError: features or `same` of another shape or type; `size` out of range; or no group can be made.
 
     Example:
         Four rows of angles 0°, 90°, 2°, 91° and size 2 give [1, 0, 1, 0].
@@ -74,6 +81,7 @@ def group_neighbours(
             f"groups of {size} rows: the size must be 2 to {len(left)}, "
             "the rows with features (finite, and not all zero)"
         )
+    apart = _Apart(_checked_same(same, len(features)), max_similarity)
     cell_rows = max(cell_rows, 4 * size)
     groups = torch.full((len(features),), -1)
     made = 0
@@ -81,15 +89,19 @@ def group_neighbours(
         last = len(left) <= cell_rows
         found: list[tuple[Tensor, Tensor]] = []
         for rows in _cells(space, left, size, cell_rows, generator):
-            found.append(_group_cell(space, rows, size))
+            found.append(_group_cell(space, rows, size, apart))
             if on_cell:
                 on_cell(len(rows))
         members = torch.cat([rows for rows, _ in found])  # (groups, size)
+        if not len(members):  # what is left may not stand together
+            break
         order = torch.cat([closeness for _, closeness in found]).argsort(descending=True, stable=True)
         kept = members[order[: len(order) if last else -(-len(order) // 2)]]
         groups[kept] = torch.arange(made, made + len(kept)).unsqueeze(1)
         made += len(kept)
         left = left[groups[left] < 0]
+    if not made:
+        raise ValueError(f"no group of {size} rows: too many rows are the same, or too similar (max_similarity)")
     return groups
 
 
@@ -205,23 +217,78 @@ def _two_means(sample: Tensor) -> Tensor:
     return means[1] - means[0]
 
 
-def _group_cell(space: _Space, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Groups of a cell, int64 (n // size, size), and how close the rows of each are, float (n // size,)."""
+@dataclass(frozen=True)
+class _Apart:
+    """Which rows may not stand in one group.
+
+    Attributes:
+        same: int64 (N, K); rows that are equal in one of the K.
+        max_similarity: rows above this cosine; None: none.
+    """
+
+    same: Tensor | None
+    max_similarity: float | None
+
+    def pairs(self, rows: Tensor, similarity: Tensor) -> Tensor | None:
+        """bool (n, n) for n rows of a cosine (n, n); None if all may stand together."""
+        found = torch.zeros_like(similarity, dtype=torch.bool)
+        for keys in () if self.same is None else self.same[rows].T:
+            found |= keys.unsqueeze(0) == keys.unsqueeze(1)
+        if self.max_similarity is not None:
+            found |= similarity > self.max_similarity
+        found.fill_diagonal_(False)
+        return found if bool(found.any()) else None
+
+
+def _checked_same(same: Tensor | NDArray[np.int64] | None, rows: int) -> Tensor | None:
+    if same is None:
+        return None
+    same = torch.as_tensor(same)
+    if same.ndim != 2 or len(same) != rows or same.dtype != torch.int64:
+        raise ValueError(f"same must be int64 ({rows:,}, K): got {same.dtype} {tuple(same.shape)}")
+    return same
+
+
+_TAKEN = -4.0  # added to similarities: puts a row in a group, or one that may not join it, below every free row
+
+
+def _group_cell(space: _Space, rows: Tensor, size: int, apart: _Apart) -> tuple[Tensor, Tensor]:
+    """Groups of a cell, int64 (at most n // size, size), and how close the rows of each are, float (groups,)."""
     features = space.unit(rows)
-    similarity = (features @ features.T).cpu().fill_diagonal_(-2)  # a cosine is -1 or more
+    similarity = (features @ features.T).cpu()
+    not_together = apart.pairs(rows, similarity)
+    if not_together is not None:
+        similarity += _TAKEN * not_together
+    similarity.fill_diagonal_(-2)  # a cosine is -1 or more
     closest = similarity.topk(size - 1, dim=1).values.mean(1).argsort(descending=True, stable=True)
-    taken = torch.zeros(len(rows))  # added to similarities: -4 for a row in a group puts it below every free row
+    taken = torch.zeros(len(rows))
     members: list[list[int]] = []
     for row in closest.tolist():
         if len(members) == len(rows) // size:
             break
         if taken[row] == 0:
-            taken[row] = -4
-            nearest = (similarity[row] + taken).topk(size - 1).indices
-            taken[nearest] = -4
-            members.append([row, *nearest.tolist()])
+            nearest = similarity[row] + taken
+            if not_together is None:
+                group = [row, *nearest.topk(size - 1).indices.tolist()]
+            elif not (group := _one_by_one(row, nearest, not_together, size)):
+                continue
+            taken[group] = _TAKEN
+            members.append(group)
     places = torch.tensor(members, dtype=torch.int64).reshape(-1, size)
     return rows[places], _closeness(features[places.to(features.device)])
+
+
+def _one_by_one(row: int, nearest: Tensor, not_together: Tensor, size: int) -> list[int]:
+    """A row and its nearest free rows of which any two may stand together; empty if there are not enough."""
+    group = [row]
+    while len(group) < size:
+        best = int(nearest.argmax())
+        if nearest[best] < -1.5:  # itself, or a row that is taken or may not join
+            return []
+        group.append(best)
+        nearest = nearest + _TAKEN * not_together[best]
+        nearest[best] = _TAKEN
+    return group
 
 
 def _closeness(features: Tensor) -> Tensor:

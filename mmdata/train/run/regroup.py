@@ -45,7 +45,15 @@ def regroup(
         if regroups.has_groups(epoch):
             return
         features = cache.features()
-        of_rows = group_neighbours(features, regroups.group_size, seed=seed + epoch, device=device, on_cell=on_cell)
+        of_rows = group_neighbours(
+            features,
+            regroups.group_size,
+            seed=seed + epoch,
+            device=device,
+            same=regroups.rows_alike(),
+            max_similarity=regroups.max_similarity,
+            on_cell=on_cell,
+        )
         near, random = mean_similarity(features, of_rows, seed=seed + epoch, device=device)
         found.update(similarity=near, random_similarity=random)
         regroups.write_groups(epoch, of_rows.numpy())
