@@ -110,19 +110,24 @@ def scores(evaluation: Mapping[str, Any]) -> Section:
     return Section("Evaluation", missing="" if tables else NO_EVALUATION, tables=tables)
 
 
+def _last(run: Run, kind: str) -> Mapping[str, Any] | None:
+    """The last line of a kind in a run's metrics."""
+    return next((line for line in reversed(run.metrics) if line.get("kind") == kind), None)
+
+
 def negatives(runs: Sequence[Run]) -> list[Section]:
     """How hard the negatives are at each run's last measurement, if any, and whether harder ones can help."""
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
     for run in runs:
-        last = next((line for line in reversed(run.metrics) if line.get("kind") == "mining"), None)
+        last, evaluated = (_last(run, kind) for kind in ("mining", "evaluation"))
         if last is None:
             continue
         shares = (last.get("in_batch_accuracy"), last.get("false_negative_share"), last.get("kept_share"))
         effective = last.get("effective_negatives")
         told = "" if effective is None else f"{effective:.1f}"
         rows.append((run.name, f"{last['step']:,}", *map(_percent, shares), told))
-        if advice := advise(last, run.settings):
+        if advice := advise(last, run.settings, evaluated):
             notes.append(f"{run.name}: {advice}" if len(runs) > 1 else f"{advice[0].upper()}{advice[1:]}")
     if not rows:
         return []

@@ -28,7 +28,7 @@ EASY = {"step": 500, "in_batch_accuracy": 0.97, "false_negative_share": 0.01}
         (
             EASY,
             {},
-            r"in-batch accuracy 0\.97 at step 500: the batches are easy\. If .* data\.groups=.source: run, size",
+            r"in-batch accuracy 0\.97 at step 500: the batches are easy\. If .*mmdata neighbours",
         ),
         (
             EASY,
@@ -41,6 +41,11 @@ EASY = {"step": 500, "in_batch_accuracy": 0.97, "false_negative_share": 0.01}
             r".* and 30% of .* try train\.mask_false_negatives=true",
         ),
         (
+            EASY | {"false_negative_share": 0.5, "in_batch_accuracy": 0.6},  # where they can be many
+            {},
+            r".* and 50% of .* try train\.mask_false_negatives=true",
+        ),
+        (
             EASY | {"false_negative_share": 0.3},
             {"train": {"mask_false_negatives": True}},
             r".* try train\.teacher",
@@ -49,6 +54,29 @@ EASY = {"step": 500, "in_batch_accuracy": 0.97, "false_negative_share": 0.01}
 )
 def test_advice_names_the_setting(mining: dict[str, Any], settings: dict[str, Any], said: str):
     assert re.match(said, advise(mining, settings).replace('"', "")), advise(mining, settings)
+
+
+AT_CHANCE = {"image_to_text_r1": 0.0087, "text_to_image_r1": 0.0, "chance_r1": 0.01295}
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "said"),
+    [
+        (AT_CHANCE, "by heart"),
+        (AT_CHANCE | {"text_to_image_r1": 0.05}, "the batches are easy"),  # more than twice the chance
+        (AT_CHANCE | {"chance_r1": 0.25}, "the batches are easy"),  # four candidates
+        ({"zero_shot_top1": 0.1}, "the batches are easy"),
+    ],
+)
+def test_a_model_that_finds_nothing_unseen_is_not_advised_to_mine(evaluation: dict[str, Any], said: str):
+    assert said in advise(EASY, {}, evaluation)
+
+
+def test_advice_says_what_was_found_of_what():
+    assert advise(EASY, {}, AT_CHANCE) == (
+        "in-batch accuracy 0.97 at step 500, and R@1 on data.val is 0.4% at a chance of 1.3%: it has learnt its rows "
+        "by heart; more rows help, and harder batches do not."
+    )
 
 
 def test_run_and_report_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -126,6 +126,7 @@ class Trainer:
         self.grad_norm = math.nan
         self._unchecked: Update | None = None
         self._mined: dict[str, Any] = {}  # the last line "mining"
+        self._evaluated: dict[str, Any] = {}  # the last line "evaluation"
         batches.set_epoch(0)
         seed_rank(config.seed, collectives.rank())
         where = self._resume()
@@ -180,7 +181,7 @@ class Trainer:
                     f"checkpoint in {self.output / CHECKPOINTS}; {self._how_to_go_on()}"
                 )
                 return 128 + stopped
-            if advice := advise(self._mined, self.settings):
+            if advice := advise(self._mined, self.settings, self._evaluated):
                 self.log.say(advice)
             self.log.say(
                 f"finished after step {self.step}; checkpoint in {self.output / CHECKPOINTS}; "
@@ -367,7 +368,7 @@ class Trainer:
             if collectives.rank() == 0:
                 write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
             self.log.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
-            self._evaluated_step = self.step
+            self._evaluated, self._evaluated_step = values, self.step
         self.sessions.write(self.step)
         return self.stop.agreed()
 
