@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -17,10 +18,11 @@ import pytest
 import torch
 import yaml
 
-from mmdata import Index
+from mmdata import Index, Loader
 from mmdata.config import load_config
 from mmdata.config.data import GroupsConfig
 from mmdata.convert import ConvertConfig, convert
+from mmdata.errors import ConfigError
 from mmdata.loader.regrouped import RegroupedLoader
 from mmdata.train.memory.neighbours import group_neighbours
 from tests.programs import Program, run_program
@@ -210,3 +212,21 @@ def test_what_it_needs_is_said(config: Path, tmp_path: Path, words: list[str]):
     )
     assert done.returncode != 0
     assert "data.groups.source 'run' needs train.feature_cache, from which neighbours are found, and" in done.stderr
+
+
+def test_a_loader_of_its_own_says_that_only_a_run_makes_groups(config: Path, caplog: pytest.LogCaptureFixture):
+    Loader.from_config(load_config(config).data, rank=0, world_size=1).close()
+    assert any("only `mmdata train` makes such groups: these batches have none" in line for line in caplog.messages)
+
+
+def test_a_copy_of_a_loader_has_its_batches(config: Path, tmp_path: Path):
+    loader = RegroupedLoader(load_config(config).data, tmp_path, rank=0, world_size=1)
+    assert len(copy.copy(loader)) == len(loader)
+
+
+def test_groups_that_are_gone_are_named(config: Path, tmp_path: Path):
+    loader = RegroupedLoader(load_config(config).data, tmp_path, rank=0, world_size=1)
+    with pytest.raises(
+        ConfigError, match=r"epoch-2.arrow': the run's groups of epoch 2 are gone, .*: put the file back"
+    ):
+        loader.load_state_dict({**loader.state_dict(), "groups_of": 2})

@@ -5,6 +5,7 @@ The content of a batch depends on the plan alone; workers decide only who makes 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property, partial
@@ -20,7 +21,7 @@ from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse
 from mmdata.cores import NumWorkers, most_workers
 from mmdata.errors import counted
-from mmdata.launcher import resolve_ranks
+from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.captions import all_captions
 from mmdata.loader.corpus import open_corpus
@@ -37,7 +38,7 @@ from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import Plan, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
-from mmdata.plan.rows import planned_rows
+from mmdata.plan.rows import planned_rows, selection_of
 from mmdata.renamed import renamed_arguments
 
 SHOWN = [
@@ -45,6 +46,8 @@ SHOWN = [
     *("maker", "merge_states", "plan", "rank", "set_epoch", "state_dict", "stats", "world_size"),
 ]
 """What `dir(loader)` and tab completion show: what users call. The other names are for frameworks, or old names."""
+
+logger = logging.getLogger("mmdata")
 
 
 class Loader(Interoperable):
@@ -133,8 +136,17 @@ class Loader(Interoperable):
             ConfigError: a setting is unknown, missing or out of range, or the tokenizer does not exist.
             DataError: the shards have no index, or are not those that were indexed.
         """
-        ranks = resolve_ranks(rank, world_size)
-        data = data_config(config)
+        ranks, data = resolve_ranks(rank, world_size), data_config(config)
+        if data.groups is not None and data.groups.source == "run":
+            logger.warning(
+                "data.groups.source is run, and only `mmdata train` makes such groups: these batches have none; "
+                "`mmdata neighbours` makes a file of groups for any loop"
+            )
+        return cls.of(data, ranks)
+
+    @classmethod
+    def of(cls, data: DataConfig, ranks: Ranks) -> Loader:
+        """As `from_config`, for ranks that are known."""
         corpus = open_corpus(data)
         plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
         maker = BatchMaker.from_config(data, corpus, plan)
@@ -225,6 +237,12 @@ class Loader(Interoperable):
     def rows_alike(self) -> NDArray[np.int64]:
         """What makes rows equal, so that they are no negatives of each other: int64 (rows of the index, 2)."""
         return rows_alike(self.index, self.maker.captions, self._fields and self._fields.meaning)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that epochs take their rows from: those of the index that are selected."""
+        selection = selection_of(self.plan.rows)
+        return int(self.plan.rows.starts[-1]) if selection is None else len(selection)
 
     def check_rows(self, state: dict[str, Any]) -> None:
         """Check the share of bad rows that a state counts, from 1,000 rows or the end of the first epoch on.

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
+from mmdata.errors import ConfigError
+from mmdata.launcher import resolve_ranks
 from mmdata.loader.loader import Loader
 from mmdata.plan.groups import write_groups
 
@@ -34,11 +36,11 @@ class RegroupedLoader:
     def __init__(self, data: DataConfig, folder: Path, *, rank: int, world_size: int) -> None:
         assert data.groups is not None, "the source is 'run'"
         assert data.groups.size is not None, "checked with the settings"
-        self._data, self._folder, self._ranks = data, folder, {"rank": rank, "world_size": world_size}
+        self._data, self._folder, self._ranks = data, folder, resolve_ranks(rank, world_size)
         self.every_epochs, self.group_size = data.groups.every_epochs, data.groups.size
         self.max_similarity = data.groups.max_similarity
         self._groups_of: int | None = None  # epoch that the groups were made for
-        self.loader = Loader.from_config(data, **self._ranks)
+        self.loader = Loader.of(data, self._ranks)
 
     @property
     def regroups(self) -> RegroupedLoader:
@@ -47,6 +49,8 @@ class RegroupedLoader:
 
     def __getattr__(self, name: str) -> Any:
         """All else is the loader's."""
+        if name == "loader" or name.startswith("__"):  # not made yet, as in a copy
+            raise AttributeError(name)
         return getattr(self.loader, name)
 
     def __len__(self) -> int:
@@ -97,10 +101,15 @@ class RegroupedLoader:
         """A loader with the groups of an epoch, or without any; it adds to the same clock and the same ledger."""
         assert self._data.groups is not None, "the source is 'run'"
         source = "run" if groups_of is None else str(self._file(groups_of))
+        if groups_of is not None and not self._file(groups_of).is_file():
+            raise ConfigError(
+                f"'{source}': the run's groups of epoch {groups_of} are gone, and others would give other batches: "
+                "put the file back, or begin a new run (another train.output)"
+            )
         groups = self._data.groups.model_copy(update={"source": source})
         before = self.loader
         before.close()
-        self.loader = Loader.from_config(self._data.model_copy(update={"groups": groups}), **self._ranks)
+        self.loader = Loader.of(self._data.model_copy(update={"groups": groups}), self._ranks)
         self.loader.stats, self.loader.ledger = before.stats, before.ledger
         self._groups_of = groups_of
 

@@ -87,6 +87,7 @@ class LoaderExtras:
 
     Attributes:
         index: the corpus that row numbers are of.
+        num_rows: how many of its rows are loaded at all.
         identity: what the batches depend on, by name; the same on all ranks.
         stats: the loader's clock, a `mmdata.loader.Stats`.
         all_captions: takes row numbers int64 (n,); gives the captions of those of the rows that have several.
@@ -98,6 +99,7 @@ class LoaderExtras:
     """
 
     index: Sized | None
+    num_rows: int | None
     identity: dict[str, Any] | None
     stats: Any
     all_captions: Callable[[NDArray[np.int64]], CaptionBatch] | None

@@ -48,7 +48,7 @@ class ContrastiveLoss:
             Needs `mask_same` and the hashes.
         normalizers: for "sogclr", of the rows of the corpus; each call reads and writes those of its batch.
         gamma: for "sogclr", the weight of this batch in them.
-        eps: for "sogclr"; None: 1 / (rows of the index - 1).
+        eps: for "sogclr"; None: 1 / (rows that are trained on - 1).
         rho: for "sogclr", see `losses.sogclr_loss`.
 
     Raises:
@@ -148,7 +148,7 @@ class ContrastiveLoss:
         """With the normalizers of the batch's rows, which are moved on."""
         assert self.normalizers is not None, "__post_init__"
         rows = batch["rows"].where(batch["valid"], -1)
-        eps = 1 / max(1, self.normalizers.rows - 1) if self.eps is None else self.eps
+        eps = 1 / max(1, self.normalizers.trained - 1) if self.eps is None else self.eps
         loss, moved = losses.sogclr_loss(
             *features,
             self.normalizers.read(rows),

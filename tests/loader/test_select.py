@@ -329,3 +329,12 @@ def test_a_dataset_of_which_nothing_is_selected_is_named(corpus: Corpus, tmp_pat
     np.save(tmp_path / "rows.npy", np.arange(20))
     with pytest.raises(ConfigError, match=r"rows.npy: selects no row of data.shards.1 \('.*other'\)"):
         corpus.loader(shards=shards, select=str(tmp_path / "rows.npy"))
+
+
+def test_a_loader_knows_how_many_rows_it_takes_from(corpus: Corpus):
+    assert corpus.loader().num_rows == 50
+    assert corpus.loader(max_rows=20).num_rows == 20
+    width = corpus.index[7].image.size[0]
+    assert corpus.loader(select=f"width == {width}", transform="eval").num_rows == len(
+        selected(corpus, select=f"width == {width}", transform="eval")
+    )

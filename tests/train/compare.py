@@ -73,11 +73,6 @@ def _sogclr(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **res
     return losses.sogclr_loss(i, t, s, unseen, gamma=1.0, eps=0.1, **rest).loss  # type: ignore[arg-type]
 
 
-def _sogclr(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **rest: object) -> Tensor:
-    unseen = i.detach().new_full((len(i), 2), -torch.inf)
-    return losses.sogclr_loss(i, t, s, unseen, gamma=1.0, eps=0.1, **rest).loss  # type: ignore[arg-type]
-
-
 def _with(loss: Loss, **settings: object) -> Loss:
     return lambda *inputs, **rest: loss(*inputs, **settings, **rest)
 

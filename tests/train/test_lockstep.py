@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -90,3 +93,13 @@ def test_one_rank_asks_nobody(others: Others):
     together = Lockstep(None, lambda: 2)
     assert [together.signal() for _ in together.batches(iter(DevicePrefetcher(Numbers(), "cpu")))] == [2, 2, 2]
     assert others.events == []
+
+
+@pytest.mark.parametrize(("outcome", "said"), [("works", "fine"), ("fails", "no groups")])
+def test_ranks_wait_for_long_work_of_the_first_without_standing_still(tmp_path: Path, outcome: str, said: str):
+    script = Path(__file__).with_name("long_work_ranks.py")
+    commands = [[sys.executable, str(script), str(rank), str(tmp_path / "meet"), outcome] for rank in range(2)]
+    ranks = [subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for one in commands]
+    told = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], told
+    assert [out.strip().splitlines()[-1] for out, _ in told] == [f"rank 0: {said}", f"rank 1: {said}"]

@@ -84,19 +84,38 @@ def test_drift_is_the_cosine_of_old_and_new_features():
     taken = [embed(model, batch) for batch in batches]
     for step, (batch, features) in enumerate(zip(batches, taken, strict=True)):
         drift.keep(features, batch, step)  # that of step 3 alone: after `after_steps`, and a multiple of 3
-    assert drift.telemetry(model, 5) == {}
+    drift.measure(model, 5)
+    assert drift.telemetry() == {}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) / 10)
     model.train()
-    found = drift.telemetry(model, 6)
+    drift.measure(model, 6)
+    found = drift.telemetry()
     assert model.training
     now = embed(model.eval(), batches[3])
     cosines = torch.stack([F.cosine_similarity(one, other) for one, other in zip(taken[3][:2], now[:2], strict=True)])
     assert found["oldest_age_steps"] == 3
     assert found["oldest_similarity"] == pytest.approx(float(cosines[:, batches[3]["valid"]].mean()), rel=1e-5)
     assert found["oldest_similarity"] < 0.99
-    assert drift.telemetry(model, 7) == {}, "measured once"
+    drift.measure(model, 7)
+    assert drift.telemetry() == {}, "measured once"
+
+
+def test_features_that_are_not_finite_are_not_counted():
+    model, batch = small.small_model().eval(), next(iter(small.SmallBatches()))
+    drift, features = QueueDrift(rows=8), embed(model, batch)
+    features.image_features[0] = torch.nan
+    drift.keep(features, batch, 0)
+    drift.measure(model, 1)
+    assert drift.telemetry()["oldest_similarity"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_batch_is_measured_when_it_leaves_the_queue_however_rare_the_lines_are(tmp_path: Path):
+    settings = {**TRAIN, "log_every_steps": 5, "steps": 10}
+    assert make_trainer(tmp_path, **settings, queue=queue()).run() == 0
+    lines = [line for line in read_metrics(tmp_path, "queue") if "oldest_similarity" in line]
+    assert [line["oldest_age_steps"] for line in lines] == [2, 2]
 
 
 def test_drift_is_said_once():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
 from mmdata.train import RowNormalizers, losses
 from mmdata.train.losses import tiles
+from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss, check_loss, make_loss
 from tests.train import ranks
 from tests.train.compare import assert_equal, features, scalar, value_and_gradients
@@ -160,3 +162,16 @@ def test_sogclr_takes_no_miner_and_needs_its_numbers():
     config = TrainConfig.model_validate({"steps": 1, "loss": "sogclr", "miner": {"name": "top_k", "k": 2}})
     with pytest.raises(ConfigError, match=r"train\.loss .sogclr. weighs all negatives and takes no miner"):
         check_loss(config, has_bias=False, has_negative_captions=False)
+
+
+def test_eps_is_that_of_the_rows_that_are_trained_on():
+    images, texts = features(6)[:2]
+    batch: Any = {"valid": torch.ones(6, dtype=torch.bool), "rows": torch.arange(6)}
+    output = DualEncoderOutput(images, texts, torch.tensor(3.0), None, None)
+    found = [
+        float(ContrastiveLoss("sogclr", normalizers=normalizers, gamma=1.0)(output, batch).detach())
+        for normalizers in (RowNormalizers(600, trained=6), RowNormalizers(6), RowNormalizers(600))
+    ]
+    assert found[0] == found[1]
+    assert abs(found[2] - found[1]) > 0.1
+    assert found[1] == pytest.approx(float(losses.clip_loss(images, texts, 3.0)), rel=1e-5)

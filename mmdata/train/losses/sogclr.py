@@ -55,7 +55,9 @@ def sogclr_loss(
         gamma: weight of this batch in u, above 0 to 1.
         eps: added to u, above 0. In the papers 1e-14: then rows that are told apart well have a gradient, too.
         rho: None: the scale gets InfoNCE's gradient. A number: the loss is the mean of (log(u + eps) + rho) /
-            logit_scale, as in FastCLIP-v3, and a larger rho makes the scale larger.
+            logit_scale, as in FastCLIP-v3's objective, and a larger rho makes the scale larger. The code that its
+            authors published counts the term of the averages twice in the gradient of the scale, so its values of
+            rho (6.5 to 11) are no guide here.
         valid: bool (B,), False rows are neither positives nor negatives, and keep their normalizers; None: all are
             valid.
         same: int64 (B,) each: rows that are equal in any of them are not negatives of each other.

@@ -52,6 +52,7 @@ class QueueDrift:
         self.rows, self.after_steps = rows, after_steps
         self.micro_batch_size, self.autocast_dtype = micro_batch_size, autocast_dtype
         self._probe: _Probe | None = None
+        self._measured: dict[str, float] = {}
         self._is_said = False
 
     def keep(self, features: DualEncoderOutput, batch: Batch, step: int) -> None:
@@ -59,20 +60,25 @@ class QueueDrift:
         if self._probe is None and step >= self.after_steps and step % self._depth(batch) == 0:
             self._probe = _Probe(batch, features, step)
 
-    def telemetry(self, model: nn.Module, step: int) -> dict[str, float]:
-        """Measure after `step` updates, if the batch is old enough. A collective then.
+    def telemetry(self) -> dict[str, float]:
+        """What was measured last, and not told yet; empty if nothing was.
+
+        Returns:
+            oldest_age_steps: how old the features were; and oldest_similarity: mean cosine to those of the model then.
+        """
+        measured, self._measured = self._measured, {}
+        return measured
+
+    def measure(self, model: nn.Module, step: int) -> None:
+        """Measure after `step` updates, if the batch that is kept leaves the queue now. A collective then.
 
         Args:
             model: not wrapped in DDP; put into eval mode and back.
             step: the same on all ranks.
-
-        Returns:
-            oldest_age_steps: how old the features are; and oldest_similarity: mean cosine to those of the model now.
-            Empty if none is due.
         """
         probe = self._probe
         if probe is None or step - probe.step < self._depth(probe.batch):
-            return {}
+            return
         self._probe, was_training = None, model.training
         model.eval()
         # Else compiled blocks would be compiled once more, for a forward without a graph.
@@ -83,10 +89,12 @@ class QueueDrift:
             F.cosine_similarity(before.float(), after.float())
             for before, after in zip(probe.features[:2], now[:2], strict=True)
         ]
-        valid = probe.batch["valid"]
-        sums = torch.stack([torch.stack(cosines).mean(0).where(valid, 0.0).sum(), valid.sum()])
+        cosine = torch.stack(cosines).mean(0)
+        counted = probe.batch["valid"] & cosine.isfinite()  # the queue masks what is not finite, too
+        sums = torch.stack([cosine.where(counted, 0.0).sum(), counted.sum()])
         total, count = collectives.all_reduce_sum(sums).tolist()
-        return {"oldest_age_steps": step - probe.step, "oldest_similarity": total / count} if count else {}
+        if count:
+            self._measured = {"oldest_age_steps": step - probe.step, "oldest_similarity": total / count}
 
     def explain(self, measured: dict[str, float]) -> str:
         """A line for the log where the features have drifted; "" where they have not, and after the first time."""

@@ -1,7 +1,8 @@
 """The features that training computes anyway, in a file of one row for each row of the index. Rank 0 writes.
 
-The training run never reads the file: later runs do (`mmdata neighbours --features`). So a resumed run does not roll it
-back. A kill at any moment leaves a file that can be read, and every row in it is whole or marked as not written.
+Later runs read the file (`mmdata neighbours --features`), and the run itself for groups between its epochs. A resumed
+run does not roll it back. A kill at any moment leaves a file that can be read, and every row in it is whole or marked
+as not written.
 """
 
 from __future__ import annotations

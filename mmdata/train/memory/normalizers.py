@@ -26,10 +26,11 @@ class RowNormalizers:
     Args:
         rows: of the index.
         device: where the values are kept.
+        trained: how many of the rows are trained on; None: all.
     """
 
-    def __init__(self, rows: int, device: torch.device | str = "cpu") -> None:
-        self.rows = rows
+    def __init__(self, rows: int, device: torch.device | str = "cpu", *, trained: int | None = None) -> None:
+        self.rows, self.trained = rows, rows if trained is None else trained
         share = -(-rows // collectives.world_size())  # as torch's Shard(0) divides
         self._first = min(rows, collectives.rank() * share)
         self._count = min(rows, self._first + share) - self._first
@@ -46,13 +47,14 @@ class RowNormalizers:
         """
         if config.loss != "sogclr":
             return None
-        index = LoaderExtras.of(batches).index
+        extras = LoaderExtras.of(batches)
+        index = extras.index
         if index is None:
             raise ConfigError(
                 f"train.loss 'sogclr': {type(batches).__name__} has no index, whose rows it keeps two numbers for "
                 "each: take another loss, or train from indexed shards"
             )
-        return cls(len(index), device)
+        return cls(len(index), device, trained=extras.num_rows)
 
     def read(self, rows: Tensor) -> Tensor:
         """Of this rank's `rows`, int64 (B,), below 0 for none: float32 (B, 2), -inf where there is none. A collective.
@@ -87,9 +89,9 @@ class RowNormalizers:
             self._moves = before
 
     def telemetry(self, step: int) -> dict[str, float | list[float]]:
-        """seen_share: of the rows that were in a batch."""
+        """seen_share: of the rows that are trained on, those that were in a batch."""
         seen = (self._kept[:-1, 0] > -torch.inf).sum()
-        return {"seen_share": int(collectives.all_reduce_sum(seen)) / self.rows}
+        return {"seen_share": int(collectives.all_reduce_sum(seen)) / self.trained}
 
     def state_dict(self) -> dict[str, Tensor]:
         """All rows (rows, 2): with several ranks as a DTensor, of which each has its share."""

@@ -5,6 +5,7 @@ A rank that raised alone would leave the others waiting for it in the model's co
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -19,6 +20,9 @@ from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.ranks import collectives
 
 T = TypeVar("T")
+
+SIGN_EVERY_S = 5.0
+"""Seconds between two signs that rank 0 goes on with what the others wait for."""
 
 
 def gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
@@ -59,6 +63,41 @@ def on_first(do: Callable[[], object], group: dist.ProcessGroup | None) -> None:
         dist.broadcast_object_list(failed, src=0, group=group)
     if failed[0] is not None:
         raise failed[0]
+
+
+def on_first_for_long(
+    do: Callable[[Callable[[], None]], object], group: dist.ProcessGroup | None, *, moved: Callable[[], object]
+) -> None:
+    """As `on_first`, for work that takes longer than a rank may stand still.
+
+    Args:
+        do: called with a function that it calls on its way.
+        group: the ranks, gloo; None: this process alone.
+        moved: called on every rank as the work goes on, about every `SIGN_EVERY_S` seconds.
+    """
+    told = time.monotonic()
+
+    def go_on() -> None:
+        nonlocal told
+        if time.monotonic() - told >= SIGN_EVERY_S:
+            told = time.monotonic()
+            moved()
+            if group is not None:
+                dist.broadcast(torch.ones(1), src=0, group=group)
+
+    def do_and_end() -> None:
+        try:
+            do(go_on)
+        finally:
+            if group is not None:
+                dist.broadcast(torch.zeros(1), src=0, group=group)
+
+    if collectives.rank() != 0 and group is not None:
+        sign = torch.ones(1)
+        while sign.item():
+            moved()
+            dist.broadcast(sign, src=0, group=group)
+    on_first(do_and_end, group)
 
 
 def on_all(do: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:

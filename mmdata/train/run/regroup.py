@@ -11,7 +11,7 @@ import torch.distributed as dist
 from mmdata.train.batches import Regroups
 from mmdata.train.memory.feature_cache import FeatureCache
 from mmdata.train.memory.neighbours import group_neighbours, mean_similarity
-from mmdata.train.ranks.lockstep import on_first
+from mmdata.train.ranks.lockstep import on_all, on_first_for_long
 
 
 def regroup(
@@ -22,7 +22,7 @@ def regroup(
     seed: int,
     device: torch.device,
     group: dist.ProcessGroup | None,
-    on_cell: Callable[[int], object] | None = None,
+    moved: Callable[[], object],
 ) -> dict[str, float]:
     """Let a loader go on with the neighbours of now, at the start of an epoch. A collective; rank 0 computes.
 
@@ -33,7 +33,7 @@ def regroup(
         seed: of the search.
         device: of the search.
         group: of the ranks.
-        on_cell: as in `group_neighbours`; on the rank that computes.
+        moved: called on every rank while rank 0 computes.
 
     Returns:
         seconds; and similarity of two rows of a group, random_similarity of two of random groups (mean cosines), which
@@ -41,7 +41,7 @@ def regroup(
     """
     started, found = time.perf_counter(), dict[str, float]()
 
-    def make() -> None:
+    def make(go_on: Callable[[], None]) -> None:
         if regroups.has_groups(epoch):
             return
         features = cache.features()
@@ -52,12 +52,12 @@ def regroup(
             device=device,
             same=regroups.rows_alike(),
             max_similarity=regroups.max_similarity,
-            on_cell=on_cell,
+            on_cell=lambda _: go_on(),
         )
         near, random = mean_similarity(features, of_rows, seed=seed + epoch, device=device)
         found.update(similarity=near, random_similarity=random)
         regroups.write_groups(epoch, of_rows.numpy())
 
-    on_first(make, group)
-    regroups.use_groups(epoch)
+    on_first_for_long(make, group, moved=moved)
+    on_all(lambda: regroups.use_groups(epoch), group)
     return {"seconds": time.perf_counter() - started, **found}

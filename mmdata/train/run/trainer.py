@@ -257,8 +257,9 @@ class Trainer:
                 seed=self.config.seed,
                 device=self.device,
                 group=self.group,
-                on_cell=lambda _: self.watchdog.at("searching neighbours"),
+                moved=lambda: self.watchdog.at("searching neighbours"),
             )
+            check_same_batches(LoaderExtras.of(self.source).identity, self.group)
         self.log.record("groups", {"step": self.step, "epoch": self.epoch, **found})
 
     def _update(self, batch: Batch) -> None:
@@ -279,6 +280,8 @@ class Trainer:
         self._unchecked = Update.of(self.step, batch, HostCopy(output.loss, norm))
         self.step += 1
         self.epoch_step += 1
+        if self.memory.drift is not None:
+            self.memory.drift.measure(self.model, self.step)
         self.log.advance(self.step)
         if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
             self._log(rate, output.output.logit_scale)
@@ -339,11 +342,10 @@ class Trainer:
             self.log.say(line)
 
     def _queue_drift(self) -> dict[str, float]:
-        """How far the queue's oldest features are from the model's, if that can be told now; said where it is far."""
+        """How far the queue's oldest features were from the model's, if that was measured; said where it was far."""
         if self.memory.drift is None:
             return {}
-        with self.meter.paused():
-            measured = self.memory.drift.telemetry(self.model, self.step)
+        measured = self.memory.drift.telemetry()
         if line := self.memory.drift.explain(measured):
             self.log.say(line)
         return measured
