@@ -241,8 +241,8 @@ class TrainConfig(Settings):
     """For the loss sogclr: updates in which gamma falls from 1 to `sogclr_gamma` along a half cosine. FastCLIP: half of
     the run, to 0.2."""
     sogclr_eps: Annotated[float, Field(gt=0.0)] | None = None
-    """For the loss sogclr: added to a row's average. null: 1 / (rows that are trained on - 1), which makes the loss InfoNCE
-    of the whole corpus. The papers': 1.0e-14."""
+    """For the loss sogclr: added to a row's average. null: 1 / (rows that are trained on - 1), which makes the loss
+    InfoNCE of the whole corpus. The papers': 1.0e-14."""
     sogclr_rho: float | None = None
     """For the loss sogclr: what the scale aims at, as in FastCLIP-v3's objective; larger makes the scale larger.
     null: the scale is learned as in InfoNCE."""

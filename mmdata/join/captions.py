@@ -58,7 +58,9 @@ class TableCaptions:
         is_used = np.zeros(len(column), np.bool_)
         is_used[table_rows[table_rows >= 0]] = True
         self._used = np.flatnonzero(is_used)
-        self._values: Any = column.take(pa.array(self._used)).combine_chunks()
+        # Of more than 2 GB in all, too.
+        large = pa.large_list(pa.large_string()) if is_list else pa.large_string()
+        self._values: Any = column.cast(large).take(pa.array(self._used)).combine_chunks()
         # Place of each row of the index among the used rows; the last place, without captions, is for all others.
         self._place = np.where(table_rows < 0, len(self._used), (np.cumsum(is_used) - 1)[table_rows])
         found = keep("captions", self._make)

@@ -69,6 +69,10 @@ class JoinedShards:
         """Whether the tars have each row of a shard."""
         return self._samples[self._first_rows[shard] : self._first_rows[shard + 1]] >= 0
 
+    def command(self, member: str) -> str:
+        """The command that indexes the captions of one more member."""
+        return self._known.command(member)
+
     @property
     def caption_names(self) -> list[str]:
         """The members whose captions are kept beside the index."""
@@ -153,4 +157,4 @@ class JoinedShards:
 
     @property
     def _remedy(self) -> str:
-        return f"fetch it again, or run `mmdata index {self.folder} --members-only --overwrite`"
+        return f"fetch it again, or run `{self._known.command()}`"

@@ -121,9 +121,7 @@ def _how_to_index(name: str, joined: Joined) -> str:
     shards, _, member = name.removeprefix(JOINED).partition(":")
     if shards not in joined.shards or not member:
         return ""
-    others = ",".join([*joined.shards[shards].caption_names, member])
-    folder = joined.shards[shards].folder
-    return f"; `mmdata index {folder} --members-only --overwrite --caption {others}` reads those of the member"
+    return f"; `{joined.shards[shards].command(member)}` reads those of the member"
 
 
 def _check_captions(index: Index) -> None:

@@ -113,6 +113,7 @@ def build_index(
         ConfigError: URLs that are not those of tars, or no `out` for them; or a tokenizer, and a corpus of labels only.
         OSError: `out` cannot be written; raised before any shard is read.
     """
+    given = source if isinstance(source, (str, os.PathLike)) and not is_url(source) else None
     tars, folder = _find_tars(source, out, cache or ShardCache(), fill_cache=fill_cache)
     location = tars.location(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -131,8 +132,12 @@ def build_index(
             manifest = add_lengths(folder, staging, *counting, location=location, progress=progress, cache=cache)
             report = IndexReport(folder, manifest, dict(manifest.accounts or {}), {}, [], only_counted=True)
         else:
-            found = _guess(tars, staging) if members is None else members
-            build = IndexBuilder(folder, tars, limits, found, staging, version=_version(folder, overwrite=overwrite))
+            before = _index_before(given, folder)
+            found = members or (before.members if before is not None else _guess(tars, staging))
+            classes = (before.accounts or {}).get("classes") if before is not None else None
+            build = IndexBuilder(
+                folder, tars, limits, found, staging, version=_version(folder, overwrite=overwrite), classes=classes
+            )
             build.read(progress, skip_damaged=skip_damaged)
             build.check(max_bad_share)
             new = staging.make_new()  # without what a killed run has left in it, such as its tokenizer
@@ -174,6 +179,17 @@ def _urls_of_index(folder: Path) -> TarUrls | None:
         return None
     manifest = Manifest.read(folder)
     return TarUrls(manifest.location, [entry.name for entry in manifest]) if "://" in manifest.location else None
+
+
+def _index_before(source: str | os.PathLike[str] | None, folder: Path) -> Manifest | None:
+    """The index that is made anew, or of whose tars another one is made; None if there is none.
+
+    It says which members its captions are and what its classes are called, which nobody should have to repeat.
+    """
+    for place in (folder, *([] if source is None else [local_folder(source)])):
+        if place.is_dir() and manifest_prefix(place) is not None:
+            return Manifest.read(place)
+    return None
 
 
 def _guess(tars: Tars, staging: Staging) -> Members:

@@ -97,6 +97,7 @@ class IndexBuilder:
         limits, members: see `build_index`.
         staging: of the folder.
         version: of the format on disk.
+        classes: names of the classes by label, for tars whose labels are numbers; None: not known.
 
     Attributes:
         quarantined: see `IndexReport`.
@@ -104,13 +105,21 @@ class IndexBuilder:
     """
 
     def __init__(
-        self, folder: Path, tars: Tars, limits: Limits, members: Members, staging: Staging, *, version: int
+        self,
+        folder: Path,
+        tars: Tars,
+        limits: Limits,
+        members: Members,
+        staging: Staging,
+        *,
+        version: int,
+        classes: list[str] | None = None,
     ) -> None:
         self.quarantined: list[dict[str, Any]] = []
         self.losses = Losses()
         self._labels = Labels()
         self._folder, self._tars, self._limits, self._staging = folder, tars, limits, staging
-        self._members = members
+        self._members, self._classes = members, classes
         self._version = version
         self._has_captions = False
         self._damaged: dict[str, str] = {}  # name of the tar to its damage
@@ -128,7 +137,7 @@ class IndexBuilder:
             **({"members": self._members.content()} if self._members != USUAL else {}),
             **({"damaged_shards": self._damaged} if self._damaged else {}),
             **({"lost": self.losses.as_dict()} if self.losses.counts else {}),
-            **({"classes": self._labels.names} if self._labels.names else {}),
+            **({"classes": classes} if (classes := self._labels.names or self._classes) else {}),
         }
 
     def read(self, progress: Progress | None, *, skip_damaged: bool) -> None:

@@ -38,6 +38,8 @@ def parse_captions(text: str | None, *, of: str) -> list[Selector]:
         kind = kind_of(selector, of=of)
         if kind not in ("json", "txt") or (kind == "json" and not selector.key):
             raise ConfigError(f"{of}: '{selector}': captions are in json:KEY or txt")
+        if found.count(selector) > 1:
+            raise ConfigError(f"{of}: '{selector}' is named twice: name each member once")
     return found
 
 
@@ -60,6 +62,7 @@ class CaptionWriter:
         names = [str(selector) for selector in selectors]
         self.captions, self.lacking = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.first: dict[str, str] = {}
+        self._absent: dict[str, str] = {}
         self._schema = pa.schema([pa.field(name, _LISTS) for name in names])
         self._rows: list[list[list[str] | None]] = [[] for _ in names]
         self._writer: Any = None
@@ -73,8 +76,8 @@ class CaptionWriter:
                 self.captions[name] += len(captions)
             except BadSample as bad:
                 self.lacking[name] += 1
-                if bad.reason is not Reason.MISSING_FIELD:
-                    self.first.setdefault(name, f"shard '{shard}', sample '{group.key}': {bad}")
+                first = self._absent if bad.reason is Reason.MISSING_FIELD else self.first
+                first.setdefault(name, f"shard '{shard}', sample '{group.key}': {bad}")
             rows.append(captions)
 
     def end_tar(self) -> None:
@@ -87,6 +90,17 @@ class CaptionWriter:
         columns = [pa.array(rows, _LISTS) for rows in self._rows]
         self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
         self._rows = [[] for _ in self._selectors]
+
+    def end(self) -> None:
+        """Check what was read, before anything is published.
+
+        Raises:
+            DataError: no sample has a caption for a selector; names what the first of them has.
+        """
+        for name, captions in self.captions.items():
+            if not captions and self.lacking[name]:
+                why = self._absent.get(name) or self.first[name]
+                raise DataError(f"--caption {name}: none of {counted(self.lacking[name], 'sample')} has one: {why}")
 
     def publish(self, checksum: int) -> None:
         """Give the file its name; `checksum` is that of the index it belongs to."""
@@ -114,7 +128,7 @@ class CaptionWriter:
         return lines
 
 
-def read_captions(folder: Path, name: str, rows: int, checksum: int, *, of: str) -> Any:
+def read_captions(folder: Path, name: str, rows: int, checksum: int, *, of: str, remedy: str) -> Any:
     """The captions of a selector, an Arrow array of lists of texts, null where a sample has none.
 
     Args:
@@ -123,6 +137,7 @@ def read_captions(folder: Path, name: str, rows: int, checksum: int, *, of: str)
         rows: samples of the index.
         checksum: of the index.
         of: name of the setting, for messages.
+        remedy: the command that makes the index anew, likewise.
 
     Raises:
         DataError: the file is damaged, or belongs to another index.
@@ -134,11 +149,8 @@ def read_captions(folder: Path, name: str, rows: int, checksum: int, *, of: str)
             column = file.read([name]).column(name)
             if (metadata.metadata or {}).get(_OF) != str(checksum).encode() or len(column) != rows:
                 raise ValueError("it belongs to another index")
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(
-            f"{of}: '{path}': {error}; make the index anew with `mmdata index FOLDER --members-only --overwrite "
-            f"--caption {name}`"
-        ) from error
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise DataError(f"{of}: '{path}': {error}; make the index anew with `{remedy}`") from error
     return column
 
 

@@ -86,6 +86,13 @@ class KeysIndex:
         """Path of a tar."""
         return self.folder / self.location / self.tars[tar].name
 
+    def command(self, *more: str) -> str:
+        """The command that makes the index anew, with the captions of its members and of `more`."""
+        tars = os.path.normpath(self.folder / self.location)
+        out = "" if self.location == "." else f" --out {self.folder}"
+        captions = ",".join([*self.captions, *(one for one in more if one not in self.captions)])
+        return f"mmdata index {tars} --members-only --overwrite{out}" + (f" --caption {captions}" if captions else "")
+
     @classmethod
     def read(cls, folder: str | os.PathLike[str], *, of: str) -> KeysIndex:
         """The index of a folder; `of`: name of the setting, for messages.
@@ -127,7 +134,7 @@ class KeysIndex:
 
     def captions_of(self, name: str, *, of: str) -> Any:
         """The captions of a selector; see `read_captions`."""
-        return read_captions(self.folder / INNER, name, len(self), self.checksum, of=of)
+        return read_captions(self.folder / INNER, name, len(self), self.checksum, of=of, remedy=self.command())
 
 
 def build_keys_index(
@@ -156,15 +163,26 @@ def build_keys_index(
     """
     tars = LocalTars(source)
     folder = Path(out or str(tars))
+    (folder / INNER).mkdir(parents=True, exist_ok=True)
+    with lock(folder):
+        return _build(tars, folder, list(captions_in), overwrite=overwrite, progress=progress)
+
+
+def _build(
+    tars: LocalTars, folder: Path, selectors: list[Selector], *, overwrite: bool, progress: Progress | None
+) -> tuple[KeysIndex, list[str]]:
+    """`build_keys_index`, while no other process writes the folder."""
     found = _Found()
     done, total = 0, sum(size or 0 for size in tars.sizes)
-    captions = CaptionWriter(selectors, folder / INNER) if (selectors := list(captions_in)) else None
+    captions = CaptionWriter(selectors, folder / INNER) if selectors else None
     try:
         for name in tars.names:
             path = Path(str(tars)) / name
             _read(path, found, captions, lambda at, done=done: progress and progress(done + at, total))
             done += found.tars[-1].bytes
         _refuse_twice(found.keys, found.tars)
+        if captions is not None:
+            captions.end()
         _publish(folder, tars.location(folder), found, captions, overwrite=overwrite)
     except BaseException:
         if captions is not None:
@@ -247,15 +265,13 @@ def _publish(folder: Path, location: str, found: _Found, captions: CaptionWriter
     }
     head = json.dumps(content, ensure_ascii=False).encode()
     inner = folder / INNER
-    inner.mkdir(parents=True, exist_ok=True)
-    with lock(folder):
-        path = inner / HEAD_NAME
-        if path.exists() and not overwrite and read_regular(path) != head:
-            raise DataError(f"'{path}': is of other tars, or of other contents; replace it with --overwrite")
-        path.unlink(missing_ok=True)  # it names the old files
-        if captions is not None:
-            captions.publish(fast_hash(data))
-        else:
-            (inner / CAPTIONS_NAME).unlink(missing_ok=True)
-        write_whole(inner / DATA_NAME, data)
-        write_whole(path, head)
+    path = inner / HEAD_NAME
+    if path.exists() and not overwrite and read_regular(path) != head:
+        raise DataError(f"'{path}': is of other tars, or of other contents; replace it with --overwrite")
+    path.unlink(missing_ok=True)  # it names the old files
+    if captions is not None:
+        captions.publish(fast_hash(data))
+    else:
+        (inner / CAPTIONS_NAME).unlink(missing_ok=True)
+    write_whole(inner / DATA_NAME, data)
+    write_whole(path, head)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,10 +15,13 @@ from numpy.typing import NDArray
 
 from mmdata.errors import DataError, Interrupted
 from mmdata.shards.remote.extract import Extract
+from mmdata.shards.remote.fetch import NoRanges
 from mmdata.shards.spans import spans_of
 
 if TYPE_CHECKING:
     from mmdata.shards.index import Index
+
+logger = logging.getLogger("mmdata")
 
 MAX_OPEN = 64
 """Open shards; each holds a file descriptor."""
@@ -40,6 +44,7 @@ class ShardStore:
         self._lock = Lock()
         self._rows_of: Callable[[int], NDArray[np.int64]] | None = None
         self._whole_samples = False
+        self._without_ranges = set[str]()  # folders whose server sends whole shards alone
         self._extracts: OrderedDict[int, Extract | None] = OrderedDict()
 
     def keep_to(self, rows_of: Callable[[int], NDArray[np.int64]], *, whole_samples: bool = False) -> None:
@@ -116,8 +121,17 @@ class ShardStore:
         extract = self.extract(shard)
         if extract is not None and part.folder.has_shard(part.listed(local)):
             extract = None
+        if str(part.folder) in self._without_ranges:
+            extract = None
         try:
-            descriptor = part.open_shard(local, stop) if extract is None else part.open_extract(local, extract, stop)
+            try:
+                descriptor = (
+                    part.open_shard(local, stop) if extract is None else part.open_extract(local, extract, stop)
+                )
+            except NoRanges as error:
+                logger.warning("'%s': its server sends no parts of files, so whole shards are fetched", error)
+                self._without_ranges.add(str(part.folder))
+                extract, descriptor = None, part.open_shard(local, stop)
         except FileNotFoundError:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': no such file, and the manifest names it; {_REMEDY}") from None
@@ -195,4 +209,4 @@ class OpenShard:
         return self._cached and os.fstat(self._descriptor).st_nlink == 0
 
 
-_REMEDY = "the shard changed since it was indexed: fetch it again, or remove manifest.json and run `mmdata index`"
+_REMEDY = "the shard changed since it was indexed: fetch it again, or index it anew (`mmdata index FOLDER --overwrite`)"

@@ -16,6 +16,7 @@ from mmdata.commands.plan import plan_of
 from mmdata.config import Config, DataConfig
 from mmdata.config.data import JoinConfig, evaluation_data
 from mmdata.errors import ConfigError, DataError
+from mmdata.join.captions import TableCaptions
 from mmdata.join.joined import Joined
 from mmdata.plan.from_config import build_plan
 from mmdata.transform.text import Tokenizer
@@ -353,3 +354,14 @@ def test_a_plan_of_shards_alone_asks_for_a_tokenizer(corpus: Corpus, tmp_path: P
         plan_of(str(corpus.folder / "shards"), overrides)
     planned = plan_of(str(corpus.folder / "shards"), [*overrides, f"data.tokenizer={corpus.folder / 'tokenizer'}"])
     assert planned.plan.num_rows == 50
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_column_of_more_than_2_gb_is_read(is_list: bool):
+    text = pa.array(["x" * 60_000] * 1000)  # 60 MB, forty times
+    column = pa.chunked_array(
+        [pa.ListArray.from_arrays(pa.array(range(1001), pa.int32()), text) if is_list else text] * 40
+    )
+    captions = TableCaptions(column, np.array([39_999, -1, 0]), place=str, of="data.captions")
+    assert captions.num_captions(np.arange(3)).tolist() == [1, 0, 1]
+    assert captions.text(0, 0) == "x" * 60_000

@@ -96,6 +96,21 @@ def test_strewn_rows_are_fetched_in_ranges(tars: Path, settings: Settings, same:
         assert asked(server, before) == []
 
 
+def test_of_a_server_without_ranges_whole_tars_are_fetched(
+    tars: Path, settings: Settings, same: Same, caplog: pytest.LogCaptureFixture
+):
+    with serve(tars, ranges=False) as server:
+        config = settings(server.url, STREWN)
+        before = len(server.requests)
+        assert equal(epoch(config), epoch(settings("", STREWN)), same)
+        assert {path for path, _ in asked(server, before)} == {"/000000.tar", "/000001.tar", "/000002.tar"}
+        assert any(
+            "its server sends no parts of files, so whole shards are fetched" in line for line in caplog.messages
+        )
+        before = len(server.requests)
+        assert equal(epoch(config), epoch(settings("", STREWN)), same)
+
+
 def test_ranges_hold_the_members_that_fields_name(tars: Path, tmp_path: Path, same: Same):
     more = tmp_path / "more"
     shutil.copytree(tars, more)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.shards.keys_index import build_keys_index
+from mmdata.shards.joined_captions import parse_captions
+from mmdata.shards.keys_index import KeysIndex, build_keys_index
 from tests.loader.member_tars import json_of, npy, write_tar
 from tests.programs import run_program
 
@@ -77,7 +79,14 @@ def test_the_command_says_what_there_is(tmp_path: Path):
     code, printed = index(str(folder), "--members-only", "--caption", "syn.json", "--overwrite")
     assert (code, printed) == (2, "error: --caption: 'syn.json': captions are in json:KEY or txt\n")
     code, printed = index(str(folder), "--members-only", "--caption", "syn.json:a", "--overwrite")
-    assert "captions of syn.json:a: 0; 3 samples without\n" in printed
+    assert (code, printed) == (
+        2,
+        "error: --caption syn.json:a: none of 3 samples has one: shard 'a.tar', sample 'k1': missing_field: no member "
+        ".syn.json\n",
+    )
+    code, printed = index(str(folder), "--members-only", "--caption", "json:a,json:a", "--overwrite")
+    assert (code, printed) == (2, "error: --caption: 'json:a' is named twice: name each member once\n")
+    assert len(KeysIndex.read(folder, of="x")) == 3  # as before
     code, printed = index(str(folder), "--members-only", "--tokenizer", "clip")
     assert (code, "--members-only reads headers of the tars of one folder, and does not go with" in printed) == (
         2,
@@ -92,3 +101,17 @@ def test_an_index_of_tars_without_images_names_the_command(tmp_path: Path):
     assert "3 of 3 samples cannot be used (2 missing_caption, 1 bad_caption)" in printed
     instead = f"If they have no images, and belong to those of other tars: `mmdata index {folder} --members-only`"
     assert printed.endswith(f"or mend the shards. {instead}\n")
+
+
+def test_a_second_writer_is_refused_and_harms_nothing(tmp_path: Path):
+    folder = tmp_path / "tars"
+    write_tar(folder / "a.tar", {f"k{number}": {"txt": f"caption {number}".encode()} for number in range(3000)})
+    captions = parse_captions("txt", of="x")
+    with ThreadPoolExecutor() as threads:
+        both = [threads.submit(build_keys_index, folder, captions_in=captions, overwrite=True) for _ in range(2)]
+        failed = [one.exception() for one in both]
+    assert failed.count(None) == 1
+    assert any("another process is writing here" in str(error) for error in failed)
+    made = KeysIndex.read(folder, of="x")
+    assert made.captions_of("txt", of="x").to_pylist() == [[f"caption {number}"] for number in range(3000)]
+    assert not list((folder / "__mmdata__").glob(".*.part"))

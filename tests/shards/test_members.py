@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mmdata
+from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader import Loader
 from mmdata.shards import Index, build_index, verify
 from mmdata.shards.members import Members, Selector, guess_captions
 from mmdata.transform.text import Tokenizer, train_tokenizer
+from tests.loader.member_tars import write_tar
 
 CAPTIONS = ["a red dog", "two cats", "a tall tree"]
 
@@ -169,3 +172,30 @@ def test_settings_of_streams_are_refused_with_an_index(write, name, value):
     with pytest.raises(ConfigError, match=f"data.{name} is for a stream"):
         Loader.from_config(settings(folder, **{name: value}))
     assert np.array_equal(Index.open(folder).column("label"), [-1] * 3)
+
+
+def test_an_index_of_an_indexed_folder_takes_its_captions_and_classes(tmp_path: Path, photo: Callable[..., bytes]):
+    folder, samples = tmp_path / "tars", {}
+    for number in range(4):
+        of_json = json.dumps({"TEXT": f"long {number}"}).encode()
+        cls = ["cat", "dog"][number % 2].encode()
+        samples[f"{number:04d}"] = {"jpg": photo(24, 24, seed=number), "txt": b"alt", "json": of_json, "cls": cls}
+    write_tar(folder / "a.tar", samples)
+    build_index(folder, members=Members.parse(caption="json:TEXT", label="cls"))
+    for out in (folder, tmp_path / "other"):
+        build_index(folder, out=out, overwrite=True)
+        index = Index.open(out)
+        assert [index[row].captions for row in range(4)] == [[f"long {row}"] for row in range(4)]
+        assert index.class_names == ["cat", "dog"]
+
+
+def test_an_index_of_a_conversion_knows_its_classes(tmp_path: Path, photo: Callable[..., bytes]):
+    source = tmp_path / "classes"
+    for number in range(4):
+        path = source / ["cat", "dog"][number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(photo(24, 24, seed=number))
+    convert(source, tmp_path / "shards", ConvertConfig())
+    assert Index.open(tmp_path / "shards").class_names == ["cat", "dog"]
+    build_index(tmp_path / "shards", out=tmp_path / "other")
+    assert Index.open(tmp_path / "other").class_names == ["cat", "dog"]

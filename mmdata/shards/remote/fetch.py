@@ -163,6 +163,7 @@ class RemoteFolder:
         Its size and that of the tar are compared, its content is not: the index has hashes of the members.
 
         Raises:
+            NoRanges: the server sends whole tars alone.
             DataError, ConfigError, Interrupted: see `ShardCache.open`.
         """
         url = self.url_of(location, shard.name)
@@ -241,9 +242,11 @@ class RemoteFolder:
 
     def _piece(self, url: str, stop: Event, span: Span) -> bytes:
         data = self._request(url, span, stop)
-        if len(data) != span.end - span.start:
-            raise self._changed(url, len(data), span)
-        return data
+        if len(data) == span.end - span.start:
+            return data
+        if len(data) == span.size - span.start:  # all that follows, from a server that knows no ranges
+            raise NoRanges(display_name(url))
+        raise self._changed(url, len(data), span)
 
     def _changed(self, url: str, came: int, span: Span) -> DataError:
         return DataError(
@@ -299,6 +302,10 @@ class RemoteFolder:
                         "there, and other protocols need their package of fsspec"
                     ) from error
             return self._opened[1]
+
+
+class NoRanges(Exception):
+    """A server that sends whole files alone was asked for a part of one; names the file."""
 
 
 def repeat_requests(stop: Event, *, failures: int = 0) -> Retrying:
