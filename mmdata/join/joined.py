@@ -62,7 +62,7 @@ class Joined:
                 if one.name in self.shards:
                     raise ConfigError(f"{of}: the name '{one.name}' is that of {self.shards[one.name].of}, too")
                 keys = None if one.key is None else self._texts(one.key, of)
-                self.shards[one.name] = JoinedShards(one.shards, one.missing, index, of=of, keys=keys)
+                self.shards[one.name] = JoinedShards(one.shards, one.missing, index, of=of, keys=keys, store=store)
 
     @classmethod
     def from_config(cls, data: DataConfig, index: Index, *, replaces: bool = False) -> Joined:

@@ -40,8 +40,14 @@ def name_of_join(table: Table, index: Index, datasets: Sequence[str] = ()) -> st
         datasets: to which the table's parts belong; empty: the table is for all.
     """
     others = [source.folder.identity for source in index.sources[1:]]
-    stem = re.sub(r"[^\w-]+", "_", Path(table.words[0]).stem)[:40].strip("_") or "table"
-    return f"{stem}-{_hash([os.path.abspath(word) for word in table.words], table.key, others, *datasets)}"
+    of = ([os.path.abspath(word) for word in table.words], table.key, others, *datasets)
+    return name_of_words(table.words[0], of)
+
+
+def name_of_words(path: str, of: Sequence[object]) -> str:
+    """A file name that begins as a path ends, and differs for each value of `of`, JSON."""
+    stem = re.sub(r"[^\w-]+", "_", Path(path).stem)[:40].strip("_") or "table"
+    return f"{stem}-{_hash(*of)}"
 
 
 def _hash(*values: object) -> str:

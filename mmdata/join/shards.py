@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from threading import Event, Lock
@@ -11,14 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, DataError, Interrupted, Reason
+from mmdata.hashing import fast_hash
 from mmdata.join.captions import TableCaptions
 from mmdata.join.match import check_missing, match, warn_of_shared_keys
+from mmdata.join.place import name_of_words
+from mmdata.join.stored import Arrays, Keep, Store, make_anew
 from mmdata.safe_read import open_regular
 from mmdata.shards.index import Index
 from mmdata.shards.keys_index import KeysIndex
 from mmdata.shards.sample_members import ShardFile, find_members
 from mmdata.shards.store import MAX_OPEN, OpenShard
 from mmdata.shards.tar import Member
+
+CAPTIONS_VERSION = 1
+"""Of what is kept of captions; raise it when captions are cleaned in another way."""
 
 
 class JoinedShards:
@@ -30,6 +37,7 @@ class JoinedShards:
         index: whose rows get the members.
         of: name of the setting, for messages.
         keys: gives the keys of a shard's rows in these tars, Arrow texts; None: the rows' own.
+        store: keeps what is made of their captions; None: nothing is kept.
 
     Attributes:
         folder, missing, of: as given.
@@ -48,8 +56,10 @@ class JoinedShards:
         *,
         of: str,
         keys: Callable[[int], Any] | None = None,
+        store: Store | None = None,
     ) -> None:
         self.of = of
+        self._store, self._fingerprint = store, index.fingerprint
         self.missing: Literal["keep", "mask", "error"] = missing
         self.leaves_out = missing == "mask"
         known = KeysIndex.read(folder, of=of)
@@ -81,7 +91,7 @@ class JoinedShards:
     def captions(self, name: str, *, of: str) -> TableCaptions:
         """The captions of a member, one of `caption_names`; `of`: name of the setting, for messages."""
         column = self._known.captions_of(name, of=of)
-        return TableCaptions(column, self._samples, place=self._place_of_sample, of=of)
+        return TableCaptions(column, self._samples, place=self._place_of_sample, of=of, keep=self._keep(name))
 
     def members(self, row: int, wanted: Collection[str], stop: Event) -> dict[str, Member]:
         """Members of a row's sample by extension: all of them, or some with the wanted ones.
@@ -122,6 +132,19 @@ class JoinedShards:
                 f"shard '{self._known.path(shard)}': bytes {offset} to {offset + size} asked; {self._remedy}"
             )
         return data
+
+    def _keep(self, name: str) -> Keep:
+        """Keeps arrays that are made of the captions of a member, beside the index of the rows."""
+        if (store := self._store) is None:
+            return make_anew
+        which = [self._fingerprint, str(self._known.checksum), str(fast_hash(self._samples.tobytes()))]
+        made_of = {"version": CAPTIONS_VERSION, "member": name, "of": which}
+        words = name_of_words(self.folder, [os.path.abspath(self.folder), name])
+
+        def keep(what: str, make: Callable[[], Arrays]) -> Arrays:
+            return store.get(f"{words}.{what}", lambda found: found == made_of, lambda: (made_of, make())).arrays
+
+        return keep
 
     def _locate(self, row: int) -> tuple[int, int]:
         """Number of a row's sample, and of its tar; -1 and any tar if the row has none."""

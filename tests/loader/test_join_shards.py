@@ -20,7 +20,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.shards import build_index
 from mmdata.shards.joined_captions import parse_captions
 from mmdata.shards.keys_index import build_keys_index
-from mmdata.transform.text import train_tokenizer
+from mmdata.transform.text import Tokenizer, train_tokenizer
 from tests.loader.member_tars import json_of, npz, write_tar
 
 ROWS = 40
@@ -328,6 +328,36 @@ def test_rows_draw_captions_of_joined_tars(reinforced: Reinforced, worker_type: 
     with reinforced.loader(**changes) as loader:
         loader.load_state_dict(state)
         assert loader.identity["captions"] == identity
+
+
+def test_captions_of_joined_tars_are_counted_once(
+    reinforced: Reinforced, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+):
+    reindex(reinforced, "syn.json:syn_text")
+    changes = {"captions": {"shards": 0.25, SYN: 0.75}, "add_captions": True, "tokenizer": str(tokenizer), "fields": {}}
+    counted: list[int] = []
+    count = Tokenizer.count
+
+    def counting(self: Tokenizer, captions: list[str]) -> Any:
+        counted.append(sum(text.startswith("synthetic") for text in captions))
+        return count(self, captions)
+
+    monkeypatch.setattr(Tokenizer, "count", counting)
+    found: list[list[Any]] = []
+    for _ in range(2):
+        with reinforced.loader(**changes) as loader:
+            found.append([dict(batch)["captions"] for batch in loader])
+    assert found[0] == found[1]
+    assert sum(counted) == 5 * ROWS
+    samples = {uid: {"syn.json": json_of({"syn_text": [f"other {row}"]})} for row, uid in enumerate(UIDS)}
+    for tar in (reinforced.folder / "dr").glob("*.tar"):
+        tar.unlink()
+    write_tar(reinforced.folder / "dr" / "00000000.tar", samples)
+    reindex(reinforced, "syn.json:syn_text")  # other captions: what was kept does not fit
+    with reinforced.loader(**changes) as loader:
+        texts = {text for batch in loader for text in dict(batch)["captions"]}
+    assert any(text.startswith("other") for text in texts)
+    assert not any(text.startswith("synthetic") for text in texts)
 
 
 def test_samples_without_usable_captions_draw_from_other_sources(
