@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-import mmdata.join.joined
+import mmdata.join.joined_table
 from mmdata import Index, Loader
 from mmdata.config.data import JoinConfig
 from mmdata.errors import ConfigError, DataError
@@ -53,10 +53,10 @@ def own(corpus: Corpus, tmp_path: Path) -> Corpus:
 def no_match(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on nothing may be matched."""
 
-    def match(*_: object) -> None:
+    def match(*_: object, **__: object) -> None:
         raise AssertionError("a join was made that exists")
 
-    monkeypatch.setattr(mmdata.join.joined, "match", match)
+    monkeypatch.setattr(mmdata.join.joined_table, "match", match)
 
 
 def joins_of(corpus: Corpus) -> list[str]:

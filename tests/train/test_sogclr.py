@@ -174,4 +174,11 @@ def test_eps_is_that_of_the_rows_that_are_trained_on():
     ]
     assert found[0] == found[1]
     assert abs(found[2] - found[1]) > 0.1
-    assert found[1] == pytest.approx(float(losses.clip_loss(images, texts, 3.0)), rel=1e-5)
+    assert found[1] == pytest.approx(float(losses.clip_loss(images, texts, 3.0).detach()), rel=1e-5)
+
+
+def test_of_a_row_that_comes_twice_the_last_values_are_kept():
+    normalizers = RowNormalizers(4)
+    values = torch.arange(12.0).reshape(6, 2)
+    normalizers.write(torch.tensor([2, 0, -1, 2, 0, 2]), values)
+    assert normalizers.read(torch.tensor([0, 1, 2, 3])).tolist() == [[8, 9], [-math.inf] * 2, [10, 11], [-math.inf] * 2]

@@ -72,11 +72,17 @@ class RowNormalizers:
 
     @torch.no_grad()
     def write(self, rows: Tensor, values: Tensor) -> None:
-        """Keep `values` (B, 2) for this rank's `rows` (B,), below 0 for none. A collective."""
+        """Keep `values` (B, 2) for this rank's `rows` (B,), below 0 for none; of a row that comes twice the last.
+
+        A collective.
+        """
         if not self._moves:
             return
-        values = values.to(self._kept.dtype)
-        self._kept[self._places(collectives.gather(rows))] = collectives.gather(values)
+        rows, values = collectives.gather(rows), collectives.gather(values.to(self._kept.dtype))
+        order = rows.argsort(stable=True)  # which of two equal places an assignment takes is not defined on a GPU
+        rows = rows[order]
+        is_last = torch.cat([rows[1:] != rows[:-1], rows.new_ones(1, dtype=torch.bool)])
+        self._kept[self._places(rows).where(is_last, self._count)] = values[order]
         self._kept[-1] = -torch.inf
 
     @contextmanager
