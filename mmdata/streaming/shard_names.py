@@ -21,8 +21,12 @@ ShardNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A path, a URL (also `file:`), a folder of tars, a brace pattern such as "x-{0000..0331}.tar", or a list of these."""
 
 
-def find_shards(shards: ShardNames) -> list[str]:
+def find_shards(shards: ShardNames, *, may_lack: bool = False) -> list[str]:
     """The paths and URLs of the shards, in the order of the list; the shards of a folder are sorted by name.
+
+    Args:
+        shards: their names.
+        may_lack: some files, not all, may be missing: who reads the shards finds out, as of URLs.
 
     Raises:
         ConfigError: a name with `pipe:`, braces that do not close, or a pattern of more than `MAX_SHARDS` shards.
@@ -38,14 +42,17 @@ def find_shards(shards: ShardNames) -> list[str]:
             f"shard '{piped[0]}': pipe: would run a command, and nothing in data may; give a path or a URL "
             "(http, https, s3, gs, hf and others that fsspec opens)"
         )
+    missing: list[str] = []
     for name in found:
         if "://" not in name:
             try:
                 check_regular(name, "shard")
-            except FileNotFoundError as error:
-                raise DataError(f"shard '{name}': no such file or folder") from error
+            except FileNotFoundError:
+                missing.append(name)
             except OSError as error:  # no permission, a name that is too long
                 raise DataError(f"shard {explain(error)}") from error
+    if missing and not (may_lack and len(missing) < len(found)):
+        raise DataError(f"shard '{missing[0]}': no such file or folder")
     return found
 
 

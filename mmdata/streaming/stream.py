@@ -74,7 +74,7 @@ def stream(
     if shards is not None and isinstance(config, dict):
         config = with_shards(config, shards)
     data = data_config(config)
-    found = find_shards(single_dataset(data) if shards is None else shards)
+    found = find_shards(single_dataset(data) if shards is None else shards, may_lack=data.skip_damaged)
     return Stream(found, data, rank=rank, world_size=world_size, steps_per_epoch=steps_per_epoch)
 
 

@@ -221,3 +221,16 @@ def test_skip_damaged_counts_the_shards_that_were_lost(shards, tmp_path, config,
     assert [Path(entry.shard).name for entry in lost] == ["000001.tar", "000002.tar"]
     assert "is an HTML page, not a tar" in lost[1].detail
     assert sum("the stream goes on with the next shard" in r.getMessage() for r in caplog.records) == 2
+
+
+def test_skip_damaged_goes_on_where_a_file_of_a_range_is_missing(shards, tmp_path, config):
+    folder = tmp_path / "copy"
+    shutil.copytree(shards, folder, ignore=shutil.ignore_patterns("000001.tar"))
+    pattern, settings = f"{folder}/{{000000..000003}}.tar", config(shuffle=False, loading={"max_bad_share": 0.2})
+    with pytest.raises(DataError, match=r"shard '.*000001\.tar': no such file or folder"):
+        mmdata.stream(pattern, settings)
+    stream = mmdata.stream(pattern, {**settings, "skip_damaged": True})
+    assert set(keys_of(stream)) == {f"{i:04d}" for i in [*range(10), *range(20, 38)]}
+    assert stream.lost["damaged_shard"] == 1
+    with pytest.raises(DataError, match=r"shard '.*x0\.tar': no such file or folder"):
+        mmdata.stream(f"{folder}/x{{0..3}}.tar", {**settings, "skip_damaged": True})
