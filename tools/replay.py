@@ -45,7 +45,7 @@ def main() -> int:
     found = replay(loader.maker, find_step(loader.plan, row, epoch, step=step))
     for name, words, seconds in found.stages():
         print(f"{name:10}{'' if seconds is None else f'{1e3 * seconds:.2f} ms':>10}  {printable(words)}")
-    if found.made.masked:
+    if found.is_masked:
         return 1
     if given.save:
         found.save(given.save)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from mmdata.batch import Batch
 from mmdata.encoded_images import with_pixels
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.loader.batch_maker import BatchMaker
@@ -36,6 +37,7 @@ class Replay:
         decoded: None where the image does not decode, or is not the one indexed.
         caption: as a `text_transform` changes it; "" where it cannot be used.
         made: the batch of this one row, with its ledger line where it is masked.
+        batch: the same with its pixels, where `data.decode: device` leaves them to the device; here the CPU decodes.
     """
 
     step: Step
@@ -48,10 +50,16 @@ class Replay:
     decoded: Decoded | None
     caption: str
     made: LoadedBatch
+    batch: Batch
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether the row is not trained on."""
+        return not bool(self.batch["valid"].all())
 
     def stages(self) -> Iterator[tuple[str, str, float | None]]:
         """What happened, in order: (name, words, seconds), seconds only where the stage was timed."""
-        step, batch, wall_s = self.step, self.made.batch, self.made.stats.wall_s
+        step, batch, wall_s = self.step, self.batch, self.made.stats.wall_s
         yield "row", f"{step.rows[0]}, key '{self.key}', shard '{self.shard}'", None
         yield "batch", f"epoch {step.epoch}, step {step.number}: {step.bucket.length} tokens, {step.bucket.image}", None
         bytes_read = f"image {len(self.image.data):,} bytes at {self.image_offset}; caption at {self.caption_offset}"
@@ -69,10 +77,12 @@ class Replay:
         if "input_ids" in batch and "attention_mask" in batch:
             ids = batch["input_ids"][0][batch["attention_mask"][0] == 1].tolist()
             yield "tokenize", f"{len(ids)} tokens: {' '.join(map(str, ids))}", wall_s["tokenize"]
-        pixels = with_pixels(batch, "cpu")["pixel_values"][0]
+        pixels = batch["pixel_values"][0]
         yield "pixels", f"uint8 {_by(pixels.shape)}, mean {float(pixels.float().mean()):.1f}", None
         for entry in self.made.masked:
             yield "masked", f"at {entry.stage}: {entry.reason}: {entry.detail}", None
+        if self.is_masked and not self.made.masked:
+            yield "masked", "the worker passed the file on, and the device's decoder does not take it (see above)", None
 
     def save(self, path: Path) -> None:
         """Write the row's pixels as an image.
@@ -82,7 +92,7 @@ class Replay:
         """
         if self.step.bucket.patches:
             raise ConfigError("--save: the row is patches at native resolution, not an image; leave --save out")
-        pixels = with_pixels(self.made.batch, "cpu")["pixel_values"][0]
+        pixels = self.batch["pixel_values"][0]
         Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(path)
 
 
@@ -137,6 +147,7 @@ def replay(maker: BatchMaker, step: Step) -> Replay:
         decoded = maker.transform.decode(samples.image(0), shape=shape, patches=bucket.patches, epoch=epoch)
     with suppress(BadSample):
         caption = maker.text_transform(samples.caption(0), number=int(step.rows[0]), epoch=epoch)
+    made = maker.make(step)
     return Replay(
         step,
         samples.shard(0),
@@ -147,7 +158,8 @@ def replay(maker: BatchMaker, step: Step) -> Replay:
         samples.offset(0, "caption"),
         decoded,
         caption,
-        maker.make(step),
+        made,
+        with_pixels(made.batch, "cpu"),
     )
 
 
