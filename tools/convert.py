@@ -50,6 +50,7 @@ SETTINGS = {
     "val-share": "share of the images (0 to 1) that goes into OUT/val, the others into OUT/train",
     "resize": "shorter side, in pixels, to which larger images are shrunk, as JPEG; the others stay byte for byte",
     "quality": "JPEG quality of the images that are shrunk, 1 to 100 (default 95)",
+    "check": "full (default) decodes every image; header reads only the headers of images that are stored unchanged",
     "min-side": "smallest height or width, in pixels",
     "max-aspect": "largest ratio of the sides",
     "max-pixels": "most pixels an image may have",

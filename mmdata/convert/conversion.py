@@ -16,7 +16,7 @@ from typing import IO, BinaryIO
 from mmdata.atomic import naming, sync_folder
 from mmdata.convert.accounts import Accounts, Balance
 from mmdata.convert.engines import Engine
-from mmdata.convert.examine import Digester, Examined, Examiner
+from mmdata.convert.examine import Digester, Examined, Examiner, hash_of
 from mmdata.convert.group import GroupedSource, Said, find_repeated, image_key, row_key
 from mmdata.convert.output import TOKENIZER_NAME, Output, Run, publish_all
 from mmdata.convert.recipe import ConvertConfig
@@ -131,7 +131,7 @@ class Conversion:
     def _part_of(self, digest: bytes) -> int:
         """0 for training, 1 for validation. Equal images are in one part; an image that was not read is in part 0."""
         share = self._config.val_share
-        return int(bool(share and digest and in_share(_hash_of(digest), share)))
+        return int(bool(share and digest and in_share(hash_of(digest), share)))
 
     def _refuse_empty(self, parts: Sequence[_Part]) -> None:
         for part, name in zip(parts, ("training", "validation"), strict=False):
@@ -213,7 +213,7 @@ class Conversion:
             return _Outcome(number, (bad.reason, bad.detail), differs)
         self._seen.add(examined.digest, examined.row, sample.captions, examined.label)
         accounts.written += 1
-        self._lowest_hash = min(self._lowest_hash, _hash_of(examined.digest))
+        self._lowest_hash = min(self._lowest_hash, hash_of(examined.digest))
         for loss in accounts.losses.add(examined.place, losses):
             logger.warning("%s (%s); written without it, as all like it", accounts.losses.first[loss], loss)
         return _Outcome(number)
@@ -303,7 +303,3 @@ class _Part:
 def _sync(path: Path) -> None:
     with naming(path), path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _hash_of(digest: bytes) -> int:
-    return int.from_bytes(digest[:8], "little", signed=True)

@@ -96,5 +96,7 @@ def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None
     settings = config.model_dump(mode="json", exclude={"table", "max_bad_share"})
     if config.resize is None:
         del settings["quality"]  # has no effect without resize
+    if config.check == "full":
+        del settings["check"]  # earlier versions knew nothing else
     settings["tokenizer"] = tokenizer.fingerprint if tokenizer else None
     return {"source": source.describe(), "settings": settings}

@@ -1,4 +1,4 @@
-"""Examines one row: cleans its captions, reads its image and decodes it in full. A pure function of the row.
+"""Examines one row: cleans its captions, reads its image and checks that it decodes. A pure function of the row.
 
 Image files are stored unchanged; decoding proves that they can be used. With `resize`, larger images are shrunk.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from mmdata.convert.fields import FieldReader
 from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.resize import Resize
 from mmdata.convert.rows import Row, Source
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.safe_read import read_inside
@@ -19,6 +20,8 @@ from mmdata.shards import ImageInfo, Limits, Sample, probe
 from mmdata.shards.images.decoder_warnings import name_warnings
 from mmdata.shards.images.probe import sniff
 from mmdata.shards.texts import Loss
+from mmdata.transform.decode import check_decodes, check_size, decode_pixels
+from mmdata.transform.jpeg import oriented_size
 
 MAX_PATH_BYTES = 4096
 """Longest path that Linux opens."""
@@ -65,22 +68,23 @@ class Examiner:
         fields: reads captions, label and kept columns.
         limits: images outside them are quarantined.
         max_image_bytes: largest image file.
-        resize: shorter side, in pixels, to which larger images are shrunk; None shrinks none.
-        quality: JPEG quality of shrunk images.
+        resize: shrinks larger images; None shrinks none.
+        decodes: whether images that are stored as they are must decode; False reads only their headers.
     """
 
     fields: FieldReader
     limits: Limits
     max_image_bytes: int
-    resize: int | None
-    quality: int
+    resize: Resize | None
+    decodes: bool
 
     @classmethod
     def from_config(cls, source: Source, config: ConvertConfig) -> Examiner:
         """The examiner of a source's rows that a recipe asks for."""
         limits = Limits(min_side=config.min_side, max_aspect=config.max_aspect, max_pixels=config.max_pixels)
         fields = FieldReader(source.root, source.has_captions, tuple(config.caption_templates or ()), source.classes)
-        return cls(fields, limits, config.max_image_bytes, config.resize, config.quality)
+        resize = Resize(config.resize, config.quality) if config.resize else None
+        return cls(fields, limits, config.max_image_bytes, resize, decodes=config.check == "full")
 
     def __call__(self, row: Row) -> Examined:
         """Examine one row. A fault of the row is in the result; a fault of the system is raised."""
@@ -99,35 +103,31 @@ class Examiner:
             return Examined(row.number, row.place, path, merged_into=row.merged_into, fault=fault)
         key = row.packed.key if row.packed else f"{row.number:09d}"
         extra = _with_sizes(fields.extra, shrunk_from, info) if shrunk_from else fields.extra
-        sample = Sample(key, image, info, [*fields.captions, *row.more_captions], extra=extra or None)
+        digest = image_digest(original)
+        known = None if shrunk_from else hash_of(digest)
+        captions = [*fields.captions, *row.more_captions]
+        sample = Sample(key, image, info, captions, extra=extra or None, image_hash=known)
         return Examined(
             row.number,
             row.place,
             path,
             sample,
             fields.label,
-            image_digest(original),
+            digest,
             losses={**fields.losses, **row.losses},
             is_table=not (row.packed or row.sidecars),
         )
 
     def _prepare(self, original: bytes) -> tuple[bytes, ImageInfo, tuple[int, int] | None]:
         """The image to store, its header and, if it was shrunk, (height, width) of the original as displayed."""
-        # Not at the head: torch takes seconds to import, and a wrong flag or an empty corpus is reported before that.
-        from mmdata.convert.resize import Resize
-        from mmdata.transform.image import decode, orient
-
         info = probe(original, limits=self.limits)
-        pixels = decode(original, format=info.format, checked=True)
-        if tuple(pixels.shape) != (3, info.height, info.width):
-            raise BadSample(
-                Reason.CORRUPT_IMAGE,
-                f"header says {info.width}×{info.height} pixels, there are {pixels.shape[2]}×{pixels.shape[1]}",
-            )
-        if self.resize is None or not (resize := Resize(self.resize, self.quality)).applies(info):
+        if self.resize is None or not self.resize.applies(info):
+            if self.decodes:
+                check_decodes(original, info)
             return original, info, None
-        upright = orient(pixels, info.orientation)
-        return *resize(upright, original, info.format), (int(upright.shape[1]), int(upright.shape[2]))
+        pixels = decode_pixels(original, info.format, checked=True)
+        check_size(info, *pixels.shape[:2])
+        return *self.resize(pixels, original, info), oriented_size(info.height, info.width, info.orientation)
 
     def read_image(self, row: Row) -> bytes:
         """The bytes of a row's image.
@@ -172,6 +172,11 @@ class Digester:
 def image_digest(data: bytes) -> bytes:
     """The 16 bytes that stand for an image file in comparisons of content; the first 8 are its `hash64`."""
     return hashlib.sha256(data).digest()[:16]
+
+
+def hash_of(digest: bytes) -> int:
+    """The `hash64` of the file with this digest."""
+    return int.from_bytes(digest[:8], "little", signed=True)
 
 
 def _path_of(row: Row) -> str:

@@ -87,6 +87,9 @@ class ConvertConfig(Settings):
     """Shorter side, in pixels, to which larger images are shrunk and encoded as JPEG; None stores all unchanged."""
     quality: Annotated[int, Field(strict=True, ge=1, le=100)] = 95
     """JPEG quality of shrunk images."""
+    check: Literal["full", "header"] = "full"
+    """What is read of an image that is stored unchanged: "full" decodes it, so that damaged ones are left out; "header"
+    trusts what follows the header (and a PNG's checksums), and takes a quarter of the time."""
     min_side: Positive = 2
     """Smallest height or width, in pixels."""
     max_aspect: Annotated[float, Field(ge=1.0)] = 20.0

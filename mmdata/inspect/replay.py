@@ -20,7 +20,7 @@ from mmdata.plan import Plan, Step
 from mmdata.plan.position import MAX_EPOCH
 from mmdata.plan.rows import selection_of
 from mmdata.shards import Index
-from mmdata.transform.image import oriented_size
+from mmdata.transform.jpeg import oriented_size
 from mmdata.transform.pixels import Decoded, EncodedImage
 
 

@@ -38,6 +38,7 @@ class Sample:
         captions: each as `clean_caption` returns it: one or more in all samples of a folder, or none in all of them.
         label: class number from 0, or None; needed without captions.
         extra: further JSON of the sample, without the keys "captions" and "label".
+        image_hash: `hash64(image)`, where it is known already.
     """
 
     key: str
@@ -46,6 +47,7 @@ class Sample:
     captions: list[str]
     label: int | None = None
     extra: dict[str, Any] | None = None
+    image_hash: int | None = None
 
 
 class ShardWriter:
@@ -202,11 +204,15 @@ class _OpenShard:
         headers = [header(name, len(data)) for name, data in members]  # these may raise: before a byte is written
         self._keys.add(sample.key)
         places: list[Place] = []
+        pieces: list[bytes] = []
+        end = self.bytes
         for head, (_, data) in zip(headers, members, strict=True):
-            places.append(Place(self.bytes + BLOCK, len(data)))
-            with naming(self.path):
-                for piece in (head, data, padding(len(data))):
-                    self._put(piece)
+            fill = padding(len(data))
+            places.append(Place(end + BLOCK, len(data)))
+            pieces += (head, data, fill)
+            end += BLOCK + len(data) + len(fill)
+        with naming(self.path):
+            self._put(b"".join(pieces))  # one call of the system for a sample
         caption_format = NO_CAPTION if not sample.captions else JSON if len(members) == 3 else TXT
         self.rows.append(
             Row(
@@ -216,7 +222,7 @@ class _OpenShard:
                 caption_format=caption_format,
                 info=sample.info,
                 label=-1 if sample.label is None else sample.label,
-                image_hash=hash64(sample.image),
+                image_hash=hash64(sample.image) if sample.image_hash is None else sample.image_hash,
                 image_xxh3=fast_hash(sample.image),
                 captions=sample.captions,
             )

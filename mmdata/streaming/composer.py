@@ -33,7 +33,7 @@ from mmdata.shards.caption_lengths import counts_of
 from mmdata.shards.members import USUAL, Members
 from mmdata.streaming.position import PassPosition
 from mmdata.streaming.samples import BatchSamples, BufferedSample, Dropped, StreamSample
-from mmdata.transform.image import oriented_size
+from mmdata.transform.jpeg import oriented_size
 from mmdata.transform.text import Tokenizer
 
 BUFFER_ROWS = 4096

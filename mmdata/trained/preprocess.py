@@ -25,7 +25,7 @@ from mmdata.plan.from_config import image_shapes
 from mmdata.safe_read import check_regular, read_regular
 from mmdata.shards import probe
 from mmdata.shards.samples import MAX_IMAGE_BYTES
-from mmdata.transform.image import oriented_size
+from mmdata.transform.jpeg import oriented_size
 from mmdata.transform.pillow import pixels_of
 from mmdata.transform.pixels import EncodedImage, PixelTransform
 
@@ -88,7 +88,7 @@ class Preprocess:
         try:
             if isinstance(image, Image.Image):
                 try:
-                    image = pixels_of(image)
+                    image = torch.from_numpy(pixels_of(image)).permute(2, 0, 1)
                 except PARSE_ERRORS as error:
                     raise BadSample(Reason.CORRUPT_IMAGE, str(error)) from error
             return self._of_pixels(image) if isinstance(image, Tensor) else self._of_file(image)

@@ -8,16 +8,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import simplejpeg
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from mmdata.encoded_images import orient
-from mmdata.errors import BadSample, Reason
-from mmdata.shards.images.png import check_png
-from mmdata.shards.images.probe import DEFAULT_LIMITS, PARSE_ERRORS, refused
-from mmdata.transform.pillow import decode_pillow
+from mmdata.transform.decode import decode_pixels
+from mmdata.transform.jpeg import oriented_size
 
 _EDGE = 1e-6
 """Tolerance in pixels for edges that lie half-way between two pixels: products of sizes are rounded."""
@@ -64,85 +61,9 @@ def decode(
     Raises:
         BadSample: the image is truncated, corrupt, of an unsupported kind, or too large to decode safely.
     """
-    try:
-        if format == "JPEG":
-            least = oriented_size(*at_least, orientation) if at_least else (0, 0)
-            image = _decode_jpeg(data, *least)
-        else:
-            if format == "PNG" and not checked:
-                check_png(data)
-            image = decode_pillow(data, format)
-    except (RuntimeError, *PARSE_ERRORS) as error:
-        raise refused(format, "does not decode", error) from error
-    return orient(image, orientation)
-
-
-def jpeg_size(data: bytes | memoryview, orientation: int = 1) -> tuple[int, int]:
-    """(height, width) of a JPEG as displayed, from its header.
-
-    Raises:
-        BadSample: the header does not parse.
-    """
-    try:
-        height, width = simplejpeg.decode_jpeg_header(data)[:2]
-    except ValueError as error:
-        raise refused("JPEG", "does not decode", error) from error
-    return oriented_size(int(height), int(width), orientation)
-
-
-def decodes_on_device(data: bytes | memoryview) -> bool:
-    """Whether a JPEG is of the usual kind, which any decoder reads alike: YCbCr, Huffman coded, 8 bits a sample.
-
-    Raises:
-        BadSample: the file has no scan, or no end: decoders other than the loader's fill with grey what is missing.
-    """
-    frame, scan = _scan_of(data)
-    if bytes(data[scan:]).rfind(b"\xff\xd9") < 0:
-        raise BadSample(Reason.CORRUPT_IMAGE, "JPEG does not decode: its end is missing")
-    return frame in (0xC0, 0xC1, 0xC2) and simplejpeg.decode_jpeg_header(data)[2] == "YCbCr"
-
-
-def _scan_of(data: bytes | memoryview) -> tuple[int, int]:
-    """The marker of a JPEG's frame header, SOF0 to SOF15, and the offset of its first scan header."""
-    frame, place = 0, 2
-    while place + 4 <= len(data) and data[place] == 0xFF:
-        marker = data[place + 1]
-        if marker == 0xDA and frame:
-            return frame, place
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # not DHT, JPG, DAC
-            frame = marker
-        filler = marker == 0xFF or 0xD0 <= marker <= 0xD8 or marker == 1  # markers without a length
-        place += (1 if marker == 0xFF else 2) if filler else 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-    raise BadSample(Reason.CORRUPT_IMAGE, "JPEG does not decode: it has no scan")
-
-
-def _decode_jpeg(data: bytes | memoryview, min_height: int, min_width: int) -> Tensor:
-    header = simplejpeg.decode_jpeg_header(data)
-    height, width, colours = int(header[0]), int(header[1]), header[2]
-    if height * width > DEFAULT_LIMITS.max_pixels:  # the limit at which Pillow refuses the other formats
-        detail = f"{width}×{height} pixels: more than {DEFAULT_LIMITS.max_pixels} in all"
-        raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
-    if colours in ("CMYK", "YCCK"):
-        return decode_pillow(data, "JPEG")
-
-    # simplejpeg's defaults, accurate DCT and upsampling, give what Pillow and torchvision give, bit for bit.
-    def decoded(*, strict: bool) -> Tensor:
-        pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=min_height, min_width=min_width, strict=strict)
-        return torch.from_numpy(pixels).permute(2, 0, 1)
-
-    try:
-        return decoded(strict=True)
-    except ValueError as warning:
-        # Extra bytes before the end marker (FF D9) are odd, but no pixel is missing. After any other warning pixels are
-        # missing, or may be: a lenient decoding does not report the problems behind the first one.
-        if not str(warning).endswith("extraneous bytes before marker 0xd9"):
-            raise
-        return decoded(strict=False)
-
-
-def oriented_size(height: int, width: int, orientation: int) -> tuple[int, int]:
-    """(height, width) as displayed, from the stored ones and the EXIF orientation."""
-    return (width, height) if orientation >= 5 else (height, width)
+    least = oriented_size(*at_least, orientation) if at_least else (0, 0)
+    pixels = decode_pixels(data, format, least=least, checked=checked)
+    return orient(torch.from_numpy(pixels).permute(2, 0, 1), orientation)
 
 
 def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Box:

@@ -10,11 +10,9 @@ import io
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageFile, ImageOps, ImagePalette
 from PIL.TiffImagePlugin import TiffImageFile
-from torch import Tensor
 
 from mmdata.errors import BadSample, Reason
 from mmdata.shards.images.probe import DEFAULT_LIMITS, open_image
@@ -33,7 +31,7 @@ _WHITE_IS_ZERO = 0  # a value of _PHOTOMETRIC
 Pixels = NDArray[np.uint8]
 
 
-def decode_pillow(data: bytes | memoryview, format: str) -> Tensor:
+def decode_pillow(data: bytes | memoryview, format: str) -> Pixels:
     """Decode an image; the first frame of an animation, the first page of several.
 
     Args:
@@ -41,27 +39,26 @@ def decode_pillow(data: bytes | memoryview, format: str) -> Tensor:
         format: its format by magic bytes.
 
     Returns:
-        uint8 (3, H, W), RGB, channels last in memory.
+        uint8 (H, W, 3), RGB.
 
     Raises:
         BadSample: more pixels than the limit, or values without a single meaning.
         Exception: Pillow's own errors, and ValueError: the image does not decode.
     """
     try:
-        rgb = _decode(data, format)
+        return _decode(data, format)
     except Image.DecompressionBombError as error:  # a frame that is larger than the whole
         raise BadSample(Reason.IMAGE_TOO_LARGE, str(error)) from error
-    return torch.from_numpy(rgb).permute(2, 0, 1)
 
 
-def pixels_of(image: Image.Image) -> Tensor:
+def pixels_of(image: Image.Image) -> Pixels:
     """The pixels of an image that Pillow has opened or made, with the conversions of `decode_pillow`.
 
     Args:
         image: of any mode; its EXIF orientation is applied, and the current frame of an animation is taken.
 
     Returns:
-        uint8 (3, H, W), RGB, channels last in memory.
+        uint8 (H, W, 3), RGB.
 
     Raises:
         BadSample: 32-bit values, which have no single meaning in memory, or floats outside 0 to 1.
@@ -69,15 +66,13 @@ def pixels_of(image: Image.Image) -> Tensor:
     """
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
-        rgb = _grey(_levels_of_16_bits(image))
-    elif image.mode == "I":
+        return _grey(_levels_of_16_bits(image))
+    if image.mode == "I":
         detail = "Pillow's mode I does not say which value is white; convert the image to I;16, L or RGB"
         raise BadSample(Reason.UNSUPPORTED_FORMAT, detail)
-    elif image.mode == "F":
-        rgb = _grey(_levels_of_floats(np.asarray(image)))
-    else:
-        rgb = _rgb(image)
-    return torch.from_numpy(rgb).permute(2, 0, 1)
+    if image.mode == "F":
+        return _grey(_levels_of_floats(np.asarray(image)))
+    return _rgb(image)
 
 
 def _decode(data: bytes | memoryview, format: str) -> Pixels:

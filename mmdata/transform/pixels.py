@@ -15,16 +15,8 @@ from mmdata.config.data import AugmentConfig
 from mmdata.encoded_images import Place
 from mmdata.seeding import Purpose, random_raw, uniforms
 from mmdata.transform.augment import NUM_DRAWS, apply_changes, draw_changes
-from mmdata.transform.image import (
-    Box,
-    decode,
-    decodes_on_device,
-    eval_crop,
-    jpeg_size,
-    resize_crop,
-    train_crop,
-    whole_pixels,
-)
+from mmdata.transform.image import Box, decode, eval_crop, resize_crop, train_crop, whole_pixels
+from mmdata.transform.jpeg import decodes_on_device, jpeg_size
 from mmdata.transform.patches import native_size, write_patches
 from mmdata.transform.user import UserTransform
 

@@ -162,3 +162,18 @@ def test_row_that_is_unusable_is_no_winner(corpus: Path, make: Any) -> None:
     (corpus / "t.csv").write_text("image,caption\na.jpg,\na.jpg,y\nb.jpg,z\n")
     accounts = make(corpus / "t.csv").accounts
     assert (accounts["written"], accounts["duplicate"], accounts["quarantined"]) == (2, 0, 1)
+
+
+def test_check_header_trusts_what_follows_the_header(outcome: Any, corpus: Path) -> None:
+    (corpus / "cut.jpg").write_bytes(encode(picture(60, 90), "JPEG")[:-200])
+    assert outcome({"image": "cut.jpg", "caption": "cut"}, check="header") == ("", "")
+
+
+def test_check_full_reads_all_of_a_jpeg(outcome: Any, corpus: Path) -> None:
+    (corpus / "cut.jpg").write_bytes(encode(picture(60, 90), "JPEG")[:-200])
+    assert outcome({"image": "cut.jpg", "caption": "cut"})[0] == "corrupt_image"
+
+
+def test_an_image_that_is_shrunk_is_decoded_whatever_the_check(outcome: Any, corpus: Path) -> None:
+    (corpus / "cut.jpg").write_bytes(encode(picture(60, 90), "JPEG")[:-200])
+    assert outcome({"image": "cut.jpg", "caption": "cut"}, check="header", resize=40)[0] == "corrupt_image"

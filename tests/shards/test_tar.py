@@ -309,3 +309,17 @@ def test_a_name_too_long_for_ustar_is_refused():
 )
 def test_split_name_cuts_at_the_first_dot_of_the_last_part(name, parts):
     assert split_name(name) == parts
+
+
+@settings(max_examples=200, deadline=None)
+@given(NAMES, st.integers(0, 8**11 - 1))
+def test_header_is_that_of_tarfile(name, size):
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    try:
+        expected = info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict")
+    except ValueError:
+        with pytest.raises(ValueError):
+            header(name, size)
+    else:
+        assert header(name, size) == expected

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageOps, features
 from torch import Tensor
@@ -21,7 +23,9 @@ from torchvision.io import ImageReadMode, decode_image
 
 from mmdata.errors import BadSample
 from mmdata.shards import probe
-from mmdata.transform.image import decode, oriented_size
+from mmdata.transform.decode import check_decodes
+from mmdata.transform.image import decode
+from mmdata.transform.jpeg import oriented_size
 
 FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", *(["AVIF"] if features.check("avif") else [])]
 
@@ -333,3 +337,30 @@ def test_decode_of_damaged_bytes_is_a_picture_or_refused(picture: Image.Image, f
             outcomes["picture"] += 1
     assert outcomes["refused"] > 0
     assert format == "PNG" or outcomes["picture"] > 0
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_check_finds_the_damage_that_decoding_finds(picture: Image.Image, data: st.DataObject):
+    options = data.draw(st.sampled_from([{}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_blocks": 2}]))
+    mode = data.draw(st.sampled_from(["RGB", "L"]))
+    file = bytearray(encode(picture.convert(mode), "JPEG", quality=90, **options))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(2, len(file) - 1))
+        file[place] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del file[data.draw(st.integers(20, len(file) - 1)) :]
+    try:
+        info = probe(bytes(file))
+    except BadSample:
+        return
+    assert failure(lambda: check_decodes(bytes(file), info)) == failure(lambda: decode(bytes(file), format="JPEG"))
+
+
+def failure(call: Callable[[], Any]) -> str | None:
+    """The reason for which a call fails; None if it does not."""
+    try:
+        call()
+    except BadSample as bad:
+        return bad.reason
+    return None

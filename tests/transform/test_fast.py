@@ -14,7 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from mmdata.errors import BadSample
-from mmdata.transform.image import decode, jpeg_size
+from mmdata.transform.image import decode
+from mmdata.transform.jpeg import jpeg_size
 from mmdata.transform.pixels import EncodedImage, PixelTransform
 from tests.transform.placed import patches, pixels
 
