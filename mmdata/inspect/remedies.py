@@ -23,7 +23,8 @@ from mmdata.loader.image_buffers import batch_pixels
 from mmdata.loader.samples import IndexSamples
 from mmdata.loader.stats import NOTICEABLE
 from mmdata.plan import Bucket
-from mmdata.transform.image import decode
+from mmdata.shards import ImageInfo
+from mmdata.transform.decode import decode_pixels
 from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import Tokenizer
 
@@ -184,12 +185,13 @@ def _pixels_remedy(words: str, gain: float, sample: _Sample) -> Remedy:
 def _shrunk(image: EncodedImage, resize: Resize) -> EncodedImage:
     """An image after `mmdata convert --resize`."""
     try:
-        pixels = decode(image.data, format=image.format, orientation=image.orientation)
+        pixels = decode_pixels(image.data, image.format)
     except BadSample:
         return image
-    if min(pixels.shape[1:]) <= resize.side:
+    info = ImageInfo(image.format, *pixels.shape[:2], image.orientation)
+    if not resize.applies(info):
         return image
-    data, _ = resize(pixels, bytes(image.data), image.format)
+    data, _ = resize(pixels, bytes(image.data), info)
     return image._replace(data=data, format="JPEG", orientation=1)
 
 
