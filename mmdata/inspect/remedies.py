@@ -188,7 +188,7 @@ def _shrunk(image: EncodedImage, resize: Resize) -> EncodedImage:
         pixels = decode_pixels(image.data, image.format)
     except BadSample:
         return image
-    info = ImageInfo(image.format, *pixels.shape[:2], image.orientation)
+    info = ImageInfo(image.format, pixels.shape[0], pixels.shape[1], image.orientation)
     if not resize.applies(info):
         return image
     data, _ = resize(pixels, bytes(image.data), info)
