@@ -13,7 +13,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from typing_extensions import NotRequired
 
-from mmdata.encoded_images import ENTRIES, with_pixels
+from mmdata.encoded_images import ENTRIES, Refuse, with_pixels
 
 MODEL_KEYS = ("pixel_values", "pixel_attention_mask", "spatial_shapes", "input_ids", "attention_mask", "labels")
 """Entries of a batch that a Hugging Face model takes."""
@@ -34,7 +34,8 @@ class Batch(TypedDict):
             at native resolution (`data.image_patches`).
         spatial_shapes: int64 (B, 2), rows and columns of patches of each image; (1, 1) where not valid. Likewise,
             and on the CPU wherever the batch is.
-        input_ids: int64 (B, L), L is the text length of the batch's bucket; padding alone where not valid. This and
+        input_ids: int64 (B, L), L is the text length of the batch's bucket; padding alone where not valid
+            (but see `with_pixels`). This and
             attention_mask: only with `data.tokenizer`.
         attention_mask: int64 (B, L), 1 on tokens, 0 on padding; the first position is 1 in every row.
         labels: int64 (B,), -1 where a row has none; only when the corpus has labels.
@@ -88,13 +89,26 @@ class BatchDict(dict[str, Any]):
     Attributes:
         moved_valid: of a batch that `to_device` has moved: `valid` as it was on the CPU, and the entry `valid` with the
             number of writes to it until then; else None. To ask a GPU for it is to wait for all that it does.
+        refuse: of a batch with files: takes it, the place of a row in it and the reason, and notes in the loader's
+            ledger that the device does not decode the row's image; else None.
     """
 
-    __slots__ = ("moved_valid",)
+    __slots__ = ("moved_valid", "refuse")
 
-    def __init__(self, *entries: Any, moved_valid: tuple[Tensor, Tensor, int] | None = None, **named: Any) -> None:
+    def __init__(
+        self,
+        *entries: Any,
+        moved_valid: tuple[Tensor, Tensor, int] | None = None,
+        refuse: Refuse | None = None,
+        **named: Any,
+    ) -> None:
         super().__init__(*entries, **named)
         self.moved_valid = moved_valid
+        self.refuse = refuse
+
+    def __reduce__(self) -> Any:
+        """A copy, or a batch that was sent elsewhere, has the entries alone: the loader stays here."""
+        return type(self), (dict(self),)
 
     def __repr__(self) -> str:
         entries = [
@@ -251,6 +265,6 @@ def to_move(value: object, name: str) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and name != "spatial_shapes"
 
 
-def shown(batch: Batch) -> Batch:
-    """The same entries in a `BatchDict`."""
-    return cast(Batch, BatchDict(batch))
+def shown(batch: Batch, refuse: Refuse | None = None) -> Batch:
+    """The same entries in a `BatchDict`, which keeps `refuse` if they are files."""
+    return cast(Batch, BatchDict(batch, refuse=refuse if ENTRIES[0] in batch else None))

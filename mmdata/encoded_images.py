@@ -8,13 +8,15 @@ the workers' decoders.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn.functional import avg_pool2d, interpolate
 
 from mmdata.errors import ConfigError
 
@@ -26,6 +28,11 @@ CHUNK_BYTES = 2**28
 """Memory for decoded images and crops in float32 at a time: all of a batch may be many times as large as its pixels."""
 PIXELS = 0
 """The orientation of a row that holds the pixels of its crop, not a file."""
+MOST_SHRINKING = 32
+"""Times that a GPU's antialiased interpolation can shrink an image: its kernel's memory ends at about 47."""
+
+Refuse = Callable[[Any, int, str], None]
+"""Takes a batch, the place of a row in it, and why its image does not decode."""
 
 
 class Place(NamedTuple):
@@ -52,15 +59,17 @@ class Place(NamedTuple):
     columns: int
 
 
-def with_pixels(batch: Any, device: torch.device | str) -> Any:
+def with_pixels(batch: Any, device: torch.device | str, *, refuse: Refuse | None = None) -> Any:
     """The batch with its `pixel_values` uint8 (B, 3, H, W) on the device, in place of its files.
 
     A batch that has pixels comes back as it is. A row whose file does not decode is masked in this batch and in the
-    given one, with a warning: its `valid` is False, its pixels are zeros and its text is empty.
+    given one: its `valid` is False, its pixels are zeros, and of its text the first position alone is
+    attended; its token ids stay.
 
     Args:
         batch: a `Batch`, on the CPU.
         device: where to decode. Other than a GPU, the CPU decodes, with libjpeg.
+        refuse: called for each such row; None: the batch's own, which tells the loader, or else a warning is logged.
 
     Raises:
         ConfigError: torchvision cannot decode on this device.
@@ -72,11 +81,21 @@ def with_pixels(batch: Any, device: torch.device | str) -> Any:
     pixels = torch.zeros(len(places), 3, places[0].rows, places[0].columns, dtype=torch.uint8, device=device)
     if device.type != "meta":
         check_decodes(device)
+        refuse = refuse or refuse_of(batch)
         for row, reason in _decode_into(pixels, files, places):
-            logger.warning("sample '%s' is masked: %s", batch["keys"][row], reason)
+            refuse(batch, row, reason)
             _mask(batch, row)
     rest = {name: value for name, value in batch.items() if name not in ENTRIES}
     return type(batch)({"pixel_values": pixels, **rest})
+
+
+def refuse_of(batch: Any) -> Refuse:
+    """What a batch's loader is told refused rows by; a warning where it has none."""
+    return getattr(batch, "refuse", None) or _warn
+
+
+def _warn(batch: Any, row: int, reason: str) -> None:
+    logger.warning("sample '%s' is masked: %s", batch["keys"][row], reason)
 
 
 @cache
@@ -88,6 +107,8 @@ def check_decodes(device: torch.device) -> None:
         file: Any = encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8))
         (image,) = _decoded([file], device)
     except (RuntimeError, ImportError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
         raise ConfigError(f"torchvision cannot decode JPEG on '{device}' ({error}): set data.decode: fast") from error
     assert image.shape == (3, 16, 16)
 
@@ -96,8 +117,12 @@ def orient(image: Tensor, orientation: int) -> Tensor:
     """Apply an EXIF orientation (1 to 8) to a (3, H, W) image; 5 to 8 exchange height and width."""
     if orientation >= 5:
         image = image.transpose(1, 2)
-    flips = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation)
+    flips = _FLIPS.get(orientation)
     return image.flip(flips) if flips else image
+
+
+_FLIPS = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}
+"""Dimensions of (3, H, W) that each EXIF orientation flips, after height and width were exchanged."""
 
 
 def _decode_into(pixels: Tensor, files: Tensor, places: Sequence[Place]) -> Iterator[tuple[int, str]]:
@@ -125,7 +150,8 @@ def _chunks(places: Sequence[Place]) -> Iterator[list[int]]:
     for row, place in enumerate(places):
         if place.orientation == PIXELS:
             continue
-        own = 3 * (place.height * place.width + 4 * place.rows * place.columns)
+        region = (place.bottom - place.top) * (place.right - place.left)
+        own = 3 * (place.height * place.width + 4 * region + 4 * place.rows * place.columns)
         if chunk and size + own > CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
@@ -140,7 +166,7 @@ def _each(files: list[Tensor], device: torch.device) -> list[Tensor | str]:
     try:
         return [*_decoded(files, device)]
     except RuntimeError as error:
-        if _is_the_devices(error):
+        if not _is_the_files(error, device):
             raise
     # The decoder of a batch does not say which of its files failed.
     found: list[Tensor | str] = []
@@ -148,18 +174,23 @@ def _each(files: list[Tensor], device: torch.device) -> list[Tensor | str]:
         try:
             found += _decoded([file], device)
         except RuntimeError as error:
-            if _is_the_devices(error):
+            if not _is_the_files(error, device):
                 raise
             found.append(f"its image does not decode on '{device}': {str(error).strip().splitlines()[0]}")
     return found
 
 
-def _is_the_devices(error: RuntimeError) -> bool:
-    """Whether an error says nothing about the file: out of memory, or a GPU that has failed."""
-    # torchvision turns errors of CUDA into plain ones, with their words.
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        words in str(error) for words in ("out of memory", "CUDA error", "synchronize CUDA stream")
-    )
+_OF_FILES = re.compile(r"(: (3|4|9|10)\s*$)|Unknown chroma subsampling|[Uu]nsupported", re.MULTILINE)
+"""What torchvision says of a file that nvJPEG refuses: the status that its message ends with (3: a bad JPEG, 4: a JPEG
+that it does not support, 9: an incomplete one, 10: of an unsupported kind), or words of its own. Any other status, such
+as 5 (no memory) or 6 (execution failed), says nothing of the file."""
+
+
+def _is_the_files(error: RuntimeError, device: torch.device) -> bool:
+    """Whether an error says that a file does not decode, not that a GPU has failed or has no memory left."""
+    if device.type != "cuda":
+        return not isinstance(error, torch.OutOfMemoryError)
+    return _OF_FILES.search(str(error).strip().splitlines()[0]) is not None
 
 
 def _decoded(files: list[Tensor], device: torch.device) -> list[Tensor]:
@@ -175,18 +206,46 @@ def _decoded(files: list[Tensor], device: torch.device) -> list[Tensor]:
 
 def _crop(image: Tensor, place: Place, out: Tensor) -> str:
     """Write a row's part of its image into `out` float32 (3, H, W); returns why it cannot be, or ""."""
-    image = orient(image, place.orientation)
-    if image.shape != (3, place.height, place.width):
+    stored = (place.width, place.height) if place.orientation >= 5 else (place.height, place.width)
+    if image.shape != (3, *stored):
         return f"its image has {tuple(image.shape)} values, its header {place.height} × {place.width}"
-    region = image[:, place.top : place.bottom, place.left : place.right].float()
+    rows, columns = _stored_part(place)
+    region = orient(image[:, rows, columns], place.orientation).float()
     if region.shape != out.shape:
-        region = interpolate(region[None], (place.rows, place.columns), mode="bicubic", antialias=True)[0]
+        region = _resized(region, (place.rows, place.columns), most=MOST_SHRINKING if out.is_cuda else None)
     out.copy_(region)
     return ""
 
 
+def _stored_part(place: Place) -> tuple[slice, slice]:
+    """Rows and columns, in an image as its file stores it, of the part of it that a row shows."""
+    top, bottom, left, right = place.top, place.bottom, place.left, place.right
+    flips = _FLIPS.get(place.orientation, ())
+    if 1 in flips:
+        top, bottom = place.height - bottom, place.height - top
+    if 2 in flips:
+        left, right = place.width - right, place.width - left
+    rows, columns = slice(top, bottom), slice(left, right)
+    return (columns, rows) if place.orientation >= 5 else (rows, columns)
+
+
+def _resized(region: Tensor, size: tuple[int, int], *, most: int | None) -> Tensor:
+    """A region float32 (3, h, w) in another size, bicubic with antialias.
+
+    Args:
+        region: of an image.
+        size: (height, width) to give it.
+        most: times that the interpolation may shrink it; means of whole squares of pixels do the rest. None: any.
+    """
+    times = max(region.shape[1] / size[0], region.shape[2] / size[1])
+    if most is not None and times > most:
+        squares = (math.ceil(region.shape[1] / size[0] / most), math.ceil(region.shape[2] / size[1] / most))
+        region = avg_pool2d(region[None], squares, ceil_mode=True, count_include_pad=False)[0]
+    return interpolate(region[None], size, mode="bicubic", antialias=True)[0]
+
+
 def _mask(batch: Any, row: int) -> None:
-    """Make a row of a batch on the CPU as the loader makes one whose image is damaged."""
+    """Mask a row of a batch on the CPU: as the loader does, but for its token ids and fields, which stay."""
     for name, value in (("valid", False), ("negative_valid", False), ("labels", -1), ("attention_mask", 0)):
         if name in batch:
             batch[name][row] = value

@@ -36,6 +36,7 @@ class Reason(str, Enum):
     TRANSFORM_FAILED = "transform_failed"
     TEXT_TRANSFORM_FAILED = "text_transform_failed"
     MISSING_FIELD = "missing_field"  # a member that data.fields names, or a value in it
+    DEVICE_DECODER = "device_decoder"  # with data.decode: device, which does not take the row's image
     BAD_FIELD = "bad_field"  # it is damaged, or of another type or shape than in the first rows
 
     def __str__(self) -> str:

@@ -100,10 +100,6 @@ def evaluate_shards(
     for reason, count in masked.items():
         line = f"left out: {counted(count, 'row')} that could not be loaded ({reason}){listed}"
         Console(stderr=True, quiet=rank > 0).print(line, soft_wrap=True)
-    if data.decode == "device" and (refused := loader.num_rows - len(features.rows) - sum(masked.values())) > 0:
-        masked["device_decoder"] = refused
-        line = f"left out: {counted(refused, 'row')} that the device's decoder did not take, named in warnings above"
-        Console(stderr=True, quiet=rank > 0).print(line, soft_wrap=True)
     if not len(features.rows):
         raise DataError(f"shards '{data.shards}': none of the {loader.plan.num_rows:,} rows could be loaded")
     scores: dict[str, Any] = {"rows": len(features.rows)}

@@ -40,7 +40,7 @@ class LedgerEntry:
     Attributes:
         epoch, step: of the batch.
         row: in the index; -1 for a sample of a stream that is in no batch.
-        shard, key: of the sample.
+        shard, key: of the sample; the shard is "" where a stream's batch does not say it.
         offset: of the image, or of the caption if that is bad, in the shard, in bytes; -1 in a stream.
         stage: at which the row failed.
         reason: a value of `mmdata.errors.Reason`.
@@ -56,6 +56,11 @@ class LedgerEntry:
     stage: Stage
     reason: str
     detail: str
+
+    @property
+    def sample(self) -> str:
+        """The sample, for messages."""
+        return f"shard '{self.shard}', sample '{self.key}'" if self.shard else f"sample '{self.key}'"
 
 
 @dataclass(frozen=True)
@@ -185,9 +190,8 @@ class Ledger(Sequence[LedgerEntry]):
             if entry.reason not in logged:
                 logged.add(entry.reason)
                 logger.warning(
-                    "shard '%s', sample '%s': %s (%s); masked, as later rows like it will be: %s",
-                    entry.shard,
-                    entry.key,
+                    "%s: %s (%s); masked, as later rows like it will be: %s",
+                    entry.sample,
                     entry.reason,
                     entry.detail,
                     listed,
@@ -221,7 +225,7 @@ class Ledger(Sequence[LedgerEntry]):
         command = f"; `mmdata replay CONFIG {first.row} --epoch {first.epoch}` makes this row alone"
         raise DataError(
             f"{name} failed on {failed} of the first {counts.seen} rows, and no row could be used; the first: "
-            f"shard '{first.shard}', sample '{first.key}': {first.detail}{command if first.offset >= 0 else ''}. If it "
+            f"{first.sample}: {first.detail}{command if first.offset >= 0 else ''}. If it "
             f"fails on {of_shape} only, and they may be left out: a data.loading.max_bad_share above "
             f"{USUAL_BAD_SHARE:.0%} lets the share of all rows decide"
         )
@@ -250,7 +254,7 @@ class Ledger(Sequence[LedgerEntry]):
         bad = counts.masked.total()
         if bad > self._max_bad_share * counts.seen:
             listed = ", ".join(f"{reason} {count}" for reason, count in counts.masked.most_common())
-            found = [f"; the first: shard '{e.shard}', sample '{e.key}': {e.detail}" for e in list(self._entries)[:1]]
+            found = [f"; the first: {e.sample}: {e.detail}" for e in list(self._entries)[:1]]
             first = "".join(found)
             raise DataError(
                 f"{bad} of {counts.seen} rows could not be used ({listed}), more than max_bad_share "

@@ -5,8 +5,9 @@ The state counts the batches that the caller got, not those taken ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any, cast
@@ -15,11 +16,14 @@ import torch
 from torch import Tensor
 
 from mmdata.batch import Batch, to_device, to_move
-from mmdata.encoded_images import ENTRIES, with_pixels
+from mmdata.encoded_images import ENTRIES, Refuse, refuse_of, with_pixels
 from mmdata.train.batches import Batches, LoaderExtras
+from mmdata.train.device_thread import device_thread
 
-_Copied = tuple[Callable[[], Batch], dict[str, Any]]
-"""A function that gives the batch to the current stream, and the loader's state after the batch."""
+_HandOn = Callable[[], Batch]
+"""Gives a batch that was copied to the current stream."""
+_Copy = Callable[[Batch, "Refuse | None"], _HandOn]
+"""Begins to copy a batch; it is told of the rows whose files do not decode (see `with_pixels`)."""
 
 
 class DevicePrefetcher:
@@ -29,7 +33,8 @@ class DevicePrefetcher:
     its own, as uint8. On a CPU the loader's own batches are yielded, and none is taken ahead. With `data.decode:
     device` a thread decodes the next batch on the device meanwhile.
 
-    The seconds that the calling thread spends on copies are added to the loader's clock, as `stats.transfer_s`.
+    The seconds that the calling thread spends on copies, and waits for that thread, are added to the loader's clock, as
+    `stats.transfer_s`. Rows that the device does not decode are in the loader's ledger once their batch is yielded.
 
     Args:
         batches: a loader.
@@ -97,10 +102,10 @@ class DevicePrefetcher:
                 the position.
         """
         if self.device.type == "cpu" and self._took is None:
-            return map(partial(with_pixels, device=self.device), self.batches)
+            return map(self._decoded, self.batches)
         return self._one_ahead(_copies_to(self.device))
 
-    def _one_ahead(self, copy: Callable[[Batch], Callable[[], Batch]]) -> Iterator[Batch]:
+    def _one_ahead(self, copy: _Copy) -> Iterator[Batch]:
         left = self._epoch_left()
         self._end_iteration()
         iteration = self._iteration
@@ -114,33 +119,46 @@ class DevicePrefetcher:
                     "this iteration has ended early: set_epoch, load_state_dict or a newer iteration has moved the "
                     "loader's position; iterate again to go on from there"
                 )
-            hand_on, self._state = ahead
+            batch = self._handed_on(ahead)
+            self._state = self.batches.state_dict()  # refused rows are counted by now
             ahead = self._take(batches, copy)
             self._last = isinstance(ahead, StopIteration)
-            yield hand_on()
-            del hand_on  # and with it the batch, unless its user keeps it
+            yield batch
+            del batch  # its memory may be needed for the next one
         if iteration == self._iteration:
             self._state = None
         if not isinstance(ahead, StopIteration):
             raise ahead
 
-    def _take(self, batches: Iterator[Batch], copy: Callable[[Batch], Callable[[], Batch]]) -> _Copied | Exception:
+    def _take(self, batches: Iterator[Batch], copy: _Copy) -> _HandOn | Exception:
         """The next batch, with its copy under way, or the error that came instead."""
         taken = self._copy_next(batches, copy)
         if self._took is not None:
             self._took(taken if isinstance(taken, Exception) else None)
         return taken
 
-    def _copy_next(self, batches: Iterator[Batch], copy: Callable[[Batch], Callable[[], Batch]]) -> _Copied | Exception:
+    def _copy_next(self, batches: Iterator[Batch], copy: _Copy) -> _HandOn | Exception:
         try:
             batch = next(batches)
-            started = perf_counter()
-            copied = copy(batch)
-            if self.stats is not None:
-                self.stats.transfer_s += perf_counter() - started
-            return copied, self.batches.state_dict()
+            with self._timed():
+                return copy(batch, None)
         except Exception as error:
             return error
+
+    def _decoded(self, batch: Batch) -> Batch:
+        return self._handed_on(partial(with_pixels, batch, self.device))
+
+    def _handed_on(self, hand_on: _HandOn) -> Batch:
+        with self._timed():
+            return hand_on()
+
+    @contextmanager
+    def _timed(self) -> Generator[None]:
+        """Add the time inside to the loader's clock."""
+        started = perf_counter()
+        yield
+        if self.stats is not None:
+            self.stats.transfer_s += perf_counter() - started
 
 
 def _existing(name: torch.device | str) -> torch.device:
@@ -152,7 +170,8 @@ def _existing(name: torch.device | str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= count:
         known = f"cuda:0 to cuda:{count - 1}" if count > 1 else "cuda:0" if count else "none"
         raise ValueError(f"device '{device}': of GPUs torch sees {known} here; `mmdata doctor` says what does not fit")
-    return device
+    # With its number: "cuda" is the current GPU of each thread, and a new thread's is the first one.
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, Batch]]:
@@ -167,9 +186,9 @@ def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[tup
             del batch  # its memory may be needed for the next one
         return
     copy = _copies_to(device)
-    ahead: tuple[Batch, Callable[[], Batch]] | None = None
+    ahead: tuple[Batch, _HandOn] | None = None
     for batch in batches:
-        current, ahead = ahead, (batch, copy(batch))
+        current, ahead = ahead, (batch, copy(batch, None))
         if current is not None:
             yield current[0], current[1]()
             del batch, current  # likewise
@@ -177,11 +196,11 @@ def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[tup
         yield ahead[0], ahead[1]()
 
 
-def _copies_to(device: torch.device) -> Callable[[Batch], Callable[[], Batch]]:
+def _copies_to(device: torch.device) -> _Copy:
     """Begins to copy a batch to a device; calling the result gives the batch."""
 
-    def later(batch: Batch) -> Callable[[], Batch]:
-        return partial(to_device, batch, device)
+    def later(batch: Batch, refuse: Refuse | None) -> _HandOn:
+        return partial(to_device, with_pixels(batch, device, refuse=refuse), device)
 
     return _Decoding(device, _Copies(device).copy if device.type == "cuda" else later).copy
 
@@ -194,25 +213,35 @@ class _Decoding:
         copy: begins to copy a batch.
     """
 
-    def __init__(self, device: torch.device, copy: Callable[[Batch], Callable[[], Batch]]) -> None:
+    def __init__(self, device: torch.device, copy: _Copy) -> None:
         self._device = device
         self._copy = copy
         self._thread: ThreadPoolExecutor | None = None
 
-    def copy(self, batch: Batch) -> Callable[[], Batch]:
-        """Begin to copy a batch; calling the result waits for the thread and gives the batch."""
+    def copy(self, batch: Batch, refuse: Refuse | None) -> _HandOn:
+        """Begin to copy a batch; calling the result waits for the thread and gives the batch.
+
+        The loader is told of refused rows by the thread that waits: its ledger is not made for two.
+        """
         if ENTRIES[0] not in batch:
-            return self._copy(batch)
+            return self._copy(batch, refuse)
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "mmdata-decode", _use, (self._device,))
-        coming = self._thread.submit(self._copy, batch)
-        return lambda: coming.result()()
+            self._thread = device_thread("mmdata-decode", self._device)
+        refused: list[tuple[Batch, int, str]] = []
 
+        def keep(of: Batch, place: int, reason: str) -> None:
+            refused.append((of, place, reason))
 
-def _use(device: torch.device) -> None:
-    """Choose the GPU of a new thread, which begins on the first one; no method, whose object would live with it."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+        coming = self._thread.submit(self._copy, batch, keep)
+        tell = refuse or refuse_of(batch)
+
+        def hand_on() -> Batch:
+            moved = coming.result()()
+            for one in refused:
+                tell(*one)
+            return moved
+
+        return hand_on
 
 
 class _Copies:
@@ -223,13 +252,13 @@ class _Copies:
         self._stream = torch.cuda.Stream(device)
         self._stagings = (_Staging(), _Staging())
 
-    def copy(self, batch: Batch) -> Callable[[], Batch]:
+    def copy(self, batch: Batch, refuse: Refuse | None) -> _HandOn:
         """Begin to copy a batch; calling the result gives the batch to the current stream."""
         staging = self._stagings[0]
         self._stagings = self._stagings[::-1]
         # The memory on the device is allocated on this stream, which waits for no other; others wait for `done` only.
         with torch.cuda.stream(self._stream):
-            staged = staging.fill(with_pixels(batch, self._device))
+            staged = staging.fill(with_pixels(batch, self._device, refuse=refuse))
             moved = to_device(staged, self._device)
             staging.done.record(self._stream)
         return partial(self._hand_on, moved, staging.done)

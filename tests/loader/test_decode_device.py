@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import pickle
 import threading
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import mmdata
 from mmdata import Batch, encoded_images
 from mmdata.batch import model_inputs, to_device
 from mmdata.encoded_images import with_pixels
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, DataError
 from mmdata.inspect.replay import find_step, replay
 from mmdata.train import DevicePrefetcher
 from tests.loader.conftest import Corpus
@@ -88,10 +90,22 @@ def test_device_resumes_with_a_batch_decoded_ahead(corpus: Corpus):
     assert all(torch.equal(a, b) for a, b in zip(found, expected[2:], strict=True))
 
 
-def test_device_prefetcher_left_in_the_middle_leaves_no_thread(corpus: Corpus):
+def test_device_prefetcher_decodes_in_a_thread_and_left_in_the_middle_leaves_none(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+):
+    names: list[str] = []
+    decoded = encoded_images._decoded
+
+    def noting(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        names.append(threading.current_thread().name)
+        return decoded(files, device)
+
+    monkeypatch.setattr(encoded_images, "_decoded", noting)
     for _ in DevicePrefetcher(corpus.loader(decode="device", num_workers=0), "cpu", took=lambda _: None):
         assert [thread.name for thread in threading.enumerate() if thread.name.startswith("mmdata")]
         break
+    assert names
+    assert all(name.startswith("mmdata-decode") for name in names)
     gc.collect()
     for thread in threading.enumerate():
         if thread.name.startswith("mmdata-decode"):
@@ -127,21 +141,17 @@ def test_device_masks_a_file_that_was_cut_in_the_worker(corpus: Corpus, tmp_path
 
 
 def test_device_masks_a_file_that_its_decoder_refuses(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    copy = corpus.copy(tmp_path / "corpus")
-    row = jpeg_row(copy)
-    image = bytearray(copy.samples[row].image)
-    image[image.index(b"\xff\xdb") + 4] = 3  # the first quantization table under a number that no component uses
-    copy.overwrite(row, "image", bytes(image))
-    batch, place, _ = masked_in(copy, row)
+    copy, row = refused_by_the_decoder(corpus, tmp_path / "corpus")
+    batch, place, loader = masked_in(copy, row)
     others = [i for i, valid in enumerate(batch["valid"].tolist()) if valid and i != place]
     assert batch["valid"][place]  # its header says nothing of it
     with caplog.at_level(logging.WARNING, "mmdata"):
         made: Any = to_device(batch, "cpu")
-    assert (
-        caplog.records[0]
-        .getMessage()
-        .startswith(f"sample '{copy.samples[row].key}' is masked: its image does not decode on 'cpu': ")
-    )
+    key = copy.samples[row].key
+    assert f"sample '{key}': device_decoder (its image does not decode on 'cpu': " in caplog.records[0].getMessage()
+    (entry,) = loader.ledger
+    assert (entry.row, entry.key, entry.stage, entry.reason) == (row, key, "decode", "device_decoder")
+    assert loader.state_dict()["rows_masked"] == {"device_decoder": 1}
     assert not made["valid"][place]
     assert not batch["valid"][place]  # also in the batch that was moved
     assert made["valid"][others].all()
@@ -162,18 +172,126 @@ def test_device_that_cannot_decode_is_a_config_error(corpus: Corpus, monkeypatch
         to_device(batch, "cpu")
 
 
-@pytest.mark.parametrize("words", ["CUDA out of memory. Tried to allocate", "CUDA error: an illegal memory access"])
-def test_device_out_of_order_masks_no_row(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, words: str):
+@pytest.mark.parametrize(
+    ("words", "is_the_files"),
+    [
+        ("Failed to decode jpeg stream: 3", True),  # a bad JPEG
+        ("Failed to decode batch: 9", True),  # an incomplete one
+        ("nvjpegDecode failed: 10", True),
+        ("Failed to decode batch: 1", False),  # nvJPEG's library is not initialized
+        ("Failed to decode batch: 5", False),  # no memory
+        ("Failed to decode jpeg stream: 6", False),  # execution failed
+        ("Failed to decode jpeg stream: 8", False),  # internal error
+        ("Failed to synchronize CUDA stream: 700", False),
+        ("CUDA out of memory. Tried to allocate 3 MiB", False),
+        ("CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_only_what_a_gpus_decoder_says_of_a_file_masks_its_row(words: str, is_the_files: bool):
+    error = RuntimeError(f"{words}\nException raised from decode at decode_jpegs_cuda.cpp:1")
+    assert encoded_images._is_the_files(error, torch.device("cuda", 0)) == is_the_files
+
+
+def test_device_out_of_memory_masks_no_row(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
     batch = next(iter(corpus.loader(decode="device")))
     encoded_images.check_decodes(torch.device("cpu"))
 
     def fail(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        raise RuntimeError(f"Error while decoding JPEG images: {words}")
+        raise torch.OutOfMemoryError("no memory left")
 
     monkeypatch.setattr(encoded_images, "_decoded", fail)
-    with pytest.raises(RuntimeError, match=words):
+    with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
         to_device(batch, "cpu")
     assert batch["valid"].any()
+
+
+def refused_by_the_decoder(corpus: Corpus, folder: Path) -> tuple[Corpus, int]:
+    """A copy in which the decoder refuses the file of a row whose header is in order; and the row."""
+    copy = corpus.copy(folder)
+    row = jpeg_row(copy)
+    image = bytearray(copy.samples[row].image)
+    image[image.index(b"\xff\xdb") + 4] = 3  # the first quantization table under a number that no component uses
+    copy.overwrite(row, "image", bytes(image))
+    return copy, row
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_device_prefetcher_has_refused_rows_in_ledger_and_state_with_their_batch(
+    corpus: Corpus, tmp_path: Path, ahead: bool
+):
+    copy, row = refused_by_the_decoder(corpus, tmp_path / "corpus")
+    loader = copy.loader(decode="device", check_images="never")
+    seen = False
+    batches = DevicePrefetcher(loader, "cpu", took=(lambda _: None) if ahead else None)
+    for step, batch in enumerate(batches):
+        seen = seen or row in batch["rows"]
+        if row in batch["rows"]:
+            assert not batch["valid"][batch["rows"].tolist().index(row)]
+            assert [(entry.row, entry.step) for entry in loader.ledger] == [(row, step)]
+        assert batches.state_dict()["rows_masked"] == ({"device_decoder": 1} if seen else {})
+    assert seen
+
+
+def test_too_many_rows_that_the_device_refuses_end_the_run(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
+    def refuse(image: torch.Tensor, place: encoded_images.Place, out: torch.Tensor) -> str:
+        return "refused"
+
+    monkeypatch.setattr(encoded_images, "_crop", refuse)
+    loader = corpus.loader(decode="device")
+    with pytest.raises(DataError, match=r"rows could not be used \(device_decoder \d+\), more than max_bad_share"):
+        for _ in DevicePrefetcher(loader, "cpu", took=lambda _: None):
+            pass
+
+
+def test_a_batch_that_was_copied_or_sent_is_entries_alone(corpus: Corpus):
+    batch: Any = next(iter(corpus.loader(decode="device")))
+    assert batch.refuse is not None
+    for other in (pickle.loads(pickle.dumps(batch)), deepcopy(batch)):
+        assert (other.refuse, type(other)) == (None, type(batch))
+        assert torch.equal(other["encoded_images"], batch["encoded_images"])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_part_of_an_image_is_cut_before_it_is_turned(orientation: int):
+    stored = torch.arange(3 * 20 * 30, dtype=torch.int32).view(3, 20, 30).to(torch.uint8)
+    displayed = encoded_images.orient(stored, orientation)
+    height, width = displayed.shape[1:]
+    place = encoded_images.Place(0, 1, orientation, height, width, 3, 17, 4, 19, 14, 15)
+    out = torch.empty(3, 14, 15)
+    assert encoded_images._crop(stored, place, out) == ""
+    assert torch.equal(out, displayed[:, 3:17, 4:19].float())
+
+
+def test_an_image_too_large_for_the_gpus_interpolation_is_shrunk_in_two_passes():
+    image = torch.nn.functional.interpolate(torch.rand(1, 3, 8, 9), (700, 900), mode="bicubic")[0] * 255
+    exact = encoded_images._resized(image, (16, 20), most=None)
+    assert torch.equal(encoded_images._resized(image, (16, 20), most=64), exact)  # 45 times: one pass
+    twice = encoded_images._resized(image, (16, 20), most=10)
+    assert twice.shape == exact.shape
+    assert (twice - exact).abs().max() < 4
+
+
+@pytest.mark.parametrize(("field", "value"), [("sampling", 0x31), ("height", 0), ("bits", 12)])
+def test_device_masks_or_leaves_odd_headers_to_the_worker_as_exact_does(
+    corpus: Corpus, tmp_path: Path, field: str, value: int
+):
+    copy = corpus.copy(tmp_path / "corpus")
+    row = jpeg_row(copy)
+    image = bytearray(copy.samples[row].image)
+    frame = image.index(b"\xff\xc0")  # FF C0, length (2), bits (1), height (2), width (2), components (1), id, sampling
+    if field == "height":
+        image[frame + 5 : frame + 7] = b"\0\0"
+    else:
+        image[frame + (11 if field == "sampling" else 4)] = value
+    copy.overwrite(row, "image", bytes(image))
+    entries: dict[str, list[tuple[int, str]]] = {}
+    for decode in ("exact", "device"):
+        loader = copy.loader(decode=decode, check_images="never", transform="eval")
+        for batch in loader:
+            with_pixels(batch, "cpu")
+        entries[decode] = [(entry.row, entry.reason) for entry in loader.ledger]
+    assert entries["exact"] == entries["device"]
+    assert [row for row, _ in entries["exact"]] == [row]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def test_rows_that_the_device_refuses_are_counted_and_replay_says_why(tmp_path: 
     write_tar(tmp_path / "shards" / "a.tar", samples)
     build_index(tmp_path / "shards")
     data = {"shards": str(tmp_path / "shards"), "val": {"shards": str(tmp_path / "shards")}, "tokenizer": "clip"}
-    data |= {"global_batch_size": 4, "image_size": 32, "decode": "device", "loading": {"num_workers": 0}}
+    data |= {"global_batch_size": 4, "image_size": 32, "decode": "device"}
+    data |= {"loading": {"num_workers": 0, "max_bad_share": 0.5}}
     train = {"steps": 1, "warmup_steps": 0, "device": "cpu", "output": str(tmp_path / "run")}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({"data": data, "model": {"name": "micro"}, "train": train}))
     assert (trained := run("train", tmp_path / "run.yaml")).returncode == 0, trained.stderr
@@ -41,7 +42,7 @@ def test_rows_that_the_device_refuses_are_counted_and_replay_says_why(tmp_path: 
     assert done.returncode == 0, done.stderr
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert (scores["rows"], scores["rows_masked"]) == (11, {"device_decoder": 1})
-    assert "left out: 1 row that the device's decoder did not take, named in warnings above" in done.stderr
+    assert "left out: 1 row that could not be loaded (device_decoder), listed in" in done.stderr
     replayed = run("replay", tmp_path / "run.yaml", "5")
     assert replayed.returncode == 1
     assert "masked" in replayed.stdout.splitlines()[-1]

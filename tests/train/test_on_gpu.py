@@ -313,12 +313,22 @@ def test_files_become_on_the_gpu_about_what_the_cpu_makes_of_them():
         assert (difference > 16).float().mean() < 0.001
 
 
+def test_an_image_that_is_shrunk_much_is_decoded_and_named_by_nothing():
+    file: Any = encode_jpeg(torch.full((3, 3200, 3200), 200, dtype=torch.uint8))
+    place = Place(0, len(file), 1, 3200, 3200, 0, 3200, 0, 3200, 32, 32)  # 100 times: more than the kernel takes
+    batch: Any = {"encoded_images": file, "image_layout": torch.tensor([place]), "valid": torch.ones(1) > 0}
+    assert ((to_device(batch, GPU)["pixel_values"].int() - 200).abs() <= 2).all()
+
+
 def test_prefetcher_decodes_ahead_on_the_gpu_and_masks_what_does_not_decode():
     file: Any = encode_jpeg(torch.full((3, 32, 32), 200, dtype=torch.uint8))
     broken = file.clone()
     broken[broken.numpy().tobytes().index(b"\xff\xdb") + 4] = 3  # a quantization table that no component uses
 
     class Three:
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
         def __len__(self) -> int:
             return 3
 

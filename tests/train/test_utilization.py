@@ -13,6 +13,7 @@ from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.train import DualEncoder
 from mmdata.train.peaks import peak_flops
+from mmdata.train.run import utilization
 from mmdata.train.run.meter import Meter
 from mmdata.train.run.utilization import Utilization, count_flops, without_numbers
 
@@ -76,6 +77,24 @@ def test_rates_are_those_since_the_last_line():
     for rows in (4, 4, 2):
         used.add(batch_of(rows))
     assert used.read(1.0)["mfu_share"] == pytest.approx(0.4, rel=1e-12)
+
+
+def test_a_shape_is_counted_once_whatever_its_rows(monkeypatch: pytest.MonkeyPatch):
+    counted: list[int] = []
+
+    def counting(model: Any, batch: Any) -> float:
+        counted.append(len(batch["valid"]))
+        return count_flops(model, batch)
+
+    monkeypatch.setattr(utilization, "count_flops", counting)
+    used = Utilization(Linear(), CPU)
+    meter = Meter(utilization=used)
+    meter.expect(batch_of(8))
+    assert used.read(1.0)["tflops"] == 0.0  # expected, and not come
+    used.add(batch_of(4))
+    used.add(batch_of(1))
+    assert counted == [2]
+    assert used.read(1.0)["tflops"] == 2 * 2 * 5 * 3 * (5 + 7) / 1e12
 
 
 def test_a_model_that_needs_numbers_has_no_rate(caplog: pytest.LogCaptureFixture):

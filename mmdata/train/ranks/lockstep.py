@@ -146,6 +146,9 @@ class Lockstep:
     def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches, each of which has been announced with `took`; all ranks iterate in step.
 
+        What goes wrong on the device after that, in the copy of a batch or in decoding its files, is not announced: as
+        for an error in a step, the watchdog ends the other ranks.
+
         Raises:
             TrainingError: another rank got an error, or no more batches; the message names the rank. The rank that got
                 an error raises that error.

@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from mmdata.atomic import explain
+from mmdata.train.device_thread import device_thread
 from mmdata.train.ranks.lockstep import on_first
 from mmdata.train.ranks.sharding import local_part
 from mmdata.train.run.checkpoint import save_checkpoint
@@ -93,7 +94,7 @@ class CheckpointWriter:
         on_first(self._end, self._group)
 
     def __enter__(self) -> Self:
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="mmdata-checkpoint")
+        self._threads = device_thread("mmdata-checkpoint")
         return self
 
     def __exit__(
@@ -101,7 +102,8 @@ class CheckpointWriter:
     ) -> None:
         """Wait for the write in progress, also after an error: its ranks do not come together any more.
 
-        Where a rank has gone, the watchdog ends this process soon after the write, or five minutes after it knows.
+        Where a rank has gone, the watchdog ends this process soon after the write, or five minutes after it knows;
+        torchrun ends it 30 seconds after the rank has gone.
         """
         threads, self._threads = self._threads, None
         assert threads is not None

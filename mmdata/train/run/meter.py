@@ -55,6 +55,11 @@ class Meter:
             yield batch
             del batch  # its memory may be needed for the next one
 
+    def expect(self, batch: Batch) -> None:
+        """Count the operations of a batch's shape before one comes: it takes seconds, and training waits for it."""
+        if self._utilization is not None:
+            self._utilization.count(batch)
+
     def add_loss(self, loss: float) -> None:
         """Count one update, if its loss is finite."""
         if math.isfinite(loss):

@@ -9,7 +9,6 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Any, cast
@@ -211,7 +210,10 @@ class Trainer:
         unmoved = normalizers.unmoved() if normalizers else contextlib.nullcontext()
         with self.meter.paused(), parallel.apart(self.parallel), unmoved:
             # At the last step all that begins later is there: teacher and miner.
-            step = partial(self._add_gradients, step=self.total_steps - 1)
+            def step(batch: Batch) -> None:
+                self.meter.expect(batch)
+                self._add_gradients(batch, step=self.total_steps - 1)
+
             rehearse(
                 blank(),
                 step,

@@ -9,7 +9,7 @@ import copy
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from mmdata.train.peaks import peak_flops
 logger = logging.getLogger("mmdata")
 
 GIB = 1 << 30
+_ROWS = 2
+"""Rows whose operations are counted: a batch norm refuses one."""
 
 
 class Utilization:
@@ -49,18 +51,22 @@ class Utilization:
     def add(self, batch: Batch) -> float:
         """Count a batch; returns the seconds that it took, which are many times more for a new shape."""
         started = time.perf_counter()
+        self._sum += self.count(batch)
+        return time.perf_counter() - started
+
+    def count(self, batch: Batch) -> float:
+        """Operations of a batch, 0 where they are not known: from its first rows, once for each shape of a row."""
         if self._copy is None:
             return 0.0
-        shape = tuple((name, value.shape) for name, value in batch.items() if isinstance(value, Tensor))
+        shape = tuple((name, value.shape[1:]) for name, value in batch.items() if isinstance(value, Tensor))
         if shape not in self._flops:
             try:
-                self._flops[shape] = count_flops(self._copy, batch)
+                self._flops[shape] = count_flops(self._copy, _first(batch, _ROWS)) / min(_ROWS, len(batch["valid"]))
             except Exception as error:  # a model of the user's own may do what needs numbers
                 logger.info("the log shows no operations a second: the model does not run without numbers (%s)", error)
                 self._copy = None
-                return time.perf_counter() - started
-        self._sum += self._flops[shape]
-        return time.perf_counter() - started
+                return 0.0
+        return self._flops[shape] * len(batch["valid"])
 
     def read(self, elapsed_s: float) -> dict[str, float | None]:
         """Values since the last call, for this rank.
@@ -81,6 +87,12 @@ class Utilization:
             values["memory_gib"] = torch.cuda.max_memory_allocated(self._device) / GIB
             torch.cuda.reset_peak_memory_stats(self._device)
         return values
+
+
+def _first(batch: Batch, rows: int) -> Batch:
+    """The first rows of a batch, all of whose entries begin with the dimension of rows."""
+    entries = cast("dict[str, Any]", batch)
+    return cast(Batch, {name: value[:rows] for name, value in entries.items()})
 
 
 def without_numbers(model: nn.Module) -> nn.Module:

@@ -31,7 +31,8 @@ STALLED = 75
 GRACE_S = 10.0
 """Time in which a process may end by an error of its own once another rank is gone; then the watchdog ends it."""
 WRITE_S = 300.0
-"""Longest wait for a checkpoint that is being written, before the watchdog ends its process."""
+"""Longest wait for a checkpoint that is being written, before the watchdog ends its process. torchrun ends it earlier:
+30 seconds after the first rank has ended."""
 STILL_UPDATES = 3
 """Updates in a row without loss and gradient after which the log says so."""
 
