@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument(
         "folder",
         nargs="+",
-        help="folder with a manifest, as `mmdata convert` and `mmdata index` make it; or tars, folders of them, patterns",
+        help="folder with a manifest, as `mmdata convert` and `mmdata index` make it; or tars, folders, patterns",
     )
     options = parser.parse_args()
     if has_no_index(options.folder):

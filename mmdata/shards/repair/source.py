@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import zlib
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from mmdata.atomic import naming
 from mmdata.safe_read import open_regular
 from mmdata.shards.given_tars import GZIPPED
 
-_CHUNK = 1 << 20  # bytes
+if TYPE_CHECKING:
+    from zlib import _Decompress  # pyright: ignore[reportPrivateUsage]
+
+_PACKED_CHUNK = 1 << 16  # bytes; of zeros, these unpack to 64 MiB at most
 _GZIP = b"\x1f\x8b"
 
 
@@ -70,15 +73,17 @@ def _unpack(file: BinaryIO, plain: BinaryIO) -> str:
     file.seek(0)
     unpack = zlib.decompressobj(31)
     pending = b""
-    while data := pending or file.read(_CHUNK):
+    while data := pending or file.read(_PACKED_CHUNK):
+        before = unpack.copy()  # an error takes the content before it in the same chunk with it
         try:
-            plain.write(unpack.decompress(data, _CHUNK))
+            plain.write(unpack.decompress(data))
         except zlib.error as error:
-            place = file.tell() - len(data)
-            return f"gzip: damaged near byte {place} of the compressed file ({error}); what follows cannot be unpacked"
-        pending = unpack.unconsumed_tail
+            good = _unpack_bytewise(before, data, plain)
+            place = file.tell() - len(data) + good
+            return f"gzip: damaged at byte {place} of the compressed file ({error}); what follows cannot be unpacked"
+        pending = b""
         if unpack.eof:
-            pending = (unpack.unused_data or file.read(_CHUNK)).lstrip(b"\0")
+            pending = (unpack.unused_data or file.read(_PACKED_CHUNK)).lstrip(b"\0")
             if not pending:
                 break
             if not pending.startswith(_GZIP[:1]):
@@ -89,3 +94,13 @@ def _unpack(file: BinaryIO, plain: BinaryIO) -> str:
         size = os.fstat(file.fileno()).st_size
         return f"gzip: the compressed file is cut, after {size} bytes"
     return ""
+
+
+def _unpack_bytewise(unpack: _Decompress, data: bytes, plain: BinaryIO) -> int:
+    """Write the content of the bytes before an error; returns how many these are."""
+    for at in range(len(data)):
+        try:
+            plain.write(unpack.decompress(data[at : at + 1]))
+        except zlib.error:
+            return at
+    return len(data)
