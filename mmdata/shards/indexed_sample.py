@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmdata.errors import BadSample, DataError, excerpt
+from mmdata.hashing import fast_hash, hash64
 from mmdata.nearest import nearest
 from mmdata.shards.captions import captions_of
 from mmdata.shards.images.probe import FORMATS
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     *("image_offset", "image_bytes", "image_format", "height", "width"),
     *("caption_offset", "caption_bytes", "caption_format", "label"),
+    *("image_xxh3", "image_hash"),
 )
 MAX_CANDIDATES = 100_000
 """The first keys of an index, among which the one nearest to an unknown key is looked for; more
@@ -50,6 +52,7 @@ class IndexedSample:
     format: str
     num_captions: int
     _columns: dict[str, int] = field(compare=False)
+    _caption_hashes: list[int] = field(compare=False)
     _shard: int = field(compare=False)
     _caption_keys: Sequence[str] = field(compare=False)
     _store: ShardStore = field(compare=False)
@@ -60,14 +63,16 @@ class IndexedSample:
         rows = np.array([row])
         columns = {name: int(values[0]) for name, values in index.take(rows, COLUMNS).items()}
         shard = int(index.locate(rows)[0][0])
+        hashes = index.take_lists(rows, "caption_hash")[1].tolist()
         return cls(
             row=row,
             key=index.keys(rows)[0],
             shard=index.shard_name(shard),
             label=columns["label"] if columns["label"] >= 0 else None,
             format=FORMATS[columns["image_format"]],
-            num_captions=int(index.take_lists(rows, "caption_hash")[0][1]),
+            num_captions=len(hashes),
             _columns=columns,
+            _caption_hashes=hashes,
             _shard=shard,
             _caption_keys=index.caption_keys(shard),
             _store=store,
@@ -89,16 +94,24 @@ class IndexedSample:
         if not self.num_captions:
             return []
         try:
-            return captions_of(self._read("caption"), self._columns["caption_format"], self._caption_keys)
+            captions = captions_of(self._read("caption"), self._columns["caption_format"], self._caption_keys)
         except BadSample as error:
-            raise DataError(
-                f"shard '{self.shard}', sample '{self.key}': {error}; `mmdata verify` says what has changed"
-            ) from error
+            raise self._changed(str(error)) from error
+        if [hash64(caption.encode()) for caption in captions] != self._caption_hashes:
+            raise self._changed("the captions are not those that were indexed")
+        return captions
 
     @cached_property
     def image_bytes(self) -> bytes:
-        """The image file as it is in the shard."""
-        return self._read("image")
+        """The image file as it is in the shard.
+
+        Raises:
+            DataError: it is not the one that was indexed.
+        """
+        data, fast = self._read("image"), self._columns["image_xxh3"]
+        if fast_hash(data) != fast if fast else hash64(data) != self._columns["image_hash"]:
+            raise self._changed("the image is not the one that was indexed")
+        return data
 
     @cached_property
     def image(self) -> Image:
@@ -111,6 +124,9 @@ class IndexedSample:
         with Image.open(io.BytesIO(self.image_bytes)) as opened:
             opened.load()
             return ImageOps.exif_transpose(opened)
+
+    def _changed(self, what: str) -> DataError:
+        return DataError(f"shard '{self.shard}', sample '{self.key}': {what}; `mmdata verify` says what has changed")
 
     def _read(self, member: str) -> bytes:
         offset, size = self._columns[f"{member}_offset"], self._columns[f"{member}_bytes"]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, NoReturn, Protocol
 
 from mmdata.errors import DamagedShard
+from mmdata.shards.not_a_tar import other_file
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -150,30 +151,12 @@ def read_members_from(file: Seekable, start: int, *, name: str) -> Iterator[Memb
         yield member
 
 
-def _other_file(block: bytes) -> tuple[str, str] | None:
-    """What a file is that is often found in a tar's place, and the remedy; None if it may be a tar."""
-    start = block.lstrip(b"\xef\xbb\xbf \t\r\n")[:64].lower()
-    if start.startswith((b"<!doctype html", b"<html", b"<head", b"<script")):
-        return (
-            "is an HTML page, not a tar: a page of login or of an error was saved in its place",
-            "open its URL in a browser, and fetch it again with credentials",
-        )
-    if start.startswith((b"<?xml", b'{"')):
-        return "is text, not a tar: a server's error was saved in its place", "read it, and fetch the shard again"
-    for magic, name, remedy in _OTHERS:
-        if block.startswith(magic):
-            return f"is {name}, not a tar", remedy
-    return None
-
-
-_OTHERS = (
-    (b"PK\x03\x04", "a ZIP archive", "unpack it, and use `mmdata convert`"),
-    (b"PAR1", "a Parquet table", "use `mmdata convert`"),
-    (b"BZh", "compressed (bzip2), which has no random access", "`bunzip2` it first"),
-    (b"\xfd7zXZ\0", "compressed (xz), which has no random access", "`unxz` it first"),
-    (b"\x28\xb5\x2f\xfd", "compressed (zstd), which has no random access", "`unzstd` it first"),
-    (b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself with `git lfs pull`"),
-)
+def header_fields(block: bytes) -> tuple[bytes, int] | None:
+    """Type and payload size of a header block; None for a block whose checksum, magic or size is that of no header."""
+    try:
+        return _checked(block) if len(block) == BLOCK else None
+    except ValueError:
+        return None
 
 
 class _Reader:
@@ -271,25 +254,12 @@ class _Reader:
 
     def _checked(self, block: bytes, position: int) -> tuple[bytes, int]:
         """Type and payload size of a header block, whose checksum and magic are checked."""
-        field = _OCTAL.fullmatch(block[148:156])
-        if position == 0 and (other := _other_file(block)):
+        if position == 0 and (other := other_file(block)):
             raise DamagedShard(f"shard '{self._shard}': {other[0]}", other[1])
-        rest = block[:148] + b" " * 8 + block[156:]
-        beyond = -1 if field is None else sum(rest) - int(field[1], 8)
-        if beyond not in (0, 256 * len(rest.translate(None, _ASCII))):  # old tars summed signed bytes
-            self._fail(position, "header checksum does not match: damaged, or not a tar")
-        if block[257:265] not in (b"ustar\x0000", b"ustar  \0", bytes(8)):
-            self._fail(position, f"not a tar header: magic {block[257:265]!r}")
-        return block[156:157], self._payload_size(block[124:136], position)
-
-    def _payload_size(self, field: bytes, position: int) -> int:
-        if octal := _OCTAL.fullmatch(field):
-            return int(octal[1], 8)
-        if field[0] == 0xFF:
-            self._fail(position, "a negative size")
-        if field[0] != 0x80:
-            self._fail(position, f"size field {field!r} is no number")
-        return int.from_bytes(field[1:], "big")  # `_check_whole` refuses a size larger than the file
+        try:
+            return _checked(block)
+        except ValueError as error:
+            self._fail(position, str(error))
 
     def _pax_path(self, data: bytes, position: int) -> str:
         """The "path" of pax records ("LENGTH KEY=VALUE\\n"; LENGTH counts its own digits), or ""."""
@@ -348,3 +318,22 @@ class _Reader:
             "cut the file there and append 1,024 zero bytes",
             self._sample,
         )
+
+
+def _checked(block: bytes) -> tuple[bytes, int]:
+    """Type and payload size of a header block; raises ValueError, which says what is wrong with it."""
+    field = _OCTAL.fullmatch(block[148:156])
+    rest = block[:148] + b" " * 8 + block[156:]
+    beyond = -1 if field is None else sum(rest) - int(field[1], 8)
+    if beyond not in (0, 256 * len(rest.translate(None, _ASCII))):  # old tars summed signed bytes
+        raise ValueError("header checksum does not match: damaged, or not a tar")
+    if block[257:265] not in (b"ustar\x0000", b"ustar  \0", bytes(8)):
+        raise ValueError(f"not a tar header: magic {block[257:265]!r}")
+    size = block[124:136]
+    if octal := _OCTAL.fullmatch(size):
+        return block[156:157], int(octal[1], 8)
+    if size[0] == 0xFF:
+        raise ValueError("a negative size")
+    if size[0] != 0x80:
+        raise ValueError(f"size field {size!r} is no number")
+    return block[156:157], int.from_bytes(size[1:], "big")  # `_check_whole` refuses a size larger than the file

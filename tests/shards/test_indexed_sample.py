@@ -124,3 +124,16 @@ def test_many_samples_share_their_open_shards(shards: Path, samples: list[Sample
     assert num_open() == index.num_shards == 3
     del held
     assert num_open() == 0
+
+
+def test_index_of_a_shard_that_changed_gives_no_other_image_or_caption(shards: Path):
+    path = shards / "000000.tar"
+    place = int(Index.open(shards).take(np.array([0]), ["image_offset"])["image_offset"][0])
+    data = bytearray(path.read_bytes().replace(b"picture 1 again", b"picture X again"))
+    data[place + 12] ^= 1  # in the JFIF header: decodes to the same pixels
+    path.write_bytes(data)
+    index = Index.open(shards)
+    with pytest.raises(DataError, match="'0000': the image is not the one that was indexed; `mmdata verify` says what"):
+        _ = index[0].image_bytes
+    with pytest.raises(DataError, match="'0001': the captions are not those that were indexed; `mmdata verify` says"):
+        _ = index[1].captions
