@@ -14,8 +14,9 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from mmdata.errors import ConfigError, DataError, excerpt
+from mmdata.join.dates import date_kind, iso_texts
 from mmdata.join.digests import digests_of
-from mmdata.nearest import did_you_mean
+from mmdata.nearest import meant
 from mmdata.safe_read import check_exists, check_regular
 from mmdata.shards.braces import expand_braces
 
@@ -71,6 +72,8 @@ class Table:
         kind = values.type
         if pa.types.is_integer(kind):
             return values.cast(pa.string())
+        if date_kind(kind):
+            return iso_texts(values)
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise ConfigError(f"{self._of}: {self}, column '{self.key}': values of type {kind}, and keys are texts")
         return values.cast(pa.large_string())  # of more than 2 GB in all, too
@@ -84,8 +87,7 @@ class Table:
         """
         if name not in self.names:
             raise ConfigError(
-                f"{self._of}: {self}: no column '{name}'{did_you_mean(name, self.names)}; "
-                f"it has {', '.join(self.names)}"
+                f"{self._of}: {self}: no column '{name}'{meant(name, self.names)}; it has {', '.join(self.names)}"
             )
         return self._read(name, as_text=False)
 
@@ -124,7 +126,7 @@ class Table:
         if chosen is None and len(self.names) == 1:
             chosen = self.names[0]
         if chosen is None or chosen not in self.names:
-            what = f"no column '{key}'{did_you_mean(key, self.names)}" if key else "no column key or uid"
+            what = f"no column '{key}'{meant(key, self.names)}" if key else "no column key or uid"
             listed = ", ".join(self.names)
             raise ConfigError(
                 f"{self._of}: {self}: {what}; it has {listed}: name the column of keys ({self._setting}: NAME)"
@@ -180,13 +182,13 @@ def _words(given: str) -> list[str]:
 
 
 def _plain(kind: Any) -> Any:
-    """The type as which values are read: categories as what they are of, decimal numbers as floats, dates as texts.
+    """The type as which values are read: categories as what they are of, decimal numbers as floats, times as texts.
 
-    Dates and times in ISO 8601 compare as texts as they do in time.
+    Times of a day (16:00:00) compare as texts as they do in time; dates stay what they are.
     """
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
-    if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
+    if pa.types.is_time(kind):
         return pa.string()
     return pa.float64() if pa.types.is_decimal(kind) else kind
 

@@ -175,7 +175,7 @@ def test_larger_weights_are_cut_and_told(corpus: Corpus, caplog: pytest.LogCaptu
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"row_weights": "captins"}, r"^data.row_weights: no column 'captins'; did you mean 'captions'\?; there are "),
+        ({"row_weights": "captins"}, r"^data.row_weights: no column 'captins' .did you mean 'captions'..; there are "),
         ({"row_weights": "key"}, "^data.row_weights: 'key' is no column of numbers; there are caption_tok"),
         ({"row_weights": "FOLDER/none.npy"}, "^data.row_weights: '.*none.npy': no such file"),
         (

@@ -237,7 +237,7 @@ def test_mmdata_plan_takes_a_selection_on_the_command_line(corpus: Corpus):
 @pytest.mark.parametrize(
     ("select", "message"),
     [
-        ("widht > 3", "data.select: no column 'widht'; did you mean 'width'"),
+        ("widht > 3", "data.select: no column 'widht' .did you mean 'width'"),
         ("class_name == 'dog'", "no column 'class_name'"),
         ("width > 10000", r"data.select width > 10000: selects no row"),
         ("key == '00007'", r"^data.select key == '00007': selects 1 of 50 rows, fewer than a batch"),
@@ -247,7 +247,7 @@ def test_mmdata_plan_takes_a_selection_on_the_command_line(corpus: Corpus):
         ("FOLDER/noise.txt", r"noise.txt' is no text in UTF-8 \(byte 0\)"),
         ({"file": "FOLDER/keys.txt", "column": "key"}, "is a text file and has no column 'key'"),
         ("FOLDER/table.parquet", r"no column key or uid; it has kee, score: name the column of keys \(column: NAME\)"),
-        ({"file": "FOLDER/table.parquet", "column": "kea"}, "no column 'kea'; did you mean 'kee'"),
+        ({"file": "FOLDER/table.parquet", "column": "kea"}, "no column 'kea' .did you mean 'kee'"),
         (
             {"file": "FOLDER/table.parquet", "column": "score"},
             "column 'score': values of type double, and keys are texts",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.join.joined import Joined
-from mmdata.nearest import did_you_mean
+from mmdata.nearest import meant
 from mmdata.plan.select.files import NpyFile
 from mmdata.plan.select.index_columns import column_of, kinds_of
 from mmdata.plan.selection import Selection
@@ -62,7 +62,7 @@ def row_weights(
     numbers = sorted(name for name, kind in kinds.items() if kind in ("number", "bool"))
     if given not in numbers:
         what = f"'{given}' is no column of numbers" if given in kinds else f"no column '{given}'"
-        near = "" if given in kinds else did_you_mean(given, [*numbers, LABEL_BALANCED])
+        near = "" if given in kinds else meant(given, [*numbers, LABEL_BALANCED])
         raise ConfigError(
             f"{OF}: {what}{near}; there are {', '.join(numbers)}, {LABEL_BALANCED}, and files (.npy) of a number a row"
         )
