@@ -16,8 +16,9 @@ All tars are checked, and all damaged ones are listed at once. What was read of 
 finished: run the same command again, and only new and changed tars are read.
 
 --members-only is for tars without images, such as embeddings or synthetic captions of the images of other tars:
-data.join brings their members to the rows by key. Only headers are read, in one go, and the captions that --caption
-names (syn.json:syn_text), which are kept beside the index: data.captions draws from them.
+data.join brings their members to the rows by key. They are read once, and a hash of each member is kept, by which a
+value that changes later is found; with --no-hashes only headers are read. The captions that --caption names
+(syn.json:syn_text) are kept beside the index: data.captions draws from them.
 """
 
 from __future__ import annotations
@@ -115,6 +116,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--members-only", action="store_true", help="index tars without images, whose members data.join brings to rows"
     )
+    parser.add_argument(
+        "--no-hashes", action="store_true", help="with --members-only: read headers only; changed values are not found"
+    )
     parser.add_argument("--cache-dir", type=Path, help="that cache, as data.loading.cache_dir; default: in ~/.cache")
     parser.add_argument(
         "--cache-gb", type=_gigabytes, default=100.0, help="its size, as data.loading.cache_gb, in 10⁹ bytes (100)"
@@ -128,7 +132,9 @@ def parse_arguments() -> argparse.Namespace:
     given = [f"--{name.replace('_', '-')}" for name in of_images if getattr(options, name)]
     if options.members_only and (given or len(options.source) > 1):
         what = given[0] if given else "several sources"
-        parser.error(f"--members-only reads headers of the tars of one folder, and does not go with {what}")
+        parser.error(f"--members-only reads the tars of one folder, and does not go with {what}")
+    if options.no_hashes and not options.members_only:
+        parser.error("--no-hashes goes with --members-only: images and captions always have hashes")
     return options
 
 
@@ -140,6 +146,7 @@ def index_members(options: argparse.Namespace) -> int:
             options.source[0],
             out=options.out,
             captions_in=captions,
+            hashes=not options.no_hashes,
             overwrite=options.overwrite,
             progress=progress,
         )

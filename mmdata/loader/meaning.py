@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -79,9 +79,10 @@ class Meaning:
 def _hashes(values: NDArray[np.generic]) -> Ints:
     known: dict[object, int] = {}
     found = np.empty(len(values), np.int64)
-    if values.dtype.kind == "M":
-        values = np.where(np.isnat(values), None, values.astype(str))
-    for row, value in enumerate(values.tolist()):
+    listed: list[Any] = values.tolist()
+    if values.dtype.kind == "M":  # as texts: nanoseconds would be listed as numbers
+        listed = [None if text == "NaT" else text for text in values.astype(str).tolist()]
+    for row, value in enumerate(listed):
         if value is None or value != value:  # NaN
             found[row] = NONE
             continue

@@ -288,13 +288,13 @@ def test_whole_numbers_that_a_float_would_round_are_kept_whole_or_masked(tmp_pat
     [
         (
             "score",
-            "data.fields.x: no source 'score'; there are none: give data.join; and members of the samples: json,",
+            "data.fields.x: no source 'score'; no table is joined .data.join., and members of the samples are written",
         ),
         ("npz", "data.fields.x: member 'npz': name one of its arrays, as in npz:NAME"),
         ("npy:x", "data.fields.x: member 'npy:x': .npy has no keys; write npy"),
         ("json:a:b", "member 'json:a:b': expected the extension"),
-        ("json:urll", "none of the first 24 rows has a value: .*'urll'; did you mean 'url'.; it has url, size, a.b"),
-        ("npz:tow", "none of the first 24 rows has a value: .*'tow'; did you mean 'two'.; it has one, two"),
+        ("json:urll", "none of the first 24 rows has a value: .*'urll' .did you mean 'url'..; it has url, size, a.b"),
+        ("npz:tow", "none of the first 24 rows has a value: .*'tow' .did you mean 'two'..; it has one, two"),
         ("syn.json", "none of the first 24 rows has a value: .*no member .syn.json among .box.npy, .jpg, .json"),
     ],
 )
