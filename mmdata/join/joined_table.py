@@ -183,7 +183,9 @@ class JoinedTable:
                     like = next((key for key in keys.to_pylist() if key is not None), "none")
                     first = self._index.keys(self._starts[[shards[0]]])[0]
                     missing = self._missing(len(found), len(found))
-                    raise ConfigError(f"{missing}: keys are like '{first}', and those of the table like '{like}'")
+                    raise ConfigError(
+                        f"{missing}: keys are like '{first}', and those of the table like '{like}'{table.key_hint}"
+                    )
                 rows[slice(*self._starts[list(shards)])] = np.where(found < 0, -1, found + count)
             count += len(keys)
         if table.digests([table.key]) != {name: digests[name] for name in (LAYOUT, table.key)}:

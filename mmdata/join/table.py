@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import keyword
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,14 @@ from mmdata.shards.braces import expand_braces
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
 compute: Any = pyarrow.compute  # pyarrow's functions have no types
+_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
 KEY_COLUMNS = ("key", "uid")
 """The column that holds keys, if none is named: the first of these that a table has."""
+
+
+def in_condition(name: str) -> str:
+    """A column's name as a condition writes it: in backquotes if it is no name of Python's."""
+    return name if name.isidentifier() and not keyword.iskeyword(name) else f"`{name}`"
 
 
 class Table:
@@ -75,8 +82,19 @@ class Table:
         if date_kind(kind):
             return iso_texts(values)
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise ConfigError(f"{self._of}: {self}, column '{self.key}': values of type {kind}, and keys are texts")
+            raise ConfigError(
+                f"{self._of}: {self}, column '{self.key}': values of type {kind}, and keys are texts: store them as "
+                "texts, as the tars name the samples"
+            )
         return values.cast(pa.large_string())  # of more than 2 GB in all, too
+
+    @property
+    def key_hint(self) -> str:
+        """For messages that no key was found: what is wrong with keys that are numbers."""
+        kind = self.types[self.key]
+        if not (_is_parquet(self.files[0]) and pa.types.is_integer(kind)):
+            return ""
+        return f"; they are {kind}, which has no leading zeros: store the keys as texts, as the tars name the samples"
 
     def column(self, name: str) -> Any:
         """A column, an Arrow array (n,), in the order of files and rows.
@@ -141,6 +159,14 @@ class Table:
                 return reader.schema
 
         schema = self._checked(path, read)
+        if not _is_parquet(path) and len(schema.names) == 1:
+            own = "tabs" if path.suffix.lower() == ".tsv" else "commas"
+            for separator, name in _SEPARATORS.items():
+                if separator in schema.names[0] and name != own:
+                    raise ConfigError(
+                        f"{self._of}: '{path}': its first line has {name} and no {own}, which separate columns of a "
+                        f"{path.suffix.lower()}: write it with {own}"
+                    )
         return dict(zip(schema.names, map(_plain, schema.types), strict=True))
 
     def _count(self, path: Path) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mmdata.errors import ConfigError
 from mmdata.join.dates import date_kind, iso_texts
 from mmdata.join.stored import Arrays, Keep, make_anew
-from mmdata.join.table import compute
+from mmdata.join.table import compute, in_condition
 
 Array = NDArray[Any]
 
@@ -86,7 +86,7 @@ class Values:
             raise ConfigError(
                 f"{self._of}: {self._numbers.dtype} and {missing:,} rows without a value, for which whole numbers and "
                 "bool have no word: leave those rows out (missing: mask in data.join those that the table does not "
-                f"have, data.select='{self._name} is not None' all), or store floats, which have NaN"
+                f"have, data.select='{in_condition(self._name)} is not None' all), or store floats, which have NaN"
             )
 
     def take(self, rows: NDArray[np.int64]) -> Array | list[str]:

@@ -88,7 +88,7 @@ def test_a_column_that_the_index_has_too_is_told(corpus: Corpus, tmp_path: Path,
     selected(corpus, join=[{"table": table}], select="score > 0.5")
     assert not caplog.messages
     selected(corpus, join=[{"table": table}], select="width > 0 and score > 0.5")
-    said = f"data.select: 'width' is the index's; the column of this name in '{table}' is not used: rename it"
+    said = f"data.select: 'width' is the index's; the column of this name in '{table}' is not used here: rename it"
     assert caplog.messages == [said]
 
 
@@ -403,6 +403,28 @@ def test_a_score_of_float32_is_found_as_it_is_written(corpus: Corpus, tmp_path: 
         1,
         *range(3, 10),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        ("a.parquet", list(range(50)), "like '0'; they are int64, which has no leading zeros: store the keys as texts"),
+        ("a.parquet", [float(row) for row in range(50)], "values of type double, and keys are texts: store them as te"),
+        ("semicolons.csv", [], r"its first line has semicolons and no commas, which separate columns of a .csv: write"),
+        ("commas.tsv", [], r"its first line has commas and no tabs, which separate columns of a .tsv: write it with t"),
+    ],
+)
+def test_keys_that_cannot_be_those_of_samples_are_explained(
+    corpus: Corpus, tmp_path: Path, name: str, keys: list[Any], message: str
+):
+    file = tmp_path / name
+    if keys:
+        pyarrow.parquet.write_table(pa.table({"key": keys, "score": SCORES}), file)
+    else:
+        separator = ";" if name.startswith("semi") else ","
+        file.write_text("\n".join([f"key{separator}score", *(f"{one.key}{separator}1" for one in corpus.samples)]))
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(join=[{"table": str(file)}])
 
 
 def test_fields_without_a_table_are_refused(corpus: Corpus):

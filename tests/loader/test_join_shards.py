@@ -270,6 +270,27 @@ def test_tars_that_changed_are_an_error_or_mask_their_rows(reinforced: Reinforce
         list(reinforced.loader())
 
 
+def test_rows_without_a_key_are_told_from_a_key(reinforced: Reinforced):
+    table = pa.table(
+        {
+            "key": [f"{row // 20:05d}{row:04d}" for row in range(ROWS)],
+            "own": pa.array([None if row % 2 else UIDS[row] for row in range(ROWS)]),
+            "none": pa.array([None if row else "x" for row in range(ROWS)]),
+        }
+    )
+    pyarrow.parquet.write_table(table, reinforced.folder / "keys.parquet")
+    for key, message in (
+        ("own", r"20 of 40 rows have no row in '.*', such as rows without a key \(null\); leave them out"),
+        ("none", r"40 of 40 rows have no row in '.*': keys are like 'x', and those of its samples like '0"),
+    ):
+        join = [
+            {"table": str(reinforced.folder / "keys.parquet")},
+            {**reinforced.shards, "key": key, "missing": "error"},
+        ]
+        with pytest.raises(ConfigError, match=message):
+            reinforced.loader(join=join)
+
+
 def rewritten(data: Reinforced, samples: dict[int, dict[str, bytes]], rows: list[int]) -> None:
     """Other embeddings of the same size for some rows, in tars that are otherwise as they were."""
     for row in rows:
@@ -301,7 +322,7 @@ def test_values_that_were_rewritten_in_place_mask_their_rows(
     with reinforced.loader(fields={"url": "join:dr:url.txt"}) as loader:  # what did not change is used
         assert sum(int(batch["valid"].sum()) for batch in loader) == ROWS
     rewritten(reinforced, samples, list(range(ROWS)))
-    with pytest.raises(ConfigError, match="none of the first 40 rows has a value: .*are not those that were indexed"):
+    with pytest.raises(ConfigError, match=r"none of the first 40 rows has a value: .*are not those that were indexed"):
         reinforced.loader(loading=loading)
 
 

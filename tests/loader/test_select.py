@@ -327,8 +327,15 @@ def test_a_dataset_of_which_nothing_is_selected_is_named(corpus: Corpus, tmp_pat
     corpus.write_beside(tmp_path / "other", corpus.samples[20:])
     shards = [{"shards": corpus.settings["shards"]}, {"shards": str(tmp_path / "other")}]
     np.save(tmp_path / "rows.npy", np.arange(20))
-    with pytest.raises(ConfigError, match=r"rows.npy: selects no row of data.shards.1 \('.*other'\)"):
-        corpus.loader(shards=shards, select=str(tmp_path / "rows.npy"))
+    message = (
+        r"^data.select rows.npy: selects no row of data.shards.1 \('.*other'\); leave that dataset out, or select m"
+    )
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(shards=[{**shards[0], "select": "width > 0"}, shards[1]], select=str(tmp_path / "rows.npy"))
+    with pytest.raises(
+        ConfigError, match=r"^data.shards.1.select width > 9999: selects no row; leave that dataset out"
+    ):
+        corpus.loader(shards=[shards[0], {**shards[1], "select": "width > 9999"}])
 
 
 def test_a_loader_knows_how_many_rows_it_takes_from(corpus: Corpus):

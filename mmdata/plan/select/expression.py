@@ -15,7 +15,6 @@ true nor false, as in SQL, and selects no row, also behind `not`.
 from __future__ import annotations
 
 import ast
-import keyword
 import operator
 import re
 import warnings
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from mmdata.errors import ConfigError, excerpt
 from mmdata.join.dates import DATES, DateKind
+from mmdata.join.table import in_condition
 from mmdata.nearest import meant
 from mmdata.plan.select.dates import EXAMPLES, compared, is_in_dates, parse_date
 from mmdata.plan.select.three_valued import (
@@ -198,7 +198,7 @@ class _Parser:
     def _unquoted(self) -> str | None:
         """A column that stands in the condition without the backquotes that its name needs."""
         bare = _QUOTED.sub(lambda found: " " * len(found[0]), self._text)
-        return next((name for name in self._kinds if not _is_a_name(name) and name in bare), None)
+        return next((name for name in self._kinds if in_condition(name) != name and name in bare), None)
 
     def _part(self, node: ast.expr, depth: int) -> _Part:
         if depth > MAX_DEPTH:
@@ -291,7 +291,7 @@ class _Parser:
         ):
             return
         name = self._quoted.get(left.id, left.id) if isinstance(left, ast.Name) else "score"
-        shown = "score" if name not in self._kinds else name if _is_a_name(name) else f"`{name}`"
+        shown = in_condition(name) if name in self._kinds else "score"
         self._refuse(node, f"no value is equal to a missing one: ask for it by `is`, {shown} is None")
 
     def _moment(self, node: ast.expr, part: _Part, kind: Any) -> Evaluate:
@@ -396,10 +396,6 @@ class _Parser:
 
     def _refuse_at(self, place: int, why: str) -> NoReturn:
         raise ConfigError(f"{self._of}: {why}; at character {place} of {excerpt(self._text, 200)}")
-
-
-def _is_a_name(text: str) -> bool:
-    return text.isidentifier() and not keyword.iskeyword(text)
 
 
 def _is_literal(node: ast.expr) -> bool:
