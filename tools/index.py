@@ -173,6 +173,10 @@ def _gigabytes(text: str) -> float:
     return value
 
 
+_WITHOUT_JSON = ("json_unreadable", "json_too_large")
+"""Losses of samples that are indexed with what their other members hold."""
+
+
 def account_lines(report: IndexReport) -> list[str]:
     """What was indexed and what was not, a line each."""
     accounts = report.accounts
@@ -189,7 +193,9 @@ def account_lines(report: IndexReport) -> list[str]:
         )
     reasons = Counter(line["reason"] for line in report.quarantined)
     lines += [f"quarantined: {count} {reason}" for reason, count in reasons.most_common()]
-    lines += [f"lost: {accounts['lost'][loss]} {loss}; the first: {first}" for loss, first in report.lost.items()]
+    for loss, first in report.lost.items():
+        how = " (used without its JSON)" if loss in _WITHOUT_JSON else ""
+        lines.append(f"lost: {accounts['lost'][loss]} {loss}{how}; the first: {first}")
     for name, damage in accounts.get("damaged_shards", {}).items():
         lines.append(f"damaged: {damage}; the samples before it are indexed{_unread(report, name)}")
     folder, shards = report.folder, report.manifest.num_shards

@@ -358,3 +358,19 @@ def test_an_array_that_unpacks_to_more_than_the_limit_is_not_unpacked(
         list(loader)
         (entry,) = loader.ledger
     assert entry.detail == "data.fields.two: member '0017.npz': array 'two' of 800,128 bytes; at most 10,000"
+
+
+def test_many_rows_without_a_value_name_the_setting_that_keeps_them(tmp_path: Path, samples: dict[str, Members]):
+    for row in range(6):
+        del samples[key_of(row)]["npy"]
+    data = write(tmp_path / "tars", samples)
+    data["loading"]["max_bad_share"] = 0.1
+    message = (
+        r"missing_field 6\), more than .*data.missing_fields: keep \(of joined tars missing: keep in data.join\) keeps"
+    )
+    with (
+        Loader.from_config({**data, "fields": {"features": FIELDS["features"]}}) as loader,
+        pytest.raises(DataError, match=message) as caught,
+    ):
+        list(loader)
+    assert "mmdata verify" not in str(caught.value)

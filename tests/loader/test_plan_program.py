@@ -142,3 +142,16 @@ def test_plan_program_takes_a_condition_in_backquotes_from_the_command_line(corp
     said = plan(tmp_path, settings, "data.select=`clip score` > 0.39")
     assert "data.select `clip score` > 0.39 (" in said
     assert ": 30 of 50 rows" in said
+
+
+def test_plan_program_of_shards_warns_once(corpus, tmp_path: Path):
+    (tmp_path / "keys.txt").write_text("\n".join([*(sample.key for sample in corpus.samples[:20]), "none"]))
+    command = [
+        sys.executable,
+        str(TOOLS / "plan.py"),
+        corpus.settings["shards"],
+        f"data.select={tmp_path / 'keys.txt'}",
+    ]
+    done = run_program(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"})
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("21 keys, and 20 rows have one of them") == 1
