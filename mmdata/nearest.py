@@ -39,5 +39,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{found}'?" if found is not None else ""
 
 
+def meant(word: str, known: Iterable[str]) -> str:
+    """Within a message that goes on: " (did you mean 'train'?)", or "" if no known name is near."""
+    found = nearest(word, known)
+    return f" (did you mean '{found}'?)" if found is not None else ""
+
+
 def _plain(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter not in "-_. ")

@@ -103,14 +103,17 @@ def test_the_tables_of_a_config_are_joined_with_their_captions_and_fields(folder
         ),
         (["CONFIG", "--key", "uid"], "'--key': the tables of a config are those of its data.join"),
         (["SHARDS", "FOLDER/recap.parquet"], r"data\.join\.0: '.*': no such file; did you mean '.*/recaps\.parquet'\?"),
-        (["SHARDS", "FOLDER/recaps.parquet", "--key", "keys"], r"no column 'keys'; did you mean 'key'\?; it has key, "),
+        (
+            ["SHARDS", "FOLDER/recaps.parquet", "--key", "keys"],
+            r"no column 'keys' \(did you mean 'key'\?\); it has key, ",
+        ),
         (
             ["SHARDS", "FOLDER/recaps.parquet", "--captions", "recap"],
             r"--captions: captions are counted by a tokenizer: give it, too \(--tokenizer NAME_OR_FOLDER\)",
         ),
         (
             ["SHARDS", "FOLDER/recaps.parquet", "--captions", "recaps", "--tokenizer", "clip"],
-            r"data\.captions: no source 'join:recaps'; did you mean 'join:recap'\?",
+            r"data\.captions: no source 'join:recaps' \(did you mean 'join:recap'\?\)",
         ),
         (["FOLDER/none", "FOLDER/recaps.parquet"], "none': no such file"),
         (["FOLDER", "FOLDER/recaps.parquet"], r"no manifest\.json; it holds folders of shards: give '.*/shards'"),

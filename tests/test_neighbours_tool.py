@@ -312,3 +312,14 @@ def test_program_is_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch, c
         "neighbours is one process, and torchrun started 2 of it (WORLD_SIZE): start it without torchrun"
         in capsys.readouterr().err
     )
+
+
+def test_a_folder_of_shards_takes_settings_from_the_command_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    np.save(tmp_path / "f.npy", np.random.default_rng(0).normal(size=(42, 4)).astype(np.float32))
+    words = ("--features", tmp_path / "f.npy", "--size", 6, "--out", tmp_path / "g.arrow")
+    assert run_tool("neighbours", folder / "shards", "data.select=width > 0", *words) == 0
+    assert "42 rows in 7 groups of 6" in capsys.readouterr().out
+    assert run_tool("neighbours", folder / "shards", "data.sede=1", *words) == 2
+    assert "unknown key 'data.sede'; did you mean 'data.seed'" in capsys.readouterr().err

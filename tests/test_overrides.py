@@ -64,3 +64,20 @@ def test_override_without_a_value_shows_how_it_is_written(config: Path):
         load_config(config, ["train.epochs", "3"])
     with pytest.raises(ConfigError, match=r"^override '3': expected .*, as in data\.loading\.num_workers=4$"):
         load_config(config, ["3"])
+
+
+@pytest.mark.parametrize("value", ["`clip score` > 0.28", " `clip score` > 0.28 and class_name == 'a: b'"])
+def test_override_that_begins_with_a_backquote_is_a_text(config: Path, value: str):
+    assert load_config(config, [f"data.select={value}"]).data.select == value
+
+
+@pytest.mark.parametrize("value", ["64", "True", "[a]"])
+def test_override_that_is_no_selection_says_what_one_is(config: Path, value: str):
+    message = (
+        r"^on the command line: 'data\.select': expected a condition \(width >= 64\), a file of keys or rows "
+        r"\(good.txt, rows.npy\), or {file: good.parquet, column: id}; got "
+    )
+    with pytest.raises(ConfigError, match=message):
+        load_config(config, [f"data.select={value}"])
+    with pytest.raises(ConfigError, match=r"unknown key 'data\.select\.colum'; did you mean 'data\.select\.column'"):
+        load_config(config, ["data.select={file: a.txt, colum: x}"])

@@ -16,8 +16,9 @@ All tars are checked, and all damaged ones are listed at once. What was read of 
 finished: run the same command again, and only new and changed tars are read.
 
 --members-only is for tars without images, such as embeddings or synthetic captions of the images of other tars:
-data.join brings their members to the rows by key. Only headers are read, in one go, and the captions that --caption
-names (syn.json:syn_text), which are kept beside the index: data.captions draws from them.
+data.join brings their members to the rows by key. They are read once, and a hash of each member is kept, by which a
+value that changes later is found; with --no-hashes only headers are read. The captions that --caption names
+(syn.json:syn_text) are kept beside the index: data.captions draws from them.
 """
 
 from __future__ import annotations
@@ -115,6 +116,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--members-only", action="store_true", help="index tars without images, whose members data.join brings to rows"
     )
+    parser.add_argument(
+        "--no-hashes", action="store_true", help="with --members-only: read headers only; changed values are not found"
+    )
     parser.add_argument("--cache-dir", type=Path, help="that cache, as data.loading.cache_dir; default: in ~/.cache")
     parser.add_argument(
         "--cache-gb", type=_gigabytes, default=100.0, help="its size, as data.loading.cache_gb, in 10⁹ bytes (100)"
@@ -128,7 +132,9 @@ def parse_arguments() -> argparse.Namespace:
     given = [f"--{name.replace('_', '-')}" for name in of_images if getattr(options, name)]
     if options.members_only and (given or len(options.source) > 1):
         what = given[0] if given else "several sources"
-        parser.error(f"--members-only reads headers of the tars of one folder, and does not go with {what}")
+        parser.error(f"--members-only reads the tars of one folder, and does not go with {what}")
+    if options.no_hashes and not options.members_only:
+        parser.error("--no-hashes goes with --members-only: images and captions always have hashes")
     return options
 
 
@@ -140,6 +146,7 @@ def index_members(options: argparse.Namespace) -> int:
             options.source[0],
             out=options.out,
             captions_in=captions,
+            hashes=not options.no_hashes,
             overwrite=options.overwrite,
             progress=progress,
         )
@@ -166,6 +173,10 @@ def _gigabytes(text: str) -> float:
     return value
 
 
+_WITHOUT_JSON = ("json_unreadable", "json_too_large")
+"""Losses of samples that are indexed with what their other members hold."""
+
+
 def account_lines(report: IndexReport) -> list[str]:
     """What was indexed and what was not, a line each."""
     accounts = report.accounts
@@ -182,7 +193,9 @@ def account_lines(report: IndexReport) -> list[str]:
         )
     reasons = Counter(line["reason"] for line in report.quarantined)
     lines += [f"quarantined: {count} {reason}" for reason, count in reasons.most_common()]
-    lines += [f"lost: {accounts['lost'][loss]} {loss}; the first: {first}" for loss, first in report.lost.items()]
+    for loss, first in report.lost.items():
+        how = " (used without its JSON)" if loss in _WITHOUT_JSON else ""
+        lines.append(f"lost: {accounts['lost'][loss]} {loss}{how}; the first: {first}")
     for name, damage in accounts.get("damaged_shards", {}).items():
         lines.append(f"damaged: {damage}; the samples before it are indexed{_unread(report, name)}")
     folder, shards = report.folder, report.manifest.num_shards

@@ -22,9 +22,8 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from mmdata import load_config
 from mmdata.cli import Parser, run
-from mmdata.commands.neighbours import alike, embed_corpus, map_features, settings_for
+from mmdata.commands.neighbours import alike, data_of, embed_corpus, map_features, settings_for
 from mmdata.errors import ConfigError, printable
 from mmdata.loader.corpus import open_index
 from mmdata.plan.groups import write_groups
@@ -36,7 +35,7 @@ from mmdata.trained import TrainedRun
 def main() -> int:
     """Embed, group, write the file, say what to put into a config."""
     options = parse_arguments()
-    data = load_config(options.config, options.overrides).data
+    data = data_of(options.config, options.overrides)
     index = open_index(data)
     check(options, len(index))
     device = collectives.init(options.device)
@@ -63,7 +62,7 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = Parser("neighbours", __doc__)
-    parser.add_argument("config", metavar="CONFIG", help="YAML file; its data.shards are grouped")
+    parser.add_argument("config", metavar="CONFIG_OR_SHARDS", help="YAML file, or a folder; its shards are grouped")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.loading.num_workers=8")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--run", type=Path, metavar="RUN_OR_CHECKPOINT", help="embed with this model")

@@ -9,6 +9,7 @@ mmdata replay runs/scenes/config.yaml --ledger runs/scenes/ledger-rank0.jsonl --
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -18,6 +19,7 @@ from mmdata.commands.replay import data_of
 from mmdata.errors import ConfigError, printable
 from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
 from mmdata.loader import Loader
+from mmdata.plan.select.rows import excluded_by
 
 
 def main() -> int:
@@ -42,7 +44,8 @@ def main() -> int:
         row, epoch, step = place_in_ledger(given.ledger, given.line, loader.index)
     else:
         row = row_of_key(loader.index, given.key) if given.key else row
-    found = replay(loader.maker, find_step(loader.plan, row, epoch, step=step))
+    place = find_step(loader.plan, row, epoch, step=step, excluded_by=partial(excluded_by, data, loader.index))
+    found = replay(loader.maker, place, loader.added)
     for name, words, seconds in found.stages():
         print(f"{name:10}{'' if seconds is None else f'{1e3 * seconds:.2f} ms':>10}  {printable(words)}")
     if found.is_masked:

@@ -3,6 +3,7 @@
 mmdata report shards/photos
 mmdata report runs/photos                      # the folder of a run; also as --run
 mmdata report --run runs/a --run runs/b --run runs/c
+mmdata report shards/photos "data.select=width >= 64"      # with the plan of these rows; also CONFIG
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmdata.cli import Parser, run
+from mmdata.commands.plan import plan_of
 from mmdata.commands.report import QUERY_ROWS, found_by
 from mmdata.config import load_config
 from mmdata.config.data import sources
@@ -27,7 +29,10 @@ def main() -> None:
     """Write the page and print its path."""
     parser = Parser("report", __doc__)
     parser.add_argument(
-        "shards", nargs="*", type=Path, help="folders with a manifest; default: data.shards of the config"
+        "words",
+        nargs="*",
+        metavar="SHARDS | CONFIG | section.key=value",
+        help="folders with a manifest; default: data.shards of the config",
     )
     parser.add_argument("--config", type=Path, help="YAML file: adds buckets and padding; default: that of the run")
     parser.add_argument(
@@ -45,25 +50,45 @@ def main() -> None:
         help=f"validation images that each run's model searches (default: {QUERY_ROWS:,}; 0: no search)",
     )
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="default: report.html")
-    given = parser.parse_args()
-    # The folder of a run may be given without --run: nobody means a corpus by it.
-    given.run += [folder for folder in given.shards if recognize(folder) is Kind.RUN]
-    given.shards = [folder for folder in given.shards if folder not in given.run]
+    given = parser.parse_intermixed_args()
+    overrides = [word for word in given.words if "=" in word and not Path(word).exists()]
+    places = [Path(word) for word in given.words if word not in overrides]
+    # The folder of a run may be given without --run: nobody means a corpus by it. Nor by a YAML file.
+    given.run += [place for place in places if recognize(place) is Kind.RUN]
+    configs = [place for place in places if recognize(place) is Kind.CONFIG]
+    shards = [place for place in places if place not in (*given.run, *configs)]
+    if len(configs) + (given.config is not None) > 1:
+        raise ConfigError(
+            f"one config at a time: got {', '.join(map(str, [given.config or '', *configs])).strip(', ')}"
+        )
     for folder in given.run:
         check_run_folder(folder)
     if not 0 <= given.query_rows <= MAX_QUERY_ROWS:
         raise ConfigError(f"--query-rows {given.query_rows}: give 0 to {MAX_QUERY_ROWS:,}")
     of_run = given.run[0] / "config.yaml" if given.run else None
-    path = given.config or (of_run if of_run and of_run.is_file() else None)
-    config = load_config(path) if path else None
-    shards: list[Path] = given.shards
+    path = given.config or next(iter(configs), None) or (of_run if of_run and of_run.is_file() else None)
+    config = load_config(path, overrides) if path else None
     if config and not shards:
         shards = [local_folder(source.shards) for source in sources(config.data)]
     if not shards:
         raise ConfigError("say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`")
     data, settings = (config.data, config.model_dump(mode="json")) if config else (None, None)
+    planned = None
+    if overrides and config is None:
+        if len(shards) > 1:
+            raise ConfigError(f"{overrides[0]}: of several folders of shards settings are given in a file (--config)")
+        planned = plan_of(str(shards[0]), overrides)
+        data, shards = planned.data, [local_folder(source.shards) for source in sources(planned.data)]
     found = found_by(given.run, max_rows=given.query_rows)
-    write_report(given.out, shards=shards, data=data, run=given.run, settings=settings, found=found)
+    write_report(
+        given.out,
+        shards=shards,
+        data=data,
+        run=given.run,
+        settings=settings,
+        found=found,
+        plan=planned.plan if planned else None,
+    )
     print(f"{printable(str(given.out))}: {given.out.stat().st_size / 1000:.0f} kB; open it in a browser")
 
 

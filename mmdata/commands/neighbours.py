@@ -14,8 +14,9 @@ from torch import Tensor
 
 from mmdata.atomic import write_whole
 from mmdata.batch import Batch
-from mmdata.config import DataConfig
+from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.data import once_in_order
+from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import DataError
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_corpus
@@ -24,8 +25,23 @@ from mmdata.recognize import Kind, recognize
 from mmdata.train.memory.neighbours import FeatureSide, embed_rows
 from mmdata.trained import TrainedRun
 
+BATCH_ROWS = 64
+"""`data.global_batch_size` where a folder of shards is given."""
 WHICH_ROWS = ("shards", "val", "split", "select", "max_rows", "global_batch_size", "loading")
 """Settings of `data` taken from the config, not from the run: which rows, and who loads them."""
+
+
+def data_of(place: str, overrides: list[str]) -> DataConfig:
+    """The section `data` of a config, or that of a folder of shards with settings from the command line.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    if not (Path(place).is_dir() or "://" in place):
+        return load_config(place, overrides).data
+    content = with_overrides({"data": {"shards": place}}, overrides, kind=Config)
+    content["data"] = {"global_batch_size": BATCH_ROWS} | content["data"]
+    return parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data
 
 
 def embed_corpus(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +90,8 @@ def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
     origin = f"settings for shards '{place}'"
     if "global_batch_size" not in given and {"select", "join", "val"} & given.keys():
         content["data"] = assumed | given | {"global_batch_size": 1}
-        selected = num_rows(parse(Config, content, origin=origin, overrides=overrides).data)
+        with _quiet():  # the plan says the same again
+            selected = num_rows(parse(Config, content, origin=origin, overrides=overrides).data)
         assumed["global_batch_size"] = max(min(BATCH_ROWS, selected), 1)
     content["data"] = assumed | given
     data = parse(Config, content, origin=origin, overrides=overrides).data
@@ -98,6 +101,18 @@ def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
     shown = assumed | {name: getattr(data, name) for name in ("image_size", "max_length")}
     listed = [f"data.{name}={value}" for name, value in shown.items() if name not in given]
     return Planned(data, corpus.index, _plan(data, corpus, counted or corpus.tokenizer), listed)
+
+
+@contextmanager
+def _quiet() -> Generator[None, None, None]:
+    """Without mmdata's warnings."""
+    logger = logging.getLogger("mmdata")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _plan(data: DataConfig, corpus: Corpus, tokenizer: CountsTokens | None) -> Plan:

@@ -56,6 +56,19 @@ class SelectFile(Settings):
     """Column of the table that holds the keys; null: key, or uid."""
 
 
+def _select(value: object) -> object:
+    if value is None or isinstance(value, (str, dict, SelectFile)):
+        return value
+    raise ValueError(
+        "expected a condition (width >= 64), a file of keys or rows (good.txt, rows.npy), or "
+        f"{{file: good.parquet, column: id}}; got {value!r}"
+    )
+
+
+# All is checked before: the errors of a union name its types.
+Select = Annotated[str | SelectFile | None, BeforeValidator(_select)]
+
+
 class JoinConfig(Settings):
     """A table, or tars in another folder, that come to the rows of the index by key."""
 
@@ -102,7 +115,7 @@ class SourceConfig(Settings):
     repeat: Annotated[float, Field(gt=0.0, le=1000.0)] | None = None
     """Passes over the dataset per epoch; null: one. 2 uses each row twice; 0.5 uses half of the rows, and the other
     half in the next epoch."""
-    select: str | SelectFile | None = None
+    select: Select = None
     """Rows of this dataset that are used, as for `data.select`, which holds too."""
 
     @field_validator("weight", mode="before")
@@ -199,7 +212,7 @@ class ValConfig(Settings):
     row's image decides, so equal images are on one side, and a row stays on its side when the shards are written or
     indexed anew."""
 
-    select: str | SelectFile | None = None
+    select: Select = None
     """Rows of `shards` that are evaluated on, as `data.select` chooses those of `data.shards`; null: all of them."""
 
     @model_validator(mode="after")
@@ -370,7 +383,7 @@ class DataConfig(Settings):
     "join:recaption": [0.5, 0.1]}."""
     caption_epochs: Annotated[int, Field(strict=True, ge=2)] | None = None
     """Epochs over which probabilities of `captions` change; later epochs have those of the last. null: train.epochs."""
-    select: str | SelectFile | None = None
+    select: Select = None
     """Rows that are used, where nothing is rewritten: a condition on the index, such as `width >= 256 and height >=
     256`, or a file of keys (.txt, .parquet, .csv, .tsv), a mask or row numbers (.npy); null: all rows. See
     docs/select.md."""

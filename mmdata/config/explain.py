@@ -111,7 +111,8 @@ def _locate(kind: type[Settings], error: Any) -> _Place:
     place = _Place([], kind, [])
     for part in error["loc"]:
         # pydantic puts in the name of a type where there are several, as "list[SourceConfig]"
-        if part in ("str", "bool", "constrained-int") or "[" in str(part):
+        is_type = part in ("str", "bool", "constrained-int") or part in {value.__name__ for value in place.values}
+        if is_type or "[" in str(part):
             continue
         if isinstance(part, int):
             place.keys.append(str(part))

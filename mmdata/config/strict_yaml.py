@@ -184,7 +184,8 @@ def _override(content: dict[str, Any], override: str, kind: type[Settings]) -> N
         if not isinstance(node, dict):
             raise ConfigError(f"override '{override}': '{key}' is a value, not a section")
     try:
-        node[keys[-1]] = _parse_yaml(value)
+        # No YAML begins with a backquote, and a condition may: `clip score` > 0.28.
+        node[keys[-1]] = value if value.lstrip().startswith("`") else _parse_yaml(value)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(
             f"override '{override}': value is not valid YAML: {_mistake(error).partition(': ')[2]}"

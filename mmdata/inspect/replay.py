@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.encoded_images import with_pixels
-from mmdata.errors import BadSample, ConfigError, DataError
+from mmdata.errors import BadSample, ConfigError, DataError, excerpt
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.work import LoadedBatch
 from mmdata.plan import Plan, Step
 from mmdata.plan.position import MAX_EPOCH
 from mmdata.plan.rows import selection_of
+from mmdata.plan.weighted_plan import WeightedPlan
 from mmdata.shards import Index
 from mmdata.transform.jpeg import oriented_size
 from mmdata.transform.pixels import Decoded, EncodedImage
+
+MAX_NUMBERS = 16
+"""Numbers of an entry that are listed."""
+MAX_SHOWN = 200
+"""Characters of an entry that are shown."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,8 @@ class Replay:
         image_offset, caption_offset: of its members in the shard, in bytes.
         decoded: None where the image does not decode, or is not the one indexed.
         caption: as a `text_transform` changes it; "" where it cannot be used.
+        caption_source: where it lies, where rows draw from several sources; else "".
+        fields: what `data.fields` names, by name.
         made: the batch of this one row, with its ledger line where it is masked.
         batch: the same with its pixels, where `data.decode: device` leaves them to the device; here the CPU decodes.
     """
@@ -49,6 +59,8 @@ class Replay:
     caption_offset: int
     decoded: Decoded | None
     caption: str
+    caption_source: str
+    fields: Mapping[str, Any]
     made: LoadedBatch
     batch: Batch
 
@@ -73,12 +85,14 @@ class Replay:
             crop = f"{box.height:.1f} × {box.width:.1f} at ({box.top:.1f}, {box.left:.1f})"
             yield "transform", f"crop {crop}, to {_by(self.decoded.size)}", wall_s["transform"]
         if self.caption:
-            yield "caption", repr(self.caption), None
+            yield "caption", repr(self.caption) + (f", {self.caption_source}" if self.caption_source else ""), None
         if "input_ids" in batch and "attention_mask" in batch:
             ids = batch["input_ids"][0][batch["attention_mask"][0] == 1].tolist()
             yield "tokenize", f"{len(ids)} tokens: {' '.join(map(str, ids))}", wall_s["tokenize"]
         pixels = batch["pixel_values"][0]
         yield "pixels", f"uint8 {_by(pixels.shape)}, mean {float(pixels.float().mean()):.1f}", None
+        for name, value in self.fields.items():
+            yield "field", f"{name}: {_value(value)}", None
         for entry in self.made.masked:
             yield "masked", f"at {entry.stage}: {entry.reason}: {entry.detail}", None
         if self.is_masked and not self.made.masked:
@@ -96,11 +110,22 @@ class Replay:
         Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(path)
 
 
+def _value(value: Any) -> str:
+    """The value of a row's entry, or, of many numbers, their type and shape."""
+    if not isinstance(value, Tensor):
+        return excerpt(value, MAX_SHOWN)
+    if value.numel() <= MAX_NUMBERS:
+        return str(value.tolist())
+    return f"{str(value.dtype).removeprefix('torch.')} {_by(value.shape)}, mean {float(value.double().mean()):.4g}"
+
+
 def _by(size: Sequence[int]) -> str:
     return " × ".join(map(str, size))
 
 
-def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
+def find_step(
+    plan: Plan, row: int, epoch: int, *, step: int = 0, excluded_by: Callable[[int], Sequence[str]] | None = None
+) -> Step:
     """The row's place in an epoch, as a step of one row.
 
     Args:
@@ -108,6 +133,7 @@ def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
         row: in the index.
         epoch: from 0.
         step: where the search begins.
+        excluded_by: names what leaves a row out, for messages.
 
     Raises:
         ConfigError: there is no such row or epoch; says which there are.
@@ -119,8 +145,16 @@ def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
     if not 0 <= epoch <= MAX_EPOCH:
         raise ConfigError(f"epoch {epoch}: there is no such epoch; they are 0 to {MAX_EPOCH:,}")
     if (selection := selection_of(plan.rows)) is not None and not selection.has(row):
+        rules = excluded_by(row) if excluded_by is not None else []
+        why = f"{' and '.join(rules)} {'leave' if len(rules) > 1 else 'leaves'} it out" if rules else selection.name
+        raise ConfigError(f"row {row} is not loaded: {why}; `mmdata replay SHARDS` makes any row of a folder of shards")
+    weights = plan.weights if isinstance(plan, WeightedPlan) else None
+    if weights is not None and not step and (first := weights.next_epoch(row, epoch)) != epoch:
+        if first is None:
+            raise ConfigError(f"row {row} is in no batch of any epoch: its weight is 0 ({weights.name})")
         raise ConfigError(
-            f"row {row} is not loaded: {selection.name}; `mmdata replay SHARDS` makes any row of a folder of shards"
+            f"row {row} is in no batch of epoch {epoch}: its weight is {weights.values[row]:g} ({weights.name}), and "
+            f"it comes next in epoch {first}: try --epoch {first}"
         )
     for one in plan.steps(epoch, start=step):
         places = np.flatnonzero(one.rows == row)[:1]
@@ -132,8 +166,13 @@ def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
     )
 
 
-def replay(maker: BatchMaker, step: Step) -> Replay:
+def replay(maker: BatchMaker, step: Step, added: Callable[[Batch], Batch] = lambda batch: batch) -> Replay:
     """Make the row of a step of one row.
+
+    Args:
+        maker: of batches.
+        step: of the row.
+        added: the batch with its entries from tables, see `Loader.added`.
 
     Raises:
         DataError: its shard is not the one that was indexed.
@@ -148,6 +187,12 @@ def replay(maker: BatchMaker, step: Step) -> Replay:
     with suppress(BadSample):
         caption = maker.text_transform(samples.caption(0), number=int(step.rows[0]), epoch=epoch)
     made = maker.make(step)
+    entries: dict[str, Any] = dict(added(made.batch))
+    fields = {name: values[0] for name, values in entries.items() if name not in Batch.__annotations__}
+    chosen = samples.chosen_captions()
+    source = ""
+    if chosen.sources is not None and caption:
+        source = f"of {chosen.sources[0]}, number {int(chosen.numbers[0])}"
     return Replay(
         step,
         samples.shard(0),
@@ -158,6 +203,8 @@ def replay(maker: BatchMaker, step: Step) -> Replay:
         samples.offset(0, "caption"),
         decoded,
         caption,
+        source,
+        fields,
         made,
         with_pixels(made.batch, "cpu"),
     )

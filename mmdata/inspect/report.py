@@ -38,6 +38,7 @@ def write_report(
     run: Path | Sequence[Path] | None = None,
     settings: Mapping[str, Any] | None = None,
     found: Sequence[Section] = (),
+    plan: Plan | None = None,
 ) -> None:
     """Write the page as one file, whole or not at all.
 
@@ -47,6 +48,7 @@ def write_report(
         data: adds buckets and padding. `shards` replaces its shards, weights and repeats, unless it names the same.
         run: folder that `mmdata train` wrote; adds curves and scores. Several are drawn into the same charts.
         settings: sections of settings to list; None lists `data`, if given.
+        plan: of `data`; None: it is made here.
         found: sections on what the model of the run finds, as `mmdata.inspect.queries` makes them.
 
     Raises:
@@ -58,7 +60,7 @@ def write_report(
     folders = [local_folder(str(source.folder)) for source in index.sources]
     if data and folders != [Path(source.shards) for source in sources(data)]:
         data = data.model_copy(update={"shards": [SourceConfig(shards=str(folder)) for folder in folders]})
-    plan = _plan(index, data) if data and len(index) else None
+    plan = plan or (_plan(index, data) if data and len(index) else None)
     summary = summarize(plan) if plan else None
     folders_of_runs = [run] if isinstance(run, Path) else list(run or [])
     runs = read_runs(folders_of_runs)

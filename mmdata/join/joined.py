@@ -13,7 +13,7 @@ from mmdata.errors import ConfigError
 from mmdata.join.joined_table import JoinedTable
 from mmdata.join.place import store_of
 from mmdata.join.shards import JoinedShards
-from mmdata.nearest import did_you_mean
+from mmdata.nearest import meant
 from mmdata.shards.index import Index
 
 JOINED = "join:"
@@ -80,7 +80,7 @@ class Joined:
         texts = [one for one in self.names() if self._by_name[one].kind(one) == "text"]
         if name not in texts:
             listed = ", ".join(texts) or "none"
-            raise ConfigError(f"{of}: key: no column '{name}' of texts{did_you_mean(name, texts)}; there are {listed}")
+            raise ConfigError(f"{of}: key: no column '{name}' of texts{meant(name, texts)}; there are {listed}")
         return partial(self._by_name[name].texts, name=name)
 
     def names(self) -> list[str]:

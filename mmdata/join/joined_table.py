@@ -18,6 +18,7 @@ from mmdata.config.data import JoinConfig
 from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64
 from mmdata.join.captions import TableCaptions
+from mmdata.join.dates import DATES, DateKind, date_kind
 from mmdata.join.digests import LAYOUT
 from mmdata.join.match import first_twice, match, warn_of_shared_keys
 from mmdata.join.parts import parts_of
@@ -88,9 +89,11 @@ class JoinedTable:
         rows = self.table_rows[self._starts[shard] : self._starts[shard + 1]]
         return rows >= 0 if self._is_for(shard) else np.ones(len(rows), np.bool_)
 
-    def kind(self, name: str) -> Literal["number", "text", "bool", "other"]:
+    def kind(self, name: str) -> Literal["number", "text", "bool", "other"] | DateKind:
         """What a condition may do with a column; of another one, such as of lists, it may ask whether a row has one."""
         kind = self._table.types[name]
+        if (dates := date_kind(kind)) is not None:
+            return dates
         if pa.types.is_boolean(kind):
             return "bool"
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -102,7 +105,8 @@ class JoinedTable:
         return str(self._table.types[name])
 
     def of_shard(self, shard: int, name: str) -> NDArray[Any]:
-        """A column for the rows of a shard: numbers, of which NaN is missing, or an object array, of which None is.
+        """A column for the rows of a shard: numbers, of which NaN is missing; datetime64, of which NaT is; or an object
+        array, of which None is.
 
         Of a column of another type the array says which rows have a value, True or None.
 
@@ -115,6 +119,8 @@ class JoinedTable:
             return np.array([True if known else None for known in values.is_valid().to_pylist()], object)
         if self.kind(name) == "text":
             return np.array(values.to_pylist(), object)
+        if self.kind(name) in DATES:
+            return values.to_numpy(zero_copy_only=False)
         if pa.types.is_boolean(values.type):
             values = values.cast(pa.int8())
         if values.null_count:
@@ -123,7 +129,9 @@ class JoinedTable:
                     f"{self.of}: column '{name}' has whole numbers above 2^53 and rows without one; floats, which know "
                     "missing values, would round them: store them as texts"
                 )
-            values = values.cast(pa.float64(), safe=False).fill_null(np.nan)
+            if not pa.types.is_floating(values.type):  # float32 stays what it is, for `rounded_to`
+                values = values.cast(pa.float64(), safe=False)
+            values = values.fill_null(np.nan)
         return values.to_numpy()
 
     def values(self, name: str, *, of: str) -> Values:
@@ -175,7 +183,9 @@ class JoinedTable:
                     like = next((key for key in keys.to_pylist() if key is not None), "none")
                     first = self._index.keys(self._starts[[shards[0]]])[0]
                     missing = self._missing(len(found), len(found))
-                    raise ConfigError(f"{missing}: keys are like '{first}', and those of the table like '{like}'")
+                    raise ConfigError(
+                        f"{missing}: keys are like '{first}', and those of the table like '{like}'{table.key_hint}"
+                    )
                 rows[slice(*self._starts[list(shards)])] = np.where(found < 0, -1, found + count)
             count += len(keys)
         if table.digests([table.key]) != {name: digests[name] for name in (LAYOUT, table.key)}:

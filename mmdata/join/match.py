@@ -19,6 +19,9 @@ logger = logging.getLogger("mmdata")
 MATCH_ROWS = 2**24
 """Rows of the index that are matched at a time: for each time, Arrow hashes all keys."""
 
+LOOKED_ROWS = 1024
+"""Rows among which a key is looked for that messages name: others may have none."""
+
 Ints = NDArray[np.int64]
 
 
@@ -86,14 +89,19 @@ def check_missing(
     missing = int((found < 0).sum())
     if not missing:
         return
-    shards, local = index.locate(np.flatnonzero(found < 0)[:1])
-    first = (keys_of or _keys_of(index))(int(shards[0]))[int(local[0])].as_py()
+    shards, local = index.locate(np.flatnonzero(found < 0)[:LOOKED_ROWS])
+    of_rows = (
+        (keys_of or _keys_of(index))(shard)[place].as_py()
+        for shard, place in zip(shards.tolist(), local.tolist(), strict=True)
+    )
+    known = next((key for key in of_rows if key is not None), None)
+    first = "rows without a key (null)" if known is None else f"'{known}'"
     words = f"{of}: {missing:,} of {len(index):,} rows have no row in {where}"
     if missing == len(index):
         like = next((key for key in keys.to_pylist() if key is not None), "none")
-        raise ConfigError(f"{words}: keys are like '{first}', and those of {what} like '{like}'")
+        raise ConfigError(f"{words}: keys are like {first}, and those of {what} like '{like}'")
     if policy == "error":
-        raise ConfigError(f"{words}, such as '{first}'; leave them out (missing: mask) or keep them (missing: keep)")
+        raise ConfigError(f"{words}, such as {first}; leave them out (missing: mask) or keep them (missing: keep)")
     logger.warning("%s", words)
 
 

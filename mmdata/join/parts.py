@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mmdata.errors import ConfigError
-from mmdata.nearest import did_you_mean
+from mmdata.nearest import meant
 from mmdata.shards.index import Index
 
 
@@ -29,6 +29,6 @@ def parts_of(
         shards = [(source.first_shard, source.last_shard) for dataset, source in pairs if dataset == name]
         if not shards:
             raise ConfigError(
-                f"{of}: no dataset '{name}'{did_you_mean(name, datasets)}; data.shards has {', '.join(datasets)}"
+                f"{of}: no dataset '{name}'{meant(name, datasets)}; data.shards has {', '.join(datasets)}"
             )
         yield Part([files] if isinstance(files, str) else files, shards)

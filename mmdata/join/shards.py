@@ -20,9 +20,10 @@ from mmdata.join.stored import Arrays, Keep, Store, make_anew
 from mmdata.safe_read import open_regular
 from mmdata.shards.index import Index
 from mmdata.shards.keys_index import KeysIndex
+from mmdata.shards.member_hashes import hash_member
 from mmdata.shards.sample_members import ShardFile, find_members
 from mmdata.shards.store import MAX_OPEN, OpenShard
-from mmdata.shards.tar import Member
+from mmdata.shards.tar import Member, split_name
 
 CAPTIONS_VERSION = 1
 """Of what is kept of captions; raise it when captions are cleaned in another way."""
@@ -106,11 +107,25 @@ class JoinedShards:
         file = ShardFile(self, tar, size, stop)
         start = int(self._known.starts[sample])
         key = self._key(sample)
-        return find_members(file, start, key, name=name, exact=True, wanted=wanted, remedy=self._remedy)
+        return find_members(file, start, key, name=name, exact=True, wanted=wanted, remedy=self._known.remedy)
 
     def read_member(self, row: int, member: Member, stop: Event) -> bytes:
-        """The bytes of a member of a row's sample."""
-        return self.read(self._locate(row)[1], member.offset, member.size, stop)
+        """The bytes of a member of a row's sample.
+
+        Raises:
+            BadSample: they are not those that were indexed; only where the index has hashes.
+        """
+        sample, tar = self._locate(row)
+        data = self.read(tar, member.offset, member.size, stop)
+        split = split_name(member.name)
+        if self._known.hashes is not None and split is not None:
+            try:
+                is_known = hash_member(split[1], data) in self._known.hashes.of(sample)
+            except ValueError as error:
+                raise DataError(f"{self.of}: {error}; make the index anew with `{self._known.command()}`") from None
+            if not is_known:
+                raise BadSample(Reason.FILE_CHANGED, f"its bytes are not those that were indexed; {self._known.remedy}")
+        return data
 
     def place(self, row: int) -> str:
         """Tar and sample of a row, for messages."""
@@ -129,7 +144,7 @@ class JoinedShards:
         data = self._opened(shard).read(offset, size)
         if offset < 0 or data is None or len(data) != size:
             raise DataError(
-                f"shard '{self._known.path(shard)}': bytes {offset} to {offset + size} asked; {self._remedy}"
+                f"shard '{self._known.path(shard)}': bytes {offset} to {offset + size} asked; {self._known.remedy}"
             )
         return data
 
@@ -167,17 +182,16 @@ class JoinedShards:
         try:
             opened = OpenShard(open_regular(path, "shard"), cached=False)
         except FileNotFoundError:
-            raise DataError(f"{self.of}: shard '{path}': no such file, and it was indexed; {self._remedy}") from None
+            raise DataError(
+                f"{self.of}: shard '{path}': no such file, and it was indexed; {self._known.remedy}"
+            ) from None
         if opened.size != expected:
             raise DataError(
-                f"{self.of}: shard '{path}': {opened.size} bytes, and its index was made of {expected}; {self._remedy}"
+                f"{self.of}: shard '{path}': {opened.size} bytes, and its index was made of {expected}; "
+                f"{self._known.remedy}"
             )
         with self._lock:
             opened = self._open.setdefault(shard, opened)
             if len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
         return opened
-
-    @property
-    def _remedy(self) -> str:
-        return f"fetch it again, or run `{self._known.command()}`"

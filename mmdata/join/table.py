@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import keyword
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,15 +15,22 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from mmdata.errors import ConfigError, DataError, excerpt
+from mmdata.join.dates import date_kind, iso_texts
 from mmdata.join.digests import digests_of
-from mmdata.nearest import did_you_mean
+from mmdata.nearest import meant
 from mmdata.safe_read import check_exists, check_regular
 from mmdata.shards.braces import expand_braces
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
 compute: Any = pyarrow.compute  # pyarrow's functions have no types
+_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
 KEY_COLUMNS = ("key", "uid")
 """The column that holds keys, if none is named: the first of these that a table has."""
+
+
+def in_condition(name: str) -> str:
+    """A column's name as a condition writes it: in backquotes if it is no name of Python's."""
+    return name if name.isidentifier() and not keyword.iskeyword(name) else f"`{name}`"
 
 
 class Table:
@@ -71,9 +79,22 @@ class Table:
         kind = values.type
         if pa.types.is_integer(kind):
             return values.cast(pa.string())
+        if date_kind(kind):
+            return iso_texts(values)
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise ConfigError(f"{self._of}: {self}, column '{self.key}': values of type {kind}, and keys are texts")
+            raise ConfigError(
+                f"{self._of}: {self}, column '{self.key}': values of type {kind}, and keys are texts: store them as "
+                "texts, as the tars name the samples"
+            )
         return values.cast(pa.large_string())  # of more than 2 GB in all, too
+
+    @property
+    def key_hint(self) -> str:
+        """For messages that no key was found: what is wrong with keys that are numbers."""
+        kind = self.types[self.key]
+        if not (_is_parquet(self.files[0]) and pa.types.is_integer(kind)):
+            return ""
+        return f"; they are {kind}, which has no leading zeros: store the keys as texts, as the tars name the samples"
 
     def column(self, name: str) -> Any:
         """A column, an Arrow array (n,), in the order of files and rows.
@@ -84,8 +105,7 @@ class Table:
         """
         if name not in self.names:
             raise ConfigError(
-                f"{self._of}: {self}: no column '{name}'{did_you_mean(name, self.names)}; "
-                f"it has {', '.join(self.names)}"
+                f"{self._of}: {self}: no column '{name}'{meant(name, self.names)}; it has {', '.join(self.names)}"
             )
         return self._read(name, as_text=False)
 
@@ -124,7 +144,7 @@ class Table:
         if chosen is None and len(self.names) == 1:
             chosen = self.names[0]
         if chosen is None or chosen not in self.names:
-            what = f"no column '{key}'{did_you_mean(key, self.names)}" if key else "no column key or uid"
+            what = f"no column '{key}'{meant(key, self.names)}" if key else "no column key or uid"
             listed = ", ".join(self.names)
             raise ConfigError(
                 f"{self._of}: {self}: {what}; it has {listed}: name the column of keys ({self._setting}: NAME)"
@@ -139,6 +159,14 @@ class Table:
                 return reader.schema
 
         schema = self._checked(path, read)
+        if not _is_parquet(path) and len(schema.names) == 1:
+            own = "tabs" if path.suffix.lower() == ".tsv" else "commas"
+            for separator, name in _SEPARATORS.items():
+                if separator in schema.names[0] and name != own:
+                    raise ConfigError(
+                        f"{self._of}: '{path}': its first line has {name} and no {own}, which separate columns of a "
+                        f"{path.suffix.lower()}: write it with {own}"
+                    )
         return dict(zip(schema.names, map(_plain, schema.types), strict=True))
 
     def _count(self, path: Path) -> int:
@@ -180,13 +208,13 @@ def _words(given: str) -> list[str]:
 
 
 def _plain(kind: Any) -> Any:
-    """The type as which values are read: categories as what they are of, decimal numbers as floats, dates as texts.
+    """The type as which values are read: categories as what they are of, decimal numbers as floats, times as texts.
 
-    Dates and times in ISO 8601 compare as texts as they do in time.
+    Times of a day (16:00:00) compare as texts as they do in time; dates stay what they are.
     """
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
-    if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
+    if pa.types.is_time(kind):
         return pa.string()
     return pa.float64() if pa.types.is_decimal(kind) else kind
 

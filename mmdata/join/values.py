@@ -13,17 +13,20 @@ import xxhash
 from numpy.typing import NDArray
 
 from mmdata.errors import ConfigError
+from mmdata.join.dates import date_kind, iso_texts
 from mmdata.join.stored import Arrays, Keep, make_anew
-from mmdata.join.table import compute
+from mmdata.join.table import compute, in_condition
 
 Array = NDArray[Any]
+
+_KNOWN = "numbers, vectors of floats, texts and dates"
 
 CHUNK = 2**14
 """Rows that are fingerprinted at a time."""
 
 
 class Values:
-    """Numbers, vectors of one length, or texts.
+    """Numbers, vectors of one length, or texts; dates are texts, see `iso_texts`.
 
     A row without a value has NaN in a column of floats (also in each place of a vector), and "" in one of texts. Whole
     numbers and bool have no such word, so all rows that are loaded must have one (`check`); padding is 0 or False.
@@ -58,6 +61,9 @@ class Values:
         self._texts: Any = None
         self._numbers: Array = np.empty(0)
         self._lacks: Array | None = None  # which rows of the table have no value, where there is no word for that
+        self._kept_as = "values"
+        if date_kind(column.type):
+            column, self._kept_as = iso_texts(column), "dates"
         kind = column.type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             self._texts = column.fill_null("")
@@ -66,7 +72,7 @@ class Values:
         elif pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind):
             self._numbers = self._scalars(column)
         else:
-            raise ConfigError(f"{self._of}: values of type {kind}; known are numbers, vectors of them, and texts")
+            raise ConfigError(f"{self._of}: values of type {kind}; known are {_KNOWN}")
 
     def check(self, rows: Iterable[NDArray[np.int64]]) -> None:
         """Check that rows of the index, some at a time, have a value, or that there is a word for none.
@@ -80,7 +86,7 @@ class Values:
             raise ConfigError(
                 f"{self._of}: {self._numbers.dtype} and {missing:,} rows without a value, for which whole numbers and "
                 "bool have no word: leave those rows out (missing: mask in data.join those that the table does not "
-                f"have, data.select='{self._name} is not None' all), or store floats, which have NaN"
+                f"have, data.select='{in_condition(self._name)} is not None' all), or store floats, which have NaN"
             )
 
     def take(self, rows: NDArray[np.int64]) -> Array | list[str]:
@@ -95,7 +101,7 @@ class Values:
     @cached_property
     def fingerprint(self) -> str:
         """See the class."""
-        return self._keep("values", self._make_fingerprint)["fingerprint"].tobytes().decode()
+        return self._keep(self._kept_as, self._make_fingerprint)["fingerprint"].tobytes().decode()
 
     def _make_fingerprint(self) -> Arrays:
         digest = xxhash.xxh3_64()
@@ -117,13 +123,18 @@ class Values:
         return column.fill_null(0).to_numpy().astype(np.int64)
 
     def _vectors(self, column: Any) -> Array:
+        if not pa.types.is_floating(column.type.value_type):
+            raise ConfigError(
+                f"{self._of}: lists of {column.type.value_type}; known are {_KNOWN}: store the lists as texts "
+                "(JSON), or numbers as floats"
+            )
         lengths = compute.list_value_length(column).drop_null()
         if len(set(found := lengths.unique().to_pylist())) != 1:
             shown = " and ".join(str(length) for length in sorted(found)[:2])
             raise ConfigError(f"{self._of}: vectors of different lengths, such as {shown}; a batch needs one length")
         numbers = column.drop_null().flatten()
-        if not pa.types.is_floating(numbers.type) or numbers.null_count:
-            raise ConfigError(f"{self._of}: vectors of {numbers.type}; known are vectors of floats without null")
+        if numbers.null_count:
+            raise ConfigError(f"{self._of}: {numbers.null_count:,} places of its vectors are null; store NaN there")
         vectors = np.full((len(column), found[0]), np.nan, numbers.type.to_pandas_dtype())
         vectors[column.is_valid().to_numpy(zero_copy_only=False)] = numbers.to_numpy().reshape(-1, found[0])
         return vectors

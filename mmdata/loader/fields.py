@@ -20,7 +20,7 @@ from mmdata.errors import ConfigError
 from mmdata.join.joined import JOINED, Joined
 from mmdata.join.values import Values
 from mmdata.loader.meaning import Meaning
-from mmdata.nearest import did_you_mean
+from mmdata.nearest import meant
 from mmdata.shards.member_values import KINDS, KNOWN, kind_of
 from mmdata.shards.members import Selector
 
@@ -75,10 +75,10 @@ def _parse(source: str, joined: Joined, of: str) -> ColumnSource | MemberSource:
         return MemberSource(selector, kind_of(selector, of=of), name if is_joined else "")
     known = [JOINED + one for one in joined.names()]
     of_shards = [f"{JOINED}{one}:MEMBER" for one in joined.shards]
-    listed = ", ".join([*known, *of_shards]) or "none: give data.join"
+    listed = ", ".join([*known, *of_shards])
+    joins = f"; joined are {listed}" if listed else "; no table is joined (data.join)"
     raise ConfigError(
-        f"{of}: no source '{source}'{did_you_mean(source, known)}; there are {listed}; and members of the samples: "
-        f"{KNOWN}"
+        f"{of}: no source '{source}'{meant(source, known)}{joins}, and members of the samples are written {KNOWN}"
     )
 
 

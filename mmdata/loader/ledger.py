@@ -265,8 +265,14 @@ class Ledger(Sequence[LedgerEntry]):
 def _advice(counts: RowCounts, said: str) -> str:
     """What to do about the reasons of masked rows, unless it is said: only shards can be verified, not a transform."""
     of_transforms = {name: counts.masked[reason.value] for name, reason in TRANSFORMS.items()}
-    of_shards = "`mmdata verify` checks the shards; " if counts.masked.total() > sum(of_transforms.values()) else ""
-    of_shards = "" if "mmdata verify" in said else of_shards
+    missing = counts.masked[Reason.MISSING_FIELD.value]
+    others = counts.masked.total() - sum(of_transforms.values()) - missing
+    of_shards = "" if "mmdata verify" in said or not others else "`mmdata verify` checks the shards; "
+    if missing:
+        of_shards += (
+            "data.missing_fields: keep (of joined tars missing: keep in data.join) keeps rows without a value, with "
+            'NaN, "" or None; '
+        )
     gave = {"data.transform": "other pixels than it should", "data.text_transform": "something else than a text"}
     return of_shards + "".join(f"{name} raised or gave {gave[name]}; " for name, bad in of_transforms.items() if bad)
 

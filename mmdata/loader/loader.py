@@ -232,7 +232,11 @@ class Loader(Interoperable):
 
     def _blank(self, step: Step) -> Batch:
         batch = self.maker.make(step).batch
-        return shown(batch if self._fields is None else self._fields.added(batch))
+        return shown(self.added(batch))
+
+    def added(self, batch: Batch) -> Batch:
+        """A batch of `maker` with its entries from tables, see `data.fields`."""
+        return batch if self._fields is None else self._fields.added(batch)
 
     def rows_alike(self) -> NDArray[np.int64]:
         """What makes rows equal, so that they are no negatives of each other: int64 (rows of the index, 2)."""
@@ -312,8 +316,7 @@ class Loader(Interoperable):
         self.stats.add(made.stats)
         self.ledger.add(made.masked, made.stats.rows + len(made.masked))
         self._position.advance(iteration)
-        batch = made.batch if self._fields is None else self._fields.added(made.batch)
-        return shown(batch, refuse=partial(self._refused, epoch, step))
+        return shown(self.added(made.batch), refuse=partial(self._refused, epoch, step))
 
     def _refused(self, epoch: int, step: int, batch: Batch, place: int, detail: str) -> None:
         """Enter a row whose image the device does not decode (`data.decode: device`) into the ledger."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.hashing import EMPTY_HASH, fast_hash, hash64
 from mmdata.join.joined import Joined
-from mmdata.nearest import did_you_mean
+from mmdata.nearest import meant
 from mmdata.plan import CaptionSources, IndexRows
 from mmdata.plan.select.index_columns import column_of, kinds_of
 from mmdata.plan.selection import row_chunks
@@ -47,7 +47,7 @@ class Meaning:
         kinds = {name: kind for name, kind in kinds_of(index, joined).items() if kind != "other"}
         if column not in kinds:
             raise ConfigError(
-                f"{OF}: no column '{column}' of numbers or texts{did_you_mean(column, kinds)}; there are "
+                f"{OF}: no column '{column}' of numbers, texts or dates{meant(column, kinds)}; there are "
                 f"{', '.join(sorted(kinds))}"
             )
         index.fetch_columns(np.arange(index.num_shards))
@@ -79,7 +79,10 @@ class Meaning:
 def _hashes(values: NDArray[np.generic]) -> Ints:
     known: dict[object, int] = {}
     found = np.empty(len(values), np.int64)
-    for row, value in enumerate(values.tolist()):
+    listed: list[Any] = values.tolist()
+    if values.dtype.kind == "M":  # as texts: nanoseconds would be listed as numbers
+        listed = [None if text == "NaT" else text for text in values.astype(str).tolist()]
+    for row, value in enumerate(listed):
         if value is None or value != value:  # NaN
             found[row] = NONE
             continue

@@ -11,7 +11,7 @@ from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.join.captions import TableCaptions
 from mmdata.join.joined import JOINED, Joined
-from mmdata.nearest import did_you_mean
+from mmdata.nearest import meant
 from mmdata.plan.captions import CaptionSources, ShardCaptions
 from mmdata.plan.selection import Selection, row_chunks
 from mmdata.shards import Index
@@ -47,7 +47,7 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None
     for name in data.captions:
         if name not in known:
             raise ConfigError(
-                f"{OF}: no source '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}"
+                f"{OF}: no source '{name}'{meant(name, known)}; there are {', '.join(known)}"
                 f"{_how_to_index(name, joined)}"
             )
     sources: dict[str, ShardCaptions | TableCaptions] = {}

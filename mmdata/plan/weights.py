@@ -53,6 +53,15 @@ class RowWeights:
         """Passes over n rows before a part, from epoch 0 on: int64 (n,)."""
         return self._passes(rows, part)[0]
 
+    def next_epoch(self, row: int, epoch: int) -> int | None:
+        """The first epoch from this one on in which a row comes; None if its weight is 0."""
+        if not self.values[row] > 0:
+            return None
+        rows, wanted = np.array([row]), epoch
+        while not (self.passes(rows, (wanted + 1) * self.num_parts) > self.passes(rows, wanted * self.num_parts)).all():
+            wanted += 1
+        return wanted
+
     def _passes(self, rows: Ints, part: int) -> tuple[Ints, Ints]:
         """Passes over n rows before a part, and by its end."""
         epoch, number = divmod(part, self.num_parts)

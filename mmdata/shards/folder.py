@@ -28,6 +28,8 @@ QUARANTINE_NAME = "quarantine.jsonl"
 INNER_NAME = "__mmdata__"
 """The sub-folder; not hidden, as many HTTP servers refuse hidden names and `cp OUT/*` leaves them out."""
 INNER = f"{INNER_NAME}/"
+MEMBERS_HEAD_NAME = "members.json"
+"""Of the index of tars without images, see `keys_index`."""
 JOINS_NAME = "joins"
 """The sub-folder of `__mmdata__` that says which rows of tables belong to the rows of the index."""
 BESIDE = ""
@@ -90,6 +92,12 @@ class LocalFolder:
         if not self.path.is_dir() or kind is Kind.RUN:
             own = f"; its config '{self.path / 'config.yaml'}' names them" if kind is Kind.RUN else ""
             return f"'{self}' is {kind.value}; a folder of shards (with a {name}) is needed{own}"
+        if (self.path / INNER / MEMBERS_HEAD_NAME).is_file():
+            return (
+                f"folder '{self}': no {name}: these are tars without images, indexed by `mmdata index --members-only`, "
+                f"whose members come to the rows of others: data.join: [{{shards: {self}, name: NAME}}] beside a "
+                "data.shards with images"
+            )
         parts = sorted(path.parent.parent.name for path in self.path.glob(f"*/{INNER_NAME}/{name}"))
         if parts:
             return f"folder '{self}': no {name}; it holds folders of shards: give '{self.path / parts[0]}'" + (

@@ -1,7 +1,8 @@
 """The index of tars without images: where each sample begins, by its key. `data.join` brings their members to rows.
 
-It is two files in the folder's `__mmdata__`: `members.arrow` has a row a sample, and `members.json`, which is written
-last, names the tars and the checksum of the other. Of members other than captions only headers are read.
+It is three files in the folder's `__mmdata__`: `members.arrow` has a row a sample, `members.hashes` a hash a member,
+and `members.json`, which is written last, names the tars and the checksums of the others. Without hashes, as in indexes
+of earlier versions, only headers are read, and captions.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from mmdata.hashing import fast_hash
 from mmdata.safe_read import read_regular
 from mmdata.shards.columns.ragged import offsets_of
 from mmdata.shards.folder import INNER, local_folder
+from mmdata.shards.folder import MEMBERS_HEAD_NAME as HEAD_NAME
 from mmdata.shards.joined_captions import CAPTIONS_NAME, CaptionWriter, read_captions
 from mmdata.shards.manifest.pages import check_plain_name
+from mmdata.shards.member_hashes import HASHES_NAME, HashWriter, MemberHashes, hash_in_file
 from mmdata.shards.members import Selector
 from mmdata.shards.samples import SampleReader
 from mmdata.shards.scan import Progress
 from mmdata.shards.tar import Member, read_members
 from mmdata.shards.tars import LocalTars
 
-HEAD_NAME = "members.json"
 DATA_NAME = "members.arrow"
 VERSION = 1
 SCHEMA = pa.schema([pa.field("key", pa.large_string(), nullable=False), pa.field("start", pa.int64(), nullable=False)])
@@ -62,6 +64,8 @@ class KeysIndex:
         checksum: of the data, by which the file of captions knows them.
         keys: an Arrow array of texts (n,), no two equal.
         starts: offset of each sample's first header, int64 (n,).
+        hashes: of the members; None: they were not hashed.
+        hashes_checksum: of their file.
     """
 
     folder: Path
@@ -73,6 +77,8 @@ class KeysIndex:
     checksum: int
     keys: Any
     starts: NDArray[np.int64]
+    hashes: MemberHashes | None = None
+    hashes_checksum: int = 0
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -85,6 +91,11 @@ class KeysIndex:
     def path(self, tar: int) -> Path:
         """Path of a tar."""
         return self.folder / self.location / self.tars[tar].name
+
+    @property
+    def remedy(self) -> str:
+        """For messages about tars that are not those that were indexed."""
+        return f"fetch it again, or run `{self.command()}`"
 
     def command(self, *more: str) -> str:
         """The command that makes the index anew, with the captions of its members and of `more`."""
@@ -122,6 +133,9 @@ class KeysIndex:
             table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
             if table.schema != SCHEMA or len(table) != sum(tar.samples for tar in tars):
                 raise ValueError(f"{DATA_NAME} has other columns or rows")
+            listed, hashes = content.get("hashes"), None
+            if listed is not None:
+                hashes = MemberHashes(place / INNER / HASHES_NAME, len(table), listed["members"])
             about = (content["location"], tars, content["extensions"], content["ignored"], content["captions"])
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
             if isinstance(error, DataError):
@@ -130,7 +144,8 @@ class KeysIndex:
                 f"{of}: '{place / INNER / HEAD_NAME}': damaged: {excerpt(str(error), 120)}; make it anew: "
                 f"`mmdata index {place} --members-only --overwrite`"
             ) from error
-        return cls(place, *about, content["xxh3"], table.column("key"), table.column("start").to_numpy())
+        starts, checksum = table.column("start").to_numpy(), listed["xxh3"] if listed else 0
+        return cls(place, *about, content["xxh3"], table.column("key"), starts, hashes, checksum)
 
     def captions_of(self, name: str, *, of: str) -> Any:
         """The captions of a selector; see `read_captions`."""
@@ -142,6 +157,7 @@ def build_keys_index(
     *,
     out: str | os.PathLike[str] | None = None,
     captions_in: Sequence[Selector] = (),
+    hashes: bool = True,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> tuple[KeysIndex, list[str]]:
@@ -151,6 +167,7 @@ def build_keys_index(
         source: folder (its `*.tar`, sorted by name) or a tar.
         out: folder in whose `__mmdata__` it is written; default: the folder of the tars.
         captions_in: members that hold captions: they are read, and kept beside the index.
+        hashes: whether all members are read and hashed, so that one that is rewritten later is found.
         overwrite: replace an existing one that differs.
         progress: called with (bytes done, bytes in all).
 
@@ -165,14 +182,20 @@ def build_keys_index(
     folder = Path(out or str(tars))
     (folder / INNER).mkdir(parents=True, exist_ok=True)
     with lock(folder):
-        return _build(tars, folder, list(captions_in), overwrite=overwrite, progress=progress)
+        found = _Found(hashes=HashWriter() if hashes else None)
+        return _build(tars, folder, found, list(captions_in), overwrite=overwrite, progress=progress)
 
 
 def _build(
-    tars: LocalTars, folder: Path, selectors: list[Selector], *, overwrite: bool, progress: Progress | None
+    tars: LocalTars,
+    folder: Path,
+    found: _Found,
+    selectors: list[Selector],
+    *,
+    overwrite: bool,
+    progress: Progress | None,
 ) -> tuple[KeysIndex, list[str]]:
     """`build_keys_index`, while no other process writes the folder."""
-    found = _Found()
     done, total = 0, sum(size or 0 for size in tars.sizes)
     captions = CaptionWriter(selectors, folder / INNER) if selectors else None
     try:
@@ -195,6 +218,7 @@ def _build(
 class _Found:
     """What was read so far."""
 
+    hashes: HashWriter | None
     tars: list[ListedTar] = field(default_factory=list[ListedTar])
     batches: list[Any] = field(default_factory=list[Any])
     extensions: Counter[str] = field(default_factory=Counter[str])
@@ -212,7 +236,7 @@ class _Found:
 
 
 def _read(path: Path, found: _Found, captions: CaptionWriter | None, step: Callable[[int], object]) -> None:
-    """Read the headers of a tar, and its captions."""
+    """Read the headers of a tar, its captions, and, for hashes, all of it."""
     keys: list[str] = []
     starts: list[int] = []
     with path.open("rb") as file:
@@ -228,6 +252,8 @@ def _read(path: Path, found: _Found, captions: CaptionWriter | None, step: Calla
             found.extensions.update(list(group.members))
             if captions is not None:
                 captions.add(group, read, path.name)
+            if found.hashes is not None:
+                found.hashes.add([hash_in_file(file, *member) for member in group.members.items()])
             step(group.start)
         size = file.seek(0, os.SEEK_END)
     if captions is not None:
@@ -263,6 +289,9 @@ def _publish(folder: Path, location: str, found: _Found, captions: CaptionWriter
         "captions": {} if captions is None else captions.captions,
         "xxh3": fast_hash(data),
     }
+    hashes = found.hashes.content() if found.hashes is not None else None
+    if found.hashes is not None and hashes is not None:
+        content["hashes"] = {"members": found.hashes.members, "xxh3": fast_hash(hashes)}
     head = json.dumps(content, ensure_ascii=False).encode()
     inner = folder / INNER
     path = inner / HEAD_NAME
@@ -273,5 +302,9 @@ def _publish(folder: Path, location: str, found: _Found, captions: CaptionWriter
         captions.publish(fast_hash(data))
     else:
         (inner / CAPTIONS_NAME).unlink(missing_ok=True)
+    if hashes is not None:
+        write_whole(inner / HASHES_NAME, hashes)
+    else:
+        (inner / HASHES_NAME).unlink(missing_ok=True)
     write_whole(inner / DATA_NAME, data)
     write_whole(path, head)

@@ -17,7 +17,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, ConfigError, Reason, excerpt
-from mmdata.nearest import did_you_mean
+from mmdata.nearest import meant
 from mmdata.shards.captions import unique_keys
 from mmdata.shards.members import Selector
 
@@ -111,7 +111,7 @@ def absent(selector: Selector, opened: Any) -> str:
     if not selector.key or selector.key in names:
         return f"'{selector.key}' is null" if selector.key else "is null"
     shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-    return f"no '{selector.key}'{did_you_mean(selector.key, names)}; it has {shown or 'no keys'}"
+    return f"no '{selector.key}'{meant(selector.key, names)}; it has {shown or 'no keys'}"
 
 
 def as_array(value: object) -> NDArray[Any] | None:

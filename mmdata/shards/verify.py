@@ -16,7 +16,7 @@ from mmdata.errors import DataError, printable
 from mmdata.shards.columns.columns import FIXED, Columns
 from mmdata.shards.columns.encode import encode
 from mmdata.shards.columns.labels import Labels, number_labels
-from mmdata.shards.folder import MANIFEST_NAME, QUARANTINE_NAME, find_ledger, local_folder
+from mmdata.shards.folder import MANIFEST_NAME, MEMBERS_HEAD_NAME, QUARANTINE_NAME, find_ledger, local_folder
 from mmdata.shards.images.probe import NO_LIMITS
 from mmdata.shards.index import Index
 from mmdata.shards.manifest.manifest import Manifest
@@ -28,13 +28,14 @@ from mmdata.shards.tars import file_sha256
 
 @dataclass(frozen=True)
 class Problem:
-    """A fault, and the shard (or manifest.json) that has it."""
+    """A fault, and the shard (or manifest.json, members.json) that has it."""
 
     shard: str
     detail: str
 
     def __str__(self) -> str:
-        return printable(f"{'' if self.shard == MANIFEST_NAME else 'shard '}'{self.shard}': {self.detail}")
+        is_shard = self.shard not in (MANIFEST_NAME, MEMBERS_HEAD_NAME)
+        return printable(f"{'shard ' if is_shard else ''}'{self.shard}': {self.detail}")
 
 
 def verify(folder: str | os.PathLike[str], progress: Progress | None = None) -> list[Problem]:

@@ -312,3 +312,16 @@ def test_report_opens_in_a_browser_without_running_anything_from_data(page: Path
     assert title[1] == "shards"  # a script in a caption would have set it to "owned"
     assert done.stdout.count("<h2>") == 10
     assert "Content Security Policy" not in done.stderr  # the page's own policy had nothing to forbid
+
+
+def test_report_takes_settings_from_the_command_line(data: dict[str, Any], tmp_path: Path, command: Any):
+    np.save(tmp_path / "rows.npy", np.arange(15))
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": data}))
+    for place in (data["shards"], str(tmp_path / "c.yaml")):
+        out = tmp_path / "r.html"
+        status, _, errors = command("report", place, f"data.select={tmp_path / 'rows.npy'}", "--out", str(out))
+        assert (status, errors) == (0, "")
+        assert ", 15 used" in out.read_text()
+    status, _, errors = command("report", data["shards"], data["shards"], "data.seed=1")
+    assert status == 2
+    assert "data.seed=1: of several folders of shards settings are given in a file (--config)" in errors

@@ -96,7 +96,7 @@ def test_a_table_of_a_dataset_is_known_by_it(tmp_path: Path, settings: dict[str,
 def test_a_dataset_that_there_is_not_and_a_key_that_comes_twice_are_refused(tmp_path: Path, settings: dict[str, Any]):
     table = str(tmp_path / "red.csv")
     with pytest.raises(
-        ConfigError, match=r"data.join.0: no dataset '.*rad'; did you mean '.*red'\?; data.shards has .*"
+        ConfigError, match=r"data.join.0: no dataset '.*rad' \(did you mean '.*red'\?\); data.shards has .*"
     ):
         scores({**settings, "join": [{"table": {str(tmp_path / "rad"): table}}]})
     blue = tmp_path / "blue.csv"

@@ -232,10 +232,10 @@ def test_the_plan_of_a_config_knows_the_sources(corpus: Corpus, mixed: dict[str,
     [
         (
             {"captions": {"shard": 1.0}},
-            r"^data.captions: no source 'shard'; did you mean 'shards'\?; there are sh",
+            r"^data.captions: no source 'shard' .did you mean 'shards'..; there are sh",
         ),
-        ({"captions": {"join:recaps": 1.0}}, r"no source 'join:recaps'; did you mean 'join:recap'\?"),
-        ({"captions": {"recap": 1.0}}, r"no source 'recap'; did you mean 'join:recap'\?"),
+        ({"captions": {"join:recaps": 1.0}}, r"no source 'join:recaps' .did you mean 'join:recap'.."),
+        ({"captions": {"recap": 1.0}}, r"no source 'recap' .did you mean 'join:recap'.."),
         ({"captions": {"shards": 0.5, "join:recap": 0.6}}, "the probabilities of the sources must sum to 1: got 1.1"),
         (
             {"captions": {"shards": [0.5, 0.5], "join:recap": [0.5, 0.6]}},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def test_a_column_that_the_index_has_too_is_told(corpus: Corpus, tmp_path: Path,
     selected(corpus, join=[{"table": table}], select="score > 0.5")
     assert not caplog.messages
     selected(corpus, join=[{"table": table}], select="width > 0 and score > 0.5")
-    said = f"data.select: 'width' is the index's; the column of this name in '{table}' is not used: rename it"
+    said = f"data.select: 'width' is the index's; the column of this name in '{table}' is not used here: rename it"
     assert caplog.messages == [said]
 
 
@@ -153,7 +153,7 @@ def type_of(values: Any) -> Any:
         (
             {"key": "udi"},
             ConfigError,
-            "no column 'udi'; did you mean 'uid'.*; it has uid, score: name the column of keys",
+            "no column 'udi' .did you mean 'uid'.*; it has uid, score: name the column of keys",
         ),
         ({"key": "score"}, ConfigError, "column 'score': values of type double, and keys are texts"),
         ({"table": "FOLDER/twice.parquet"}, ConfigError, r"the key '00003' comes twice: in '.*' row 1 and '.*' row 3"),
@@ -285,13 +285,13 @@ def test_rows_without_a_value_have_nan_or_no_text(corpus: Corpus, tmp_path: Path
         ({"labels": "join:score"}, "data.fields.labels: batches have an entry of this name already"),
         (
             {"x": "join:scroe"},
-            r"data.fields.x: no source 'join:scroe'; did you mean 'join:score'\?; there are join:score",
+            r"data.fields.x: no source 'join:scroe' \(did you mean 'join:score'\?\); joined are join:score",
         ),
-        ({"x": "score"}, "no source 'score'.*; there are join:score"),
+        ({"x": "score"}, "no source 'score'.*; joined are join:score"),
         ({"x": "join:whole"}, r"column 'whole': int64 and 11 rows without a value, .*missing: mask"),
         ({"x": "join:ragged"}, "vectors of different lengths, such as 1 and 2"),
-        ({"x": "join:words"}, "vectors of string; known are vectors of floats"),
-        ({"x": "join:time"}, r"values of type duration\[s\]; known are numbers, vectors of them, and texts"),
+        ({"x": "join:words"}, r"lists of string; known are numbers, vectors of floats, .*: store the lists as texts"),
+        ({"x": "join:time"}, r"values of type duration\[s\]; known are numbers, vectors of floats, texts and dates"),
     ],
 )
 def test_a_wrong_field_is_refused(corpus: Corpus, tmp_path: Path, fields: dict[str, str], message: str):
@@ -345,7 +345,7 @@ def test_a_column_that_no_condition_knows_is_named_with_its_type(corpus: Corpus,
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
-def test_dates_are_compared_as_texts_and_bools_are_conditions(corpus: Corpus, tmp_path: Path, suffix: str):
+def test_dates_are_compared_as_dates_and_bools_are_conditions(corpus: Corpus, tmp_path: Path, suffix: str):
     days = pa.array([date(2026, 1, 1) + timedelta(days=row) for row in range(50)])
     columns = {"day": days, "good": pa.array([row % 2 == 0 for row in range(50)])}
     table = write_table(corpus, tmp_path / "a.parquet", list(range(50)), **columns)
@@ -361,8 +361,77 @@ def test_dates_are_compared_as_texts_and_bools_are_conditions(corpus: Corpus, tm
     assert batch["day"] == [days[row].as_py().isoformat() for row in batch["rows"].tolist()]
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_times_are_compared_as_times_and_come_as_texts_of_iso_8601(corpus: Corpus, tmp_path: Path, suffix: str):
+    times = [datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(hours=row) for row in range(50)]
+    local = [time.replace(tzinfo=None) + timedelta(milliseconds=250) for time in times]
+    columns = {
+        "time": pa.array(times, pa.timestamp("us", "America/New_York")),
+        "local": pa.array([None if row == 3 else one for row, one in enumerate(local)], pa.timestamp("ms")),
+    }
+    table = write_table(corpus, tmp_path / "a.parquet", list(range(50)), **columns)
+    if suffix == ".csv":
+        pyarrow.csv.write_csv(pyarrow.parquet.read_table(table), tmp_path / "a.csv")
+        table = str(tmp_path / "a.csv")
+    given = {"join": [{"table": table}]}
+    assert selected(corpus, **given, select="time >= '2026-01-02T12:00'") == list(range(36, 50))
+    assert selected(corpus, **given, select="'2026-01-02 00:00:00' <= time < '2026-01-02T10:30Z'") == list(
+        range(24, 35)
+    )
+    assert selected(corpus, **given, select="local < '2026-01-01T10:00' or time == '2026-01-03'") == [
+        *range(3),
+        *range(4, 10),
+        48,
+    ]
+    with pytest.raises(
+        ConfigError, match=r"data.select: '2026-1-3' is compared with a timestamp with a zone: expected I"
+    ):
+        corpus.loader(**given, select="time >= '2026-1-3'")
+    with corpus.loader(**given, fields={"time": "join:time", "local": "join:local"}) as loader:
+        batch: dict[str, Any] = dict(next(iter(loader)))
+    for place, row in enumerate(batch["rows"].tolist()):
+        assert batch["time"][place] == times[row].isoformat().replace("+00:00", "Z")
+        text = "" if row == 3 else batch["local"][place]
+        assert row == 3 or datetime.fromisoformat(text) == local[row]
+
+
+def test_a_score_of_float32_is_found_as_it_is_written(corpus: Corpus, tmp_path: Path):
+    scores = pa.array([row / 10 for row in range(40)], pa.float32())
+    table = write_table(corpus, tmp_path / "a.parquet", list(range(40)), float=scores)  # ten rows have none
+    given = {"join": [{"table": table}]}
+    assert selected(corpus, **given, select="float == 0.1 or 0.3 <= float <= 0.9", global_batch_size=4) == [
+        1,
+        *range(3, 10),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        ("a.parquet", list(range(50)), "like '0'; they are int64, which has no leading zeros: store the keys as texts"),
+        ("a.parquet", [float(row) for row in range(50)], "values of type double, and keys are texts: store them as te"),
+        ("semicolons.csv", [], r"its first line has semicolons and no commas, which separate columns of a .csv: write"),
+        ("commas.tsv", [], r"its first line has commas and no tabs, which separate columns of a .tsv: write it with t"),
+    ],
+)
+def test_keys_that_cannot_be_those_of_samples_are_explained(
+    corpus: Corpus, tmp_path: Path, name: str, keys: list[Any], message: str
+):
+    file = tmp_path / name
+    if keys:
+        pyarrow.parquet.write_table(pa.table({"key": keys, "score": SCORES}), file)
+    else:
+        separator = ";" if name.startswith("semi") else ","
+        file.write_text("\n".join([f"key{separator}score", *(f"{one.key}{separator}1" for one in corpus.samples)]))
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(join=[{"table": str(file)}])
+
+
 def test_fields_without_a_table_are_refused(corpus: Corpus):
-    with pytest.raises(ConfigError, match=r"no source 'join:score'; there are none: give data\.join"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'join:score'; no table is joined \(data\.join\), and members of the samples are written json",
+    ):
         corpus.loader(fields={"x": "join:score"})
 
 

@@ -221,7 +221,7 @@ def test_a_damaged_member_masks_its_row_and_is_named(
         ({"shards": "images"}, r"no __mmdata__/members.json; `mmdata index .* --members-only` makes it"),
         ({"shards": "nowhere"}, "no __mmdata__/members.json"),
         ({"shards": "https://host/dr"}, "a folder on this disk is needed here"),
-        ({"key": "udi"}, r"data.join.1: key: no column 'udi' of texts; did you mean 'uid'\?; there are uid"),
+        ({"key": "udi"}, r"data.join.1: key: no column 'udi' of texts .did you mean 'uid'..; there are uid"),
         ({"key": None}, "40 of 40 rows have no row in .*: keys are like '000000000', and those of its samples like '0"),
         ({"name": "d r"}, "name"),
         ({"name": None}, "shards have a name"),
@@ -239,7 +239,7 @@ def test_wrong_shards_are_refused(reinforced: Reinforced, change: dict[str, Any]
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("join:rd:npz:image_emb", "no source 'join:rd:npz:image_emb'; there are join:uid, join:dr:MEMBER; and members"),
+        ("join:rd:npz:image_emb", "no source 'join:rd:npz:image_emb'; joined are join:uid, join:dr:MEMBER, and memb"),
         ("join:dr:npz:image", "none of the first 40 rows has a value: .*'image'.*; it has image_emb, text_emb"),
         ("join:dr:jpg", "member 'jpg': its extension does not say what values it has; known are json"),
         ("join:dr:", "member '': expected the extension of a member"),
@@ -268,6 +268,72 @@ def test_tars_that_changed_are_an_error_or_mask_their_rows(reinforced: Reinforce
     tar.unlink()
     with pytest.raises(DataError, match=r"data.join.1: shard '.*00000001.tar': no such file, and it was indexed"):
         list(reinforced.loader())
+
+
+def test_rows_without_a_key_are_told_from_a_key(reinforced: Reinforced):
+    table = pa.table(
+        {
+            "key": [f"{row // 20:05d}{row:04d}" for row in range(ROWS)],
+            "own": pa.array([None if row % 2 else UIDS[row] for row in range(ROWS)]),
+            "none": pa.array([None if row else "x" for row in range(ROWS)]),
+        }
+    )
+    pyarrow.parquet.write_table(table, reinforced.folder / "keys.parquet")
+    for key, message in (
+        ("own", r"20 of 40 rows have no row in '.*', such as rows without a key \(null\); leave them out"),
+        ("none", r"40 of 40 rows have no row in '.*': keys are like 'x', and those of its samples like '0"),
+    ):
+        join = [
+            {"table": str(reinforced.folder / "keys.parquet")},
+            {**reinforced.shards, "key": key, "missing": "error"},
+        ]
+        with pytest.raises(ConfigError, match=message):
+            reinforced.loader(join=join)
+
+
+def rewritten(data: Reinforced, samples: dict[int, dict[str, bytes]], rows: list[int]) -> None:
+    """Other embeddings of the same size for some rows, in tars that are otherwise as they were."""
+    for row in rows:
+        samples[row]["npz"] = npz(image_emb=IMAGE[row] + 1, text_emb=TEXT[row])
+    order = [row for row in np.random.default_rng(5).permutation(ROWS).tolist() if row in samples]
+    for tar in range(3):
+        path = data.folder / "dr" / f"{tar:08d}.tar"
+        size = path.stat().st_size
+        write_tar(path, {UIDS[row]: samples[row] for row in order[tar::3]})
+        assert path.stat().st_size == size
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_values_that_were_rewritten_in_place_mask_their_rows(
+    reinforced: Reinforced, samples: dict[int, dict[str, bytes]], worker_type: str
+):
+    rewritten(reinforced, samples, [3, 30])
+    loading = {"num_workers": 2, "worker_type": worker_type, "max_bad_share": 0.5}
+    with reinforced.loader(loading=loading) as loader:
+        rows = sorted(int(row) for batch in loader for row in batch["rows"][batch["valid"]])
+        entries = list(loader.ledger)
+    assert rows == [row for row in range(ROWS) if row not in (3, 30)]
+    assert sorted(entry.row for entry in entries) == [3, 30]
+    for entry in entries:
+        assert (entry.stage, entry.reason) == ("field", "file_changed")
+        assert (
+            f"member '{UIDS[entry.row]}.npz': its bytes are not those that were indexed; fetch it again" in entry.detail
+        )
+    with reinforced.loader(fields={"url": "join:dr:url.txt"}) as loader:  # what did not change is used
+        assert sum(int(batch["valid"].sum()) for batch in loader) == ROWS
+    rewritten(reinforced, samples, list(range(ROWS)))
+    with pytest.raises(ConfigError, match=r"none of the first 40 rows has a value: .*are not those that were indexed"):
+        reinforced.loader(loading=loading)
+
+
+def test_an_index_without_hashes_goes_on_working(reinforced: Reinforced, samples: dict[int, dict[str, bytes]]):
+    build_keys_index(reinforced.folder / "dr", hashes=False, overwrite=True)
+    rewritten(reinforced, samples, [3])
+    with reinforced.loader() as loader:
+        batches: list[dict[str, Any]] = [dict(batch) for batch in loader]
+        assert not list(loader.ledger)
+    found = {row: emb for batch in batches for row, emb in zip(batch["rows"].tolist(), batch["image_emb"], strict=True)}
+    assert torch.equal(found[3], torch.from_numpy(IMAGE[3] + 1))
 
 
 def test_an_index_that_is_damaged_is_refused(reinforced: Reinforced):

@@ -106,7 +106,7 @@ def test_evaluations_compare_texts(corpus: Corpus):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"meaning": "widht"}, "data.meaning: no column 'widht' of numbers or texts; did you mean 'width'"),
+        ({"meaning": "widht"}, "data.meaning: no column 'widht' of numbers, texts or dates .did you mean 'width'"),
         (
             {"meaning": "width", "negative_captions": "wrong.parquet"},
             "meaning and negative_captions exclude each other: whether",

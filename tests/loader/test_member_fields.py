@@ -288,13 +288,13 @@ def test_whole_numbers_that_a_float_would_round_are_kept_whole_or_masked(tmp_pat
     [
         (
             "score",
-            "data.fields.x: no source 'score'; there are none: give data.join; and members of the samples: json,",
+            "data.fields.x: no source 'score'; no table is joined .data.join., and members of the samples are written",
         ),
         ("npz", "data.fields.x: member 'npz': name one of its arrays, as in npz:NAME"),
         ("npy:x", "data.fields.x: member 'npy:x': .npy has no keys; write npy"),
         ("json:a:b", "member 'json:a:b': expected the extension"),
-        ("json:urll", "none of the first 24 rows has a value: .*'urll'; did you mean 'url'.; it has url, size, a.b"),
-        ("npz:tow", "none of the first 24 rows has a value: .*'tow'; did you mean 'two'.; it has one, two"),
+        ("json:urll", "none of the first 24 rows has a value: .*'urll' .did you mean 'url'..; it has url, size, a.b"),
+        ("npz:tow", "none of the first 24 rows has a value: .*'tow' .did you mean 'two'..; it has one, two"),
         ("syn.json", "none of the first 24 rows has a value: .*no member .syn.json among .box.npy, .jpg, .json"),
     ],
 )
@@ -358,3 +358,19 @@ def test_an_array_that_unpacks_to_more_than_the_limit_is_not_unpacked(
         list(loader)
         (entry,) = loader.ledger
     assert entry.detail == "data.fields.two: member '0017.npz': array 'two' of 800,128 bytes; at most 10,000"
+
+
+def test_many_rows_without_a_value_name_the_setting_that_keeps_them(tmp_path: Path, samples: dict[str, Members]):
+    for row in range(6):
+        del samples[key_of(row)]["npy"]
+    data = write(tmp_path / "tars", samples)
+    data["loading"]["max_bad_share"] = 0.1
+    message = (
+        r"missing_field 6\), more than .*data.missing_fields: keep \(of joined tars missing: keep in data.join\) keeps"
+    )
+    with (
+        Loader.from_config({**data, "fields": {"features": FIELDS["features"]}}) as loader,
+        pytest.raises(DataError, match=message) as caught,
+    ):
+        list(loader)
+    assert "mmdata verify" not in str(caught.value)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import yaml
 
@@ -131,3 +133,25 @@ def test_plan_of_shards_without_caption_lengths_asks_for_a_tokenizer(corpus, tmp
         plan_of(corpus.settings["shards"], ["data.global_batch_size"])
     with pytest.raises(ConfigError, match=r"on the command line: unknown key 'data\.batch'"):
         plan_of(corpus.settings["shards"], ["data.batch=3"])
+
+
+def test_plan_program_takes_a_condition_in_backquotes_from_the_command_line(corpus, tmp_path: Path):
+    table = pa.table({"key": [sample.key for sample in corpus.samples], "clip score": [row / 50 for row in range(50)]})
+    pyarrow.parquet.write_table(table, tmp_path / "scores.parquet")
+    settings = {**corpus.settings, "join": [{"table": str(tmp_path / "scores.parquet")}]}
+    said = plan(tmp_path, settings, "data.select=`clip score` > 0.39")
+    assert "data.select `clip score` > 0.39 (" in said
+    assert ": 30 of 50 rows" in said
+
+
+def test_plan_program_of_shards_warns_once(corpus, tmp_path: Path):
+    (tmp_path / "keys.txt").write_text("\n".join([*(sample.key for sample in corpus.samples[:20]), "none"]))
+    command = [
+        sys.executable,
+        str(TOOLS / "plan.py"),
+        corpus.settings["shards"],
+        f"data.select={tmp_path / 'keys.txt'}",
+    ]
+    done = run_program(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"})
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("21 keys, and 20 rows have one of them") == 1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 import yaml
@@ -219,3 +222,66 @@ def test_replay_program_takes_a_folder_of_shards(
     assert run_tool(monkeypatch, shards, 7, "data.image_siz=48") == 2
     said = capsys.readouterr().err
     assert said == "error: on the command line: unknown key 'data.image_siz'; did you mean 'data.image_size'?\n"
+
+
+def test_replay_of_a_row_of_weight_0_says_so_and_of_a_rare_one_when_it_comes(corpus: Corpus, tmp_path: Path):
+    np.save(tmp_path / "weights.npy", np.where(np.arange(50) == 3, 0, np.where(np.arange(50) < 10, 0.25, 1.0)))
+    plan = corpus.loader(row_weights=str(tmp_path / "weights.npy")).plan
+    with pytest.raises(
+        ConfigError, match=r"^row 3 is in no batch of any epoch: its weight is 0 \(data.row_weights wei"
+    ):
+        find_step(plan, 3, 0)
+    waits = 0
+    for row in (0, 1, 2, 4):
+        try:
+            find_step(plan, row, 0)
+        except ConfigError as error:
+            found = re.fullmatch(
+                rf"row {row} is in no batch of epoch 0: its weight is 0.25 .*: try --epoch (\d+)", str(error)
+            )
+            assert found is not None
+            assert find_step(plan, row, int(found[1])).rows.tolist() == [row]
+            waits += 1
+    assert waits
+
+
+def test_replay_of_a_row_that_is_left_out_names_the_condition(
+    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    table = pa.table({"key": [sample.key for sample in corpus.samples[:40]], "score": [row / 50 for row in range(40)]})
+    pyarrow.parquet.write_table(table, tmp_path / "scores.parquet")
+    join = [{"table": str(tmp_path / "scores.parquet"), "missing": "mask"}]
+    path = config(corpus, tmp_path, join=join, select="score > 0.1 and width > 0")
+    assert run_tool(monkeypatch, path, 2) == 2
+    assert "row 2 is not loaded: data.select score > 0.1 and width > 0 leaves it out;" in capsys.readouterr().err
+    assert run_tool(monkeypatch, path, 45) == 2
+    assert (
+        "row 45 is not loaded: data.join.0 missing: mask and data.select score > 0.1 and width > 0 leave it out;"
+        in capsys.readouterr().err
+    )
+
+
+def test_replay_shows_fields_and_the_source_of_the_caption(
+    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    columns = {
+        "score": [row / 50 for row in range(50)],
+        "text": [f"text {row}" for row in range(50)],
+        "vector": pa.array([[float(row)] * 20 for row in range(50)], pa.list_(pa.float32())),
+        "recaption": [["one", "two"] for _ in range(50)],
+    }
+    table = pa.table({"key": [sample.key for sample in corpus.samples], **columns})
+    pyarrow.parquet.write_table(table, tmp_path / "table.parquet")
+    fields = {"score": "join:score", "text": "join:text", "vector": "join:vector"}
+    path = config(
+        corpus,
+        tmp_path,
+        join=[{"table": str(tmp_path / "table.parquet")}],
+        fields=fields,
+        captions={"shards": 0, "join:recaption": 1},
+    )
+    assert run_tool(monkeypatch, path, 5) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^caption +'(one|two)', of join:recaption, number [01]$", said, re.MULTILINE)
+    for words in ("score: 0.1", "text: 'text 5'", "vector: float32 20, mean 5"):
+        assert re.search(rf"^field +{words}$", said, re.MULTILINE), said

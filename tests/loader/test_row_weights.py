@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
+import warnings
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -175,7 +177,7 @@ def test_larger_weights_are_cut_and_told(corpus: Corpus, caplog: pytest.LogCaptu
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"row_weights": "captins"}, r"^data.row_weights: no column 'captins'; did you mean 'captions'\?; there are "),
+        ({"row_weights": "captins"}, r"^data.row_weights: no column 'captins' .did you mean 'captions'..; there are "),
         ({"row_weights": "key"}, "^data.row_weights: 'key' is no column of numbers; there are caption_tok"),
         ({"row_weights": "FOLDER/none.npy"}, "^data.row_weights: '.*none.npy': no such file"),
         (
@@ -186,7 +188,7 @@ def test_larger_weights_are_cut_and_told(corpus: Corpus, caplog: pytest.LogCaptu
         ({"row_weights": "FOLDER/zero.npy"}, "zero.npy: every row has the weight 0"),
         (
             {"row_weights": "FOLDER/nan.npy"},
-            r"row 7 \(key '00007'\) has the weight nan; a weight is a number from 0 on; ",
+            r"row 7 \(key '00007'\) has the weight nan; a weight is a number from 0 on$",
         ),
         (
             {"row_weights": "FOLDER/minus.npy"},
@@ -235,3 +237,36 @@ def test_parts_that_are_mostly_padding_are_told(corpus: Corpus, tmp_path: Path, 
     with corpus.loader(row_weights=str(tmp_path / "weights.npy")):
         (said,) = caplog.messages
     assert "an epoch has 10 parts of about 6 rows, and batches of 8: about 26 % of the places are masked; a " in said
+
+
+def test_a_column_with_missing_weights_names_the_condition_that_leaves_them_out(corpus: Corpus, tmp_path: Path):
+    weights = [None if row in (7, 9) else 1.0 for row in range(50)]
+    table = pa.table({"key": [sample.key for sample in corpus.samples], "q": weights, "my q": weights})
+    pyarrow.parquet.write_table(table, tmp_path / "q.parquet")
+    join = [{"table": str(tmp_path / "q.parquet")}]
+    for name, shown in (("q", "q"), ("my q", "`my q`")):
+        message = (
+            f"has the weight nan; a weight is a number from 0 on: leave out the rows without one .data.select='{shown}"
+        )
+        with pytest.raises(ConfigError, match=f"{message} is not None'.$"):
+            corpus.loader(join=join, row_weights=name)
+    assert corpus.loader(join=join, row_weights="q", select="q is not None").plan.num_rows == 48
+
+
+def test_a_column_of_weights_that_the_index_has_too_is_told(
+    corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    table = pa.table({"key": [sample.key for sample in corpus.samples], "captions": [1] * 50})
+    pyarrow.parquet.write_table(table, tmp_path / "q.parquet")
+    corpus.loader(join=[{"table": str(tmp_path / "q.parquet")}], row_weights="captions")
+    assert any("data.row_weights: 'captions' is the index's; the column" in message for message in caplog.messages)
+
+
+def test_files_of_weights_and_rows_are_closed(corpus: Corpus, tmp_path: Path):
+    np.save(tmp_path / "weights.npy", np.ones(50))
+    np.save(tmp_path / "rows.npy", np.arange(20))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        corpus.loader(row_weights=str(tmp_path / "weights.npy"), select=str(tmp_path / "rows.npy"))
+        gc.collect()
+    assert not [one for one in caught if ".npy" in str(one.message) or "unclosed" in str(one.message)]

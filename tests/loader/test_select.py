@@ -237,7 +237,7 @@ def test_mmdata_plan_takes_a_selection_on_the_command_line(corpus: Corpus):
 @pytest.mark.parametrize(
     ("select", "message"),
     [
-        ("widht > 3", "data.select: no column 'widht'; did you mean 'width'"),
+        ("widht > 3", "data.select: no column 'widht' .did you mean 'width'"),
         ("class_name == 'dog'", "no column 'class_name'"),
         ("width > 10000", r"data.select width > 10000: selects no row"),
         ("key == '00007'", r"^data.select key == '00007': selects 1 of 50 rows, fewer than a batch"),
@@ -247,7 +247,7 @@ def test_mmdata_plan_takes_a_selection_on_the_command_line(corpus: Corpus):
         ("FOLDER/noise.txt", r"noise.txt' is no text in UTF-8 \(byte 0\)"),
         ({"file": "FOLDER/keys.txt", "column": "key"}, "is a text file and has no column 'key'"),
         ("FOLDER/table.parquet", r"no column key or uid; it has kee, score: name the column of keys \(column: NAME\)"),
-        ({"file": "FOLDER/table.parquet", "column": "kea"}, "no column 'kea'; did you mean 'kee'"),
+        ({"file": "FOLDER/table.parquet", "column": "kea"}, "no column 'kea' .did you mean 'kee'"),
         (
             {"file": "FOLDER/table.parquet", "column": "score"},
             "column 'score': values of type double, and keys are texts",
@@ -327,8 +327,15 @@ def test_a_dataset_of_which_nothing_is_selected_is_named(corpus: Corpus, tmp_pat
     corpus.write_beside(tmp_path / "other", corpus.samples[20:])
     shards = [{"shards": corpus.settings["shards"]}, {"shards": str(tmp_path / "other")}]
     np.save(tmp_path / "rows.npy", np.arange(20))
-    with pytest.raises(ConfigError, match=r"rows.npy: selects no row of data.shards.1 \('.*other'\)"):
-        corpus.loader(shards=shards, select=str(tmp_path / "rows.npy"))
+    message = (
+        r"^data.select rows.npy: selects no row of data.shards.1 \('.*other'\); leave that dataset out, or select m"
+    )
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(shards=[{**shards[0], "select": "width > 0"}, shards[1]], select=str(tmp_path / "rows.npy"))
+    with pytest.raises(
+        ConfigError, match=r"^data.shards.1.select width > 9999: selects no row; leave that dataset out"
+    ):
+        corpus.loader(shards=[shards[0], {**shards[1], "select": "width > 9999"}])
 
 
 def test_a_loader_knows_how_many_rows_it_takes_from(corpus: Corpus):

@@ -28,7 +28,7 @@ KINDS: dict[str, Kind] = {
 COLUMNS: dict[str, Any] = {
     "width": np.array([100, 256, 300, 512], np.int32),
     "height": np.array([100, 100, 300, 600], np.int32),
-    "score": np.array([0.1, np.nan, 0.3, 0.5], np.float32),
+    "score": np.array([0.1, np.nan, 0.3, 0.5]),
     "key": np.array(["000", "001", "a'b", "ü"], object),
     "url": np.array(["https://a.example/x", None, "https://b.example/y", ""], object),
     "good": np.array([1.0, 0.0, np.nan, 1.0]),
@@ -94,12 +94,12 @@ def test_a_condition_selects_the_rows_for_which_it_is_true(text: str, rows: list
     assert chosen(text) == rows
 
 
-NUMBERS = ["width", "height", "score", "1", "200", "0.3", "-3.5"]
+NUMBERS = ["width", "height", "score", "1.0", "200.0", "0.0", "0.3", "-3.5"]  # floats, as SQLite divides whole ones
 TEXTS = ["key", "url", "'001'", "'ü'", "''"]
 ORDER = ["<", "<=", ">", ">=", "==", "!="]
 SUMS = st.recursive(
     st.sampled_from(NUMBERS),
-    lambda inner: st.tuples(inner, st.sampled_from("+-*"), inner).map(lambda three: f"({' '.join(three)})"),
+    lambda inner: st.tuples(inner, st.sampled_from("+-*/"), inner).map(lambda three: f"({' '.join(three)})"),
     max_leaves=3,
 )
 COMPARISONS = st.one_of(
@@ -149,7 +149,7 @@ def test_a_condition_selects_what_sqlite_selects(table: sqlite3.Connection, text
     [
         (
             "widht > 3",
-            "no column 'widht'; did you mean 'width'?; there are caps, clip score, good, height, is, key, score, url, "
+            "no column 'widht' (did you mean 'width'?); there are caps, clip score, good, height, is, key, score, url, "
             "width; at character 1",
         ),
         ("width >= 256 and and", "invalid syntax; at character 18 of 'width >= 256 and and'"),
@@ -183,17 +183,25 @@ def test_a_condition_selects_what_sqlite_selects(table: sqlite3.Connection, text
         ("key in keys('f')", "`in` takes a list, lines\\(FILE\\) or a text column"),
         ("key in lines()", "lines takes a file, and for a table a column"),
         ("key in lines(key)", "lines takes a file"),
-        ("key is 'x'", "`is` asks for None only: score is not None; at character 8"),
+        ("key is 'x'", "`is` asks for None only, written so: score is None"),
         ("width > True", "a number is compared with a bool"),
         ("good == 'true'", "a bool is compared with a text; a column of bool is a condition by itself"),
         ("clip score > 0.2", "the column 'clip score' is no plain name: write it in backquotes, `clip score`"),
         ("width > 3 and is == 1", "the column 'is' is no plain name: write it in backquotes, `is`; at character 15"),
         ("caps == 'x'", "column 'caps' has values of type list<string>; conditions know"),
         ("caps", "column 'caps' has values of type list<string>; conditions know"),
-        ("width > None", "None is neither a number nor a text"),
-        ("width > 99999999999999999999", "is neither a number nor a text"),
+        ("width > None", "no value is equal to a missing one: ask for it by `is`, width is None; at character 9"),
+        ("key == None", "ask for it by `is`, key is None"),
+        ("None != key", "ask for it by `is`, score is None"),
+        ("`clip score` == null", "ask for it by `is`, `clip score` is None"),
+        ("url is null", "`is` asks for None only, written so: score is None, score is not None; at character 8"),
+        ("width in [None]", "None is neither a number nor a text"),
+        (
+            "width > 99999999999999999999",
+            "whole numbers above 2^63 - 1 are not known: store the column as texts, and write the number in quotes",
+        ),
         ("ü > 3 and wdth > 1", "no column 'ü'"),
-        ("'ü' == key and wdth > 1", "no column 'wdth'; did you mean 'width'\\?; .* at character 16"),
+        ("'ü' == key and wdth > 1", "no column 'wdth' \\(did you mean 'width'\\?\\); .* at character 16"),
         ("width > 3 " + "and width > 3 " * 1000, "a condition of 14,009 characters"),
         ("not " * 60 + "width > 3", "more than 50 parts within each other"),
         ("(" * 300 + "width > 3" + ")" * 300, "too many nested parentheses|is no condition"),
@@ -213,17 +221,21 @@ LARGE = 2**53
 @pytest.mark.parametrize(
     ("text", "rows"),
     [
-        ("width > 1 / 0", []),
-        ("width < 1 / 0", [0, 1, 2, 3]),
+        ("width / 0 > 3", []),
+        ("not width / 0 > 3", []),
+        ("width < 1 / 0", []),
         ("0 / 0 is None", [0, 1, 2, 3]),
-        ("width / (height - 100) is not None", [0, 1, 2, 3]),  # 100 / 0 is infinite
+        ("1 / 0.0 is None", [0, 1, 2, 3]),
+        ("width / (height - 100) is not None", [2, 3]),
+        ("width / (height - 100) > 1 or width == 100", [0, 2, 3]),
+        ("-(1 / 0) is None", [0, 1, 2, 3]),
         ("(height - 100) / (height - 100) is None", [0, 1]),
         ("width % (height - 100) is None", [0, 1]),
         ("width % (height - 100) == 100", [2]),
         ("not width % 0 == 0", []),
     ],
 )
-def test_what_is_divided_by_nothing_is_infinite_or_missing(text: str, rows: list[int]):
+def test_what_is_divided_by_nothing_has_no_value(text: str, rows: list[int]):
     assert chosen(text) == rows
 
 
@@ -249,7 +261,114 @@ def test_columns_that_are_no_names_of_python_are_in_backquotes():
     expression = parsed("`clip score (b/32)` > 0.3 and `class` == '`b`'")
     assert expression.names == {"clip score (b/32)", "class"}
     assert expression(columns, 2).tolist() == [False, True]
-    with pytest.raises(ConfigError, match=re.escape("no column 'clap'; did you mean 'class'?; there are class, clip ")):
+    with pytest.raises(
+        ConfigError, match=re.escape("no column 'clap' (did you mean 'class'?); there are class, clip ")
+    ):
         parsed("`clap` > 0.3")
     with pytest.raises(ConfigError, match="at character 23 of"):
         parsed("`clip score (b/32)` > 'a'")
+
+
+DAY = np.array(["2024-01-01", "2024-01-03", "NaT", "2024-03-31"], "datetime64[D]")
+TIME = np.array(["2024-01-01", "2024-01-03T12:00", "NaT", "2024-01-03T12:00:00.000001"], "datetime64[us]")
+FAR = np.array(["0001-01-01", "2024-01-03T12:00", "NaT", "9999-12-31T23:59:59"], "datetime64[s]")
+FINE = np.array([0, 1, 2, 3], "datetime64[ns]")
+
+
+def chosen_dates(text: str) -> list[int]:
+    kinds: dict[str, Kind] = {
+        "day": "date",
+        "time": "timestamp",
+        "utc": "timestamp with a zone",
+        "far": "timestamp",
+        "fine": "timestamp",
+        "url": "text",
+    }
+    expression = parse_expression(text, kinds, of="data.select", lines=lambda *_: ["2024-01-03", "2024-03-31"])
+    columns = {"day": DAY, "time": TIME, "utc": TIME, "far": FAR, "fine": FINE, "url": COLUMNS["url"]}
+    return np.flatnonzero(expression(columns, 4)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("day >= '2024-01-03'", [1, 3]),
+        ("day == '2024-01-03'", [1]),
+        ("not day == '2024-01-03'", [0, 3]),  # the third has none
+        ("day is None", [2]),
+        ("day is not None", [0, 1, 3]),
+        ("'2024-01-02' < day <= '2024-03-31'", [1, 3]),
+        ("day < '2024-01-03T12:00'", [0, 1]),  # a date is its midnight
+        ("day in ['2024-01-01', '2024-03-31']", [0, 3]),
+        ("day not in ['2024-01-01']", [1, 3]),
+        ("day in lines('days.txt')", [1, 3]),
+        ("time >= '2024-01-03T12:00'", [1, 3]),
+        ("time == '2024-01-01 00:00:00'", [0]),
+        ("time == '2024-01-01'", [0]),
+        ("time > '2024-01-03 12:00:00'", [3]),
+        ("time == '2024-01-03T12:00:00.000001'", [3]),
+        ("time == '2024-01-03T12:00:00.0000011'", []),
+        ("time in ['2024-01-03T12:00:00.000001', '2024-01-01T00:00']", [0, 3]),
+        ("utc == '2024-01-03T12:00'", [1]),  # without a zone: UTC
+        ("utc == '2024-01-03T12:00Z'", [1]),
+        ("utc == '2024-01-03T13:30:00+01:30'", [1]),
+        ("utc == '2024-01-03 04:00:00-0800'", [1]),
+        ("time > day", [1]),
+        ("far < '2024-01-03T12:00:00.0000001'", [0, 1]),
+        ("far > time", [3]),
+        ("far < fine", [0]),  # 2000 years in nanoseconds are more than 64 bits hold
+        ("fine == '1970-01-01T00:00:00.000000002'", [2]),
+        ("fine < '9999-12-31'", [0, 1, 2, 3]),
+    ],
+)
+def test_dates_are_compared_as_dates(text: str, rows: list[int]):
+    assert chosen_dates(text) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "day == '2024-1-5'",
+            "'2024-1-5' is compared with a date: expected ISO 8601, such as '2024-01-05'; at character 8",
+        ),
+        ("day >= '2024'", "'2024' is compared with a date: expected ISO 8601"),
+        ("day == '2024-02-30'", "'2024-02-30' is compared with a date: day"),
+        ("time >= '2024-01-05T25:00'", "'2024-01-05T25:00' is compared with a timestamp: hour must be in 0..23"),
+        (
+            "time >= '2024-01-05T16'",
+            "with a timestamp: expected ISO 8601, such as '2024-01-05' or '2024-01-05T16:30:00'",
+        ),
+        ("time >= '2024-01-05T16:00.5'", "with a timestamp: expected ISO 8601"),
+        ("time >= '2024-01-05T16:00Z'", "the column's times have no zone, and this has 'Z': leave it out"),
+        ("utc >= '2024-01-05T16:00+30:00'", "there is no zone '+30:00'"),
+        ("utc >= '2024-01-05Z'", "or '2024-01-05T16:30:00+01:00'"),
+        ("day >= 2024", "a date is compared with a number; write a text of ISO 8601, '2024-01-05'; at character 8"),
+        ("day == url", "a date is compared with a text; write a text of ISO 8601"),
+        ("day in [2024]", "a date is looked for in a list of numbers; write '2024-01-05'"),
+        ("day in ['x']", "'x' is compared with a date: expected ISO 8601"),
+        ("'2024' in day", "`in` a column looks for a text in a text"),
+        ("day + 1 > day", "a number is needed, and this is a date"),
+    ],
+)
+def test_what_is_no_date_is_refused(text: str, message: str):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        chosen_dates(text)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_numbers_are_rounded_to_the_type_of_the_column_beside_them(dtype: Any):
+    columns = {"s": np.array([0.1, 0.2, np.nan, -0.1], dtype), "t t": np.array([0.1, 0.2, 0.3, -0.1], dtype)}
+
+    def found(text: str) -> list[int]:
+        kinds: dict[str, Kind] = {"s": "number", "t t": "number"}
+        expression = parse_expression(text, kinds, of="select", lines=lambda *_: ["0.2"])
+        return np.flatnonzero(expression(columns, 4)).tolist()
+
+    assert found("s == 0.1") == found("0.1 == s") == found("s in [0.1]") == found("`t t` == 0.1") == [0]
+    assert found("s <= 0.1") == [0, 3]
+    assert found("s > 0.1") == found("s in lines('scores.txt')") == [1]
+    assert found("s == -0.1") == [3]
+    assert found("0.1 <= s <= 0.2") == [0, 1]
+    assert found("s < 1e300") == [0, 1, 3]
+    assert found("s * 1 == 0.1") == ([0] if dtype is np.float64 else [])  # no plain column

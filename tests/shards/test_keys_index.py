@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from mmdata.errors import ConfigError, DataError
+from mmdata.shards import Index
 from mmdata.shards.joined_captions import parse_captions
 from mmdata.shards.keys_index import KeysIndex, build_keys_index
+from mmdata.shards.member_hashes import hash_member
 from tests.loader.member_tars import json_of, npy, write_tar
 from tests.programs import run_program
 
@@ -88,7 +90,7 @@ def test_the_command_says_what_there_is(tmp_path: Path):
     assert (code, printed) == (2, "error: --caption: 'json:a' is named twice: name each member once\n")
     assert len(KeysIndex.read(folder, of="x")) == 3  # as before
     code, printed = index(str(folder), "--members-only", "--tokenizer", "clip")
-    assert (code, "--members-only reads headers of the tars of one folder, and does not go with" in printed) == (
+    assert (code, "--members-only reads the tars of one folder, and does not go with" in printed) == (
         2,
         True,
     )
@@ -115,3 +117,68 @@ def test_a_second_writer_is_refused_and_harms_nothing(tmp_path: Path):
     made = KeysIndex.read(folder, of="x")
     assert made.captions_of("txt", of="x").to_pylist() == [[f"caption {number}"] for number in range(3000)]
     assert not list((folder / "__mmdata__").glob(".*.part"))
+
+
+def verify(folder: Path) -> tuple[int, str]:
+    done = run_program(
+        [sys.executable, "-m", "mmdata", "verify", str(folder)], capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_each_member_has_a_hash(tmp_path: Path):
+    made, _ = build_keys_index(tars(tmp_path / "tars"))
+    hashes = made.hashes
+    assert hashes is not None
+    assert hashes.of(0) == {hash_member("json", json_of(1)), hash_member("npy", npy([1]))}
+    assert hashes.of(2) == {hash_member("syn.json", json_of(3))}
+    assert hash_member("json", json_of(3)) not in hashes.of(2)
+    assert hashes.checksum() == made.hashes_checksum
+    hashes.path.write_bytes(hashes.path.read_bytes()[:-8])
+    with pytest.raises(
+        DataError, match=r"damaged: 'members.hashes has 56 bytes, which are not those of 4 hashes'; make"
+    ):
+        KeysIndex.read(made.folder, of="x")
+
+
+def test_verify_compares_joined_tars_with_their_index(tmp_path: Path):
+    folder = tars(tmp_path / "tars")
+    build_keys_index(folder)
+    remedy = f"fetch it again, or run `mmdata index {folder} --members-only --overwrite`"
+    assert verify(folder) == (0, "ok: 2 shards, 3 samples, 20,480 bytes, of tars without images (data.join)\n")
+    write_tar(folder / "a.tar", {"k1": {"json": json_of(1), "npy": npy([7])}, "long" * 40: {"npy": npy([2])}})
+    changed = f"shard 'a.tar': 1 member changed since they were indexed; the first is 'k1.npy'; {remedy}\n"
+    assert verify(folder) == (1, f"{changed}1 problem in 1 shard of {folder}\n")
+    write_tar(folder / "a.tar", {"k2": {"json": json_of(1), "npy": npy([1])}, "long" * 40: {"npy": npy([2])}})
+    (folder / "b.tar").unlink()
+    write_tar(folder / "c.tar", {"k9": {"npy": npy([7])}})
+    assert verify(folder) == (
+        1,
+        f"shard 'a.tar': sample 'k2' at byte 0 is not there in the index; {remedy}\n"
+        f"shard 'b.tar': no such file: '{folder / 'b.tar'}'\n"
+        f"shard 'c.tar': is not in the index; {remedy}\n"
+        f"3 problems in 3 shards of {folder}\n",
+    )
+
+
+def test_an_index_without_hashes_is_read_and_said_so(tmp_path: Path):
+    folder = tars(tmp_path / "tars")
+    build_keys_index(folder)
+    assert index(str(folder), "--members-only", "--no-hashes", "--overwrite")[0] == 0
+    made = KeysIndex.read(folder, of="x")
+    assert (made.hashes, len(made)) == (None, 3)
+    assert not list(folder.glob("__mmdata__/*.hashes"))
+    assert verify(folder) == (
+        0,
+        "ok: 2 shards, 3 samples, 20,480 bytes, of tars without images (data.join)\nmembers were not compared: their "
+        f"index has no hashes; `mmdata index {folder} --members-only --overwrite` makes them\n",
+    )
+    code, said = index(str(folder), "--no-hashes")
+    assert (code, "--no-hashes goes with --members-only: images" in said) == (2, True)
+
+
+def test_a_folder_of_joined_tars_is_named_where_images_are_needed(tmp_path: Path):
+    folder = tars(tmp_path / "tars")
+    build_keys_index(folder)
+    with pytest.raises(DataError, match=r"no manifest.json: these are tars without images, .*: data.join: \[{shards: "):
+        Index.open(folder)

@@ -47,7 +47,7 @@ def test_index_counts_quarantined_samples_by_reason(tmp_path, tar, photo):
         0,
         [
             "quarantined: 1 missing_image",
-            "lost: 1 json_unreadable; the first: shard 'x.tar', sample 'a': "
+            "lost: 1 json_unreadable (used without its JSON); the first: shard 'x.tar', sample 'a': "
             "JSON member does not parse: Extra data: line 1 column 3 (char 2)",
             f"2 samples in = 1 indexed + 1 quarantined; 1 shard, 0 members ignored; index in {tmp_path}",
             f"next: mmdata index {tmp_path} --tokenizer clip    # counts captions; reads no image again",

@@ -3,18 +3,18 @@
     condition   and, or, not, parentheses
     comparison  == != < <= > >=, also in a chain (256 <= width <= 1024); in, not in; is None, is not None
     value       a column (`in backquotes` if it is no name of Python's), a number, a text in quotes, True, False;
-                + - * / % and parentheses
+                + - * / % and parentheses; x / 0 and x % 0 have no value
 
 A column of bool is a condition by itself. Of a column of another type, such as of lists, `is None` can be asked. `in`
 takes a list (`label in [3, 5]`), the lines of a file (`key in lines("keys.txt")`), or a text column
-(`"shutterstock" in url`). A comparison with a value that a row does not have is neither true nor false, as in SQL, and
-selects no row, also behind `not`.
+(`"shutterstock" in url`). A column of dates or times is compared with texts of ISO 8601, as values. A number beside a
+plain column of float32 or float16 is rounded to its type. A comparison with a value that a row does not have is neither
+true nor false, as in SQL, and selects no row, also behind `not`.
 """
 
 from __future__ import annotations
 
 import ast
-import keyword
 import operator
 import re
 import warnings
@@ -26,7 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.errors import ConfigError, excerpt
-from mmdata.nearest import did_you_mean
+from mmdata.join.dates import DATES, DateKind
+from mmdata.join.table import in_condition
+from mmdata.nearest import meant
+from mmdata.plan.select.dates import EXAMPLES, compared, is_in_dates, parse_date
 from mmdata.plan.select.three_valued import (
     Columns,
     Evaluate,
@@ -35,6 +38,7 @@ from mmdata.plan.select.three_valued import (
     arithmetic,
     constant,
     contains,
+    dates_of,
     is_in_numbers,
     is_in_texts,
     is_true,
@@ -43,7 +47,9 @@ from mmdata.plan.select.three_valued import (
     negation,
     numbers_of,
     pairwise,
+    quotient,
     remainder,
+    rounded_to,
     texts_of,
 )
 
@@ -51,7 +57,7 @@ MAX_CHARACTERS = 10_000
 MAX_DEPTH = 50
 """Parts within each other; far fewer than Python's stack holds."""
 
-Kind = Literal["number", "text", "bool", "other", "condition"]
+Kind = Literal["number", "text", "bool", "other", "condition"] | DateKind
 """Of a part of a condition; of a column all but condition."""
 Bools = NDArray[np.bool_]
 
@@ -69,9 +75,11 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
+    ast.Div: quotient,
     ast.Mod: remainder,
 }
+_NONE = ("none", "null", "nil", "nan", "na")
+"""What languages call a missing value, in lower case."""
 _TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`([^`]+)`")
 _HINTS = {
@@ -106,7 +114,7 @@ class Expression:
 
     def __call__(self, columns: Columns, num_rows: int) -> Bools:
         """The rows for which the condition is true: bool (num_rows,)."""
-        with np.errstate(all="ignore"):  # x / 0 is infinite or missing, as in numpy
+        with np.errstate(all="ignore"):  # 1e308 * 10 is infinite, as in numpy
             found = self._condition(columns)
         return np.broadcast_to(np.logical_and(found.values, found.known), num_rows)
 
@@ -190,7 +198,7 @@ class _Parser:
     def _unquoted(self) -> str | None:
         """A column that stands in the condition without the backquotes that its name needs."""
         bare = _QUOTED.sub(lambda found: " " * len(found[0]), self._text)
-        return next((name for name in self._kinds if not _is_a_name(name) and name in bare), None)
+        return next((name for name in self._kinds if in_condition(name) != name and name in bare), None)
 
     def _part(self, node: ast.expr, depth: int) -> _Part:
         if depth > MAX_DEPTH:
@@ -254,20 +262,58 @@ class _Parser:
             found = self._in(left, right, depth)
             return negation(found) if isinstance(operation, ast.NotIn) else found
         asks_for_none = isinstance(operation, (ast.Is, ast.IsNot))
+        for side in () if asks_for_none else (left, right):
+            self._refuse_none(side, left)
         part = self._column(left, any_type=True) if asks_for_none and isinstance(left, ast.Name) else None
         part = part or self._part(left, depth)
         if asks_for_none:
             if not (isinstance(right, ast.Constant) and right.value is None):
-                self._refuse(right, "`is` asks for None only: score is not None")
+                self._refuse(right, "`is` asks for None only, written so: score is None, score is not None")
             is_known = known(part.evaluate)
             return negation(is_known) if isinstance(operation, ast.Is) else is_known
         other = self._part(right, depth)
         kinds = {part.kind, other.kind}
+        if dated := [kind for kind in (part.kind, other.kind) if kind in DATES]:
+            sides = [self._moment(node, one, dated[0]) for node, one in ((left, part), (right, other))]
+            return compared(_COMPARE[type(operation)], *sides)
         are_numbers = kinds <= set(_NUMBERS) and not any(_is_true_or_false(side) for side in (left, right))
         if not are_numbers and (len(kinds) > 1 or "condition" in kinds):
             how = "; a column of bool is a condition by itself" if "bool" in kinds else ""
             self._refuse(right, f"a {part.kind} is compared with a {other.kind}{how}")
-        return pairwise(_COMPARE[type(operation)], part.evaluate, other.evaluate)
+        one, another = self._beside(left, right, part), self._beside(right, left, other)
+        return pairwise(_COMPARE[type(operation)], one, another)
+
+    def _refuse_none(self, node: ast.expr, left: ast.expr) -> None:
+        """Refuse a comparison with None, or with what other languages call it."""
+        is_none = isinstance(node, ast.Constant) and node.value is None
+        if not is_none and not (
+            isinstance(node, ast.Name) and node.id.lower() in _NONE and node.id not in {*self._kinds, *self._quoted}
+        ):
+            return
+        name = self._quoted.get(left.id, left.id) if isinstance(left, ast.Name) else "score"
+        shown = in_condition(name) if name in self._kinds else "score"
+        self._refuse(node, f"no value is equal to a missing one: ask for it by `is`, {shown} is None")
+
+    def _moment(self, node: ast.expr, part: _Part, kind: Any) -> Evaluate:
+        """One side of a comparison with dates: a column of them, or a text."""
+        if part.kind in DATES:
+            return part.evaluate
+        if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+            self._refuse(node, f"a {kind} is compared with a {part.kind}; write a text of ISO 8601, {EXAMPLES[kind]}")
+        return constant(self._parse_date(node, node.value, kind))
+
+    def _parse_date(self, node: ast.expr, text: str, kind: Any) -> np.datetime64:
+        try:
+            return parse_date(text, has_zone=kind == "timestamp with a zone")
+        except ValueError as error:
+            such = f", such as {EXAMPLES[kind]}" if str(error) == "expected ISO 8601" else ""
+            return self._refuse(node, f"{excerpt(text)} is compared with a {kind}: {error}{such}")
+
+    def _beside(self, node: ast.expr, other: ast.expr, part: _Part) -> Evaluate:
+        """A side of a comparison of numbers: a number beside a column is rounded to the column's type."""
+        if not (_is_literal(node) and isinstance(other, ast.Name)) or part.kind != "number":
+            return part.evaluate
+        return rounded_to(self._quoted.get(other.id, other.id), part.evaluate({}).values)
 
     def _in(self, left: ast.expr, right: ast.expr, depth: int) -> Evaluate:
         part = self._part(left, depth)
@@ -277,18 +323,23 @@ class _Parser:
                 self._refuse(right, "`in` a column looks for a text in a text: 'flickr' in url")
             return pairwise(contains, column.evaluate, part.evaluate)
         values = self._values(right)
+        if part.kind in DATES:
+            if not all(isinstance(value, str) for value in values):
+                self._refuse(right, f"a {part.kind} is looked for in a list of numbers; write {EXAMPLES[part.kind]}")
+            return is_in_dates(part.evaluate, [self._parse_date(right, value, part.kind) for value in sorted(values)])
         if part.kind == "text" and all(isinstance(value, str) for value in values):
             return is_in_texts(part.evaluate, values)
         if part.kind in _NUMBERS:
-            return self._in_numbers(part, right, values)
+            return self._in_numbers(part, left, right, values)
         return self._refuse(right, f"a {part.kind} is looked for in a list of other values")
 
-    def _in_numbers(self, part: _Part, node: ast.expr, values: frozenset[Any]) -> Evaluate:
+    def _in_numbers(self, part: _Part, left: ast.expr, node: ast.expr, values: frozenset[Any]) -> Evaluate:
         try:
             numbers = [_number(value) for value in values]
         except ValueError:
             return self._refuse(node, "a number is looked for in a list of other values")
-        return is_in_numbers(part.evaluate, numbers)
+        column = self._quoted.get(left.id, left.id) if isinstance(left, ast.Name) else None
+        return is_in_numbers(part.evaluate, numbers, column)
 
     def _values(self, node: ast.expr) -> frozenset[Any]:
         """The values of a list, or of `lines(…)`."""
@@ -312,16 +363,17 @@ class _Parser:
             if needs := self._unquoted():
                 self._refuse(node, _in_backquotes(needs))
             listed = ", ".join(sorted(self._kinds))
-            self._refuse(node, f"no column '{name}'{did_you_mean(name, self._kinds)}; there are {listed}")
+            self._refuse(node, f"no column '{name}'{meant(name, self._kinds)}; there are {listed}")
         kind = self._kinds[name]
         if kind == "other" and not any_type:
             of_type = f" of type {self._types[name]}" if name in self._types else ""
             self._refuse(
                 node,
-                f"column '{name}' has values{of_type}; conditions know numbers, texts and bool, and of others is None",
+                f"column '{name}' has values{of_type}; conditions know numbers, texts, dates and bool, and of others "
+                "is None",
             )
         self._names.add(name)
-        return _Part(kind, numbers_of(name) if kind in _NUMBERS else texts_of(name))
+        return _Part(kind, (numbers_of if kind in _NUMBERS else dates_of if kind in DATES else texts_of)(name))
 
     def _constant(self, node: ast.Constant) -> _Part:
         value = node.value
@@ -329,9 +381,13 @@ class _Parser:
             return _Part("text", constant(value))
         if isinstance(value, bool):
             return _Part("bool", constant(np.int64(value)))
-        if not isinstance(value, (int, float)) or abs(value) >= 2**63:
+        if isinstance(value, int) and value >= 2**63:
+            self._refuse(
+                node,
+                "whole numbers above 2^63 - 1 are not known: store the column as texts, and write the number in quotes",
+            )
+        if not isinstance(value, (int, float)):
             self._refuse(node, f"{excerpt(value)} is neither a number nor a text")
-        # Of numpy's types: 1 / 0 is infinite, as of columns, and no error.
         return _Part("number", constant(np.int64(value) if isinstance(value, int) else np.float64(value)))
 
     def _refuse(self, node: ast.expr, why: str) -> NoReturn:
@@ -342,8 +398,9 @@ class _Parser:
         raise ConfigError(f"{self._of}: {why}; at character {place} of {excerpt(self._text, 200)}")
 
 
-def _is_a_name(text: str) -> bool:
-    return text.isidentifier() and not keyword.iskeyword(text)
+def _is_literal(node: ast.expr) -> bool:
+    """Whether a part is a number as it stands, maybe with a sign."""
+    return isinstance(node, ast.Constant) or (isinstance(node, ast.UnaryOp) and _is_literal(node.operand))
 
 
 def _is_true_or_false(node: ast.expr) -> bool:

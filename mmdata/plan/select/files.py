@@ -88,6 +88,10 @@ class NpyFile:
         self._length = shape[0]
         self._ahead_begin, self._ahead = 0, np.empty(0, self.dtype)
 
+    def __del__(self) -> None:
+        if file := getattr(self, "_file", None):
+            file.close()
+
     def __len__(self) -> int:
         return self._length
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ from numpy.typing import NDArray
 from mmdata.join.joined import Joined
 from mmdata.plan.select.expression import Kind
 from mmdata.shards.index import Index
+
+logger = logging.getLogger("mmdata")
 
 Array = NDArray[Any]
 
@@ -41,6 +45,17 @@ def kinds_of(index: Index, joined: Joined) -> dict[str, Kind]:
     for name in joined.names():
         known.setdefault(name, joined.table_of(name).kind(name))
     return known
+
+
+def warn_of_hidden(names: Iterable[str], joined: Joined, *, of: str) -> None:
+    """Warn of columns that the index and a table have: that of the index is meant."""
+    for hidden in sorted(set(names) & KINDS.keys() & set(joined.names())):
+        logger.warning(
+            "%s: '%s' is the index's; the column of this name in %s is not used here: rename it",
+            of,
+            hidden,
+            joined.table_of(hidden),
+        )
 
 
 def types_of(joined: Joined) -> dict[str, str]:

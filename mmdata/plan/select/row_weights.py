@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.join.joined import Joined
-from mmdata.nearest import did_you_mean
+from mmdata.join.table import in_condition
+from mmdata.nearest import meant
 from mmdata.plan.select.files import NpyFile
-from mmdata.plan.select.index_columns import column_of, kinds_of
+from mmdata.plan.select.index_columns import column_of, kinds_of, warn_of_hidden
 from mmdata.plan.selection import Selection
 from mmdata.plan.weights import RowWeights
 from mmdata.shards import Index
@@ -62,12 +63,13 @@ def row_weights(
     numbers = sorted(name for name, kind in kinds.items() if kind in ("number", "bool"))
     if given not in numbers:
         what = f"'{given}' is no column of numbers" if given in kinds else f"no column '{given}'"
-        near = "" if given in kinds else did_you_mean(given, [*numbers, LABEL_BALANCED])
+        near = "" if given in kinds else meant(given, [*numbers, LABEL_BALANCED])
         raise ConfigError(
             f"{OF}: {what}{near}; there are {', '.join(numbers)}, {LABEL_BALANCED}, and files (.npy) of a number a row"
         )
+    warn_of_hidden([given], joined, of=OF)
     values = _of_rows(index, starts, selection, lambda shard: column_of(index, joined, shard, given))
-    return RowWeights(_cut(_checked(values, index, given), data), name=f"{OF} {given}", seed=data.seed)
+    return RowWeights(_cut(_checked(values, index, given, is_column=True), data), name=f"{OF} {given}", seed=data.seed)
 
 
 def _of_rows(
@@ -117,13 +119,15 @@ def _balanced(index: Index, starts: Ints, selection: Selection | None) -> Floats
     return weights
 
 
-def _checked(values: Floats, index: Index, what: str) -> Floats:
+def _checked(values: Floats, index: Index, what: str, *, is_column: bool = False) -> Floats:
     """The weights, if each is one."""
     wrong = ~(np.isfinite(values) & (values >= 0))
     if wrong.any():
         row = int(wrong.argmax())
         key = index.keys(np.array([row]))[0]
-        missing = "; rows that a table lacks are left out by missing: mask" if np.isnan(values[row]) else ""
+        missing = ""
+        if np.isnan(values[row]) and is_column:
+            missing = f": leave out the rows without one (data.select='{in_condition(what)} is not None')"
         raise ConfigError(
             f"{OF} {what}: row {row:,} (key '{key}') has the weight {values[row]:g}; a weight is a number from 0 on"
             f"{missing}"

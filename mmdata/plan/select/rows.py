@@ -20,7 +20,7 @@ from mmdata.join.joined import Joined
 from mmdata.join.joined_table import JoinedTable
 from mmdata.plan.select.expression import parse_expression
 from mmdata.plan.select.files import SUFFIXES, NpyFile, has_uids, is_file, read_lines, uids_of
-from mmdata.plan.select.index_columns import KINDS, column_of, kinds_of, types_of
+from mmdata.plan.select.index_columns import column_of, kinds_of, types_of, warn_of_hidden
 from mmdata.plan.selection import Selection
 from mmdata.shards import Index
 
@@ -109,12 +109,28 @@ def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | N
     for rule, count in zip(filters, found, strict=True):
         _check_found(rule, count, index)
     if filters:
-        _check_selected(data, index, selection, selected, int(starts[-1]))
+        _check_selected(data, index, selection, filters, selected, int(starts[-1]))
         # A condition may read a file, and a file may change: a state knows the rows themselves.
         selection.name += f" ({selection.digest})"
     if share is not None:
         _check_share(data, share, selected, len(selection))
     return selection
+
+
+def excluded_by(data: DataConfig, index: Index, row: int, joined: Joined | None = None) -> list[str]:
+    """What leaves a row out, in words; empty if nothing does.
+
+    Args:
+        data, index, joined: as for `select_rows`.
+        row: of the index.
+    """
+    shard = int(np.searchsorted(index.starts, row, side="right")) - 1
+    place = row - int(index.starts[shard])
+    rules = [rule for rule in _selects(data, index, joined) if rule.shards[0] <= shard < rule.shards[1]]
+    found = [rule.name for rule in rules if not rule.mask(shard)[place]]
+    if (share := data.val.share) is not None and below_share(index, shard, share)[place] != (data.split == "val"):
+        found.append(f"data.split {data.split} of data.val.share {share:g}")
+    return found
 
 
 def _selects(data: DataConfig, index: Index, joined: Joined | None) -> Iterator[Filter]:
@@ -139,13 +155,7 @@ def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tupl
             raise ConfigError(f"{of}: '{select}': files of keys, masks and rows end in {', '.join(SUFFIXES)}")
         kinds, lines = kinds_of(index, joined), partial(read_lines, of=of)
         expression = parse_expression(select, kinds, of=of, lines=lines, types=types_of(joined))
-        for hidden in sorted(expression.names & KINDS.keys() & set(joined.names())):
-            logger.warning(
-                "%s: '%s' is the index's; the column of this name in %s is not used: rename it",
-                of,
-                hidden,
-                joined.table_of(hidden),
-            )
+        warn_of_hidden(expression.names, joined, of=of)
 
         def of_columns(shard: int) -> Bools:
             columns = {name: column_of(index, joined, shard, name) for name in expression.names}
@@ -243,19 +253,29 @@ def _check_found(rule: Filter, found: int, index: Index) -> None:
             f"{excerpt(min(rule.keys))}{known}"
         )
     if not found:
-        raise ConfigError(f"{rule.name}: selects no row")
+        of_one = rule.name.startswith("data.shards.")
+        remedy = "; leave that dataset out, or select more" if of_one and len(index.sources) > 1 else ""
+        raise ConfigError(f"{rule.name}: selects no row{remedy}")
     if rule.keys and found == int(np.diff(index.starts[list(rule.shards)])[0]):
         logger.warning("%s: every row has one of its %s keys, so all are selected", rule.name, f"{len(rule.keys):,}")
     if found < len(rule.keys):
         logger.warning("%s: %d keys, and %d rows have one of them", rule.name, len(rule.keys), found)
 
 
-def _check_selected(data: DataConfig, index: Index, selection: Selection, selected: int, rows: int) -> None:
+def _check_selected(
+    data: DataConfig, index: Index, selection: Selection, filters: Sequence[Filter], selected: int, rows: int
+) -> None:
     """Raise ConfigError if what is selected leaves a dataset without rows, or is no batch to train on."""
     for number, indexed in enumerate(index.sources):
         if not np.diff(selection.starts[[indexed.first_shard, indexed.last_shard]]).any():
-            where = f"data.shards.{number} ('{indexed.folder}')" if len(index.sources) > 1 else f"'{indexed.folder}'"
-            raise ConfigError(f"{selection.name}: selects no row of {where}")
+            if len(index.sources) == 1:
+                raise ConfigError(f"{selection.name}: selects no row of '{indexed.folder}'")
+            span = indexed.first_shard, indexed.last_shard
+            names = [one.name for one in filters if one.shards[0] < span[1] and span[0] < one.shards[1]]
+            raise ConfigError(
+                f"{' and '.join(names) or selection.name}: selects no row of data.shards.{number} ('{indexed.folder}')"
+                "; leave that dataset out, or select more"
+            )
     if selected < data.global_batch_size <= rows and data.token_budget is None and data.transform != "eval":
         raise ConfigError(
             f"{selection.name}: selects {selected:,} of {rows:,} rows, fewer than a batch (data.global_batch_size "

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Columns = Mapping[str, NDArray[Any]]
-"""Values of n rows by name: numbers, of which NaN is missing, or an object array, mostly of texts, of which None is."""
+"""Values of n rows by name: numbers, of which NaN is missing; datetime64, of which NaT is; or an object array, mostly
+of texts, of which None is."""
 
 
 class Values(NamedTuple):
@@ -38,6 +39,16 @@ def texts_of(name: str) -> Evaluate:
     def evaluate(columns: Columns) -> Values:
         values = columns[name]
         return Values(values, np.array([value is not None for value in values.tolist()], np.bool_))
+
+    return evaluate
+
+
+def dates_of(name: str) -> Evaluate:
+    """A column of dates, or of dates and times."""
+
+    def evaluate(columns: Columns) -> Values:
+        values = columns[name]
+        return Values(values, np.logical_not(np.isnat(values)))
 
     return evaluate
 
@@ -102,11 +113,39 @@ def arithmetic(operate: Callable[[Any, Any], Any], left: Evaluate, right: Evalua
     return evaluate
 
 
+def quotient(one: Any, other: Any) -> Any:
+    """one / other, NaN where other is 0, as SQL has no value there."""
+    return _unless_zero(np.true_divide, one, other)
+
+
 def remainder(one: Any, other: Any) -> Any:
-    """one % other, NaN where other is 0: of whole numbers numpy gives 0 there."""
+    """one % other, NaN where other is 0, likewise."""
+    return _unless_zero(np.mod, one, other)
+
+
+def _unless_zero(operate: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
     is_zero = np.equal(other, 0)
-    found = np.mod(one, np.where(is_zero, 1, other))
+    found = operate(one, np.where(is_zero, 1, other))
     return np.where(is_zero, np.nan, found) if np.any(is_zero) else found
+
+
+def rounded_to(name: str, value: float) -> Evaluate:
+    """A number as a column of float16 or float32 holds it: 0.1 is then equal to 0.1 that was stored there.
+
+    A number that is too large for the column, and a number beside a column of another type, stay as they are.
+    """
+
+    def evaluate(columns: Columns) -> Values:
+        return Values(_rounded(columns[name].dtype, np.array(value))[()])
+
+    return evaluate
+
+
+def _rounded(dtype: np.dtype[Any], numbers: NDArray[Any]) -> NDArray[Any]:
+    if dtype.kind != "f" or dtype.itemsize >= 8:
+        return numbers
+    found = numbers.astype(dtype).astype(np.float64)
+    return np.where(np.isinf(found), numbers, found)
 
 
 def known(evaluate: Evaluate) -> Evaluate:
@@ -136,8 +175,14 @@ def is_in_texts(evaluate: Evaluate, texts: frozenset[str]) -> Evaluate:
     return is_in
 
 
-def is_in_numbers(evaluate: Evaluate, numbers: Sequence[int | float]) -> Evaluate:
-    """Whether a number is one of several; whole numbers are compared as such."""
+def is_in_numbers(evaluate: Evaluate, numbers: Sequence[int | float], column: str | None = None) -> Evaluate:
+    """Whether a number is one of several; whole numbers are compared as such.
+
+    Args:
+        evaluate: gives the number.
+        numbers: of the list.
+        column: the number is this column's value, whose type the others are rounded to, see `rounded_to`.
+    """
     floats = np.array([float(number) for number in numbers], np.float64)
     whole = [int(number) for number in numbers if isinstance(number, int) or number.is_integer()]
     integers = np.array([number for number in whole if -(2**63) <= number < 2**63], np.int64)
@@ -145,7 +190,11 @@ def is_in_numbers(evaluate: Evaluate, numbers: Sequence[int | float]) -> Evaluat
     def is_in(columns: Columns) -> Values:
         found = evaluate(columns)
         values = np.asarray(found.values)
-        return Values(np.isin(values, integers if values.dtype.kind == "i" else floats), found.known)
+        if values.dtype.kind == "i":
+            return Values(np.isin(values, integers), found.known)
+        return Values(
+            np.isin(values, floats if column is None else _rounded(columns[column].dtype, floats)), found.known
+        )
 
     return is_in
 
