@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -67,11 +67,7 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
             f"{limits.vocab_size}: use the tokenizer that belongs to the model"
         )
     problems += _missing_files(data)
-    if is_of_run(data) and (config.train.feature_cache is None or config.train.steps is None):
-        problems.append(
-            "data.groups.source 'run' needs train.feature_cache, from which neighbours are found, and train.steps, "
-            "since the number of steps of an epoch depends on them"
-        )
+    problems += [*_problems_of_groups(config)]
     has_bias = limits.has_bias is not False  # that of a model on the hub is checked once the model is built
     has_negatives = data.negative_captions is not None
     _note(problems, lambda: check_loss(config.train, has_bias=has_bias, has_negative_captions=has_negatives))
@@ -79,6 +75,34 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
         raise Problems(*problems)
     assert tokenizer is not None, "a tokenizer that cannot be loaded is a problem"
     return tokenizer
+
+
+def _problems_of_groups(config: Config) -> Iterator[str]:
+    """What groups of the run lack, and a miner of groups that batches do not have."""
+    groups, miner = config.data.groups, config.train.miner
+    if is_of_run(config.data):
+        if config.train.feature_cache is None:
+            yield "data.groups.source 'run' needs train.feature_cache={}, from which neighbours are found"
+        if config.train.steps is None:
+            yield (
+                "data.groups.source 'run' needs train.steps in place of train.epochs, since the number of steps of an "
+                "epoch depends on the groups"
+            )
+    if not isinstance(miner, SameGroupConfig):
+        return
+    if groups is None:
+        yield (
+            "train.miner same_group keeps the rows of a row's own group, and batches have none: set data.groups, or "
+            "take the miner top_k"
+        )
+        return
+    named, rows = ("size", groups.size) if groups.size else ("candidates", 1 + (groups.candidates or 0))
+    if rows != miner.size:
+        of = f"data.groups.size is {rows}" if named == "size" else f"1 + data.groups.candidates is {rows}"
+        yield (
+            f"train.miner.size is {miner.size}, and {of}: the miner would take rows of different groups for one; set "
+            f"train.miner.size={rows}"
+        )
 
 
 def check_lengths(model: nn.Module, plans: list[Plan]) -> None:

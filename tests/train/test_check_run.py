@@ -56,6 +56,24 @@ def test_run_that_fits_gives_its_tokenizer(sections: dict[str, Any], tmp_path: P
     assert check_run(config_of(sections), tmp_path / "run", world_size=2).max_length == 77
 
 
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        (None, "train.miner same_group keeps the rows of a row's own group, and batches have none: set data.groups"),
+        ({"size": 2}, "train.miner.size is 4, and data.groups.size is 2: .* set train.miner.size=2"),
+        ({"candidates": 1}, "train.miner.size is 4, and 1 \\+ data.groups.candidates is 2: .* set train.miner.size=2"),
+    ],
+)
+def test_a_miner_of_groups_that_batches_do_not_have_is_refused(
+    sections: dict[str, Any], tmp_path: Path, groups: Any, said: str
+):
+    config = config_of(sections, data={"groups": groups}, train={"miner": {"name": "same_group", "size": 4}})
+    with pytest.raises(Problems, match=said):
+        check_run(config, tmp_path, world_size=1)
+    fits = config_of(sections, data={"groups": {"size": 2}}, train={"miner": {"name": "same_group", "size": 2}})
+    check_run(fits, tmp_path, world_size=1)
+
+
 def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_path: Path):
     (tmp_path / "run").write_text("")
     (tmp_path / "folder").mkdir()
