@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmdata.errors import counted
-
 TOLD_APART = 0.9
 """In-batch accuracy from which harder batches may teach more: it was 0.93 where the arms of docs/mining.md began."""
 MANY_FALSE = 0.2

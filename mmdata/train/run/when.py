@@ -12,7 +12,7 @@ GOLDEN = 0.6180339887498949
 
 
 def is_measured(step: int, every_steps: int) -> bool:
-    """Whether the negatives of the update that is number `step`, from 1, are measured: one of `every_steps`, 0 for none.
+    """Whether the negatives of update number `step`, from 1, are measured: of one in `every_steps`; 0 for none.
 
     Each time it is another one of so many. If it were always the last of 100, and an epoch had 50 steps, each
     measurement would be of an epoch's last batch, which is of one text length and often not full.
