@@ -106,7 +106,7 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
             "- data.image_size 30: not a multiple of the model's patch size 8; set data.image_size=32",
             "- data.negative_captions 'none.parquet': no such file",
             "- data.groups.source 'none.arrow': no such file; `mmdata neighbours` makes one",
-            "- train.miner.target 'no_such_module:X': expected 'module:Class' (No module named 'no_such_module')",
+            "- train.miner.target 'no_such_module:X': cannot be imported: No module named 'no_such_module'",
         ],
         strict=True,
     ):
