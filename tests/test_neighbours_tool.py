@@ -192,8 +192,8 @@ def test_row_that_cannot_be_decoded_has_no_group(
     said = capsys.readouterr().out
     assert "rows that could not be loaded (file_changed) and have no group: 1\n" in said
     assert (
-        "42 rows in 20 groups of 2; 2 without a group: 1 without features, since they could not be loaded or were in no "
-        "batch, 1 left over\n"
+        "42 rows in 20 groups of 2; 2 without a group: 1 without features, since they could not be loaded or were in "
+        "no batch, 1 left over\n"
     ) in said
     assert not np.load(tmp_path / "g.features.npy")[7].any()
 

@@ -17,9 +17,9 @@ from mmdata.batch import Batch
 from mmdata.config import DataConfig
 from mmdata.config.data import once_in_order
 from mmdata.errors import DataError
+from mmdata.join.joined import Joined
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_corpus
-from mmdata.join.joined import Joined
 from mmdata.loader.meaning import Meaning, rows_alike
 from mmdata.plan.rows import starts_of
 from mmdata.plan.select.rows import select_rows

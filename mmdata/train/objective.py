@@ -93,7 +93,13 @@ class ContrastiveLoss:
 
         Raises:
             ValueError: the model or the batch lacks what the loss needs, or has negative captions that it cannot take.
+            TypeError: `output` is something else, such as a plain tuple of tensors.
         """
+        if not hasattr(output, "logit_bias"):
+            raise TypeError(
+                f"output is a {type(output).__name__}, expected a DualEncoderOutput: give DualEncoderOutput("
+                "image_features, text_features, logit_scale), or call a function of mmdata.train.losses with tensors"
+            )
         self.check_fits(
             has_bias=output.logit_bias is not None, has_negative_captions=output.negative_text_features is not None
         )
