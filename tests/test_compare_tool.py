@@ -138,6 +138,13 @@ def test_table_says_what_there_is(folder: Path, lines: list[dict[str, Any]], cap
     assert printed[6].startswith("plain: tuned to train.lr=1e-")
 
 
+def test_table_of_some_arms_and_seeds(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert run_tool(folder / "config.yaml", "--table", "--arms", "near", "--seeds", 2) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[:2] for line in printed[2:4]] == [["| plain", "1"], ["| near", "1"]]
+    assert [line.partition(":")[0] for line in printed[4:]] == ["plain", "near"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -157,6 +164,9 @@ def test_table_says_what_there_is(folder: Path, lines: list[dict[str, Any]], cap
         (["compare.primary=color"], "error: compare.primary color: expected one of order, place, mean, r1"),
         (["compare.pairs=null"], "primary 'order' is a type of swap: give pairs, or let r1 (retrieval) decide"),
         (["compare.tuning_seed=null"], "tuning has 2 settings to try: give tuning_seed, none of [1, 2]"),
+        (["train.seed=3"], "train.seed: each run has its own, which compare.seeds gives; change that, or leave it out"),
+        (["train.output=runs"], "train.output: each run has its own, which compare.output gives; change that, or"),
+        (["train.lr=0.1"], "train.lr: each list of compare.tuning sets it, so that no run would have this one"),
         (["data.val=null"], "data.val is not set: retrieval on it is measured, and what tuning goes by"),
         (["compare.seeds=[0,1]"], "seeds must differ, also from tuning_seed (0): got [0, 1]"),
     ],
@@ -290,7 +300,7 @@ def test_results_of_other_settings_are_said_to_be_that(
     folder: Path, earlier: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
 ):
     out, words = earlier
-    assert run_tool(folder / "config.yaml", "--table", "train.steps=3", "data.seed=7") == 2
+    assert run_tool(folder / "config.yaml", "--table", "train.steps=3") == 2
     said = capsys.readouterr().err
     assert "no run of the baseline 'plain' there yet (the run in " in said
     assert "has other settings: train.steps was 2, is 3)" in said

@@ -140,12 +140,13 @@ def test_program_says_what_to_put_into_a_config(folder: Path, made: Path, capsys
     settings = yaml.safe_load(said[said.index("\ndata:") :])
     assert settings == {
         "data": {
-            "groups": {"source": str(out), "size": 6},
+            "groups": {"source": str(out), "size": 6, "share": 0.5},
             "shuffle_window_rows": 42,
             "num_lanes": 1,
             "global_batch_size": 12,
         }
     }
+    settings["data"]["groups"]["share"] = 1.0
     units = np.concatenate([b["rows"].numpy() for b in Loader.from_config(data_of(folder, **settings["data"]))])
     groups, said_of = read(out)
     assert (groups[units[units >= 0]].reshape(-1, 6) == groups[units[units >= 0]].reshape(-1, 6)[:, :1]).all()
@@ -190,7 +191,36 @@ def test_row_that_cannot_be_decoded_has_no_group(
     assert (groups < 0).sum() == 2  # 41 rows by twos leave one over
     said = capsys.readouterr().out
     assert "rows that could not be loaded (file_changed) and have no group: 1\n" in said
+    assert (
+        "42 rows in 20 groups of 2; 2 without a group: 1 without features, since they could not be loaded or were in "
+        "no batch, 1 left over\n"
+    ) in said
     assert not np.load(tmp_path / "g.features.npy")[7].any()
+
+
+def test_rows_that_are_not_trained_on_are_said_to_have_no_group(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "g.arrow"
+    words = ("data.val.share=0.3", "data.max_rows=40", "--run", folder / "run", "--size", 4, "--out", out)
+    assert run_tool("neighbours", folder / "config.yaml", *words) == 0
+    with Loader.from_config(data_of(folder, val={"share": 0.3}, max_rows=40)) as loader:
+        trained = loader.num_rows
+    left = trained % 4
+    reasons = [f"{42 - trained} not trained on (data.val.share, data.max_rows)"]
+    reasons += [f"{left} left over"] if left else []
+    assert f"; {42 - trained + left} without a group: {', '.join(reasons)}\n" in capsys.readouterr().out
+
+
+def test_rows_may_be_selected_by_a_table_that_the_run_did_not_have(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    keys = Index.open(folder / "shards").keys(np.arange(42))
+    (tmp_path / "t.csv").write_text("key,good\n" + "".join(f"{key},{int(row < 20)}\n" for row, key in enumerate(keys)))
+    words = (f"data.join=[{{table: {tmp_path / 't.csv'}}}]", "data.select=good == 1", "--run", folder / "run")
+    out = tmp_path / "g.arrow"
+    assert run_tool("neighbours", folder / "config.yaml", *words, "--size", 4, "--out", out) == 0
+    assert "in 5 groups of 4; 22 without a group: 22 not trained on (data.select)\n" in capsys.readouterr().out
 
 
 def test_features_kept_while_training_become_batches_of_neighbours(folder: Path, capsys: pytest.CaptureFixture[str]):
@@ -297,10 +327,11 @@ def test_program_takes_settings_after_options(folder: Path, capsys: pytest.Captu
     assert "error: --size 43: must be 2 to 42, the rows of data.shards" in capsys.readouterr().err
 
 
-def test_program_refuses_a_name_that_would_be_read_as_npy(folder: Path, capsys: pytest.CaptureFixture[str]):
-    words = ("--run", folder / "run", "--size", 4, "--out", "groups.npy")
+@pytest.mark.parametrize("name", ["groups.npy", "groups.csv", "groups"])
+def test_program_refuses_another_kind_of_file(folder: Path, capsys: pytest.CaptureFixture[str], name: str):
+    words = ("--run", folder / "run", "--size", 4, "--out", name)
     assert run_tool("neighbours", folder / "config.yaml", *words) == 2
-    assert "error: --out 'groups.npy': the file is an Arrow file; end its name with .arrow" in capsys.readouterr().err
+    assert f"error: --out '{name}': the file is an Arrow file; end its name with .arrow" in capsys.readouterr().err
 
 
 def test_program_is_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -204,14 +204,20 @@ def test_settings_that_do_not_fit_together(groups: dict[str, Any], said: str):
 
 
 @pytest.mark.parametrize(
-    "words", [["train.feature_cache=null"], ["train.steps=null", "train.epochs=2"]], ids=["cache", "steps"]
+    ("words", "said"),
+    [
+        (["train.feature_cache=null"], "needs train.feature_cache={}, from which neighbours are found"),
+        (["train.steps=null", "train.epochs=2"], "needs train.steps in place of train.epochs, since the number"),
+    ],
+    ids=["cache", "steps"],
 )
-def test_what_it_needs_is_said(config: Path, tmp_path: Path, words: list[str]):
+def test_what_it_needs_is_said(config: Path, tmp_path: Path, words: list[str], said: str):
     done = run_program(
         [*command(config, tmp_path / "run"), *words], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode != 0
-    assert "data.groups.source 'run' needs train.feature_cache, from which neighbours are found, and" in done.stderr
+    assert f"data.groups.source 'run' {said}" in done.stderr
+    assert done.stderr.count("data.groups.source 'run' needs") == 1
 
 
 def test_a_loader_of_its_own_says_that_only_a_run_makes_groups(config: Path, caplog: pytest.LogCaptureFixture):

@@ -47,7 +47,7 @@ def main() -> int:
                     experiment.result(Run(arm, seed, tuned))
     except Stopped as stopped:
         return int(stopped.args[0])
-    print("\n".join(experiment.table(metric)))
+    print("\n".join(experiment.table(metric, arms=options.arms or (), seeds=options.seeds or ())))
     return 0
 
 
@@ -56,8 +56,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = Parser("compare", __doc__)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="YAML file with a section compare")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for all arms, e.g. train.steps=1000")
-    parser.add_argument("--seeds", type=int, nargs="+", help="only these; default: compare.seeds")
-    parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these; default: all")
+    parser.add_argument("--seeds", type=int, nargs="+", help="only these, of the table too; default: compare.seeds")
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these, of the table too; default: all")
     parser.add_argument("--table", action="store_true", help="run nothing, print what there is")
     parser.add_argument("--metric", help="score that is compared; default: compare.primary")
     return parser.parse_intermixed_args()

@@ -23,11 +23,11 @@ from rich.progress import Progress
 from torch import Tensor
 
 from mmdata.cli import Parser, run
-from mmdata.commands.neighbours import alike, data_of, embed_corpus, map_features, settings_for
+from mmdata.commands.neighbours import alike, data_of, embed_corpus, map_features, settings_for, without_group
 from mmdata.errors import ConfigError, printable
 from mmdata.loader.corpus import open_index
 from mmdata.plan.groups import write_groups
-from mmdata.train.memory.neighbours import group_neighbours, mean_similarity
+from mmdata.train.memory.neighbours import group_neighbours, mean_similarity, usable_rows
 from mmdata.train.ranks import collectives
 from mmdata.trained import TrainedRun
 
@@ -51,8 +51,8 @@ def main() -> int:
     groups = group(mapped, alike(data), options, device)
     near, random = mean_similarity(mapped, groups, seed=options.seed, device=device)
     write_groups(options.out, groups.numpy(), index, made_of)
-    without = int((groups < 0).sum())
-    print(f"{len(groups):,} rows in {int(groups.max()) + 1:,} groups of {options.size}; {without:,} without a group")
+    without = without_group(data, index, groups.numpy(), usable_rows(mapped).numpy())
+    print(printable(f"{len(groups):,} rows in {int(groups.max()) + 1:,} groups of {options.size}; {without}"))
     print(f"mean similarity: {near:.3f} within groups, {random:.3f} within random ones")
     print(f"{printable(f'{features} → {options.out}')}; to use it, put this into the config:\n")
     print(settings_for(options.out.resolve(), options.size, data, len(index)))
@@ -82,10 +82,10 @@ def check(options: argparse.Namespace, rows: int) -> None:
     """Refuse what cannot end well, before hours of embedding; make the folder of the file."""
     if not 2 <= options.size <= rows:
         raise ConfigError(f"--size {options.size}: must be 2 to {rows:,}, the rows of data.shards")
-    if options.out.suffix == ".npy":
-        raise ConfigError(f"--out '{options.out}': the file is an Arrow file; end its name with .arrow")
     if options.out.is_dir():
         raise ConfigError(f"--out '{options.out}': a folder; give the Arrow file to write, such as groups.arrow")
+    if options.out.suffix != ".arrow":
+        raise ConfigError(f"--out '{options.out}': the file is an Arrow file; end its name with .arrow")
     options.out.parent.mkdir(parents=True, exist_ok=True)
 
 

@@ -15,6 +15,7 @@ from mmdata import cli
 from mmdata.commands.plan import plan_of
 from mmdata.errors import counted, printable
 from mmdata.inspect.epoch import epoch_in_words
+from mmdata.loader.meaning import hashes_by
 from mmdata.plan import IndexRows, summarize
 from mmdata.plan.weighted_plan import WeightedPlan
 
@@ -33,7 +34,8 @@ def main() -> int:
     if planned.assumed:
         print(printable(f"no config is given; assumed: {', '.join(planned.assumed)}"))
     assert isinstance(rows, IndexRows)
-    summary = summarize(plan, arguments.epoch, world_size=arguments.world_size, hashes=rows.hashes)
+    hashes = hashes_by(rows, planned.meaning)
+    summary = summarize(plan, arguments.epoch, world_size=arguments.world_size, hashes=hashes)
 
     if (selection := rows.selection) is not None:
         print(printable(f"{selection.name}: {len(selection):,} of {selection.num_rows:,} rows"))
@@ -52,7 +54,7 @@ def main() -> int:
     Console().print(table)
     for problem in planned.problems:
         print(printable(f"the model does not take this: {problem}"))
-    for line in epoch_in_words(summary, plan, planned.index, planned.data):
+    for line in epoch_in_words(summary, plan, planned.index, planned.data, masked=planned.masks):
         print(line)
     return 0
 

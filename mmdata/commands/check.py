@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +16,7 @@ from mmdata.config import Config, DataConfig
 from mmdata.config.data import evaluation_data, sources
 from mmdata.config.train import DistanceWeightedConfig, GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
 from mmdata.errors import ConfigError, Problems
+from mmdata.loader.meaning import Meaning, hashes_by
 from mmdata.loader.regrouped import is_of_run
 from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, rank_slice
 from mmdata.shards import Index, ShardCache
@@ -67,11 +68,7 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
             f"{limits.vocab_size}: use the tokenizer that belongs to the model"
         )
     problems += _missing_files(data)
-    if is_of_run(data) and (config.train.feature_cache is None or config.train.steps is None):
-        problems.append(
-            "data.groups.source 'run' needs train.feature_cache, from which neighbours are found, and train.steps, "
-            "since the number of steps of an epoch depends on them"
-        )
+    problems += [*_problems_of_groups(config)]
     has_bias = limits.has_bias is not False  # that of a model on the hub is checked once the model is built
     has_negatives = data.negative_captions is not None
     _note(problems, lambda: check_loss(config.train, has_bias=has_bias, has_negative_captions=has_negatives))
@@ -79,6 +76,34 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
         raise Problems(*problems)
     assert tokenizer is not None, "a tokenizer that cannot be loaded is a problem"
     return tokenizer
+
+
+def _problems_of_groups(config: Config) -> Iterator[str]:
+    """What groups of the run lack, and a miner of groups that batches do not have."""
+    groups, miner = config.data.groups, config.train.miner
+    if is_of_run(config.data):
+        if config.train.feature_cache is None:
+            yield "data.groups.source 'run' needs train.feature_cache={}, from which neighbours are found"
+        if config.train.steps is None:
+            yield (
+                "data.groups.source 'run' needs train.steps in place of train.epochs, since the number of steps of an "
+                "epoch depends on the groups"
+            )
+    if not isinstance(miner, SameGroupConfig):
+        return
+    if groups is None:
+        yield (
+            "train.miner same_group keeps the rows of a row's own group, and batches have none: set data.groups, or "
+            "take the miner top_k"
+        )
+        return
+    named, rows = ("size", groups.size) if groups.size else ("candidates", 1 + (groups.candidates or 0))
+    if rows != miner.size:
+        of = f"data.groups.size is {rows}" if named == "size" else f"1 + data.groups.candidates is {rows}"
+        yield (
+            f"train.miner.size is {miner.size}, and {of}: the miner would take rows of different groups for one; set "
+            f"train.miner.size={rows}"
+        )
 
 
 def check_lengths(model: nn.Module, plans: list[Plan]) -> None:
@@ -96,7 +121,8 @@ def check_lengths(model: nn.Module, plans: list[Plan]) -> None:
 def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) -> None:
     """Log settings that gain nothing with batches of this size, or on this device.
 
-    A miner that keeps all, parts as large as a batch or that do not divide it, a GPU's number formats on a CPU.
+    A miner that keeps all, parts as large as a batch or that do not divide it, meanings that nothing asks for, a GPU's
+    number formats on a CPU.
     """
     miner, rows = config.train.miner, config.data.global_batch_size
     negatives = rows - 1
@@ -127,6 +153,7 @@ def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) 
             rows // world_size % part,
             rows // world_size,
         )
+    _warn_of_meaning(config)
     if device.type == "cpu" and config.train.precision in ("tf32", "fp16"):
         logger.warning(
             "train.precision is %s, and the run is on a CPU, %s; fp32 and bf16 are for CPUs",
@@ -135,22 +162,40 @@ def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) 
         )
 
 
-def warn_of_false_negatives(config: TrainConfig, plan: Plan) -> None:
+def _warn_of_meaning(config: Config) -> None:
+    """Log that nothing of the run goes by what rows mean."""
+    by_hash = config.train.loss == "multi_positive" and config.train.positives == "caption_hash"
+    used = config.train.mask_false_negatives or by_hash or config.data.groups is not None
+    if config.data.meaning is not None and not used:
+        logger.warning(
+            "data.meaning is '%s', and nothing of the run goes by it: rows that mean the same are negatives of each "
+            "other. Set train.mask_false_negatives=true, or leave data.meaning out",
+            config.data.meaning,
+        )
+
+
+def warn_of_false_negatives(config: TrainConfig, plan: Plan, meaning: Meaning | None = None) -> None:
     """Log that rows are trained against their own image or caption as negatives, by the first batches of the plan.
 
     Captions of a template, such as those of class names, are equal in many rows of a batch.
+
+    Args:
+        config: how to train.
+        plan: of the batches.
+        meaning: by which captions are equal; None: by their texts.
     """
     rows = plan.rows
     if config.mask_false_negatives or config.loss == "multi_positive" or not isinstance(rows, IndexRows):
         return
     batches = duplicates = counted = 0
+    hashes = hashes_by(rows, meaning)
     for step in islice(plan.steps(0), COUNTED_BATCHES):
         batches += 1
         valid = step.rows >= 0
-        duplicates += count_duplicates(rows.hashes(step.rows[valid], step.passes[valid]))
+        duplicates += count_duplicates(hashes(step.rows[valid], step.passes[valid]))
         counted += int(valid.sum())
     if duplicates >= NOTICEABLE_DUPLICATES * counted:
-        said = duplicates_in_words(duplicates)
+        said = duplicates_in_words(duplicates, by_meaning=meaning is not None)
         logger.warning("false negatives: in the first %d batches, of %s rows, %s", batches, f"{counted:,}", said)
 
 

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -23,6 +24,10 @@ RESULTS = "results.jsonl"
 R1 = ("image_to_text_r1", "text_to_image_r1")
 Line = dict[str, Any]
 """A line of results.jsonl."""
+
+
+PER_RUN = {"train.output": "compare.output", "train.seed": "compare.seeds", "data.seed": "compare.seeds"}
+"""Settings that differ from run to run, and the one that says how."""
 
 
 class Run(NamedTuple):
@@ -54,10 +59,28 @@ class Experiment:
         self._path, self._overrides = path, overrides
         self._data, self._compare = config.data, compare
         self._output = Path(compare.output)
+        self._check_overrides()
         self._saved: dict[Path, Config | str] = {}
         self.arms: list[str] = []
         for arm in (compare.baseline, *compare.arms):
             self._add(arm)
+
+    def _check_overrides(self) -> None:
+        """Refuse settings of the command line that would change no run.
+
+        Raises:
+            ConfigError: names the setting, and what decides in its place.
+        """
+        arms = [[_key(setting) for setting in arm.settings] for arm in self._compare.arms.values()]
+        tuning = [[_key(setting) for setting in tried] for tried in self._compare.tuning]
+        for key in map(_key, self._overrides):
+            if key in PER_RUN:
+                raise ConfigError(
+                    f"{key}: each run has its own, which {PER_RUN[key]} gives; change that, or leave it out"
+                )
+            for lists, name in ((arms, "each arm sets it"), (tuning, "each list of compare.tuning sets it")):
+                if all(any(f"{key}.".startswith(f"{own}.") for own in keys) for keys in lists):
+                    raise ConfigError(f"{key}: {name}, so that no run would have this one; change it there")
 
     def _add(self, arm: str) -> None:
         if arm in self.arms:
@@ -96,14 +119,23 @@ class Experiment:
             assert line is not None, "the run that was made has other settings than the one that was asked for"
         return line
 
-    def table(self, metric: str) -> list[str]:
+    def table(self, metric: str, *, arms: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[str]:
         """Lines of Markdown: what each arm gains over the baseline in a metric, from the runs that have ended.
+
+        Args:
+            metric: what is compared.
+            arms: only these, and the baseline; none given: all.
+            seeds: only these; none given: all that have ended.
 
         Raises:
             ConfigError: no run of the baseline has ended.
         """
-        scores = self._finished()
         baseline = self._compare.baseline
+        scores = {
+            arm: {seed: line for seed, line in found.items() if not seeds or seed in seeds}
+            for arm, found in self._finished().items()
+            if not arms or arm in (baseline, *arms)
+        }
         if not scores.get(baseline):
             needed = self._needed(baseline)
             tried = self._first_runs(baseline) if needed is None or needed in scores else []
@@ -263,6 +295,11 @@ class Experiment:
             except ConfigError as error:
                 self._saved[path] = f"the settings of the run in '{path.parent}' cannot be read: {error}"
         return self._saved[path]
+
+
+def _key(setting: str) -> str:
+    """ "train.lr=0.1" → "train.lr"."""
+    return setting.partition("=")[0].strip()
 
 
 def digest_of(config: Config) -> str:

@@ -18,10 +18,15 @@ from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.data import once_in_order
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import DataError
+from mmdata.join.joined import Joined
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_corpus
 from mmdata.loader.meaning import Meaning, rows_alike
+from mmdata.plan.rows import starts_of
+from mmdata.plan.select.rows import select_rows
+from mmdata.plan.selection import row_chunks
 from mmdata.recognize import Kind, recognize
+from mmdata.shards import Index
 from mmdata.train.memory.neighbours import FeatureSide, embed_rows
 from mmdata.trained import TrainedRun
 
@@ -59,6 +64,7 @@ def embed_corpus(
         What made the features, for the file of groups; and the number of rows without features by reason.
     """
     changes = {name: getattr(data, name) for name in WHICH_ROWS}
+    changes |= {"join": data.join or trained.config.data.join, "fields": {}}  # tables that `select` or captions name
     loader = Loader.from_config(
         once_in_order(trained.config.data.model_copy(update={**changes, "num_lanes": 1})), rank=0, world_size=1
     )
@@ -74,6 +80,33 @@ def alike(data: DataConfig) -> NDArray[np.int64]:
     """What makes the rows of a corpus equal, int64 (N, 2): hashes of image and of caption, or of what it means."""
     corpus = open_corpus(data.model_copy(update={"tokenizer": None}))
     return rows_alike(corpus.index, corpus.captions, Meaning.from_config(data, corpus.index, corpus.joined))
+
+
+def without_group(data: DataConfig, index: Index, groups: NDArray[np.int64], usable: NDArray[np.int64]) -> str:
+    """How many rows have no group, and why: "356 without a group: 354 not trained on (data.val.share), 2 left over".
+
+    Args:
+        data: which rows are trained on.
+        index: of the rows.
+        groups: int64 (N,), -1 for a row without a group.
+        usable: int64 (n,), the rows with features.
+    """
+    without = groups < 0
+    has_features = np.zeros(len(groups), np.bool_)
+    has_features[usable] = True
+    is_loaded = np.zeros(len(groups), np.bool_)
+    starts = starts_of(index, data.max_rows)
+    for rows in row_chunks(select_rows(data, index, starts, Joined.from_config(data, index)), int(starts[-1])):
+        is_loaded[rows] = True
+    chosen_by = {"val.share": data.val.share, "select": data.select, "max_rows": data.max_rows}
+    named = ", ".join(f"data.{name}" for name, value in chosen_by.items() if value is not None)
+    reasons = {
+        f"not trained on{named and f' ({named})'}": without & ~has_features & ~is_loaded,
+        "without features, since they could not be loaded or were in no batch": without & ~has_features & is_loaded,
+        "left over": without & has_features,
+    }
+    why = ", ".join(f"{int(rows.sum()):,} {reason}" for reason, rows in reasons.items() if rows.any())
+    return f"{int(without.sum()):,} without a group{why and f': {why}'}"
 
 
 def map_features(path: Path, rows: int) -> NDArray[np.floating[Any]]:
@@ -104,7 +137,7 @@ def map_features(path: Path, rows: int) -> NDArray[np.floating[Any]]:
 
 def settings_for(path: Path, size: int, data: DataConfig, rows: int) -> str:
     """Lines for a config: rows of a group stand together only if they are in one window and one lane."""
-    lines = ["data:", f"  groups: {{source: {path}, size: {size}}}"]
+    lines = ["data:", f"  groups: {{source: {path}, size: {size}, share: 0.5}}  # share: of each batch, 1 for all"]
     if isinstance(data.shards, list) and data.shards[0].weight is not None:
         lines.append("  # in shards: a repeat for each dataset in place of its weight, which groups exclude")
     if rows > data.shuffle_window_rows:

@@ -137,7 +137,8 @@ class GroupsConfig(Settings):
     among the features that the run itself computes, from `every_epochs` on; only in `mmdata train`, and needs
     `train.feature_cache`, `train.steps` and `size`."""
     size: Annotated[int, Field(strict=True, ge=2)] | None = None
-    """Rows of one group that stand together in a batch; each row comes once an epoch. Give this or `candidates`."""
+    """Rows of one group that stand together in a batch; each row comes once an epoch. Of a file of `mmdata neighbours`
+    the size that it was made with. Give this or `candidates`."""
     candidates: Positive | None = None
     """Rows of its group that follow each row in its batch, drawn anew in each epoch; each row comes once an epoch by
     itself. Give this or `size`."""

@@ -43,8 +43,8 @@ class ModelConfig(Settings):
     """Share of activations that are dropped in training, in micro, tiny, small and base; the towers of transformers
     have theirs in their config."""
     logit_scale_init: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
-    """Factor of the cosine similarities at the start of training (1 / temperature); it is learned. null: that of the
-    pretrained model, otherwise 1 / 0.07 as in CLIP."""
+    """Factor of the cosine similarities at the start of training (1 / temperature); it is learned. It wins over that
+    of `init_from`'s weights. null: that of those weights or of the pretrained model, otherwise 1 / 0.07 as in CLIP."""
     freeze_logit_scale: bool = False
     """Keeps the factor of the similarities at `logit_scale_init`, as a fixed temperature."""
     logit_bias_init: float | None = None

@@ -259,8 +259,8 @@ class TrainConfig(Settings):
     log_every_steps: MayChange[Positive] = 10
     """Number of updates between two lines of the log and of metrics.jsonl."""
     mining_telemetry_every_steps: MayChange[Count] = 0
-    """Number of updates between two measurements of how hard the negatives are, and which of them the miner keeps
-    (docs/losses.md); 0: never."""
+    """Of so many updates one is measured: how hard its negatives are, and which of them the miner keeps
+    (docs/losses.md). Each time it is another one of them, since batches at one place of an epoch are alike. 0: none."""
     checkpoint_every_steps: MayChange[Positive] = 1000
     """Number of updates between two checkpoints. One is also written at the end, and when a signal stops the run.
     Training goes on while one is written, from a copy of weights and averages in the memory of rank 0's host, or of

@@ -13,7 +13,9 @@ from mmdata.plan.rows import selection_of
 from mmdata.shards import Index, ShardStore
 
 
-def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataConfig) -> Iterator[str]:
+def epoch_in_words(
+    summary: PlanSummary, plan: Plan, index: Index, data: DataConfig, *, masked: bool = False
+) -> Iterator[str]:
     """Lines about an epoch.
 
     Args:
@@ -21,6 +23,7 @@ def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataCon
         plan: whose epoch it is.
         index: of the plan's rows.
         data: settings that the plan was made from.
+        masked: duplicates are no negatives of each other (train.mask_false_negatives).
     """
     shown = sum(count.steps > 0 for count in summary.buckets.values())
     if unused := len(summary.buckets) - shown:
@@ -33,13 +36,19 @@ def epoch_in_words(summary: PlanSummary, plan: Plan, index: Index, data: DataCon
         yield f"cut: {summary.cut:,} captions are longer than max_length ({data.max_length} tokens) and are cut to it"
     if len(summary.rows_by_span) > 1:
         yield from _datasets(summary, plan, index)
-    if groups := plan.mixture.groups:
+    if data.groups is not None and data.groups.source == "run":
+        begin = data.groups.every_epochs
+        yield (
+            f"groups: none here. The run makes them from its own features; its epochs from {begin} on have them, "
+            f"{data.groups.size} rows in each, and another padding and number of steps"
+        )
+    elif groups := plan.mixture.groups:
         yield f"groups: {_groups(groups, int(plan.rows.starts[-1]), data.shuffle_window_rows)}"
     yield f"masked: {summary.masked:,} places that no row fills; merged into another bucket: {summary.merged:,} rows"
     best = "1 is best" if len(summary.rows_by_span) == 1 else "the shares of the datasets move it away from 1"
     yield f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle ({best})"
     assert summary.duplicates is not None, "counted"
-    yield f"duplicates: {duplicates_in_words(summary.duplicates)}"
+    yield f"duplicates: {duplicates_in_words(summary.duplicates, by_meaning=data.meaning is not None, masked=masked)}"
     of_members = any(not source.startswith(JOINED) for source in data.fields.values())
     yield f"reading: {_reading(summary, plan, index, whole_samples=of_members)}"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmdata.inspect.page import Section, Table
 from mmdata.inspect.runs import EVALUATION, Run, Values, differences
-from mmdata.train.run.advice import advise
+from mmdata.train.run.advice import advise, measured
 from mmdata.train.run.sessions import SESSIONS
 
 WAYS = {"image → text": "image_to_text", "text → image": "text_to_image"}
@@ -116,22 +116,22 @@ def _last(run: Run, kind: str) -> Mapping[str, Any] | None:
 
 
 def negatives(runs: Sequence[Run]) -> list[Section]:
-    """How hard the negatives are at each run's last measurement, if any, and whether harder ones can help."""
+    """How hard the negatives were in the last part of each run, if measured, and whether harder ones can help."""
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
     for run in runs:
-        last, evaluated = (_last(run, kind) for kind in ("mining", "evaluation"))
-        if last is None:
+        lines = [line for line in run.metrics if line.get("kind") == "mining"]
+        found = measured(lines, run.settings)
+        if found is None:
             continue
-        shares = (last.get("in_batch_accuracy"), last.get("false_negative_share"), last.get("kept_share"))
-        effective = last.get("effective_negatives")
-        told = "" if effective is None else f"{effective:.1f}"
-        rows.append((run.name, f"{last['step']:,}", *map(_percent, shares), told))
-        if advice := advise(last, run.settings, evaluated):
+        shares = (found.accuracy, found.false_share, found.kept_share)
+        effective = "" if found.effective is None else f"{found.effective:.1f}"
+        rows.append((run.name, found.origin, *map(_percent, shares), effective))
+        if advice := advise(lines, run.settings, _last(run, "evaluation")):
             notes.append(f"{run.name}: {advice}" if len(runs) > 1 else f"{advice[0].upper()}{advice[1:]}")
     if not rows:
         return []
-    columns = ("", "step", "in-batch accuracy", "false negatives, estimated", "kept", "effective negatives")
+    columns = ("", "measured", "in-batch accuracy", "false negatives, estimated", "kept", "effective negatives")
     return [Section("Hard negatives", " ".join(notes), tables=[Table(columns, rows)])]
 
 

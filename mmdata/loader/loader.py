@@ -154,6 +154,8 @@ class Loader(Interoperable):
         fields = None
         if data.fields or data.meaning:
             meaning = Meaning.from_config(data, corpus.index, corpus.joined)
+            if meaning is not None:
+                meaning.warn_of_groups(plan.mixture.groups, data)
             fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows), meaning)
         return cls(
             plan, maker, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
@@ -240,7 +242,12 @@ class Loader(Interoperable):
 
     def rows_alike(self) -> NDArray[np.int64]:
         """What makes rows equal, so that they are no negatives of each other: int64 (rows of the index, 2)."""
-        return rows_alike(self.index, self.maker.captions, self._fields and self._fields.meaning)
+        return rows_alike(self.index, self.maker.captions, self.meaning)
+
+    @property
+    def meaning(self) -> Meaning | None:
+        """By which captions are equal; None: by their texts."""
+        return self._fields and self._fields.meaning
 
     @property
     def num_rows(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -15,14 +16,21 @@ from mmdata.errors import ConfigError
 from mmdata.hashing import EMPTY_HASH, fast_hash, hash64
 from mmdata.join.joined import Joined
 from mmdata.nearest import meant
-from mmdata.plan import CaptionSources, IndexRows
-from mmdata.plan.select.index_columns import column_of, kinds_of
+from mmdata.plan import CaptionSources, Groups, IndexRows
+from mmdata.plan.rows import Hashes, HashesOf
+from mmdata.plan.select.index_columns import KINDS, column_of, kinds_of, types_of
 from mmdata.plan.selection import row_chunks
 from mmdata.shards import Index
+
+logger = logging.getLogger("mmdata")
 
 OF = "data.meaning"
 NONE = 0
 """Hash of a row that has no value: its caption is equal to those of the same text."""
+FLOATS = ("halffloat", "float", "double")
+"""Arrow's names of the types of floats."""
+FEW = 0.1
+"""Share of rows with a value below which the table is probably of other keys."""
 
 Ints = NDArray[np.int64]
 
@@ -40,7 +48,7 @@ class Meaning:
         name: for states and messages, with a digest of the hashes.
 
     Raises:
-        ConfigError: no such column, or one whose values cannot be compared; the nearest one is named.
+        ConfigError: no such column, the nearest one is named; or one of floats, which are seldom equal.
     """
 
     def __init__(self, column: str, index: Index, joined: Joined) -> None:
@@ -50,15 +58,34 @@ class Meaning:
                 f"{OF}: no column '{column}' of numbers, texts or dates{meant(column, kinds)}; there are "
                 f"{', '.join(sorted(kinds))}"
             )
+        if (kind := types_of(joined).get(column, "")) in FLOATS and column not in KINDS:
+            raise ConfigError(
+                f"{OF} '{column}': its values are floats ({kind}), which are seldom equal; give texts or whole "
+                'numbers. pandas makes floats of whole numbers where some are missing: table.astype({"'
+                f'{column}": "Int64"}})'
+            )
         index.fetch_columns(np.arange(index.num_shards))
         of_shards = (_hashes(column_of(index, joined, shard, column)) for shard in range(index.num_shards))
         self.hashes = np.concatenate([np.empty(0, np.int64), *of_shards])
+        self.column = column
         self.name = f"{OF} {column} ({fast_hash(self.hashes.tobytes()) % 2**64:016x})"
 
     @classmethod
     def from_config(cls, data: DataConfig, index: Index, joined: Joined) -> Meaning | None:
-        """That of a section `data`; None if it names none."""
-        return None if data.meaning is None else cls(data.meaning, index, joined)
+        """That of a section `data`; None if it names none. Logs that few rows have a value."""
+        if data.meaning is None:
+            return None
+        meaning = cls(data.meaning, index, joined)
+        if (known := int((meaning.hashes != NONE).sum())) < FEW * len(index):
+            logger.warning(
+                "%s: %s of %s rows have a value of '%s'; captions of all others are equal by their texts alone. Are "
+                "the table's keys those of data.shards?",
+                OF,
+                f"{known:,}",
+                f"{len(index):,}",
+                data.meaning,
+            )
+        return meaning
 
     def of(self, rows: Ints, caption_hashes: Ints) -> Ints:
         """Hashes by which the captions of n rows are equal, int64 (n,); rows are -1 where there is none.
@@ -67,6 +94,34 @@ class Meaning:
         """
         found = np.where(rows < 0, NONE, self.hashes[rows])
         return np.where((found == NONE) | (caption_hashes == EMPTY_HASH), caption_hashes, found)
+
+    def warn_of_groups(self, groups: Groups | None, data: DataConfig) -> None:
+        """Log that groups of a file hold rows that mean the same, which were found without knowing it."""
+        if groups is None or data.groups is None or data.groups.source in ("label", "run"):
+            return
+        if alike := self.count_groups_alike(groups.of_rows):
+            logger.warning(
+                "data.groups.source '%s': %s of %s groups hold rows that mean the same (%s %s), which are no negatives "
+                "of each other: make the groups anew with `mmdata neighbours` and %s",
+                data.groups.source,
+                f"{alike:,}",
+                f"{len(np.unique(groups.of_rows[groups.of_rows >= 0])):,}",
+                OF,
+                self.column,
+                OF,
+            )
+
+    def count_groups_alike(self, of_rows: Ints) -> int:
+        """How many groups hold two rows of one meaning.
+
+        Args:
+            of_rows: int64 (rows of the index,), the group of each row; below 0 for none.
+        """
+        known = (of_rows >= 0) & (self.hashes != NONE)
+        pairs = np.stack([self.hashes[known], of_rows[known]])
+        pairs = pairs[:, np.lexsort(pairs)]
+        again = (pairs[:, 1:] == pairs[:, :-1]).all(axis=0)
+        return len(np.unique(pairs[1, 1:][again]))
 
     def added(self, batch: Batch) -> Batch:
         """The batch with these hashes as caption_hash; as it is if it has no hashes of captions."""
@@ -94,6 +149,18 @@ def _hashes(values: NDArray[np.generic]) -> Ints:
     return found
 
 
+def hashes_by(rows: IndexRows, meaning: Meaning | None) -> HashesOf:
+    """The hashes by which rows are duplicates: of image, and of caption or what it means."""
+    if meaning is None:
+        return rows.hashes
+
+    def of(numbers: Ints, passes: Ints) -> Hashes:
+        image, caption = rows.hashes(numbers, passes)
+        return Hashes(image, meaning.of(numbers, caption))
+
+    return of
+
+
 def rows_alike(index: Index, captions: CaptionSources | None, meaning: Meaning | None) -> Ints:
     """What makes rows equal, int64 (len(index), 2): hashes of image and of caption, or of what the caption means.
 
@@ -105,10 +172,10 @@ def rows_alike(index: Index, captions: CaptionSources | None, meaning: Meaning |
         meaning: by which captions are equal; None: by their texts.
     """
     rows = IndexRows(index, lengths=captions or ("index" if index.has_captions else "no_texts"))
+    hashes = hashes_by(rows, meaning)
 
     def parts() -> Iterator[Ints]:
         for numbers in row_chunks(None, len(index)):
-            image, caption = rows.hashes(numbers, np.zeros(len(numbers), np.int64))
-            yield np.stack([image, caption if meaning is None else meaning.of(numbers, caption)], axis=1)
+            yield np.stack(hashes(numbers, np.zeros(len(numbers), np.int64)), axis=1)
 
     return np.concatenate([np.empty((0, 2), np.int64), *parts()])

@@ -130,7 +130,10 @@ class Stats:
                 "transfer", "the copy to the device, or its decoder, takes longer than making the batches"
             )
         stage = max(own, key=own.__getitem__)
-        words = f"{stage} takes {own[stage] / total:.0%} of the workers' time"
+        # Threads of workers have names; without workers the caller's thread makes the batches.
+        alone = bool(self.workers) and not any("-worker" in name for name in self.workers)
+        of = "the time that batches take to make (num_workers is 0)" if alone else "the workers' time"
+        words = f"{stage} takes {own[stage] / total:.0%} of {of}"
         if self.core_wait_s > NOTICEABLE * total:
             words += f", and for {self.core_wait_s / total:.0%} of it they wait for a core or the interpreter's lock"
         return Bottleneck(stage, words)

@@ -283,7 +283,8 @@ def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:
     """The mixture that a section `data` describes.
 
     Raises:
-        ConfigError: groups by label without labels, or a file of groups that was made for another corpus.
+        ConfigError: groups by label without labels, or a file of groups that was made for another corpus or in groups
+            of another size.
         DataError: the file of groups is damaged.
     """
     listed = sources(data)
@@ -305,7 +306,7 @@ def build_groups(settings: GroupsConfig, index: Index) -> Groups:
     if settings.source == "run":  # which makes groups between its epochs
         return Groups(np.full(len(index), -1), size, candidates, "run", settings.share)
     if settings.source != "label":
-        of_rows = read_groups(Path(settings.source), index)
+        of_rows = read_groups(Path(settings.source), index, size=settings.size, candidates=settings.candidates)
         digest = hashlib.sha256(of_rows.tobytes()).hexdigest()[:16]
         return Groups(of_rows, size, candidates, f"file {digest}", settings.share)
     if not index.has_labels:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.atomic import write_whole
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError, DataError, counted
 from mmdata.plan.buckets import Bucket
 from mmdata.plan.row_ranges import mix_evenly
 from mmdata.safe_read import check_regular
@@ -169,13 +169,21 @@ def _positions(ordered: Ints) -> tuple[Ints, Ints]:
     return np.arange(len(ordered)) - np.repeat(first, counts), np.repeat(counts, counts)
 
 
-def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
+def read_groups(
+    path: Path, index: Index, *, size: int | None = None, candidates: int | None = None
+) -> NDArray[np.int64]:
     """The group of each row, int64 (len(index),), from a .npy file or an Arrow IPC file.
 
     The Arrow file has a column `group`, and the fingerprint of the index it was made for in its metadata.
 
+    Args:
+        path: the file.
+        index: of the rows.
+        size: rows of a group that are to stand together: as many as the file says that its groups have, if it does.
+        candidates: rows that are to follow each row of their group.
+
     Raises:
-        ConfigError: the file does not exist, or was made for another corpus.
+        ConfigError: the file does not exist, or was made for another corpus, or in groups of another size.
         DataError: the file has other content.
     """
     # Both kinds are read whole: if a mapped file is cut while it is in use, the kernel ends the process (SIGBUS).
@@ -186,10 +194,12 @@ def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
         if not is_arrow:  # np.load would accept zip archives too, and suggest unpickling any other file
             with path.open("rb") as file:
                 of_rows, made_for = np.lib.format.read_array(file, allow_pickle=False), index.fingerprint
+                made_in = None
         else:
             table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
             of_rows = table.column("group").combine_chunks().to_numpy(zero_copy_only=False)
-            made_for = (table.schema.metadata or {}).get(b"index", b"").decode()
+            said = table.schema.metadata or {}
+            made_for, made_in = said.get(b"index", b"").decode(), int(said[b"size"]) if b"size" in said else None
     except FileNotFoundError:
         raise ConfigError(f"data.groups.source '{path}': no such file; {remade}, or set source to label") from None
     except (ValueError, KeyError, EOFError, pa.ArrowException) as error:
@@ -203,6 +213,20 @@ def read_groups(path: Path, index: Index) -> NDArray[np.int64]:
         raise ConfigError(
             f"data.groups.source '{path}': made for another corpus: {len(of_rows)} rows, and data.shards has "
             f"{len(index)}{other}; {remade}"
+        )
+    if size is not None and made_in is not None and made_in != size:
+        raise ConfigError(
+            f"data.groups.source '{path}': its groups have {made_in} rows, and data.groups.size is {size}: set it to "
+            f"{made_in}, or make groups with `mmdata neighbours --size {size}`"
+        )
+    if (together := size or (candidates and 1 + candidates)) is None:
+        return of_rows
+    largest = int(np.unique(of_rows[of_rows >= 0], return_counts=True)[1].max(initial=0))
+    if together > largest:
+        setting = f"size is {size}" if size else f"candidates is {candidates}"
+        raise ConfigError(
+            f"data.groups.source '{path}': its largest group has {counted(largest, 'row')}, and data.groups.{setting}: "
+            f"no {together} rows would stand together; set a lower one"
         )
     return of_rows
 

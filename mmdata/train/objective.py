@@ -72,11 +72,14 @@ class ContrastiveLoss:
         known = get_args(LossName)
         if self.kind not in known:
             raise ValueError(f"loss '{self.kind}': known are {', '.join(known)}")
-        if self.queue is not None and (self.kind != "clip" or not self.mask_same):
+        if self.queue is not None and self.kind != "clip":
             raise ValueError(
-                f"queue: needs loss 'clip' and mask_same (train.mask_false_negatives), got '{self.kind}' and "
-                f"{self.mask_same}: without the mask a row's own image and caption, seen an epoch ago, would be its "
-                "hardest negatives"
+                f"queue: its rows are further negatives for loss 'clip' alone, got '{self.kind}': leave train.queue out"
+            )
+        if self.queue is not None and not self.mask_same:
+            raise ValueError(
+                "queue: needs mask_same (train.mask_false_negatives): without it a row's own image and caption, seen "
+                "an epoch ago, would be its hardest negatives"
             )
         if self.kind == "sogclr" and self.normalizers is None:
             raise ValueError("loss 'sogclr' needs the numbers that it keeps: give normalizers=RowNormalizers(rows)")
@@ -90,7 +93,13 @@ class ContrastiveLoss:
 
         Raises:
             ValueError: the model or the batch lacks what the loss needs, or has negative captions that it cannot take.
+            TypeError: `output` is something else, such as a plain tuple of tensors.
         """
+        if not hasattr(output, "logit_bias"):
+            raise TypeError(
+                f"output is a {type(output).__name__}, expected a DualEncoderOutput: give DualEncoderOutput("
+                "image_features, text_features, logit_scale), or call a function of mmdata.train.losses with tensors"
+            )
         self.check_fits(
             has_bias=output.logit_bias is not None, has_negative_captions=output.negative_text_features is not None
         )

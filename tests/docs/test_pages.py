@@ -70,6 +70,16 @@ def test_filter_of_captions_in_the_page_on_conversion_runs(tmp_path: Path, monke
     assert left.to_dict("list") == {"filepath": ["0.png", "3.png"], "caption": [captions[0], captions[3]]}
 
 
+def test_losses_in_code_in_their_page_run():
+    (code,) = [block for block in blocks(ROOT / "docs" / "losses.md", "python") if "RowNormalizers" in block]
+    found: dict[str, Any] = {}
+    for line in ("clip_loss", "triplet", "sogclr"):
+        assert line in code
+    exec(code, found)
+    assert found["loss"].isfinite()
+    found["loss"].backward()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_commands_exist(page: Path):
     shell = "\n".join(blocks(page, "sh")) + "\n".join(re.findall(r"`(mmdata [^`]*)`", text_of(page)))

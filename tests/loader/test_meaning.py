@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mmdata.errors import ConfigError
 from mmdata.hashing import EMPTY_HASH
 from mmdata.loader.corpus import open_corpus
 from mmdata.loader.meaning import Meaning, rows_alike
+from mmdata.plan.groups import write_groups
 
 from .conftest import Corpus
 from .test_join import write_table
@@ -81,6 +83,48 @@ def test_rows_alike_are_those_of_one_image_or_one_meaning(corpus: Corpus, tmp_pa
     by_text = rows_alike(opened.index, None, None)
     plain = hashes_of(corpus.loader(add_hashes=True))
     assert by_text[:, 1].tolist() == [plain[row] for row in range(50)]
+
+
+def test_groups_that_were_made_without_knowing_what_rows_mean_are_told(
+    corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=[row % 25 for row in range(50)])
+    given = {"join": [{"table": table}], "meaning": "meant"}
+    path = tmp_path / "g.arrow"
+    of_rows = np.arange(50) // 2
+    of_rows[[0, 25]], of_rows[[1, 24]] = 0, 12  # rows 0 and 25 mean the same
+    for groups, told in ((of_rows, True), (np.arange(50) // 2, False)):
+        write_groups(path, groups, corpus.index, {"size": 2})
+        caplog.clear()
+        with corpus.loader(**given, groups={"source": str(path), "size": 2}):
+            pass
+        said = (
+            f"data.groups.source '{path}': 1 of 25 groups hold rows that mean the same (data.meaning meant), which are "
+            "no negatives of each other: make the groups anew with `mmdata neighbours` and data.meaning"
+        )
+        assert (said in caplog.messages) == told
+
+
+def test_a_table_that_knows_few_rows_is_told(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    for rows, told in ((4, True), (5, False)):
+        table = write_table(corpus, tmp_path / f"{rows}.parquet", list(range(rows)), meant=[0] * rows)
+        caplog.clear()
+        with corpus.loader(join=[{"table": table}], meaning="meant"):
+            pass
+        said = (
+            f"data.meaning: {rows} of 50 rows have a value of 'meant'; captions of all others are equal by their texts"
+        )
+        assert any(message.startswith(said) for message in caplog.messages) == told
+
+
+def test_floats_are_no_meaning(corpus: Corpus, tmp_path: Path):
+    table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=[row / 2 for row in range(50)])
+    said = (
+        "data.meaning 'meant': its values are floats (double), which are seldom equal; give texts or whole numbers. "
+        'pandas makes floats of whole numbers where some are missing: table.astype({"meant": "Int64"})'
+    )
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        corpus.loader(join=[{"table": table}], meaning="meant")
 
 
 def test_a_state_knows_the_meanings(corpus: Corpus, tmp_path: Path):

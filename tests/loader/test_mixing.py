@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.plan.groups import read_groups
+from mmdata.plan.groups import read_groups, write_groups
 from mmdata.shards import Sample, probe
 
 REMEDIES = {
@@ -105,6 +105,32 @@ class Unpickled:
 
     def __reduce__(self):
         return pytest.fail, ("a pickle was loaded",)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_groups_that_were_made_in_another_size(corpus, tmp_path: Path, size: int):
+    """Of 4 rows no 8 would stand together, and of 8 not the nearest 4."""
+    path = tmp_path / "g.arrow"
+    write_groups(path, np.arange(50) // 4, corpus.index, {"size": 4})
+    message = (
+        f"data.groups.source '{path}': its groups have 4 rows, and data.groups.size is {size}: set it to 4, or make "
+        f"groups with `mmdata neighbours --size {size}`"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        corpus.loader(groups={"source": str(path), "size": size})
+    corpus.loader(groups={"source": str(path), "candidates": 1}).close()
+    with pytest.raises(
+        ConfigError, match=r"its largest group has 4 rows, and data\.groups\.candidates is 7: no 8 rows"
+    ):
+        corpus.loader(groups={"source": str(path), "candidates": 7})
+
+
+def test_groups_of_a_file_that_says_no_size(corpus, tmp_path: Path):
+    path = write_npy(tmp_path / "g.npy", np.arange(50) // 5)
+    corpus.loader(groups={"source": str(path), "size": 4}).close()
+    message = f"data.groups.source '{path}': its largest group has 5 rows, and data.groups.size is 6: no 6 rows would"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        corpus.loader(groups={"source": str(path), "size": 6})
 
 
 @pytest.mark.parametrize(("rows", "index"), [(50, "of another corpus"), (50, None), (49, "same")])

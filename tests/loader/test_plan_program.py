@@ -18,8 +18,11 @@ import yaml
 
 from mmdata.commands.plan import plan_of
 from mmdata.errors import ConfigError
+from mmdata.plan.groups import write_groups
 from mmdata.shards import ShardWriter
 from tests.programs import run_program
+
+from .test_join import write_table
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
@@ -84,7 +87,6 @@ def test_plan_program_says_what_each_dataset_gives(corpus, tmp_path: Path):
     [
         ({"size": 5}, "groups: 25 of 50 rows stand in whole groups of 5\n"),  # of groups of 8, 2 and 20: 5, 0, 20
         ({"candidates": 7}, "groups: 28 of 50 rows have all 7 candidates\n"),  # those of 8 and of 20
-        ({"size": 25}, "groups: 0 of 50 rows stand in whole groups of 25\n"),
     ],
 )
 def test_plan_program_says_how_many_rows_have_their_group(corpus, tmp_path: Path, groups: dict[str, int], told: str):
@@ -92,6 +94,33 @@ def test_plan_program_says_how_many_rows_have_their_group(corpus, tmp_path: Path
     settings = {**corpus.settings, "groups": {"source": str(tmp_path / "g.npy"), **groups}, "global_batch_size": 200}
     assert told in plan(tmp_path, settings)
     assert told.replace("groups: ", "groups: at most ") in plan(tmp_path, {**settings, "shuffle_window_rows": 49})
+
+
+def test_plan_program_refuses_groups_of_a_size_that_the_file_does_not_have(corpus, tmp_path: Path):
+    write_groups(tmp_path / "g.arrow", np.arange(50) // 4, corpus.index, {"size": 4})
+    settings = {**corpus.settings, "groups": {"source": str(tmp_path / "g.arrow"), "size": 8}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": settings}))
+    with pytest.raises(ConfigError, match=r"its groups have 4 rows, and data\.groups\.size is 8: set it to 4"):
+        plan_of(str(tmp_path / "c.yaml"), [])
+
+
+def test_plan_program_says_when_a_run_has_groups_of_its_own(corpus, tmp_path: Path):
+    said = plan(tmp_path, {**corpus.settings, "groups": {"source": "run", "size": 4, "every_epochs": 2}})
+    told = "groups: none here. The run makes them from its own features; its epochs from 2 on have them, 4 rows in each"
+    assert told in said
+    assert "stand in whole groups" not in said
+
+
+def test_plan_program_counts_duplicates_by_what_rows_mean(corpus, tmp_path: Path):
+    table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=[0] * 50)
+    settings = {**corpus.settings, "join": [{"table": table}], "meaning": "meant"}
+    said = plan(tmp_path, settings)
+    batches = re.search(r"50 rows in (\d+) steps", said)
+    assert batches is not None
+    told = f"duplicates: {50 - int(batches[1])} rows meet their own image, caption or meaning in a batch; "
+    assert f"{told}train.mask_false_negatives=true makes them no negatives\n" in said
+    said = plan(tmp_path, settings, "train.mask_false_negatives=true")
+    assert f"{told}train.mask_false_negatives is set: they are no negatives\n" in said
 
 
 def test_plan_program_leaves_out_shapes_without_a_batch(corpus, tmp_path: Path):

@@ -41,6 +41,15 @@ def test_stats_what_a_stage_alone_waits_for_is_its_own():
     assert stats.bottleneck() == Bottleneck("read", "read takes 82% of the workers' time")
 
 
+def test_stats_of_batches_that_the_caller_makes_name_no_workers():
+    stats = timed(read=(1.0, 1.0), decode=(3.0, 3.0))
+    stats.workers = {"MainThread": {"rows": 8}}
+    words = "decode takes 75% of the time that batches take to make (num_workers is 0)"
+    assert stats.bottleneck() == Bottleneck("decode", words)
+    stats.workers = {"mmdata-worker_0": {"rows": 8}}
+    assert stats.bottleneck() == Bottleneck("decode", "decode takes 75% of the workers' time")
+
+
 def test_stats_a_stage_that_holds_the_lock_is_named_and_not_those_that_wait_for_it():
     stats = timed(read=(2.2, 0.2), decode=(2.1, 0.3), transform=(2.0, 0.3), tokenize=(1.7, 1.2))
     assert stats.bottleneck() == Bottleneck(

@@ -13,47 +13,91 @@ from mmdata.inspect.runs import read_runs
 from mmdata.train.run.advice import advise
 from tests.train.test_loop import make_trainer
 
-EASY = {"step": 500, "in_batch_accuracy": 0.97, "false_negative_share": 0.01}
+Settings = dict[str, Any]
+EASY = {"step": 500, "epoch": 4, "rows": 64, "in_batch_accuracy": 0.97, "kept_share": 1.0}
+EASY |= {"false_negative_share": 0.01, "admissible_false_negative_share": 0.01}
+HARD = EASY | {"in_batch_accuracy": 0.6}
+FALSE = {"admissible_false_negative_share": 0.3}
+MASKED = {"train": {"mask_false_negatives": True}}
+FILE = {"data": {"groups": {"source": "groups.arrow", "size": 4}}}
+OF_RUN = {"data": {"groups": {"source": "run", "size": 4, "every_epochs": 2}}}
+TOP_K = {"train": {"miner": {"name": "top_k", "k": 1}, "mask_false_negatives": True}}
+
+
+def advice(line: Settings, settings: Settings) -> str:
+    return advise([line | {"rows": 512}], settings)
 
 
 @pytest.mark.parametrize(
     ("mining", "settings", "said"),
     [
         ({"step": 5}, {}, "$"),
+        (HARD, {}, r"in-batch accuracy 0\.60 \(one batch with 512 rows, step 500\): random batches still teach"),
+        (HARD, {}, r".* Where images or captions repeat, train\.mask_false_negatives=true comes first"),
+        (HARD, MASKED, r".* any experiment of docs/mining\.md\.$"),
+        (HARD, TOP_K, r".*not only those that train\.miner keeps\): random .* a run without train\.miner\.$"),
         (
-            EASY | {"in_batch_accuracy": 0.6},
-            {},
-            r"in-batch accuracy 0\.60 at step 500: random batches still teach",
+            HARD,
+            {"train": {"queue": {"rows": 9}}},
+            r".* without the negatives of train\.queue\): .* without train\.queue",
         ),
         (
             EASY,
             {},
-            r"in-batch accuracy 0\.97 at step 500: the batches are easy\. If .*mmdata neighbours",
+            r".*: the batches are easy\. The cheapest .*=true model\.logit_scale_init=5\. If .*mmdata neighbours",
         ),
-        (
-            EASY,
-            {"data": {"groups": {"source": "run"}}},
-            r".*: the batches are grouped, and told apart all",
-        ),
-        (
-            EASY | {"false_negative_share": 0.3},
-            {},
-            r".* and 30% of .* try train\.mask_false_negatives=true",
-        ),
-        (
-            EASY | {"false_negative_share": 0.5, "in_batch_accuracy": 0.6},  # where they can be many
-            {},
-            r".* and 50% of .* try train\.mask_false_negatives=true",
-        ),
-        (
-            EASY | {"false_negative_share": 0.3},
-            {"train": {"mask_false_negatives": True}},
-            r".* try train\.teacher",
-        ),
+        (EASY, {"model": {"freeze_logit_scale": True}}, r".*: the batches are easy\. If .*mmdata neighbours"),
+        (EASY, {"train": {"loss": "siglip"}}, r".*: the batches are easy\. If .*mmdata neighbours"),
+        (EASY, FILE, r".*: the batches are grouped, and told apart all"),
+        (HARD | FALSE, {}, r".* and 30% of .* try train\.mask_false_negatives=true"),
+        (EASY | FALSE, {}, r".* and 30% of .* try train\.mask_false_negatives=true"),
+        (EASY | FALSE, MASKED, r".* try train\.teacher, or data\.meaning where"),
+        (EASY | FALSE, MASKED | {"data": {"meaning": "same"}}, r".* try train\.teacher before"),
+        (EASY | FALSE, {"train": {"teacher": {"decay": 0.9}}}, r".*: the batches are easy"),
     ],
 )
-def test_advice_names_the_setting(mining: dict[str, Any], settings: dict[str, Any], said: str):
-    assert re.match(said, advise(mining, settings).replace('"', "")), advise(mining, settings)
+def test_advice_names_the_setting(mining: Settings, settings: Settings, said: str):
+    assert re.match(said, advice(mining, settings)), advice(mining, settings)
+
+
+@pytest.mark.parametrize("settings", [FILE, OF_RUN, {"data": {"groups": {"source": "label", "candidates": 3}}}])
+def test_batches_of_groups_are_not_called_random(settings: Settings):
+    said = advice(HARD, settings)
+    assert said.startswith(
+        "in-batch accuracy 0.60 (one batch with 512 rows, step 500): the batches hold groups of rows (data.groups), "
+        "which are harder to tell apart than random rows, so the number does not say whether random batches"
+    )
+    assert "mining early" not in said
+
+
+def test_batches_before_the_first_groups_of_a_run_are_random():
+    assert "random batches still teach" in advice(HARD | {"epoch": 1}, OF_RUN)
+
+
+def test_negatives_that_a_miner_has_chosen_are_not_taken_for_all():
+    mined = HARD | {"false_negative_share": 0.5, "kept_share": 0.02}  # k of 1
+    assert "as near as their positives" not in advice(mined, TOP_K)
+    del mined["admissible_false_negative_share"]  # as an earlier version wrote it
+    assert "as near as their positives" not in advice(mined, TOP_K)
+    assert "50% of the negatives" in advice(mined | {"kept_share": 1.0}, MASKED)
+
+
+def test_advice_is_of_the_mean_of_the_last_quarter_by_rows():
+    line = EASY | {"rows": 64}
+    lines = [line | {"step": step, "in_batch_accuracy": 0.1} for step in (100, 200, 299)]
+    lines += [line | {"step": 310, "in_batch_accuracy": 0.95}, line | {"step": 360, "in_batch_accuracy": 0.99}]
+    lines += [line | {"step": 400, "in_batch_accuracy": 0.5, "rows": 4}]  # an epoch's last batch
+    said = advise(lines, {})
+    assert said.startswith(
+        "in-batch accuracy 0.96 (mean of 3 batches with 132 rows, steps 310 to 400): the batches are"
+    )
+    assert said.endswith(" Few rows were measured: a lower train.mining_telemetry_every_steps measures more.")
+    assert "Few rows" not in advise([one | {"rows": 100} for one in lines], {})
+
+
+def test_lines_of_an_earlier_version_have_no_rows():
+    old = {name: value for name, value in EASY.items() if name != "rows"}
+    assert advise([old], {}).startswith("in-batch accuracy 0.97 (one batch, step 500): the batches are easy")
 
 
 AT_CHANCE = {"image_to_text_r1": 0.0087, "text_to_image_r1": 0.0, "chance_r1": 0.01295}
@@ -69,22 +113,42 @@ AT_CHANCE = {"image_to_text_r1": 0.0087, "text_to_image_r1": 0.0, "chance_r1": 0
     ],
 )
 def test_a_model_that_finds_nothing_unseen_is_not_advised_to_mine(evaluation: dict[str, Any], said: str):
-    assert said in advise(EASY, {}, evaluation)
+    assert said in advise([EASY], {}, evaluation)
 
 
 def test_advice_says_what_was_found_of_what():
-    assert advise(EASY, {}, AT_CHANCE) == (
-        "in-batch accuracy 0.97 at step 500, and R@1 on data.val is 0.4% at a chance of 1.3%: it has learnt its rows "
-        "by heart; more rows help, and harder batches do not."
+    assert advise([EASY | {"rows": 512}], {}, AT_CHANCE) == (
+        "in-batch accuracy 0.97 (one batch with 512 rows, step 500), and R@1 on data.val is 0.4% at a chance of 1.3%: "
+        "it has learnt its rows by heart; more rows help, and harder batches do not."
     )
 
 
 def test_run_and_report_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert make_trainer(tmp_path, mining_telemetry_every_steps=4).run() == 0
+    assert make_trainer(tmp_path, mining_telemetry_every_steps=1).run() == 0
     (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("in-batch accuracy")]
     (section,) = run_sections.negatives(read_runs([tmp_path]))
     assert section.note == told[0].upper() + told[1:]
-    assert section.tables[0].rows[0][1] == "12"
+    assert section.tables[0].rows[0][1] == "mean of 3 batches with 24 rows, steps 10 to 12"
+
+
+def test_a_run_that_was_stopped_is_advised_by_its_earlier_lines_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert make_trainer(tmp_path / "whole", mining_telemetry_every_steps=1).run() == 0
+    stopped = make_trainer(tmp_path / "stopped", mining_telemetry_every_steps=1, checkpoint_every_steps=10)
+    update = stopped._update
+
+    def killed(batch: Any) -> None:
+        if stopped.step == 10:
+            raise KeyboardInterrupt
+        update(batch)
+
+    stopped._update = killed  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run()
+    assert make_trainer(tmp_path / "stopped", mining_telemetry_every_steps=1, checkpoint_every_steps=10).run() == 0
+    lines = capsys.readouterr().out.splitlines()
+    first, second = [line for line in lines if line.startswith("in-batch accuracy")]
+    assert first == second
+    assert "steps 10 to 12" in first
 
 
 def test_report_without_measurements_has_no_such_section(tmp_path: Path):

@@ -30,7 +30,12 @@ def model(bias: float | None = None) -> DualEncoder:
         (
             {"queue": {}},
             False,
-            r"train.queue: needs loss 'clip' and mask_same \(train.mask_false_negatives\), got 'clip' and False: with",
+            r"train.queue: needs mask_same \(train.mask_false_negatives\): without it",
+        ),
+        (
+            {"queue": {}, "loss": "sogclr", "mask_false_negatives": True},
+            False,
+            "train.queue: its rows are further negatives for loss 'clip' alone, got 'sogclr': leave train.queue out$",
         ),
         # The loss itself would refuse these when the miner's or the teacher's turn comes: hundreds of updates later.
         (

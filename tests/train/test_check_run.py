@@ -56,6 +56,24 @@ def test_run_that_fits_gives_its_tokenizer(sections: dict[str, Any], tmp_path: P
     assert check_run(config_of(sections), tmp_path / "run", world_size=2).max_length == 77
 
 
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        (None, "train.miner same_group keeps the rows of a row's own group, and batches have none: set data.groups"),
+        ({"size": 2}, "train.miner.size is 4, and data.groups.size is 2: .* set train.miner.size=2"),
+        ({"candidates": 1}, "train.miner.size is 4, and 1 \\+ data.groups.candidates is 2: .* set train.miner.size=2"),
+    ],
+)
+def test_a_miner_of_groups_that_batches_do_not_have_is_refused(
+    sections: dict[str, Any], tmp_path: Path, groups: Any, said: str
+):
+    config = config_of(sections, data={"groups": groups}, train={"miner": {"name": "same_group", "size": 4}})
+    with pytest.raises(Problems, match=said):
+        check_run(config, tmp_path, world_size=1)
+    fits = config_of(sections, data={"groups": {"size": 2}}, train={"miner": {"name": "same_group", "size": 2}})
+    check_run(fits, tmp_path, world_size=1)
+
+
 def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_path: Path):
     (tmp_path / "run").write_text("")
     (tmp_path / "folder").mkdir()
@@ -88,7 +106,7 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
             "- data.image_size 30: not a multiple of the model's patch size 8; set data.image_size=32",
             "- data.negative_captions 'none.parquet': no such file",
             "- data.groups.source 'none.arrow': no such file; `mmdata neighbours` makes one",
-            "- train.miner.target 'no_such_module:X': expected 'module:Class' (No module named 'no_such_module')",
+            "- train.miner.target 'no_such_module:X': cannot be imported: No module named 'no_such_module'",
         ],
         strict=True,
     ):
@@ -233,6 +251,39 @@ def test_settings_without_an_effect_are_told(
     with caplog.at_level(logging.WARNING, "mmdata"):
         warn_of_no_effect(config_of(sections, train=train), torch.device("cpu"), world_size=2)
     assert "".join(record.getMessage() for record in caplog.records)[: len(message) or None] == message
+
+
+@pytest.mark.parametrize(
+    ("data", "train", "told"),
+    [
+        ({}, {}, True),
+        ({}, {"mask_false_negatives": True}, False),
+        ({}, {"loss": "multi_positive"}, False),
+        ({}, {"loss": "multi_positive", "positives": "labels"}, True),
+        ({"groups": {"source": "run", "size": 2}}, {}, False),
+    ],
+)
+def test_a_meaning_that_nothing_goes_by_is_told(
+    sections: dict[str, Any], data: Any, train: Any, told: bool, caplog: pytest.LogCaptureFixture
+):
+    config = config_of(sections, data={"meaning": "key", **data}, train=train)
+    warn_of_no_effect(config, torch.device("cpu"), world_size=1)
+    said = (
+        "data.meaning is 'key', and nothing of the run goes by it: rows that mean the same are negatives of each other"
+    )
+    assert any(message.startswith(said) for message in caplog.messages) == told
+
+
+def test_false_negatives_are_counted_by_what_rows_mean(
+    sections: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config = config_of(sections, data={"meaning": "height"})  # both images have one
+    with Loader.from_config(config.data) as loader:
+        warn_of_false_negatives(config.train, loader.plan, loader.meaning)
+    said = (
+        "false negatives: in the first 1 batches, of 2 rows, 1 rows meet their own image, caption or meaning in a batch"
+    )
+    assert any(message.startswith(said) for message in caplog.messages)
 
 
 def test_parts_that_do_not_divide_a_batch_are_told_where_shapes_are_compiled(

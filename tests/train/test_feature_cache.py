@@ -64,6 +64,19 @@ def test_cache_holds_the_side_it_is_asked_for(side: Any, tmp_path: Path):
     assert np.allclose(files(tmp_path)[0], expected, atol=1e-3)
 
 
+def test_rows_that_are_never_trained_on_do_not_count_as_never_written(tmp_path: Path):
+    cache = FeatureCache(tmp_path, 4, trained=2)
+    put(cache, 0, {0: 0})
+    assert cache.telemetry(1)["never_written_share"] == 0.5
+    put(cache, 1, {1: 0})
+    assert cache.telemetry(2)["never_written_share"] == 0
+    index, num_rows = range(9), 7
+    batches: Any = type("Selected", (), {"index": index, "num_rows": num_rows})()
+    made = FeatureCache.from_config(FeatureCacheConfig(), batches, tmp_path)
+    assert made is not None
+    assert (made.rows, made.trained) == (9, 7)
+
+
 def test_cache_measures_age_and_drift(tmp_path: Path):
     cache = FeatureCache(tmp_path, 4)
     put(cache, 0, {0: 0, 1: 0})

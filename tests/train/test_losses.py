@@ -203,3 +203,13 @@ def test_a_scale_that_is_no_number_is_an_error():
     with pytest.raises(ValueError, match=r"^logit_bias must be one number: got a tensor of shape \(3,\)$"):
         losses.siglip_loss(images, texts, 10.0, torch.zeros(3))
     assert losses.clip_loss(images, texts, torch.tensor([10.0])) == losses.clip_loss(images, texts, 10)
+
+
+def test_same_that_is_no_list_is_refused():
+    features = torch.eye(4)
+    said = (
+        r"^same is a tensor of shape \(4,\), expected a list of int64 tensors \(4,\), such as \[batch\['image_hash'\], "
+        r"batch\['caption_hash'\]\]: put one into a list, \[same\]$"
+    )
+    with pytest.raises(ValueError, match=said):
+        losses.clip_loss(features, features, 20.0, same=torch.zeros(4))  # type: ignore[arg-type]

@@ -69,23 +69,43 @@ def test_miner_of_a_user_is_ten_lines_and_a_setting(own: dict[str, Any]):
     assert expected > 0
 
 
+def test_a_function_of_a_user_is_named_where_it_is_at_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "faulty_miners.py").write_text(
+        "def nan_miner(scores, positives, negatives):\n    return scores * float('nan')\n"
+        "def narrow(scores, positives, negatives):\n    return negatives[:, :1]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    images, texts = torch.eye(6), torch.eye(6)
+    settings = {"name": "user", "target": "faulty_miners:nan_miner"}
+    for more, name in (
+        ({}, "faulty_miners:nan_miner"),
+        ({"drop_hardest": 1}, r"Chain\(DropHardest, faulty_miners:nan_miner\)"),
+    ):
+        with pytest.raises(ValueError, match=rf"^miner {name} gave \d+ negatives a weight that is NaN"):
+            losses.clip_loss(images, texts, 4.0, miner=loss_of({**settings, **more}).miner)
+    narrow = loss_of({**settings, "target": "faulty_miners:narrow"}).miner
+    with pytest.raises(ValueError, match=r"^miner faulty_miners:narrow returned shape \(6, 1\), expected \(6, 6\)"):
+        losses.clip_loss(images, texts, 4.0, miner=narrow)
+
+
 def test_miner_of_a_user_that_cannot_be_made_is_named(own: dict[str, Any], tmp_path: Path):
     with pytest.raises(
-        ConfigError, match=r"train.miner.target 'my_miners:Harder': expected 'module:Class' \(module 'my_"
+        ConfigError,
+        match=r"train.miner.target 'my_miners:Harder': expected 'module:function' or 'module:Class' \(module 'my_",
     ):
         loss_of({**own, "target": "my_miners:Harder"})
-    with pytest.raises(
-        ConfigError, match=r"train.miner.target 'none_such:A': expected 'module:Class' \(No module named"
-    ):
+    with pytest.raises(ConfigError, match=r"train.miner.target 'none_such:A': cannot be imported: No module named"):
         loss_of({**own, "target": "none_such:A"})
     (tmp_path / "needs_another.py").write_text("import none_such")
     with pytest.raises(
-        ConfigError, match=r"'none_such:A': .*\(No .*'none_such'\); a file of the current folder is found"
+        ConfigError, match=r"'none_such:A': cannot be imported: No .*'none_such'; a file of the current folder is found"
     ):
         loss_of({**own, "target": "none_such:A"})
-    with pytest.raises(ConfigError, match=r"'needs_another:A': expected 'module:Class' \(No .*'none_such'\)$"):
+    with pytest.raises(ConfigError, match=r"'needs_another:A': cannot be imported: No .*'none_such'$"):
         loss_of({**own, "target": "needs_another:A"})
-    with pytest.raises(ConfigError, match=r"train.miner.target '': expected 'module:Class' \(Empty module name"):
+    with pytest.raises(
+        ConfigError, match=r"train.miner.target '': expected 'module:function' or 'module:Class' \(Empty module name"
+    ):
         loss_of({**own, "target": ""})
     with pytest.raises(ConfigError, match=r"train.miner.arguments {'k': 3} of 'my_miners:HarderThan': .*argument 'k'"):
         loss_of({**own, "arguments": {"k": 3}})

@@ -186,3 +186,14 @@ def test_loss_without_the_scale_that_it_needs_is_an_error():
         ValueError, match=r"loss 'clip' needs a scale, and the model's output has none: return DualEnco"
     ):
         ContrastiveLoss("clip")(output, batch)
+
+
+def test_an_output_that_is_none_is_refused_with_what_to_give():
+    features = torch.eye(3)
+    batch: Any = {"valid": torch.ones(3, dtype=torch.bool)}
+    for given in ((features, features), {"image_features": features}):
+        said = (
+            rf"output is a {type(given).__name__}, expected a DualEncoderOutput: give DualEncoderOutput\(image_features"
+        )
+        with pytest.raises(TypeError, match=said):
+            ContrastiveLoss("triplet")(given, batch)  # type: ignore[arg-type]

@@ -108,13 +108,13 @@ def test_teacher_and_draws_resume_bit_for_bit(tmp_path: Path):
     assert read_losses(tmp_path / "without")[2:] != read_losses(tmp_path / "whole")[2:]
 
 
-def test_telemetry_is_written_each_n_steps_and_changes_nothing(tmp_path: Path):
+def test_telemetry_is_written_once_in_n_steps_and_changes_nothing(tmp_path: Path):
     make_trainer(tmp_path / "told", steps=6, mining_telemetry_every_steps=3).run()
     make_trainer(tmp_path / "silent", steps=6).run()
     assert read_losses(tmp_path / "told") == read_losses(tmp_path / "silent")
     lines = [json.loads(line) for line in (tmp_path / "told" / "metrics.jsonl").read_text().splitlines()]
     mining = [line for line in lines if line["kind"] == "mining"]
-    assert [line["step"] for line in mining] == [3, 6]
+    assert [line["step"] for line in mining] == [2, 4]  # one of the first three, one of the next
     assert sum(mining[0]["hardness"]) == pytest.approx(1)
     assert 0 < mining[0]["kept_share"] <= 3 / 7
 

@@ -64,6 +64,17 @@ def test_telemetry_of_what_a_miner_keeps():
     assert math.isnan(alone["false_negative_share"])  # type: ignore[arg-type]
 
 
+def test_false_negatives_are_counted_among_all_negatives_too_whatever_the_miner_keeps():
+    worse = COSINES.clone()
+    worse[1, 2] = 0.85  # above image 1's 0.8 and text 2's 0.67; text 2's 0.12 is far below
+    found = mining_telemetry(IMAGES, worse.T, 4.0, miner=miners.TopK(1))
+    assert found["false_negative_share"] == pytest.approx(2 / 6)
+    assert found["admissible_false_negative_share"] == pytest.approx(2 / 12)
+    everything = mining_telemetry(IMAGES, worse.T, 4.0)
+    assert everything["false_negative_share"] == everything["admissible_false_negative_share"]
+    assert found["rows"] == 3
+
+
 def test_telemetry_counts_weights_as_so_many_negatives():
     def half(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         return negatives * 0.5
@@ -78,6 +89,7 @@ def test_telemetry_leaves_out_rows_that_do_not_count_and_counts_known_false_nega
     broken = torch.cat([IMAGES, torch.full((1, 3), torch.nan)]), torch.cat([TEXTS, torch.full((1, 3), torch.nan)])
     valid = torch.tensor([True, True, True, False])
     found = mining_telemetry(*broken, torch.tensor(4.0), valid=valid, same=[torch.tensor([5, 6, 5, 5])])
+    assert found["rows"] == 3
     assert found["known_false_negative_share"] == pytest.approx(1 / 3)  # rows 0 and 2, of three pairs
     assert found["hardness"] == pytest.approx(histogram([0.7, 0.2, 0.63, 0.34, 0.2, 0.7, 0.34, 0.63]))
 
@@ -88,7 +100,11 @@ def test_telemetry_takes_no_draw_from_the_run():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_telemetry_and_mining_with_global_knowledge_are_those_of_one_process_on_two_ranks(tmp_path: Path):
+def test_telemetry_and_mining_with_global_knowledge_are_those_of_one_process_on_two_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # torch's old names of the collectives warn, and the log of each run would say so.
+    monkeypatch.setenv("PYTHONWARNINGS", "error::FutureWarning:torch.distributed.c10d_logger")
     run_ranks(PROGRAM, tmp_path)
     expected = program.results(slice(0, 12))
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]

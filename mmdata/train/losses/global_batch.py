@@ -97,6 +97,11 @@ class GlobalBatch:
                 f"image_features {tuple(images.shape)} and text_features {tuple(texts.shape)} "
                 "must both be (B, D): row i of one pairs with row i of the other"
             )
+        if isinstance(cast(object, same), Tensor):  # its entries would be taken for columns
+            raise ValueError(
+                f"same is a tensor of shape {tuple(cast(Tensor, same).shape)}, expected a list of int64 tensors "
+                f"({len(images)},), such as [batch['image_hash'], batch['caption_hash']]: put one into a list, [same]"
+            )
         counts = torch.ones(len(images), dtype=torch.bool, device=images.device) if valid is None else valid
         keys = [("same", key) for key in same] + ([] if labels is None else [("labels", labels)])
         for name, column in (("valid", counts), *keys):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmdata.train.miners import AnyMiner, Chain
-from mmdata.train.miners.protocol import are_flawed
+from mmdata.train.miners import AnyMiner
+from mmdata.train.miners.protocol import are_flawed, name_of_miner
 from mmdata.train.prefetch import HostCopy
 
 
@@ -51,7 +51,7 @@ def raise_if_flawed(miners: Sequence[AnyMiner], counts: Tensor) -> None:
     Raises:
         ValueError: names the miner that gave some now or, on a GPU, for the previous loss.
     """
-    to_read = [*_unread, ([_name(miner) for miner in miners], HostCopy(counts))]
+    to_read = [*_unread, ([name_of_miner(miner) for miner in miners], HostCopy(counts))]
     _unread[:] = [] if counts.device.type == "cpu" else [to_read.pop()]
     for names, copy in to_read:
         for name, number in zip(names, copy.read()[0].tolist(), strict=True):
@@ -60,10 +60,3 @@ def raise_if_flawed(miners: Sequence[AnyMiner], counts: Tensor) -> None:
                     f"miner {name} gave {int(number)} negatives a weight that is NaN, infinite or below 0: a weight is "
                     "a finite number from 0 on, and 0 drops a negative; the loss of that batch is NaN"
                 )
-
-
-def _name(miner: AnyMiner) -> str:
-    """Not its repr, which would print a teacher's features and so wait for the device at each loss."""
-    if isinstance(miner, Chain):
-        return f"Chain({', '.join(_name(part) for part in miner.miners)})"
-    return str(getattr(miner, "__qualname__", type(miner).__qualname__))

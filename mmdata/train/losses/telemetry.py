@@ -16,7 +16,7 @@ from mmdata.train.ranks import collectives
 BINS = 20
 """Bins of each histogram, from -1 to 1 in steps of 0.1; values outside count in the first or the last bin."""
 NEAR = 0.05
-"""A kept negative above the positive's cosine, or less than this below it, may be a false one."""
+"""A negative above the positive's cosine, or less than this below it, may be a false one."""
 
 
 def mining_telemetry(
@@ -42,12 +42,14 @@ def mining_telemetry(
 
     Returns:
         Numbers of the global batch:
+            rows: valid rows.
             in_batch_accuracy: anchors that are more similar to their positive than to any admissible negative / anchors
                 with one. Near 1, the batch is told apart.
             kept_share: weight of the kept negatives / admissible negatives.
             known_false_negative_share: pairs that `same` rules out / pairs of different valid rows.
             false_negative_share: an estimate: of the kept negatives' weight what lies above the positive's cosine, or
                 less than `NEAR` below it.
+            admissible_false_negative_share: the same of all admissible negatives, whatever the miner keeps.
             effective_negatives: perplexity (exp of the entropy) of the softmax over an anchor's kept negatives; the
                 mean of the anchors that have some. From 1, one negative has all the gradient, to their number.
             hardness: histogram of the kept negatives' cosines, as shares that add up to 1.
@@ -83,7 +85,7 @@ class _Sums:
 
     def __post_init__(self) -> None:
         device = self.batch.image_features.device
-        self.scalars = torch.zeros(7, dtype=torch.float64, device=device)
+        self.scalars = torch.zeros(8, dtype=torch.float64, device=device)
         self.histograms = torch.zeros(2, BINS, dtype=torch.float64, device=device)
 
     def add(self, scores: Tensor, pairs: Pairs) -> Tensor:
@@ -106,18 +108,20 @@ class _Sums:
     def read(self) -> dict[str, float | list[float]]:
         """Sums over all ranks. A collective."""
         world = collectives.all_reduce_sum(torch.cat([self.scalars, self.histograms.flatten()])).tolist()
-        kept, admissible, near, perplexity, some, correct, anchors = world[:7]
+        kept, admissible, near, perplexity, some, correct, anchors, admissible_near = world[:8]
         rows = int(self.batch.valid.sum())
         different = 2 * rows * (rows - 1)
         seconds = collectives.gather(self.scalars.new_tensor([self.seconds])).max()
         return {
+            "rows": rows,
             "in_batch_accuracy": _share(correct, anchors),
             "kept_share": _share(kept, admissible),
             "known_false_negative_share": _share(different - admissible, different),
             "false_negative_share": _share(near, kept),
+            "admissible_false_negative_share": _share(admissible_near, admissible),
             "effective_negatives": _share(perplexity, some),
-            "hardness": [_share(each, kept) for each in world[7 : 7 + BINS]],
-            "below_positive": [_share(each, kept) for each in world[7 + BINS :]],
+            "hardness": [_share(each, kept) for each in world[8 : 8 + BINS]],
+            "below_positive": [_share(each, kept) for each in world[8 + BINS :]],
             "mining_s": float(seconds),
         }
 
@@ -135,7 +139,8 @@ class _Watched:
             nearest = scores.where(negatives, -torch.inf).amax(1)
             own = scores.where(positives, torch.inf).amin(1)  # of several positives the farthest
             some = negatives.any(1)
-            self.sums.scalars[5:] += torch.stack([(some & (own > nearest)).sum(), some.sum()])
+            near = (negatives & (own[:, None] - scores < NEAR)).sum()
+            self.sums.scalars[5:] += torch.stack([(some & (own > nearest)).sum(), some.sum(), near])
             if self.miner is None:
                 return negatives
             start = _now(scores.device)

@@ -49,11 +49,21 @@ class FeatureCache:
         rows: of the index.
         every_steps: write one batch in this many.
         side: which features are written.
+        trained: how many of the rows are trained on; None: all.
     """
 
-    def __init__(self, folder: Path, rows: int, *, every_steps: int = 1, side: FeatureSide = "pair") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rows: int,
+        *,
+        every_steps: int = 1,
+        side: FeatureSide = "pair",
+        trained: int | None = None,
+    ) -> None:
         self.folder, self.rows, self.every_steps = folder, rows, every_steps
         self.side: FeatureSide = side
+        self.trained = rows if trained is None else trained
         self.note = ""
         """What resuming found in the files, for the log."""
         self._files: _Files | None = None
@@ -69,13 +79,14 @@ class FeatureCache:
         """
         if config is None:
             return None
-        index = LoaderExtras.of(batches).index
+        extras = LoaderExtras.of(batches)
+        index = extras.index
         if index is None:
             raise ConfigError(
                 f"train.feature_cache: {type(batches).__name__} has no index, whose rows the cache has one row for "
                 "each: leave it out, or train from indexed shards"
             )
-        return cls(folder, len(index), every_steps=config.every_steps, side=config.side)
+        return cls(folder, len(index), every_steps=config.every_steps, side=config.side, trained=extras.num_rows)
 
     @torch.no_grad()
     def keep(self, output: DualEncoderOutput, batch: Batch, step: int) -> None:
@@ -99,7 +110,7 @@ class FeatureCache:
         """Describe the cache after `step` updates, and the rows rewritten since the last call; empty except on rank 0.
 
         Returns:
-            never_written_share: share of rows that no batch has held.
+            never_written_share: of the rows that are trained on, those that no batch has held.
             age_steps_mean, age_steps_max: updates since a row was written, over the written rows.
             rewritten: number of rows written again.
             similarity: mean cosine of their old and new features; the drift is 1 minus it.
@@ -116,7 +127,7 @@ class FeatureCache:
         similarity = float(self._sums.sum()) / rewritten if rewritten else math.nan
         self._counts[:], self._sums[:] = 0, 0.0
         return {
-            "never_written_share": 1 - len(ages) / self.rows,
+            "never_written_share": 1 - len(ages) / max(1, self.trained),
             "age_steps_mean": float(ages.mean()) if len(ages) else math.nan,
             "age_steps_max": int(ages.max()) if len(ages) else math.nan,
             "rewritten": rewritten,

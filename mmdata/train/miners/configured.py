@@ -53,11 +53,17 @@ def _of_user(config: UserConfig) -> AnyMiner:
     module, _, name = config.target.partition(":")
     try:
         kind: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except ImportError as error:
         where = where_to_look(error, module)
-        raise ConfigError(f"train.miner.target '{config.target}': expected 'module:Class' ({error}){where}") from error
+        raise ConfigError(f"train.miner.target '{config.target}': cannot be imported: {error}{where}") from error
+    except (AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"train.miner.target '{config.target}': expected 'module:function' or 'module:Class' ({error})"
+        ) from error
     if isfunction(kind):
-        return partial(kind, **config.arguments)
+        miner = partial(kind, **config.arguments)
+        miner.__qualname__ = config.target  # type: ignore[attr-defined]  # by which messages call it
+        return miner
     try:
         return kind(**config.arguments)
     except (TypeError, ValueError) as error:

@@ -59,7 +59,19 @@ def for_block(miner: AnyMiner, side: Side, rows: slice) -> Miner:
 def check_shape(miner: AnyMiner, chosen: Tensor, negatives: Tensor) -> None:
     """Raise a ValueError if a miner's result is not (b, N)."""
     if chosen.shape != negatives.shape:
-        raise ValueError(f"miner {miner!r} returned shape {tuple(chosen.shape)}, expected {tuple(negatives.shape)}")
+        raise ValueError(
+            f"miner {name_of_miner(miner)} returned shape {tuple(chosen.shape)}, expected {tuple(negatives.shape)}"
+        )
+
+
+def name_of_miner(miner: AnyMiner) -> str:
+    """For messages: TopK, my_miners:mine of a run, Chain(FalseNegativeMargin, TopK).
+
+    Not the repr, which would print a teacher's features and so wait for the device at each loss.
+    """
+    if parts := getattr(miner, "miners", None):
+        return f"{type(miner).__qualname__}({', '.join(map(name_of_miner, parts))})"
+    return str(getattr(miner, "__qualname__", type(miner).__qualname__))
 
 
 def are_flawed(weights: Tensor) -> Tensor:

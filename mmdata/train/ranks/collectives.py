@@ -221,9 +221,13 @@ def gather(rows: Tensor) -> Tensor:
     if world_size() == 1:
         return rows
     everything = rows.new_empty((world_size() * rows.shape[0], *rows.shape[1:]))
-    # Deprecated since torch 2.14 for a name that torch before 2.14 does not have.
-    dist.all_gather_into_tensor(everything, rows.detach().contiguous())  # pyright: ignore[reportDeprecated]
+    _renamed("all_gather_single", "all_gather_into_tensor")(everything, rows.detach().contiguous())
     return everything
+
+
+def _renamed(new: str, old: str) -> Callable[..., object]:
+    """A collective of torch: since 2.14 it has another name, and the old one warns."""
+    return getattr(dist, new, None) or getattr(dist, old)
 
 
 def gather_with_grad(rows: Tensor) -> Tensor:
@@ -240,7 +244,7 @@ class _Gather(torch.autograd.Function):
     @first_order_only
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         own = grad.new_empty((grad.shape[0] // world_size(), *grad.shape[1:]))
-        dist.reduce_scatter_tensor(own, grad.contiguous())  # pyright: ignore[reportDeprecated]
+        _renamed("reduce_scatter_single", "reduce_scatter_tensor")(own, grad.contiguous())
         return own
 
 

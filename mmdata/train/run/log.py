@@ -126,9 +126,14 @@ def _finite(value: float | list[float] | None) -> float | list[float | None] | N
     return None if value is None or not math.isfinite(value) else value
 
 
+def read_lines(path: Path, kind: str) -> list[dict[str, Any]]:
+    """The lines of one kind in metrics.jsonl, oldest first."""
+    return [line for line in _read_whole_lines(path) if line["kind"] == kind]
+
+
 def evaluated_steps(path: Path) -> tuple[int, ...]:
     """The steps of which metrics.jsonl holds an evaluation."""
-    return tuple(line["step"] for line in _read_whole_lines(path) if line["kind"] == "evaluation")
+    return tuple(line["step"] for line in read_lines(path, "evaluation"))
 
 
 def last_logged_step(path: Path) -> int:

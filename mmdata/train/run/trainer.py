@@ -35,7 +35,7 @@ from mmdata.train.run import checkpoint
 from mmdata.train.run.advice import advise
 from mmdata.train.run.checkpoint import CHECKPOINTS, rng_state, seed_rank, set_rng_state
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
-from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step
+from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
 from mmdata.train.run.meter import DataWait, Meter
 from mmdata.train.run.optimizer import check_schedule, make_optimizer, scheduled_rate, set_learning_rate
 from mmdata.train.run.overfit import FirstBatches
@@ -48,6 +48,7 @@ from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
 from mmdata.train.run.utilization import Utilization
 from mmdata.train.run.watchdog import Watchdog
+from mmdata.train.run.when import is_measured, never_begins
 from mmdata.train.step import StepOutput, train_step
 
 EVALUATION = "evaluation.json"
@@ -124,8 +125,6 @@ class Trainer:
         self.epoch = self.epoch_step = self.step = 0
         self.grad_norm = math.nan
         self._unchecked: Update | None = None
-        self._mined: dict[str, Any] = {}  # the last line "mining"
-        self._evaluated: dict[str, Any] = {}  # the last line "evaluation"
         batches.set_epoch(0)
         seed_rank(config.seed, collectives.rank())
         where = self._resume()
@@ -152,6 +151,8 @@ class Trainer:
                 "the learning rate will not reach its peak; a tenth of the run is usual, "
                 f"train.warmup_steps={self.total_steps // 10}"
             )
+        for line in never_begins(config, self.total_steps):
+            self.log.say(line)
 
     def run(self) -> int:
         """Train to the end, or until a signal.
@@ -180,13 +181,20 @@ class Trainer:
                     f"checkpoint in {self.output / CHECKPOINTS}; {self._how_to_go_on()}"
                 )
                 return 128 + stopped
-            if advice := advise(self._mined, self.settings, self._evaluated):
-                self.log.say(advice)
+            self._advise()
             self.log.say(
                 f"finished after step {self.step}; checkpoint in {self.output / CHECKPOINTS}; "
                 f"next: `mmdata report --run {self.output}`, or in Python mmdata.load_run('{self.output}')"
             )
         return 0
+
+    def _advise(self) -> None:
+        """Say whether harder batches can help; of the whole run, whose earlier lines another process may have made."""
+        if collectives.rank() > 0:
+            return
+        mined, evaluated = (read_lines(self.output / METRICS, kind) for kind in ("mining", "evaluation"))
+        if advice := advise(mined, self.settings, evaluated[-1] if evaluated else None):
+            self.log.say(advice)
 
     def _how_to_go_on(self) -> str:
         return f"{f'`{self.command}`' if self.command else 'the same command'} resumes"
@@ -287,11 +295,10 @@ class Trainer:
         self.log.advance(self.step)
         if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
             self._log(rate, output.output.logit_scale)
-        if self.config.mining_telemetry_every_steps and self.step % self.config.mining_telemetry_every_steps == 0:
+        if is_measured(self.step, self.config.mining_telemetry_every_steps):
             with self.meter.paused():
                 values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
                 self.log.record("mining", values)
-            self._mined = values
 
     def _add_gradients(
         self, batch: Batch, *, step: int
@@ -372,7 +379,7 @@ class Trainer:
             if collectives.rank() == 0:
                 write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
             self.log.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
-            self._evaluated, self._evaluated_step = values, self.step
+            self._evaluated_step = self.step
         self.sessions.write(self.step)
         return self.stop.agreed()
 
