@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,6 +143,8 @@ def make_picture(settings: Settings, part: str, number: int) -> Picture:
         first = number if part == "train" else number - number % len(GALLERY)
         rng = random.Random(f"{settings.seed}/{part}/{first}")
         look = make_look(rng, [scene] if part == "train" else scenes[first : first + len(GALLERY)])
+        # Square: a wide picture that a square batch squeezes has no circles.
+        look = replace(look, height=min(look.height, look.width), width=min(look.height, look.width))
         return Picture(scene, look, [full_caption(scene, flipped=rng.random() < 0.5)])
     rng = random.Random(f"{settings.seed}/{part}/{number}")
     look = make_look(rng, [scene])
