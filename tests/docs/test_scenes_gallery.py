@@ -71,12 +71,12 @@ def test_report_pairs_by_seed(capsys: pytest.CaptureFixture[str]):
     arms = {
         "random": {1: {"R@1": 0.5}, 2: {"R@1": 0.5}, 3: {"R@1": 0.7}},
         "half": {1: {"R@1": 0.6}, 2: {"R@1": 0.7}, 3: {"R@1": 0.8}},
-        "stage": {1: {"R@1": 0.4}, 2: {"R@1": 0.4}},
+        "stage": {1: {"R@1": 0.4}, 2: {"R@1": 0.3}},
     }
     compared.report(arms, ["R@1"])
     # Differences 0.1, 0.2, 0.1: t = 0.1333 / 0.0333 = 4, p = 0.057 of two degrees of freedom; three of three, p = 0.25.
     assert capsys.readouterr().out.splitlines()[-3:] == [
         "| random | 3 | 56.7 | | | | |",
         "| half | 3 | 70.0 | +13.3 (-1.0 to +27.7) | 3 | 5.7e-02 | 2.5e-01 |",
-        "| stage | 2 | 40.0 | -10.0 (-10.0 to -10.0) | 0 |  | 5.0e-01 |",
+        "| stage | 2 | 35.0 | -15.0 (-78.5 to +48.5) | 0 |  | 5.0e-01 |",
     ]
