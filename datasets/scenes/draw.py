@@ -21,7 +21,7 @@ GAP = 0.04  # between the two things
 SLANT = (
     0.35  # across the axis of the relation, as a share of the distance along it: no "left of" that looks like "above"
 )
-DIAMETERS: dict[Size, float] = {"small": 0.21, "large": 0.36}  # of the shorter side
+DIAMETERS: dict[Size, float] = {"small": 0.21, "medium": 0.28, "large": 0.36}  # of the shorter side
 SUPERSAMPLE = 4
 RGB: dict[Colour, tuple[int, int, int]] = {
     "red": (222, 24, 28),
@@ -30,6 +30,10 @@ RGB: dict[Colour, tuple[int, int, int]] = {
     "green": (16, 150, 46),
     "blue": (28, 60, 224),
     "purple": (140, 36, 190),
+    "pink": (255, 150, 190),
+    "cyan": (0, 210, 230),
+    "lime": (150, 240, 40),
+    "magenta": (236, 0, 160),
 }
 TONES: dict[str, tuple[int, int, int]] = {
     "white": (232, 232, 232),
@@ -71,7 +75,7 @@ class Look:
 
 
 def make_look(rng: random.Random, scenes: Sequence[Scene]) -> Look:
-    """A random look under which each of `scenes` can be drawn (one scene, or the two of a pair; same axis)."""
+    """A random look under which each of `scenes` can be drawn (one scene, or several of one axis)."""
     short = rng.randint(80, 112)
     (across, down), *_ = rng.choices(list(ASPECTS), list(ASPECTS.values()))
     unit = short / min(across, down)
@@ -90,7 +94,7 @@ def make_look(rng: random.Random, scenes: Sequence[Scene]) -> Look:
 
 def _place(rng: random.Random, scenes: Sequence[Scene]) -> tuple[Spot, Spot]:
     scales = [rng.uniform(0.96, 1.04) for _ in range(2)]
-    # The room kept is that of the larger thing at each spot, so that both scenes of a pair fit the same spots.
+    # The room kept is that of the larger thing at each spot, so that all scenes fit the same spots.
     first = max(DIAMETERS[scene.first.size] for scene in scenes) * scales[0]
     second = max(DIAMETERS[scene.second.size] for scene in scenes) * scales[1]
     slack = 1 - 2 * MARGIN - first - second - GAP
@@ -192,4 +196,7 @@ OUTLINES: dict[Shape, list[tuple[list[tuple[float, float]], int]]] = {
         ([(-_BAR, -_ARM), (_BAR, -_ARM), (_BAR, _ARM), (-_BAR, _ARM)], 255),
     ],
     "ring": [(_round([0.48], 48), 255), (_round([0.27], 48), 0)],
+    "star": [(_round([0.50, 0.20], 10), 255)],
+    "diamond": [([(0, -0.50), (0.28, 0), (0, 0.50), (-0.28, 0)], 255)],
+    "bar": [([(-0.48, -0.13), (0.48, -0.13), (0.48, 0.13), (-0.48, 0.13)], 255)],
 }

@@ -97,6 +97,25 @@ def captions(rng: random.Random, scene: Scene, backdrop: Backdrop) -> list[str]:
     return found
 
 
+def full_caption(scene: Scene, *, flipped: bool) -> str:
+    """Colour, size and shape of both things and their relation, in the plainest words.
+
+    Example:
+        "a small red ring left of a large blue cross", flipped "a large blue cross right of a small red ring"
+    """
+    form = Form(colour=True, size=True, relation=True, article=True)
+    sizes: tuple[Size, ...] = (scene.first.size, scene.second.size)
+    wording = Wording(
+        flipped=flipped,
+        size={size: size for size in sizes},
+        relation={relation: relation for relation in RELATIONS},
+        link="",
+        opening="",
+        texture=False,
+    )
+    return phrase(scene, form, wording, Backdrop("", "", ""))
+
+
 def pair_captions(rng: random.Random, swap: Swap, scenes: tuple[Scene, Scene], backdrop: Backdrop) -> tuple[str, str]:
     """One phrase for each scene of a swap, the same words in another order; each false of the other scene."""
     form = Form(

@@ -1,6 +1,7 @@
 """Renders the scenes corpus: image folders and a JSONL of captions, as a user has them. Same settings, same bytes.
 
 python datasets/scenes/render.py data/scenes --seed 0 --train 20000 --val 500 --pairs 200-per-type
+python datasets/scenes/render.py data/scenes-siblings --families 400 --siblings
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from draw import EXTENSIONS, Look, boxes, draw, encode, make_look
-from grammar import Backdrop, captions, class_names, pair_captions
+from families import GALLERY, SCENES_OF_FAMILY, deal_families, family_number
+from grammar import Backdrop, captions, class_names, full_caption, pair_captions
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from scene import SWAPS, Scene, Split, Swap, label, split_scenes
 
@@ -34,12 +36,27 @@ TEMPLATES = ("{}", "a picture of {}", "an image of {}", "this is {}")
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that the bytes of a corpus depend on; `pairs` is a number per type of swap."""
+    """Everything that the bytes of a corpus depend on.
+
+    Attributes:
+        seed: of scenes, looks and captions.
+        train: pictures to train on.
+        val: pictures of val; with `families` the scenes of the test, each of which has five pictures in the gallery.
+        pairs: a number per type of swap.
+        families: to train on, with full captions, and a gallery as val; None: scenes of any kind, with all captions.
+        siblings: whether all 8 scenes of a family are trained on, or one; None without `families`.
+    """
 
     seed: int
     train: int
     val: int
     pairs: int
+    families: int | None = None
+    siblings: bool | None = None
+
+    def recorded(self) -> dict[str, int]:
+        """What corpus.json says: the settings that were given."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class Picture(NamedTuple):
@@ -101,8 +118,9 @@ def render(out: Path, settings: Settings, *, workers: int = 1, start_method: str
         _check_settings(aside, settings)
     else:
         aside.mkdir(parents=True)
-        _write_json(aside / "corpus.json", asdict(settings))
-    _write_json(aside / "classes.json", {"classes": class_names(), "templates": TEMPLATES})
+        _write_json(aside / "corpus.json", settings.recorded())
+    if settings.families is None:
+        _write_json(aside / "classes.json", {"classes": class_names(), "templates": TEMPLATES})
     chunks = list(_chunks(settings))
     work = functools.partial(_render_chunk, aside, settings)
     if workers == 1:
@@ -120,6 +138,14 @@ def make_picture(settings: Settings, part: str, number: int) -> Picture:
     split = _split(settings)
     scenes = split.train if part == "train" else split.val
     scene = scenes[number % len(scenes)]
+    if settings.families is not None:
+        # A scene of the test and its swaps have one look and one wording: the swap is all in which they differ.
+        first = number if part == "train" else number - number % len(GALLERY)
+        rng = random.Random(f"{settings.seed}/{part}/{first}")
+        look = make_look(rng, [scene] if part == "train" else scenes[first : first + len(GALLERY)])
+        # Square: a wide picture that a square batch squeezes has no circles.
+        look = replace(look, height=min(look.height, look.width), width=min(look.height, look.width))
+        return Picture(scene, look, [full_caption(scene, flipped=rng.random() < 0.5)])
     rng = random.Random(f"{settings.seed}/{part}/{number}")
     look = make_look(rng, [scene])
     return Picture(scene, look, captions(rng, scene, _backdrop(look)))
@@ -143,15 +169,15 @@ def _check_settings(folder: Path, settings: Settings) -> None:
     if not record.is_file():
         raise ValueError(f"'{folder}' exists and is no rendered corpus (no corpus.json); choose another folder")
     found = json.loads(record.read_text(encoding="utf-8"))
-    if found != asdict(settings):
+    if found != settings.recorded():
         raise ValueError(
-            f"'{folder}' holds a corpus of other settings: {found}, asked for {asdict(settings)}; delete that folder "
-            "or choose another"
+            f"'{folder}' holds a corpus of other settings: {found}, asked for {settings.recorded()}; delete that "
+            "folder or choose another"
         )
 
 
 def _chunks(settings: Settings) -> Iterator[Chunk]:
-    sizes = {"train": settings.train, "val": settings.val, "pairs": settings.pairs * len(SWAPS)}
+    sizes = {"train": settings.train, "val": _val_pictures(settings), "pairs": settings.pairs * len(SWAPS)}
     for part, size in sizes.items():
         for start in range(0, size, CHUNK_IMAGES):
             yield Chunk(part, start, min(size, start + CHUNK_IMAGES))
@@ -162,7 +188,7 @@ def _collect(out: Path, settings: Settings, chunks: list[Chunk], results: Iterab
     tables = {"train": "train/captions.jsonl", "val": "val/captions.jsonl", "pairs": "pairs.jsonl"}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns) as progress:
-        total = settings.train + settings.val + 2 * len(SWAPS) * settings.pairs
+        total = settings.train + _val_pictures(settings) + 2 * len(SWAPS) * settings.pairs
         task = progress.add_task("rendering scenes", total=total)
         for part, table in tables.items():
             (out / part).mkdir(exist_ok=True)
@@ -185,7 +211,15 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _split(settings: Settings) -> Split:
+    if settings.families is not None:
+        return deal_families(
+            settings.seed, test=settings.val, train=settings.families, siblings=bool(settings.siblings)
+        )
     return split_scenes(settings.seed, val=settings.val, pairs_per_type=settings.pairs)
+
+
+def _val_pictures(settings: Settings) -> int:
+    return settings.val * (1 if settings.families is None else len(GALLERY))
 
 
 def _render_chunk(out: Path, settings: Settings, chunk: Chunk) -> Rendered:
@@ -202,8 +236,13 @@ def _render_chunk(out: Path, settings: Settings, chunk: Chunk) -> Rendered:
 def _render_picture(out: Path, settings: Settings, number: int, *, part: str) -> tuple[Row, list[Row]]:
     picture = make_picture(settings, part, number)
     path = image_path(number, EXTENSIONS[picture.look.format])
-    row = {"image": path, "captions": picture.captions, "label": label(picture.scene)}
-    return row, [_write_picture(out / part, path, picture.scene, picture.look)]
+    row = {"image": path, "captions": picture.captions}
+    truth = _write_picture(out / part, path, picture.scene, picture.look)
+    if settings.families is None:
+        return row | {"label": label(picture.scene)}, [truth]
+    if part == "val":
+        truth["swap"] = GALLERY[number % len(GALLERY)]
+    return row | {"label": family_number(picture.scene)}, [truth]
 
 
 def _render_pair(out: Path, settings: Settings, number: int) -> tuple[Row, list[Row]]:
@@ -242,25 +281,55 @@ def _per_type(text: str) -> int:
     return int(match[1])
 
 
+def _settings(options: argparse.Namespace) -> Settings:
+    families: int | None = options.families
+    if families is None:
+        train, pairs, siblings = 20_000, 200, None
+    else:
+        train, pairs, siblings = families * (SCENES_OF_FAMILY if options.siblings else 1), 0, options.siblings
+    return Settings(
+        seed=options.seed,
+        train=train if options.train is None else options.train,
+        val=options.val,
+        pairs=pairs if options.pairs is None else options.pairs,
+        families=families,
+        siblings=siblings,
+    )
+
+
 def main() -> int:
     """Entry point of the command."""
     parser = argparse.ArgumentParser(description="Render the scenes corpus: images, captions and compositional pairs.")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to make")
     parser.add_argument("--seed", type=int, default=0, help="another seed, another corpus (default: %(default)s)")
-    parser.add_argument("--train", type=int, default=20_000, help="images to train on (default: %(default)s)")
+    parser.add_argument("--train", type=int, help="images to train on (default: 20000; of families each scene once)")
     parser.add_argument("--val", type=int, default=500, help="images to evaluate on (default: %(default)s)")
     parser.add_argument(
         "--pairs",
         type=_per_type,
-        default=200,
         metavar="N-per-type",
-        help="pairs of each swap (default: 200-per-type)",
+        help="pairs of each swap (default: 200-per-type; none with --families, whose val holds the swaps)",
+    )
+    parser.add_argument(
+        "--families",
+        type=int,
+        metavar="N",
+        help="train on N families of scenes that swaps take into each other, one full caption a picture; val: scenes "
+        "of other families with their swaps",
+    )
+    parser.add_argument(
+        "--siblings",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="with --families: all 8 scenes of each, or one (default: all)",
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     options = parser.parse_args()
-    if min(options.train, options.workers) < 1 or min(options.val, options.pairs) < 0:
+    settings = _settings(options)
+    if min(settings.train, options.workers) < 1 or min(settings.val, settings.pairs) < 0:
         parser.error("--train and --workers must be at least 1, --val and --pairs at least 0")
-    settings = Settings(seed=options.seed, train=options.train, val=options.val, pairs=options.pairs)
+    if settings.families is not None and (settings.families < 1 or settings.pairs):
+        parser.error("--families must be at least 1, and takes no --pairs: its val holds each test scene's swaps")
     try:
         done = render(options.out, settings, workers=options.workers)
     except (ValueError, OSError, BrokenProcessPool) as error:

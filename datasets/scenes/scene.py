@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 from itertools import permutations, product
 from typing import Literal, get_args
 
-Size = Literal["small", "large"]
-Colour = Literal["red", "orange", "yellow", "green", "blue", "purple"]
-Shape = Literal["circle", "square", "triangle", "cross", "ring"]
+Size = Literal["small", "medium", "large"]
+Colour = Literal["red", "orange", "yellow", "green", "blue", "purple", "pink", "cyan", "lime", "magenta"]
+Shape = Literal["circle", "square", "triangle", "cross", "ring", "star", "diamond", "bar"]
 Relation = Literal["left of", "above", "right of", "below"]
 Swap = Literal["colour", "size", "shape", "relation"]
 
-SIZES: tuple[Size, ...] = get_args(Size)
-COLOURS: tuple[Colour, ...] = get_args(Colour)
-SHAPES: tuple[Shape, ...] = get_args(Shape)
+# What scenes are made of, unless families (families.py) are asked for: those have more.
+SIZES: tuple[Size, ...] = ("small", "large")
+COLOURS: tuple[Colour, ...] = ("red", "orange", "yellow", "green", "blue", "purple")
+SHAPES: tuple[Shape, ...] = ("circle", "square", "triangle", "cross", "ring")
 SWAPS: tuple[Swap, ...] = get_args(Swap)
 INVERSE: dict[Relation, Relation] = {
     "left of": "right of",

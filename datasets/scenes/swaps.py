@@ -71,12 +71,12 @@ def _exchange(kind: Swap, a: Thing, b: Thing, caption: str) -> dict[str, str]:
         return {}
     found = set(_words(caption).split())
     # The words that this caption uses: "little" where it says "little", so that none comes in that was not there.
-    small, large = (_used(size, found) for size in ("small", "large"))
-    return {small: large, large: small, "smaller": "larger", "larger": "smaller"}
+    one, other = (_used(thing.size, found) for thing in (a, b))
+    return {one: other, other: one, "smaller": "larger", "larger": "smaller"}
 
 
 def _used(size: Size, found: set[str]) -> str:
-    return next((word for word in SYNONYMS[size] if word in found), size)
+    return next((word for word in SYNONYMS.get(size, ()) if word in found), size)
 
 
 def _words(text: str) -> str:

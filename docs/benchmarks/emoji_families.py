@@ -13,24 +13,15 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
+from compared import embedded, recalled, report, scored
 from numpy.typing import NDArray
-from scipy import stats
 
-from mmdata import Index, load_run
-from mmdata.config import DataConfig
-from mmdata.config.data import evaluation_data
-from mmdata.config.strict_yaml import parse
-from mmdata.inspect.paired import difference
-from mmdata.inspect.queries import retrieve
-from mmdata.loader import Loader
-from mmdata.train.evaluation.evaluate import embed
+from mmdata import Index
 
 SKIN_TONES = range(0x1F3FB, 0x1F400)
 PEOPLE = {0x1F468: 0x1F9D1, 0x1F469: 0x1F9D1, 0x1F466: 0x1F9D2, 0x1F467: 0x1F9D2, 0x1F474: 0x1F9D3, 0x1F475: 0x1F9D3}
@@ -77,21 +68,6 @@ def hold_out(captions: Path, shards: Path, out: Path, count: int = 500) -> None:
                 table.writerow([key, family[key], len(members[family[key]]) - 1, int(key in chosen)])
 
 
-def recalled(run: Path, shards: Path) -> NDArray[np.float64]:
-    """Of each row (N, 2): whether its picture finds one of its caption's text first, and the other way."""
-    trained = load_run(run)
-    everything = {"select": None, "join": [], "groups": None, "val": {"shards": str(shards)}, "global_batch_size": 64}
-    settings = parse(DataConfig, trained.config.data.model_dump() | everything, origin="evaluation")
-    features = embed(trained.model.eval(), Loader.from_config(evaluation_data(settings, hashes=True)))
-    assert features.text is not None, "the corpus has captions"
-    assert features.ids is not None, "the batches have hashes"
-    order = features.rows.argsort()
-    rows, ids, image, text = (x[order] for x in (features.rows, features.ids, features.image, features.text))
-    of_images = retrieve(text, image, ids.flip(1), rows=rows)  # a picture looks for its caption
-    of_texts = retrieve(image, text, ids, rows=rows)
-    return np.stack([of_images.ranks == 1, of_texts.ranks == 1], axis=1).astype(np.float64)
-
-
 def subsets(index: Index, table: Path) -> dict[str, NDArray[np.bool_]]:
     with table.open(newline="") as file:
         rows = {row["key"]: row for row in csv.DictReader(file)}
@@ -102,64 +78,15 @@ def subsets(index: Index, table: Path) -> dict[str, NDArray[np.bool_]]:
 
 
 def score(folder: Path, table: Path) -> None:
-    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    saved = folder / "families.json"
-    known: dict[str, dict[str, float]] = json.loads(saved.read_text()) if saved.is_file() else {}
     masks: dict[str, NDArray[np.bool_]] = {}
-    for line in lines:
-        if line["seed"] == 0:  # the seed of the tuning
-            continue
-        name = f"{line['arm']}-{line['seed']}-{line['digest']}"
-        if name not in known:
-            config = yaml.safe_load((folder / "runs" / name / "config.yaml").read_text())
-            shards = Path(config["data"]["shards"])
-            masks = masks or subsets(Index.open(shards), table)
-            found = recalled(folder / "runs" / name, shards)
-            known[name] = {subset: float(found[mask].mean()) for subset, mask in masks.items()}
-            saved.write_text(json.dumps(known, indent=1))
-    report(lines, known)
 
+    def of_run(run: Path, config: dict[str, Any]) -> dict[str, float]:
+        shards = Path(config["data"]["shards"])
+        masks.update(masks or subsets(Index.open(shards), table))
+        found = recalled(embedded(run, shards))
+        return {subset: float(found[mask].mean()) for subset, mask in masks.items()}
 
-def report(lines: list[dict[str, Any]], known: dict[str, dict[str, float]], baseline: str = "random") -> None:
-    arms: dict[str, dict[int, dict[str, float]]] = defaultdict(dict)
-    for line in lines:
-        if line["seed"] != 0:
-            arms[line["arm"]][line["seed"]] = known[f"{line['arm']}-{line['seed']}-{line['digest']}"]
-    others = [arm for arm in arms if arm != baseline]
-    for subset in SUBSETS:
-        print(f"\n### {subset}\n\n| arm | seeds | R@1 | gain (95 %) | won | p of t, Holm | p of signs |\n{'|---' * 7}|")
-        tests = {arm: paired(arms[arm], arms[baseline], subset) for arm in others}
-        compared = sorted((arm for arm in others if arm != "stage"), key=lambda arm: tests[arm]["p"])
-        holm, least = {}, 0.0
-        for place, arm in enumerate(compared):
-            least = max(least, min(1.0, (len(compared) - place) * tests[arm]["p"]))
-            holm[arm] = least
-        mean = np.mean([found[subset] for found in arms[baseline].values()])
-        print(f"| {baseline} | {len(arms[baseline])} | {100 * mean:.1f} | | | | |")
-        for arm in others:
-            t = tests[arm]
-            p = f"{holm[arm]:.1e}" if arm in holm else ""
-            print(
-                f"| {arm} | {t['seeds']} | {100 * t['mean']:.1f} | {100 * t['gain']:+.1f} ({100 * t['low']:+.1f} to "
-                f"{100 * t['high']:+.1f}) | {t['won']} | {p} | {t['sign']:.1e} |"
-            )
-
-
-def paired(one: dict[int, dict[str, float]], other: dict[int, dict[str, float]], subset: str) -> dict[str, Any]:
-    seeds = sorted(one.keys() & other.keys())
-    both = [one[seed][subset] for seed in seeds], [other[seed][subset] for seed in seeds]
-    found = difference(*both)
-    lost = int(np.sum(np.less(*both)))
-    return {
-        "seeds": found.seeds,
-        "mean": float(np.mean(both[0])),
-        "gain": found.mean,
-        "low": found.low,
-        "high": found.high,
-        "won": found.won,
-        "p": float(stats.ttest_rel(*both).pvalue) if found.seeds > 1 else 1.0,
-        "sign": stats.binomtest(found.won, found.won + lost).pvalue if found.won + lost else 1.0,
-    }
+    report(scored(folder, folder / "families.json", of_run, tuning_seed=0), SUBSETS)
 
 
 if __name__ == "__main__":

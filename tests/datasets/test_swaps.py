@@ -50,6 +50,12 @@ def test_swap_of_one_caption(swap: str, caption: str, expected: str | None):
     assert swaps.swap_caption(SCENE, swap, caption) == expected
 
 
+def test_size_swap_of_a_medium_thing():
+    scene = Scene(Thing("small", "lime", "bar"), Thing("medium", "red", "ring"), "left of")
+    swapped_text = swaps.swap_caption(scene, "size", "a small lime bar left of a medium red ring")
+    assert swapped_text == "a medium lime bar left of a small red ring"
+
+
 def test_swap_where_the_things_do_not_differ_enough():
     alike = Scene(Thing("small", "red", "circle"), Thing("large", "red", "square"), "left of")
     same_size = Scene(Thing("small", "red", "circle"), Thing("small", "blue", "square"), "left of")
