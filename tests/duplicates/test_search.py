@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from mmdata.duplicates.candidates import MAX_DISTANCE, HashTable, candidate_pairs, popcount
+from mmdata.duplicates.candidates import MAX_DISTANCE, candidate_pairs, popcount
+from mmdata.duplicates.confirm import NEAR, difference
 from mmdata.duplicates.groups import NearPairs, components, leaders, near_others
 from mmdata.duplicates.signature import SIDE, THUMBNAIL_BYTES, perceptual_hashes
 
 
-def smooth(count: int, seed: int) -> NDArray[np.uint8]:
-    """Thumbnails of random smooth pictures, grey."""
+def smooth(count: int, seed: int, *, begin: float = 0, length: float = 1) -> NDArray[np.uint8]:
+    """Thumbnails of random smooth pictures, grey, or of a part of them: a share of height and width."""
     rng = np.random.default_rng(seed)
-    waves = np.cos(np.pi * np.outer(np.arange(SIDE) + 0.5, np.arange(8)) / SIDE)
+    places = begin + (np.arange(SIDE) + 0.5) / SIDE * length
+    waves = np.cos(np.pi * np.outer(places, np.arange(8)))
     weights = rng.normal(0, 1, (count, 8, 8)) / (1 + np.add.outer(np.arange(8), np.arange(8)))
     images = 128 + 40 * waves @ weights @ waves.T
     found = np.full((count, THUMBNAIL_BYTES), 128, np.uint8)
@@ -52,15 +55,17 @@ def test_search_finds_what_all_pairs_find():
     assert all((i, i + 600) in found for i in range(200))
 
 
-def test_search_finds_a_window_of_a_picture():
-    images = smooth(300, 2)
-    light = images[:, : SIDE**2].reshape(-1, SIDE, SIDE)
-    moved = images.copy()  # two pixels of 32 are more than 5 %
-    moved[:, : SIDE**2] = np.pad(light, ((0, 0), (0, 1), (0, 1)), mode="edge")[:, 1:, 1:].reshape(300, -1)
-    table = HashTable(perceptual_hashes(images))
-    pairs = {tuple(pair) for part in table.near(moved) for pair in part.tolist()}
-    assert np.mean([(i, i) in pairs for i in range(300)]) > 0.95
-    assert MAX_DISTANCE < 28  # bits that a crop of 5 % changes
+@pytest.mark.parametrize(("begin", "length"), [(0, 0.95), (0.05, 0.95), (0.02, 0.96)])
+def test_search_finds_a_crop_and_it_is_confirmed(begin: float, length: float):
+    images, crops = smooth(300, 2), smooth(300, 2, begin=begin, length=length)
+    hashes = perceptual_hashes(np.concatenate([images, crops]))
+    both = np.concatenate([images, crops])
+    found = {tuple(pair) for part in candidate_pairs(hashes, lambda a, b: both[a:b]) for pair in part.tolist()}
+    assert np.mean([(i, i + 300) in found for i in range(300)]) >= 0.98
+    if length == 0.95:  # the hashes alone are too far apart
+        assert popcount(hashes[:300] ^ hashes[300:]).max() > MAX_DISTANCE
+    assert (difference(images, crops) <= NEAR).mean() >= 0.98
+    assert (difference(images[1:], crops[:-1]) > NEAR).all()
 
 
 def near(count: int, *pairs: tuple[int, int], merged: dict[int, int] | None = None) -> NearPairs:
