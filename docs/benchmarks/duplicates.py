@@ -86,7 +86,8 @@ def signature(data: bytes) -> Bytes:
 
 def signed(thumbnails: Bytes) -> Signed:
     rows = np.arange(len(thumbnails))
-    return Signed(rows, rows, perceptual_hashes(thumbnails), np.ones(len(rows), np.bool_), thumbnails)
+    hashes = np.concatenate([perceptual_hashes(part) for part in np.array_split(thumbnails, -(-len(rows) // 4096))])
+    return Signed(rows, rows, hashes, np.ones(len(rows), np.bool_), thumbnails)
 
 
 def planted(source: Path, every: int) -> None:
