@@ -23,7 +23,10 @@ GROUND = [
     *("safe_read", "seeding", "shipped"),
 ]
 TOP = [*GROUND, "cli", "config"]
-DATA_HALF = [*TOP, "shards", "join", "plan", "transform", "loader", "samplers", "streaming", "compositional", "convert"]
+DATA_HALF = [
+    *(*TOP, "shards", "join", "plan", "transform", "loader", "samplers", "streaming", "compositional", "convert"),
+    "duplicates",
+]
 
 MAY_IMPORT: dict[str, list[str]] = {
     **dict.fromkeys(GROUND, GROUND),
@@ -38,6 +41,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "streaming": [*TOP, "shards", "plan", "transform", "loader"],
     "compositional": [*TOP, "shards", "plan", "transform", "loader"],
     "convert": [*TOP, "shards", "transform"],
+    "duplicates": [*TOP, "shards", "transform"],
     "train": ["atomic", "batch", "config", "encoded_images", "errors", "recognize", "renamed"],
     "trained": [*DATA_HALF, "train"],
     "inspect": [*DATA_HALF, "train", "trained"],

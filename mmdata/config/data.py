@@ -663,8 +663,10 @@ def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
         )
     if data.loading.worker_type == "auto":
         data = data.with_loading(worker_type="thread")
-    # Other shards have other rows: what selects those to train on says nothing about them.
-    of_val = {"shards": data.val.shards, "select": data.val.select, "join": [], "captions": "one"}
+    # Other shards have other rows: what selects those to train on, and what is joined to them, says nothing about them.
+    same = data.val.shards == data.shards
+    join = data.join if same else []
+    of_val = {"shards": data.val.shards, "select": data.val.select, "join": join, "captions": "one"}
     which = {"split": "val"} if data.val.shards is None else of_val
     # No evaluation reads the values of tables.
     return once_in_order(data.model_copy(update={**which, "fields": {}, "add_hashes": hashes or data.add_hashes}))
