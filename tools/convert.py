@@ -12,6 +12,7 @@ Shrinking makes web photos load twice as fast, larger ones more:
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -77,6 +78,7 @@ def main() -> int:
     """Convert, and print the accounts."""
     options = parse_arguments()
     signal.signal(signal.SIGTERM, stop)
+    show_fetching()
     config = load_recipe(options.recipe, overrides(options))
     with progress_in_rows() as track:
         report = convert(
@@ -143,6 +145,22 @@ def choose_engine(name: str, workers: int | None) -> Engine:
 
         return ray_engine(workers)
     return threads(workers)
+
+
+class OnStderr(logging.Handler):
+    """Prints log records, above a progress bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one."""
+        print(record.getMessage(), file=sys.stderr)
+
+
+def show_fetching() -> None:
+    """Show how the fetching of images behind URLs goes."""
+    log = logging.getLogger("mmdata.fetch")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.addHandler(OnStderr())
 
 
 def stop(number: int, frame: object) -> None:

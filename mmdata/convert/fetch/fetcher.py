@@ -23,7 +23,7 @@ from mmdata.convert.fetch.addresses import AddressFault, CachedResolver, address
 from mmdata.convert.fetch.faults import BadStatus, NoRoom, TryAgain
 from mmdata.convert.fetch.hosts import Host
 from mmdata.convert.fetch.opt_outs import MAX_RULES_BYTES, Rules, opted_out_by_headers, parse_tdmrep
-from mmdata.convert.fetch.request import Asked, ask, jitter
+from mmdata.convert.fetch.request import Answer, Asked, ask, jitter
 from mmdata.convert.fetch.room import Room, Space
 from mmdata.convert.fetch.settings import FetchSettings
 from mmdata.errors import BadSample, Reason, excerpt
@@ -131,23 +131,29 @@ class Fetcher:
             asked = Asked(self._settings.max_bytes, space=space, refuse=_refuse_opted_out if honours else None)
         for _ in range(MAX_REDIRECTS + 1):
             host = self._host(url)
-            if honours:
-                await self._check_allowed(url, host)
-            async with host.slot():
-                try:
-                    answer = await ask(self._session, url, self._settings, asked)
-                except TryAgain as error:
-                    host.pause(error.after_s)
-                    raise
+            with host.wanting():
+                if honours:
+                    await self._check_allowed(url, host)
+                answer = await self._ask(url, host, asked)
             if not answer.location:
                 return answer.body
             url = parse_url(answer.location, base=url)
         raise BadSample(Reason.BAD_ANSWER, f"redirected more than {MAX_REDIRECTS} times")
 
+    async def _ask(self, url: URL, host: Host, asked: Asked) -> Answer:
+        async with host.slot():
+            try:
+                # Of thousands of hosts, only those that are asked again at once may keep a connection.
+                is_last = asked.space is not None and host.wanted == 1
+                return await ask(self._session, url, self._settings, replace(asked, is_last=is_last))
+            except TryAgain as error:
+                host.pause(error.after_s)
+                raise
+
     def _host(self, url: URL) -> Host:
         name = (url.host or "").rstrip(".").lower()
         if name not in self._hosts:
-            self._hosts[name] = Host(name, self._settings, self._connections)
+            self._hosts[name] = Host(self._settings, self._connections)
         return self._hosts[name]
 
     async def _check_allowed(self, url: URL, host: Host) -> None:

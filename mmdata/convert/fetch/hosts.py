@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 
 from mmdata.convert.fetch.faults import BadStatus
@@ -18,11 +18,12 @@ class Host:
 
     Attributes:
         rules: by origin (scheme, host and port): the task that reads its rules.
+        wanted: URLs that are asked for, or wait to be.
     """
 
-    def __init__(self, name: str, settings: FetchSettings, connections: asyncio.Semaphore) -> None:
+    def __init__(self, settings: FetchSettings, connections: asyncio.Semaphore) -> None:
         self.rules: dict[str, asyncio.Task[Rules]] = {}
-        self._name = name
+        self.wanted = 0
         self._settings = settings
         self._slots = asyncio.Semaphore(settings.per_host)
         self._connections = connections
@@ -31,6 +32,15 @@ class Host:
     def pause(self, seconds: float) -> None:
         """Ask the host no more for so long."""
         self._not_before = max(self._not_before, monotonic() + seconds)
+
+    @contextmanager
+    def wanting(self) -> Generator[None, None, None]:
+        """Count a URL of the host in `wanted`."""
+        self.wanted += 1
+        try:
+            yield
+        finally:
+            self.wanted -= 1
 
     @asynccontextmanager
     async def slot(self) -> AsyncGenerator[None, None]:

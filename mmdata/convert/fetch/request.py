@@ -40,6 +40,7 @@ from mmdata.errors import BadSample, Reason, excerpt
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 PASSING = frozenset({408, 429})
 """Statuses below 500 that may be another one later."""
+_CLOSE = {"Connection": "close"}
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 """Errors of this machine, for which no URL is to blame."""
 
@@ -52,12 +53,14 @@ class Asked:
         most: bytes that the body may have.
         cut: whether a longer body is cut at `most`, and no error.
         space: of the row, for the body; None for small files.
+        is_last: whether the connection is closed after the answer.
         refuse: looks at the headers of an answer before its body is read; it may raise BadSample.
     """
 
     most: int
     cut: bool = False
     space: Space | None = None
+    is_last: bool = False
     refuse: Callable[[CIMultiDictProxy[str]], None] | None = None
 
 
@@ -84,7 +87,7 @@ async def ask(session: ClientSession, url: URL, settings: FetchSettings, asked: 
         OSError: this machine cannot open connections.
     """
     with _naming(url):
-        request = session.get(url, allow_redirects=False)
+        request = session.get(url, allow_redirects=False, headers=_CLOSE if asked.is_last else None)
         response = await asyncio.wait_for(request, settings.answer_s)
     try:
         location = response.headers.get("Location", "") if response.status in REDIRECTS else ""

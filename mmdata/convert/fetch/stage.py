@@ -30,8 +30,6 @@ logger = logging.getLogger("mmdata.fetch")
 
 T = TypeVar("T")
 
-RESOLVER_THREADS = 64
-"""Names that the system looks up at once: a dead one may take seconds."""
 _URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*://|file:)", re.IGNORECASE)
 
 
@@ -49,7 +47,7 @@ def refuse_urls(rows: Iterable[Row], why: str) -> Iterator[Row]:
     for row in rows:
         if has_url(row):
             raise ConfigError(
-                f"{row.place}: its image is behind a URL, and {why} reads every image twice; fetch them first "
+                f"{row.place}: its image is behind a URL, and '{why}' reads every image twice; fetch them first "
                 "(`mmdata convert TABLE SHARDS`), then convert the shards with this setting"
             )
         yield row
@@ -155,7 +153,8 @@ class FetchStage:
         from mmdata.convert.fetch.fetcher import Fetcher
 
         self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="resolve"))
+        names = ThreadPoolExecutor(self._settings.connections, thread_name_prefix="names")  # a dead one takes seconds
+        self._loop.set_default_executor(names)
         self._thread = threading.Thread(target=self._loop.run_forever, name="fetch", daemon=True)
         self._thread.start()
         self._fetcher = self._given or Fetcher(self._settings)

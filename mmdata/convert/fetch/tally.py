@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from time import monotonic
+from typing import TypeVar
 
 from yarl import URL
 
 from mmdata.errors import Reason, counted, printable
+
+K = TypeVar("K")
 
 HOSTS_SHOWN = 3
 HOSTS_KEPT = 10_000
@@ -58,7 +61,7 @@ class Tally:
         """What was fetched in all: a line, and one for each reason with its commonest hosts."""
         lines = [f"{self._so_far()}, {self.bytes / 1e6:,.1f} MB in {monotonic() - self._began:,.0f} s"]
         width = max((len(str(reason)) for reason in self.reasons), default=0)
-        for reason, count in self.reasons.most_common():
+        for reason, count in _commonest_first(self.reasons):
             lines.append(f"  {reason!s:{width}}  {count:>9,}  {self._commonest(reason)}")
         return "\n".join(lines)
 
@@ -69,11 +72,15 @@ class Tally:
 
     def _listed(self) -> str:
         return "".join(
-            f"; {count:,} {reason} ({self._commonest(reason)})" for reason, count in self.reasons.most_common()
+            f"; {count:,} {reason} ({self._commonest(reason)})" for reason, count in _commonest_first(self.reasons)
         )
 
     def _commonest(self, reason: Reason) -> str:
-        return ", ".join(f"{host} {count:,}" for host, count in self._hosts[reason].most_common(HOSTS_SHOWN))
+        return ", ".join(f"{host} {count:,}" for host, count in _commonest_first(self._hosts[reason])[:HOSTS_SHOWN])
+
+
+def _commonest_first(counts: Counter[K]) -> list[tuple[K, int]]:
+    return sorted(counts.items(), key=lambda one: (-one[1], str(one[0])))
 
 
 def _host_of(url: str) -> str:

@@ -152,3 +152,24 @@ def dribble(piece: bytes, pause_s: float, *, times: int = 10**6) -> Answering:
         return response
 
     return answer
+
+
+FAULTS = ("reset", "error", "cut", "slow")
+
+
+def faulty(good: Answer, *, every: int) -> Answering:
+    """Each `every`-th request meets the next of FAULTS, a late answer among them."""
+    count = 0
+
+    async def answer(request: web.Request, before: int) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        fault = FAULTS[count // every % len(FAULTS)] if count % every == 0 else ""
+        if fault == "reset":
+            return await reset(request, before)
+        if fault == "cut":
+            return await cut(good.body[:2], declared=len(good.body))(request, before)
+        await asyncio.sleep(5 if fault == "slow" else 0)
+        return web.Response(status=500 if fault == "error" else good.status, body=good.body)
+
+    return answer

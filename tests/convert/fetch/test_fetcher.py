@@ -236,3 +236,18 @@ def test_connections_are_bounded_for_each_host_and_in_all(site: Site) -> None:
     assert fetch_all(urls, connections=6) == [b"an image"] * 80
     assert site.most_at_once.pop("") <= 6
     assert max(site.most_at_once.values()) == 2
+
+
+def test_connection_is_kept_only_while_its_host_is_asked_again(site: Site) -> None:
+    connections: set[int] = set()
+    said: list[str | None] = []
+
+    async def answer(request: web.Request, before: int) -> web.StreamResponse:
+        connections.add(id(request.transport))
+        said.append(request.headers.get("Connection"))
+        return web.Response(body=b"an image")
+
+    site.answers["/a.jpg"] = answer
+    assert fetch_all([site.url(f"/a.jpg?{number}") for number in range(20)], per_host=1) == [b"an image"] * 20
+    assert len(connections) == 1
+    assert said == [None] * 19 + ["close"]
