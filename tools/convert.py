@@ -3,7 +3,8 @@
 SOURCE is a table (.csv .tsv .txt .jsonl .json .parquet .arrow) of images and captions, COCO's captions, a folder with
 caption files beside the images (.txt, .caption or .json), class folders, an imagefolder or Parquet files of the Hugging
 Face hub, a dataset of save_to_disk, or shards: a folder of WebDataset tars, whose keys, captions, labels and metadata
-are kept.
+are kept. Images of a table may be behind URLs; where owners opted out (robots.txt, X-Robots-Tag, TDMRep) they are left
+out.
 Shrinking makes web photos load twice as fast, larger ones more:
 
     mmdata convert shards/photos shards/photos-256 --resize 256 --tokenizer shards/photos/tokenizer

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from mmdata.errors import BadSample, Reason
+from mmdata.errors import BadSample, Reason, printable
+
+MAX_WORDS = 80
+"""Characters of a server's words, or of an error's, in a message."""
+
+
+def short(words: str) -> str:
+    """Words for a message, printable and at most MAX_WORDS long."""
+    return printable(words if len(words) <= MAX_WORDS else f"{words[:MAX_WORDS]}…")
 
 
 class BadStatus(BadSample):
@@ -15,6 +23,13 @@ class BadStatus(BadSample):
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(Reason.HTTP_STATUS, detail)
         self.status = status
+
+
+class TooManyRedirects(BadSample):
+    """A URL redirects further than is followed."""
+
+    def __init__(self, followed: int) -> None:
+        super().__init__(Reason.BAD_ANSWER, f"redirected more than {followed} times")
 
 
 class TryAgain(Exception):

@@ -20,7 +20,7 @@ from tenacity import (
 from yarl import URL
 
 from mmdata.convert.fetch.addresses import AddressFault, CachedResolver, address_fault, any_address, guarded_socket
-from mmdata.convert.fetch.faults import BadStatus, NoRoom, TryAgain
+from mmdata.convert.fetch.faults import BadStatus, NoRoom, TooManyRedirects, TryAgain, short
 from mmdata.convert.fetch.hosts import Host
 from mmdata.convert.fetch.opt_outs import MAX_RULES_BYTES, Rules, opted_out_by_headers, parse_tdmrep
 from mmdata.convert.fetch.request import Answer, Asked, ask, jitter
@@ -138,7 +138,7 @@ class Fetcher:
             if not answer.location:
                 return answer.body
             url = parse_url(answer.location, base=url)
-        raise BadSample(Reason.BAD_ANSWER, f"redirected more than {MAX_REDIRECTS} times")
+        raise TooManyRedirects(MAX_REDIRECTS)
 
     async def _ask(self, url: URL, host: Host, asked: Asked) -> Answer:
         async with host.slot():
@@ -173,6 +173,8 @@ class Fetcher:
         """
         try:
             rules = Rules.of(await self._retried(origin.with_path("/robots.txt"), None))
+        except TooManyRedirects:
+            rules = Rules()  # RFC 9309, 2.3.1.2: as if it were not there
         except BadStatus as bad:
             if bad.status >= 500:
                 detail = f"robots.txt cannot be read, so all is disallowed: {bad.detail}"
@@ -181,9 +183,7 @@ class Fetcher:
         except BadSample as bad:
             if bad.reason is Reason.REFUSED_ADDRESS:
                 raise
-            if bad.reason is not Reason.BAD_ANSWER:
-                raise BadSample(bad.reason, f"robots.txt cannot be read: {bad.detail}") from bad
-            rules = Rules()
+            raise BadSample(bad.reason, f"robots.txt cannot be read: {bad.detail}") from bad
         tdmrep = origin.with_path("/.well-known/tdmrep.json")
         if rules.forbid(str(tdmrep)):
             return rules
@@ -208,9 +208,9 @@ def parse_url(url: str, *, base: URL | None = None) -> URL:
         found = URL(text) if base is None else base.join(URL(text))
         host = found.host
     except (ValueError, TypeError) as error:
-        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(text)} ({excerpt(str(error))[1:-1]})") from error
+        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(text)} ({short(str(error))})") from error
     if found.scheme not in ("http", "https"):
-        detail = f"only http and https are fetched, and {excerpt(text)} is of '{excerpt(found.scheme, 20)[1:-1]}'"
+        detail = f"only http and https are fetched, and {excerpt(text)} is of '{short(found.scheme)}'"
         raise BadSample(Reason.REFUSED_ADDRESS, detail)
     if not host:
         raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(text)} names no host")

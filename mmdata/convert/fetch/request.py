@@ -32,7 +32,7 @@ from multidict import CIMultiDictProxy
 from yarl import URL
 
 from mmdata.convert.fetch.addresses import RefusedAddress, is_passing
-from mmdata.convert.fetch.faults import BadStatus, TryAgain
+from mmdata.convert.fetch.faults import BadStatus, TryAgain, short
 from mmdata.convert.fetch.room import Space
 from mmdata.convert.fetch.settings import FetchSettings
 from mmdata.errors import BadSample, Reason, excerpt
@@ -108,7 +108,7 @@ def _check_status(response: ClientResponse) -> None:
     status = response.status
     if status == 200:
         return
-    bad = BadStatus(status, f"status {status} {response.reason or ''}".rstrip())
+    bad = BadStatus(status, short(f"status {status} {response.reason or ''}".rstrip()))
     if status in PASSING or status >= 500:
         raise TryAgain(bad, retry_after(response.headers.get("Retry-After", "")))
     raise bad
@@ -181,7 +181,7 @@ def _naming(url: URL) -> Generator[None, None, None]:
         words = str(error).partition(" to host ")[0] or "no answer"
         raise TryAgain(BadSample(Reason.TIMED_OUT, f"{words[0].lower()}{words[1:]}")) from error
     except (InvalidURL, UnicodeError) as error:
-        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL that can be asked for: {excerpt(str(error))}") from error
+        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL that can be asked for: {short(str(error))}") from error
     except ClientError as error:
         raise _named(url, error) from error
 
@@ -198,7 +198,7 @@ def _named(url: URL, error: ClientError) -> Exception:
     if isinstance(error, (ClientConnectorCertificateError, ClientSSLError)):
         return BadSample(Reason.UNREACHABLE, f"no safe connection: {_words(cause)}")
     if isinstance(error, ClientResponseError):
-        return BadSample(Reason.BAD_ANSWER, f"the answer is not HTTP: {excerpt(error.message)}")
+        return BadSample(Reason.BAD_ANSWER, f"the answer is not HTTP: {short(error.message)}")
     return TryAgain(BadSample(Reason.UNREACHABLE, f"the connection failed: {_words(cause)}"))
 
 
@@ -212,7 +212,7 @@ def _words(error: BaseException) -> str:
     words = str(error)
     if isinstance(error, OSError) and error.errno:  # asyncio puts the address in place of the words
         words = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno)
-    return excerpt(words)[1:-1] if words else type(error).__name__
+    return short(words) if words else type(error).__name__
 
 
 def jitter(at_least_s: float) -> float:

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from mmdata.convert.fetch.addresses import address_fault
+from mmdata.convert.fetch.faults import short
 from mmdata.convert.fetch.fetcher import parse_url
 from mmdata.convert.fetch.request import retry_after
 from mmdata.errors import BadSample
@@ -155,7 +156,7 @@ def test_redirects_are_followed(fetched: Fetched, site: Site) -> None:
         ("http://[::ffff:127.0.0.2]:{port}/b.jpg", "refused_address", "is loopback"),
         ("http://[::1]:{port}/b.jpg", "refused_address", "address ::1 is loopback"),
         ("http://0x7f.2:{port}/b.jpg", "refused_address", "of '0x7f.2' is loopback"),
-        ("http://2130706434:{port}/b.jpg", "refused_address", "^not a URL that can be asked for: '2130706434 - is not"),
+        ("http://2130706434:{port}/b.jpg", "refused_address", "^not a URL that can be asked for: 2130706434 - is not"),
     ],
 )
 def test_redirect_to_a_refused_address_is_not_followed(site: Site, location: str, reason: str, detail: str) -> None:
@@ -251,3 +252,8 @@ def test_connection_is_kept_only_while_its_host_is_asked_again(site: Site) -> No
     assert fetch_all([site.url(f"/a.jpg?{number}") for number in range(20)], per_host=1) == [b"an image"] * 20
     assert len(connections) == 1
     assert said == [None] * 19 + ["close"]
+
+
+def test_words_of_a_server_are_short_and_printable() -> None:
+    assert short("Not\x1b[31m Found") == "Not\\x1b[31m Found"
+    assert short("x" * 100) == "x" * 80 + "…"

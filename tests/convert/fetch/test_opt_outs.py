@@ -128,6 +128,14 @@ def test_robots_txt_is_honoured(site: Site, robots: str, is_allowed: bool) -> No
             ),
         ),
         ([Answer(500), Answer(200, b"")], b"an image"),
+        (
+            Answer(200, b"?", {"Content-Encoding": "gzip"}),
+            (
+                "bad_answer",
+                "robots.txt cannot be read: the server sends it with Content-Encoding 'gzip', "
+                "though identity was asked for",
+            ),
+        ),
     ],
 )
 def test_robots_txt_that_is_not_there_allows_and_one_that_fails_forbids(
