@@ -23,7 +23,7 @@ import tarfile
 import tempfile
 import urllib.request
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, process_time, sleep
 
 import numpy as np
 import pyarrow as pa
@@ -132,6 +132,26 @@ def convert_files(count: int, folder: Path) -> None:
     print(f"{'mmdata, from files':24} {count:,} images, {count / (monotonic() - began):,.0f}/s", flush=True)
 
 
+def span_of(port: int) -> float:
+    """Seconds from the first request for an image to the last, since this was asked before."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/span") as answer:
+        return json.load(answer)
+
+
+def fetch_alone(urls: list[str]) -> None:
+    """Print the rate at which the stage of the conversion hands on images, and what it costs."""
+    from mmdata.convert.fetch import FetchStage
+    from mmdata.convert.fetch.settings import FetchSettings
+    from mmdata.convert.rows import Row
+
+    began, cpu_s = monotonic(), process_time()
+    with FetchStage(FetchSettings(user_agent="benchmark", allow_private_addresses=True)) as stage:
+        good = sum(row.fault is None for row in stage(Row(n, "", url) for n, url in enumerate(urls)))
+    share, cost = good / len(urls), (process_time() - cpu_s) / len(urls)
+    rate = len(urls) / (monotonic() - began)
+    print(f"{'mmdata, fetched alone':24} {good:,} images ({share:.2%}), {rate:,.0f}/s, {cost * 1e3:.2f} ms of CPU each")
+
+
 def main() -> None:
     """Run the tools in turn, and print a row for each run."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -153,13 +173,14 @@ def main() -> None:
             *(["img2dataset", "img2dataset unchecked"] if options.img2dataset else []),
         ]
         for turn in range(options.rounds):
+            fetch_alone(urls)
+            span_of(options.port)  # the runs below begin anew
             with tempfile.TemporaryDirectory(dir=folder) as files:
                 Path(files, "in").mkdir()
                 convert_files(options.urls, Path(files, "in"))
             for name in names:
                 seconds, images = run_one(name, table, Path(folder, f"{name} {turn}"), options.img2dataset or "")
-                with urllib.request.urlopen(f"http://127.0.0.1:{options.port}/span") as answer:
-                    span = json.load(answer)
+                span = span_of(options.port)
                 share = images / options.urls
                 print(
                     f"{name:24} {images:,} images ({share:.2%}), {images / span:,.0f}/s, {seconds:.0f} s in all",

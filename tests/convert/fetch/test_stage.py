@@ -7,6 +7,8 @@ import errno
 import logging
 import random
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -189,3 +191,8 @@ def test_rows_that_are_read_twice_may_have_no_url() -> None:
 def test_user_agent_is_truthful() -> None:
     assert user_agent(None).startswith("mmdata/")
     assert user_agent("mailto:me@lab.example").endswith(" (+mailto:me@lab.example)")
+
+
+def test_conversions_without_urls_do_without_aiohttp() -> None:
+    code = "import sys, mmdata.convert.conversion; print('aiohttp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
