@@ -3,7 +3,8 @@
 SOURCE is a table (.csv .tsv .txt .jsonl .json .parquet .arrow) of images and captions, COCO's captions, a folder with
 caption files beside the images (.txt, .caption or .json), class folders, an imagefolder or Parquet files of the Hugging
 Face hub, a dataset of save_to_disk, or shards: a folder of WebDataset tars, whose keys, captions, labels and metadata
-are kept.
+are kept. Images of a table may be behind URLs; where owners opted out (robots.txt, X-Robots-Tag, TDMRep) they are left
+out.
 Shrinking makes web photos load twice as fast, larger ones more:
 
     mmdata convert shards/photos shards/photos-256 --resize 256 --tokenizer shards/photos/tokenizer
@@ -12,6 +13,7 @@ Shrinking makes web photos load twice as fast, larger ones more:
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -42,6 +44,9 @@ SETTINGS = {
     "caption-column": "column with captions, or in tars a member or a key in JSON, as json:TEXT; "
     "may be given more than once",
     "label-column": 'column with class numbers or names; "" takes none',
+    "hash-column": "column with the MD5 or SHA-256 of each image; images with another one are left out",
+    "contact": "URL or mail address that servers of images see in the User-Agent, where the table holds URLs",
+    "connections": "images behind URLs fetched at once (default 128), at most two of one host",
     "caption-template": 'caption made of the class name of an image without one, as "a photo of a {}."; '
     "may be given more than once",
     "keep": "column to store in each sample's JSON (\"path\" is the image's); may be given more than once",
@@ -63,7 +68,7 @@ SETTINGS = {
 """Flags that replace a recipe's setting of the same name."""
 CLASSES_SHOWN = 10
 REPEATED = {"caption-column": "caption_columns", "caption-template": "caption_templates", "keep": "keep"}
-WHOLE = ("resize", "quality", "min-side", "max-pixels", "train-tokenizer", "shard-rows")
+WHOLE = ("connections", "resize", "quality", "min-side", "max-pixels", "train-tokenizer", "shard-rows")
 NUMBERS: dict[str, Callable[[str], int | float]] = {
     **dict.fromkeys(WHOLE, int),
     **dict.fromkeys(("max-aspect", "max-bad-share", "val-share"), float),
@@ -75,6 +80,7 @@ def main() -> int:
     """Convert, and print the accounts."""
     options = parse_arguments()
     signal.signal(signal.SIGTERM, stop)
+    show_fetching()
     config = load_recipe(options.recipe, overrides(options))
     with progress_in_rows() as track:
         report = convert(
@@ -101,6 +107,16 @@ def parse_arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", help=text, action=action, **extra)
     parser.add_argument("--no-quotes", action="store_true", help="read quotation marks of a CSV or TSV as text")
     parser.add_argument("--keep-duplicates", action="store_true", help="write images again whose bytes came before")
+    parser.add_argument(
+        "--ignore-opt-outs",
+        action="store_true",
+        help="take images behind URLs although robots.txt, X-Robots-Tag or TDMRep opt out; the manifest says so",
+    )
+    parser.add_argument(
+        "--allow-private-addresses",
+        action="store_true",
+        help="fetch images behind URLs from this machine and private networks too",
+    )
     parser.add_argument("--engine", choices=("threads", "ray"), default="threads", help="who examines the rows")
     parser.add_argument("--workers", type=int, help="threads, or Ray tasks at once (default: one a core)")
     parser.add_argument("--overwrite", action="store_true", help="replace another conversion in OUT")
@@ -118,8 +134,9 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
         settings["columns"] = options.columns.split(",")
     if options.no_quotes:
         settings["quotes"] = False
-    if options.keep_duplicates:
-        settings["keep_duplicates"] = True
+    for name in ("keep_duplicates", "ignore_opt_outs", "allow_private_addresses"):
+        if getattr(options, name):
+            settings[name] = True
     return settings
 
 
@@ -130,6 +147,22 @@ def choose_engine(name: str, workers: int | None) -> Engine:
 
         return ray_engine(workers)
     return threads(workers)
+
+
+class OnStderr(logging.Handler):
+    """Prints log records, above a progress bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one."""
+        print(record.getMessage(), file=sys.stderr)
+
+
+def show_fetching() -> None:
+    """Show how the fetching of images behind URLs goes."""
+    log = logging.getLogger("mmdata.fetch")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.addHandler(OnStderr())
 
 
 def stop(number: int, frame: object) -> None:

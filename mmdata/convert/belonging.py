@@ -33,6 +33,11 @@ _BELONG: Mapping[str, tuple[Kind, ...]] = MappingProxyType(
         "image_column": (*_TABLES, Kind.TARS),
         "caption_columns": (*_TABLES, Kind.TARS),
         "label_column": (*_TABLES, Kind.TARS),
+        "hash_column": _TABLES,
+        "contact": _TABLES,
+        "connections": _TABLES,
+        "ignore_opt_outs": _TABLES,
+        "allow_private_addresses": _TABLES,
     }
 )
 """Kinds of source of each setting that does not belong to all."""

@@ -17,6 +17,7 @@ from mmdata.atomic import naming, sync_folder
 from mmdata.convert.accounts import Accounts, Balance
 from mmdata.convert.engines import Engine
 from mmdata.convert.examine import Digester, Examined, Examiner, hash_of
+from mmdata.convert.fetch import FetchStage, refuse_urls
 from mmdata.convert.group import GroupedSource, Said, find_repeated, image_key, row_key
 from mmdata.convert.output import TOKENIZER_NAME, Output, Run, publish_all
 from mmdata.convert.recipe import ConvertConfig
@@ -79,7 +80,8 @@ class Conversion:
             parts = [stack.enter_context(_Part(output.private, self._config, tokenizer)) for output in self._outputs]
             balance = Balance([part.accounts for part in parts], self._source)
             with tempfile.TemporaryFile(dir=self._outputs[0].private) as file:
-                self._write_all(self._grouped(file), parts, balance)
+                fetch = stack.enter_context(FetchStage.from_config(self._config))
+                self._write_all(self._grouped(file), fetch, parts, balance)
             balance.check(self._config.max_bad_share)
             balance.settle()
             self._refuse_empty(parts)
@@ -121,7 +123,7 @@ class Conversion:
         waiting: deque[Row] = deque()
 
         def rows() -> Iterator[Row]:
-            for row in self._track(self._source.rows(), what, self._source.rows_at_most):
+            for row in self._track(refuse_urls(self._source.rows(), what), what, self._source.rows_at_most):
                 waiting.append(row)
                 yield row
 
@@ -178,9 +180,9 @@ class Conversion:
         fields = self._examiner.fields(row)
         return fields.captions, fields.label
 
-    def _write_all(self, source: Source, parts: Sequence[_Part], balance: Balance) -> None:
+    def _write_all(self, source: Source, fetch: FetchStage, parts: Sequence[_Part], balance: Balance) -> None:
         is_grouped = source is not self._source
-        rows = balance.count(self._track(source.rows(), "convert", source.rows_at_most))
+        rows = balance.count(self._track(fetch(source.rows()), "convert", source.rows_at_most))
         for number, examined in enumerate(self._engine(self._examiner, rows)):
             assert examined.row == number, f"engine gave row {examined.row} in place of {number}"
             outcome = self._write(examined, parts)

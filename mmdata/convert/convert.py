@@ -93,7 +93,10 @@ def convert(
 def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None) -> Run:
     # Only what decides the bytes: the source describes its table by hash, a fingerprint stands for the tokenizer
     # wherever it lies, and max_bad_share decides whether shards are published, not what is in them.
-    settings = config.model_dump(mode="json", exclude={"table", "max_bad_share"})
+    settings = config.model_dump(mode="json", exclude={"table", "max_bad_share", "contact", "connections"})
+    for name in ("hash_column", "ignore_opt_outs", "allow_private_addresses"):
+        if not settings[name]:  # conversions made before there was this setting are the same
+            del settings[name]
     if config.resize is None:
         del settings["quality"]  # has no effect without resize
     if config.check == "full":

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mmdata.convert.expected import check_hash
 from mmdata.convert.fields import FieldReader
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.resize import Resize
@@ -96,6 +97,7 @@ class Examiner:
                 return Examined(row.number, row.place, path, merged_into=row.merged_into)
             fields = self.fields(row)
             original = self.read_image(row)
+            check_hash(original, row.hash)
             with name_warnings(lambda: row.place):
                 image, info, shrunk_from = self._prepare(original)
         except BadSample as bad:
@@ -138,6 +140,9 @@ class Examiner:
         if row.packed:
             return row.packed.image(max_bytes=self.max_image_bytes)
         path = row.image
+        if row.url:
+            assert isinstance(path, bytes)
+            return path  # whatever a server sent is no path
         if isinstance(path, bytes):  # a binary column: an image, or a path whose column has the wrong type
             if sniff(path) or not (text := _path_in(path)):
                 if len(path) > self.max_image_bytes:
@@ -181,7 +186,7 @@ def hash_of(digest: bytes) -> int:
 
 def _path_of(row: Row) -> str:
     """A row's image for the ledger, as given and not too long."""
-    image = row.image
+    image = row.url or row.image
     path = image if isinstance(image, str) else "" if image is None else excerpt(image)
     return path[:MAX_PATH_BYTES]
 

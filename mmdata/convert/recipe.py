@@ -39,6 +39,12 @@ def _template(text: str) -> str:
     return text
 
 
+def _contact(text: str) -> str:
+    if not text.isascii() or not text.isprintable() or not text.strip() or set("()") & set(text):
+        raise ValueError(f"must be a URL or a mail address, in ASCII and without parentheses: got {text!r}")
+    return text
+
+
 class ConvertConfig(Settings):
     """Which rows become samples, and how samples are packed. No setting depends on the machine."""
 
@@ -67,6 +73,18 @@ class ConvertConfig(Settings):
     label_column: str | None = None
     """Column with class numbers or names; None takes the first of the usual names, if any; "" takes none.
     In tars a member, or a key in JSON."""
+    hash_column: str | None = None
+    """Column with the MD5 or SHA-256 of each image's bytes; an image with another one is quarantined. An empty cell is
+    not compared."""
+    contact: Annotated[str, AfterValidator(_contact)] | None = None
+    """URL or mail address of who runs the conversion, which servers see in the User-Agent where images are behind
+    URLs."""
+    connections: Positive = 128
+    """Images fetched at once where they are behind URLs; at most two of one host."""
+    ignore_opt_outs: bool = False
+    """Whether images behind URLs are taken whose owners opted out: by robots.txt, X-Robots-Tag or TDMRep."""
+    allow_private_addresses: bool = False
+    """Whether images behind URLs are fetched from this machine and from private networks."""
     caption_templates: list[Annotated[str, AfterValidator(_template)]] | None = None
     """Captions of samples that have a label and no caption, such as "a photo of a {}."; the name of the class replaces
     {}, with spaces for underscores."""

@@ -77,6 +77,8 @@ class Row:
         packed: the files of a sample in a tar; image, captions and label are empty then.
         more_captions: clean captions of later rows of the same image, which are added to the row's own.
         losses: what those rows have and the sample does not get.
+        url: that `image`, the bytes, was fetched from; "" for none.
+        hash: of the image's bytes as the table gives it, or None.
         merged_into: number of the row that takes this row's captions; None for a row of its own.
         fault: reason and detail if the row could not be read.
     """
@@ -91,6 +93,8 @@ class Row:
     packed: PackedFiles | None = None
     more_captions: tuple[str, ...] = ()
     losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
+    url: str = ""
+    hash: Any = None
     merged_into: int | None = None
     fault: tuple[Reason, str] | None = None
 

@@ -25,6 +25,7 @@ from mmdata.safe_read import check_regular
 IMAGE_COLUMNS = (
     *("filepath", "file_path", "image", "image_path", "path", "file_name", "filename"),
     *("image_name", "image_file", "img", "img_path", "file", "jpg", "image_bytes"),
+    *("url", "image_url", "img_url", "image_link"),
 )
 CAPTION_COLUMNS = ("caption", "captions", "text", "title", "sentence", "sentences", "comment", "raw")
 LABEL_COLUMNS = ("label", "class", "cls", "labels", "class_name", "category")
@@ -132,7 +133,7 @@ class TableSource:
     def rows(self) -> Iterator[Row]:
         """Rows of all tables. See `Source.rows`."""
         columns = self.columns
-        others = (*columns.captions, *columns.label, *columns.split, *columns.keep.values())
+        others = (*columns.captions, *columns.label, *columns.split, *columns.hash, *columns.keep.values())
         wanted = list(dict.fromkeys((columns.image, *others)))
         number = 0
         for table in self._tables:
@@ -148,6 +149,7 @@ class TableSource:
                         image=cells.get(columns.image),
                         captions=tuple(as_text(cells.get(name)) for name in columns.captions),
                         label=next((as_text(cells.get(name)) for name in columns.label), None),
+                        hash=next((cells.get(name) for name in columns.hash), None),
                         extra={stored: as_text(cells.get(name)) for stored, name in columns.keep.items()},
                     )
                 number += 1
@@ -225,12 +227,13 @@ def _has_any(folder: Path, paths: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns by meaning; `label` and `split` hold one name or none, `keep` maps the stored name to the column."""
+    """Columns by meaning; `label`, `split` and `hash` hold one name or none, `keep` maps stored names to columns."""
 
     image: str
     captions: tuple[str, ...]
     label: tuple[str, ...]
     split: tuple[str, ...]
+    hash: tuple[str, ...]
     keep: dict[str, str]
 
 
@@ -256,10 +259,11 @@ def choose_columns(table: Table, config: ConvertConfig) -> Columns:
     if not captions and not label:
         captions = (_column(table, None, CAPTION_COLUMNS, "caption"),)
     split = (_column(table, "split", (), "split"),) if config.split else ()
+    hash_column = (_column(table, config.hash_column, (), "hash"),) if config.hash_column else ()
     keep = {name: image if name == "path" else _column(table, name, (), "keep") for name in config.keep}
     if image in keep:  # stored as "path", whatever the table calls it
         keep = {"path" if name == image else name: column for name, column in keep.items()}
-    return Columns(image, captions, label, split, keep)
+    return Columns(image, captions, label, split, hash_column, keep)
 
 
 def _image_column(table: Table) -> str | None:

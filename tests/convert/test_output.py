@@ -222,10 +222,10 @@ def test_table_of_which_no_image_is_found_names_where_the_first_was_looked_for(t
     for share in (0.05, 1.0):
         with pytest.raises(DataError, match=re.escape(where)):
             convert(table, tmp_path / "out", ConvertConfig(max_bad_share=share))
-    table.write_text("image,caption\nhttps://example.com/gone.jpg,x\n")
+    table.write_text("image,caption\nhttp://127.0.0.1/gone.jpg,x\n")
     with pytest.raises(DataError) as raised:
         convert(table, tmp_path / "out")
-    assert "fetch the files first" in str(raised.value)
+    assert "1 refused_address (first: t.csv, line 2: address 127.0.0.1 is loopback" in str(raised.value)
     assert "--images" not in str(raised.value)
 
 

@@ -42,7 +42,7 @@ def bad(out: Path) -> list[tuple[str, str, str]]:
         ({"image": None, "caption": "x"}, "missing_image", "the image's path is null"),
         ({"image": "", "caption": "x"}, "missing_image", "no usable path: ''"),
         ({"image": 7, "caption": "x"}, "missing_image", "the image's path is int, not a string"),
-        ({"image": "https://a.b/c.jpg", "caption": "x"}, "missing_image", "is a URL"),
+        ({"image": "https://127.0.0.1/c.jpg", "caption": "x"}, "refused_address", "address 127.0.0.1 is loopback"),
         ({"image": "a.jpg"}, "missing_caption", "the row has no caption"),
         ({"image": "a.jpg", "caption": None}, "missing_caption", "the row has no caption"),
         ({"image": "a.jpg", "caption": []}, "missing_caption", "the row has no caption"),

@@ -1,0 +1,11 @@
+"""Fetches the images of tables that hold URLs. Owners who opted out, and private addresses, are left alone.
+
+`FetchStage` maps rows to rows in their order, fetching ahead within a bound of rows and bytes (`room`).
+`Fetcher` fetches one URL: redirects by hand, each checked; retries; the rules of the site, read once (`opt_outs`).
+`request` asks once, and reads no more than may come. `hosts` holds two connections a host, and their pauses.
+`addresses` refuses private addresses where the socket is made. `tally` counts for the log.
+"""
+
+from mmdata.convert.fetch.stage import FetchStage, has_url, refuse_urls
+
+__all__ = ["FetchStage", "has_url", "refuse_urls"]

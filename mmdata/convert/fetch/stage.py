@@ -1,0 +1,184 @@
+"""Rows in, the same rows out in the same order: those with a URL have the image's bytes, or the reason why not.
+
+An event loop in one thread fetches ahead of the row that is taken, within a bound of rows and of bytes. Servers decide
+the bytes; the order in which they answer decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from collections import deque
+from collections.abc import Coroutine, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mmdata.convert.fetch.settings import FetchSettings, user_agent
+from mmdata.convert.fetch.tally import Tally
+from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.rows import Row
+from mmdata.errors import BadSample, ConfigError
+
+if TYPE_CHECKING:  # conversions without URLs do without aiohttp
+    from mmdata.convert.fetch.fetcher import Fetcher
+
+logger = logging.getLogger("mmdata.fetch")
+
+T = TypeVar("T")
+
+_URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*://|file:)", re.IGNORECASE)
+
+
+def has_url(row: Row) -> bool:
+    """Whether the row's image is behind a URL, of whatever scheme."""
+    return isinstance(row.image, str) and row.fault is None and row.merged_into is None and bool(_URL.match(row.image))
+
+
+def refuse_urls(rows: Iterable[Row], why: str) -> Iterator[Row]:
+    """Pass rows through that are read twice; an image behind a URL would be fetched twice.
+
+    Raises:
+        ConfigError: a row has a URL.
+    """
+    for row in rows:
+        if has_url(row):
+            raise ConfigError(
+                f"{row.place}: its image is behind a URL, and '{why}' reads every image twice; fetch them first "
+                "(`mmdata convert TABLE SHARDS`), then convert the shards with this setting"
+            )
+        yield row
+
+
+class FetchStage:
+    """Fetches the images of rows. A context manager; without URLs it starts nothing.
+
+    Args:
+        settings: of the fetching.
+        fetcher: None makes one of the settings.
+
+    Attributes:
+        tally: what became of the URLs.
+    """
+
+    def __init__(self, settings: FetchSettings, fetcher: Fetcher | None = None) -> None:
+        self.tally = Tally()
+        self._settings = settings
+        self._given = fetcher
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def from_config(cls, config: ConvertConfig) -> FetchStage:
+        """The stage that a recipe asks for."""
+        return cls(
+            FetchSettings(
+                user_agent=user_agent(config.contact),
+                ignore_opt_outs=config.ignore_opt_outs,
+                allow_private_addresses=config.allow_private_addresses,
+                max_bytes=config.max_image_bytes,
+                connections=config.connections,
+            )
+        )
+
+    def __enter__(self) -> FetchStage:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._loop is None:
+            return
+        if self.tally.urls:
+            logger.info("%s", self.tally.table())
+        self._call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __call__(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """The rows, with images in place of URLs.
+
+        Raises:
+            OSError: this machine cannot open connections.
+        """
+        window: deque[tuple[Row, Future[Row] | None]] = deque()
+        ours = 0  # bytes of images in the window that were not fetched
+        for row in rows:
+            if has_url(row):
+                window.append((row, self._submit(row)))
+            else:
+                window.append((row, None))
+                ours += _size(row)
+            while window and (
+                window[0][1] is None or len(window) >= self._settings.rows_ahead or ours > self._settings.bytes_ahead
+            ):
+                first, fetched = window.popleft()
+                ours -= _size(first) if fetched is None else 0
+                yield self._take(first, fetched)
+        while window:
+            yield self._take(*window.popleft())
+
+    def _submit(self, row: Row) -> Future[Row]:
+        if self._loop is None:
+            self._start()
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(self._fetch(row), self._loop)
+
+    def _take(self, row: Row, fetched: Future[Row] | None) -> Row:
+        """A row of the window, when it is ready; its bytes are not counted any more."""
+        if fetched is None:
+            return row
+        assert self._loop is not None
+        if not fetched.done():
+            self._loop.call_soon_threadsafe(self._fetcher.room.move, row.number)
+        row = fetched.result()
+        if size := _size(row):
+            self._loop.call_soon_threadsafe(self._fetcher.room.give_back, size)
+        return row
+
+    async def _fetch(self, row: Row) -> Row:
+        url = str(row.image)
+        try:
+            image = await self._fetcher.fetch(url, row.number)
+        except BadSample as bad:
+            self.tally.bad(url, bad.reason)
+            return replace(row, fault=(bad.reason, bad.detail))
+        self.tally.good(len(image))
+        return replace(row, image=image, url=url, extra={"url": url, **row.extra})
+
+    def _start(self) -> None:
+        from mmdata.convert.fetch.fetcher import Fetcher
+
+        self._loop = asyncio.new_event_loop()
+        names = ThreadPoolExecutor(self._settings.connections, thread_name_prefix="names")  # a dead one takes seconds
+        self._loop.set_default_executor(names)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fetch", daemon=True)
+        self._thread.start()
+        self._fetcher = self._given or Fetcher(self._settings)
+        self._call(self._fetcher.__aenter__())
+        self._report = asyncio.run_coroutine_threadsafe(self._log(), self._loop)
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _log(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.report_s)
+            logger.info("%s", self.tally.line())
+
+    async def _stop(self) -> None:
+        """End all requests."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._fetcher.__aexit__(None, None, None)
+
+
+def _size(row: Row) -> int:
+    """Bytes of a row's image, if the row holds it."""
+    return len(row.image) if isinstance(row.image, bytes) else 0

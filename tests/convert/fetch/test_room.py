@@ -1,0 +1,120 @@
+"""The bytes of rows fetched ahead are bounded, and the row that is waited for is never held up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from mmdata.convert.fetch.faults import NoRoom
+from mmdata.convert.fetch.fetcher import Fetcher
+from mmdata.convert.fetch.room import Room, Space
+from mmdata.convert.fetch.stage import FetchStage
+from mmdata.convert.rows import Row
+from tests.convert.fetch.conftest import quick
+from tests.convert.fetch.sites import Answer, Site, dribble
+
+
+def in_loop(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
+
+
+def test_rows_wait_in_their_order_and_the_first_does_not() -> None:
+    async def test() -> None:
+        room, got = Room(100), []
+
+        async def reserve(row: int, count: int) -> None:
+            await room.reserve(row, count)
+            got.append(row)
+
+        await reserve(5, 90)
+        waiting = [asyncio.ensure_future(reserve(row, count)) for row, count in ((9, 50), (7, 60), (8, 20))]
+        await asyncio.sleep(0)
+        assert got == [5]
+        await reserve(0, 1000)
+        assert (got, room.used) == ([5, 0], 1090)
+        room.give_back(1000)
+        assert got == [5, 0]
+        room.move(7)
+        await asyncio.sleep(0)
+        assert (got, room.used) == ([5, 0, 7], 150)
+        room.give_back(90)
+        await asyncio.gather(*waiting[1:])
+        assert got == [5, 0, 7, 8]
+        room.give_back(80)
+        await waiting[0]
+        assert room.used == 50
+
+    in_loop(test)
+
+
+def test_row_that_is_cancelled_leaves_its_place() -> None:
+    async def test() -> None:
+        room = Room(10)
+        await room.reserve(1, 10)
+        gone = asyncio.ensure_future(room.reserve(2, 5))
+        await asyncio.sleep(0)
+        gone.cancel()
+        later = asyncio.ensure_future(room.reserve(3, 5))
+        await asyncio.sleep(0)
+        room.give_back(10)
+        await later
+        assert room.used == 5
+
+    in_loop(test)
+
+
+def test_space_grows_settles_and_is_freed() -> None:
+    async def test() -> None:
+        room = Room(100)
+        one, first = Space(room, 1), Space(room, 0)
+        await one.reserve(60)
+        one.need(70)
+        with pytest.raises(NoRoom, match="no room for 100 bytes") as raised:
+            one.need(101)
+        assert raised.value.need == 100  # twice as many, but never more than there may be
+        with pytest.raises(NoRoom, match="no room for 90 bytes"):
+            Space(room, 2).need(80, whole=90)
+        first.need(500)
+        one.settle(30)
+        assert room.used == 530
+        one.free()
+        first.free()
+        assert room.used == 0
+
+    in_loop(test)
+
+
+class Watched(Fetcher):
+    """Keeps the most bytes that were counted."""
+
+    most_used = 0
+
+    async def __aenter__(self) -> Any:
+        give_back, grow = self.room._wake, self.room.grow
+
+        def look() -> None:
+            self.most_used = max(self.most_used, self.room.used)
+            give_back()
+
+        def look_and_grow(*arguments: Any, **named: Any) -> None:
+            grow(*arguments, **named)
+            self.most_used = max(self.most_used, self.room.used)
+
+        self.room._wake, self.room.grow = look, look_and_grow  # type: ignore[method-assign]
+        return await super().__aenter__()
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_bytes_ahead_are_bounded_whatever_servers_say_of_their_size(site: Site, declared: bool) -> None:
+    size, ahead = 300_000, 1_000_000
+    site.answers["/a.jpg"] = Answer(200, b"x" * size) if declared else dribble(b"x" * 30_000, 0.0, times=10)
+    settings = quick(bytes_ahead=ahead, ignore_opt_outs=True, per_host=8)
+    fetcher = Watched(settings, fault_of=lambda _: "")
+    rows = [Row(number, "", site.url(f"/a.jpg?{number}", f"127.0.0.{1 + number % 5}")) for number in range(60)]
+    with FetchStage(settings, fetcher) as stage:
+        found = list(stage(rows))
+    assert [(row.number, len(row.image or b"")) for row in found] == [(number, size) for number in range(60)]
+    assert fetcher.most_used <= ahead + size

@@ -1,0 +1,198 @@
+"""Rows with URLs in, rows with images out: order, faults, mixtures, and an end at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import random
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from mmdata.convert.fetch import FetchStage, has_url, refuse_urls
+from mmdata.convert.fetch.fetcher import Fetcher
+from mmdata.convert.fetch.settings import user_agent
+from mmdata.convert.fetch.tally import HOSTS_KEPT, Tally
+from mmdata.convert.rows import Row
+from mmdata.errors import ConfigError, Reason
+from tests.convert.fetch.conftest import fetch_all, quick
+from tests.convert.fetch.sites import Answer, Site, faulty
+
+
+def stage_of(**settings: Any) -> FetchStage:
+    return FetchStage(quick(allow_private_addresses=True, **settings))
+
+
+async def late(request: web.Request, before: int) -> web.StreamResponse:
+    await asyncio.sleep(random.uniform(0, 0.05))
+    return web.Response(body=request.query_string.encode())
+
+
+def test_rows_come_in_their_order_whenever_servers_answer(site: Site) -> None:
+    site.answers["/a.jpg"] = late
+    urls = [site.url(f"/a.jpg?{number}", f"127.0.0.{1 + number % 9}") for number in range(200)]
+    rows = [Row(number, f"line {number}", url, extra={"n": number}) for number, url in enumerate(urls)]
+    with stage_of(rows_ahead=30) as stage:
+        found = list(stage(rows))
+    assert [(row.number, row.image, row.url) for row in found] == [
+        (number, str(number).encode(), url) for number, url in enumerate(urls)
+    ]
+    assert found[7].extra == {"url": urls[7], "n": 7}
+    assert found[7].place == "line 7"
+
+
+def test_rows_without_a_url_pass_as_they_are_and_start_nothing() -> None:
+    fault = (Reason.BROKEN_ROW, "x")
+    rows = [
+        Row(0, "", "a.jpg"),
+        Row(1, "", b"bytes"),
+        Row(2, "", None),
+        Row(3, "", "http://127.0.0.1:9/a", fault=fault),
+        Row(4, "", "http://127.0.0.1:9/a", merged_into=0),
+        Row(5, "", "a/b:c.jpg"),
+    ]
+    threads = threading.active_count()
+    with stage_of() as stage:
+        for row, given in zip(stage(rows), rows, strict=True):
+            assert row is given
+            assert threading.active_count() == threads
+    assert stage.tally.urls == 0
+
+
+def test_rows_of_a_mixture_keep_their_order(site: Site) -> None:
+    site.answers["/a.jpg"] = Answer(200, b"an image")
+    images = ["a.jpg", site.url("/a.jpg"), b"x" * 10, site.url("/none.jpg"), "FILE:///b.jpg", "c.jpg"]
+    with stage_of() as stage:
+        found = list(stage(Row(number, "", image) for number, image in enumerate(images)))
+    assert [row.image for row in found] == ["a.jpg", b"an image", b"x" * 10, images[3], "FILE:///b.jpg", "c.jpg"]
+    assert [row.fault and str(row.fault[0]) for row in found] == [
+        *(None, None, None, "http_status", "refused_address", None)
+    ]
+
+
+def test_rows_are_read_no_further_ahead_than_asked(site: Site) -> None:
+    site.answers["/a.jpg"] = Answer(200, b"x")
+    read = 0
+
+    def rows(images: Any) -> Iterator[Row]:
+        nonlocal read
+        for read in range(100):
+            yield Row(read, "", images(read))
+
+    with stage_of(rows_ahead=10) as stage:
+        for done, _ in enumerate(stage(rows(lambda number: site.url(f"/a.jpg?{number}")))):
+            assert read <= done + 10
+    with stage_of(bytes_ahead=1000) as stage:  # images in the table, behind one that is fetched, count too
+        for done, _ in enumerate(stage(rows(lambda number: b"x" * 100 if number else site.url("/a.jpg")))):
+            assert read <= done + 11
+
+
+def test_stage_that_is_left_early_ends_its_requests(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    async def never(request: web.Request, before: int) -> web.StreamResponse:
+        await asyncio.sleep(600)
+        raise AssertionError
+
+    site.answers["/a.jpg"] = Answer(200, b"x")
+    site.answers["/never.jpg"] = never
+    urls = [site.url("/a.jpg"), *(site.url(f"/never.jpg?{number}", f"127.0.0.{number % 9}") for number in range(50))]
+    threads = threading.active_count()
+    with stage_of() as stage:
+        next(stage(Row(number, "", url) for number, url in enumerate(urls)))
+    assert threading.active_count() <= threads + 1  # a thread that looks names up may linger
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+def test_fault_of_this_machine_ends_the_stage() -> None:
+    def full(address: str) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    settings = quick(ignore_opt_outs=True)
+    with (
+        pytest.raises(OSError, match="Too many open files"),
+        FetchStage(settings, Fetcher(settings, fault_of=full)) as stage,
+    ):
+        list(stage([Row(0, "", "http://127.0.0.1:9/")]))
+
+
+def test_nearly_all_that_can_be_had_is_had_of_servers_that_fail_now_and_then() -> None:
+    """One request in a hundred fails, in each of several ways; and one image in twenty is not there."""
+    urls_of = range(3000)
+    with Site(
+        {"/a.jpg": faulty(Answer(200, b"an image"), every=100), "/robots.txt": faulty(Answer(404), every=100)}
+    ) as site:
+        urls = [site.url(f"/{'a' if n % 20 else 'gone'}.jpg?{n}", f"127.0.{n % 40}.1") for n in urls_of]
+        found = fetch_all(urls, silence_s=1.0)
+        assert site.images() > len(urls)  # some were asked for again
+    ideal = sum(1 for n in urls_of if n % 20)
+    assert found.count(b"an image") >= 0.995 * ideal
+    assert sum(1 for one in found if one == ("http_status", "status 404 Not Found")) >= 0.995 * (len(urls) - ideal)
+
+
+def test_memory_does_not_grow_with_the_rows(site: Site) -> None:
+    site.answers["/a.jpg"] = Answer(200, b"x" * 200_000)
+    urls = (Row(n, "", site.url(f"/a.jpg?{n}", f"127.0.0.{1 + n % 20}")) for n in range(3000))
+    high = []
+    with stage_of(bytes_ahead=8 * 2**20, rows_ahead=100) as stage:
+        for row in stage(urls):
+            if row.number in (600, 2999):
+                high.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    assert high[1] - high[0] < 40 * 1024  # KiB, while 480 MB came through
+
+
+def test_log_says_how_it_goes_and_closes_with_a_table(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mmdata.fetch")
+    site.answers["/a.jpg"] = late
+    paths = ["/a.jpg?1", "/none.jpg", "/gone.jpg", "/a.jpg?22"]
+    rows = [Row(number, "", site.url(path)) for number, path in enumerate(paths)]
+    with stage_of(report_s=0.01) as stage:
+        list(stage([*rows, Row(4, "", "ftp://files.example/a"), Row(5, "", "http://[::1")]))
+    *lines, table = caplog.messages
+    assert lines
+    assert lines[0].startswith("fetched ")
+    assert " a second, " in lines[0]
+    table = table.splitlines()
+    assert table[0].startswith("fetched 2 of 6 URLs (33.3%), 0.0 MB in ")
+    assert [line.split() for line in table[1:]] == [
+        ["http_status", "2", "127.0.0.1", "2"],
+        ["refused_address", "2", "files.example", "1,", "no", "host", "1"],
+    ]
+
+
+def test_tally_keeps_the_commonest_hosts_of_many() -> None:
+    tally = Tally()
+    for number in range(HOSTS_KEPT + 10):
+        tally.bad("http://common.example/a.jpg", Reason.TIMED_OUT)
+        tally.bad(f"http://host{number}.example/", Reason.TIMED_OUT)
+    assert f"timed_out (common.example {HOSTS_KEPT + 10:,}, " in tally.line()
+
+
+def test_url_is_told_from_a_path() -> None:
+    urls = ["http://a/b.jpg", "HTTPS://a/b", " https://a", "ftp://a", "file:a.jpg", "File:///a", "s3://a/b", "data://x"]
+    paths = ["a.jpg", "/a.jpg", "a/b://c"[2:5], "//host/a.jpg", "C:/a.jpg", "http:", "filed/a.jpg", ""]
+    assert [has_url(Row(0, "", one)) for one in urls] == [True] * len(urls)
+    assert [has_url(Row(0, "", one)) for one in paths] == [False] * len(paths)
+
+
+def test_rows_that_are_read_twice_may_have_no_url() -> None:
+    rows = [Row(0, "t.csv, line 2", "a.jpg"), Row(1, "t.csv, line 3", "https://a.example/b.jpg")]
+    with pytest.raises(
+        ConfigError, match=r"^t\.csv, line 3: its image is behind a URL, and 'x' reads every image twice; "
+    ):
+        list(refuse_urls(rows, "x"))
+
+
+def test_user_agent_is_truthful() -> None:
+    assert user_agent(None).startswith("mmdata/")
+    assert user_agent("mailto:me@lab.example").endswith(" (+mailto:me@lab.example)")
+
+
+def test_conversions_without_urls_do_without_aiohttp() -> None:
+    code = "import sys, mmdata.convert.conversion; print('aiohttp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
