@@ -36,6 +36,7 @@ class Reason(str, Enum):
     TRANSFORM_FAILED = "transform_failed"
     TEXT_TRANSFORM_FAILED = "text_transform_failed"
     MISSING_FIELD = "missing_field"  # a member that data.fields names, or a value in it
+    BAD_FIELD = "bad_field"  # it is damaged, or of another type or shape than in the first rows
     DEVICE_DECODER = "device_decoder"  # with data.decode: device, which does not take the row's image
     OPTED_OUT = "opted_out"  # by robots.txt, X-Robots-Tag or TDMRep
     REFUSED_ADDRESS = "refused_address"  # a private address, or a URL that is not of http or https
@@ -44,7 +45,6 @@ class Reason(str, Enum):
     TIMED_OUT = "timed_out"
     BAD_ANSWER = "bad_answer"  # not HTTP, compressed though it must not be, or redirected without end
     HASH_DIFFERS = "hash_differs"  # from the one that the table gives
-    BAD_FIELD = "bad_field"  # it is damaged, or of another type or shape than in the first rows
 
     def __str__(self) -> str:
         return self.value
