@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mmdata.cli import Parser, progress_in_rows, run
+from mmdata.commands.chosen import chosen_rows
 from mmdata.commands.next_commands import next_commands
 from mmdata.config.train import MASK_REMEDY
 from mmdata.convert import ConvertConfig, Report, convert, load_recipe
@@ -87,6 +88,7 @@ def main() -> int:
             options.source,
             options.out,
             config,
+            chosen=chosen_rows(options.source, options.select, options.join) if options.select else None,
             engine=choose_engine(options.engine, options.workers),
             overwrite=options.overwrite,
             track=track,
@@ -105,6 +107,10 @@ def parse_arguments() -> argparse.Namespace:
         action = "append" if name in REPEATED else "store"
         extra: dict[str, Any] = {"type": NUMBERS[name], "metavar": "N"} if name in NUMBERS else {"metavar": "NAME"}
         parser.add_argument(f"--{name}", help=text, action=action, **extra)
+    parser.add_argument(
+        "--select", metavar="CONDITION", help="of shards with an index, the rows to take; as data.select"
+    )
+    parser.add_argument("--join", metavar="TABLE", action="append", default=[], help="table that --select names")
     parser.add_argument("--no-quotes", action="store_true", help="read quotation marks of a CSV or TSV as text")
     parser.add_argument("--keep-duplicates", action="store_true", help="write images again whose bytes came before")
     parser.add_argument(
@@ -123,6 +129,8 @@ def parse_arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.workers is not None and options.workers < 1:
         parser.error(f"--workers must be at least 1: got {options.workers}")
+    if options.join and not options.select:
+        parser.error("--join is for a condition: give --select as well")
     return options
 
 

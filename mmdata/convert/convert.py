@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.convert.accounts import add_up
+from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.conversion import Conversion, Track
 from mmdata.convert.engines import Engine, threads
 from mmdata.convert.output import Run, are_complete, open_outputs
@@ -50,6 +51,7 @@ def convert(
     out: str | os.PathLike[str],
     config: ConvertConfig | None = None,
     *,
+    chosen: ChosenRows | None = None,
     engine: Engine | None = None,
     overwrite: bool = False,
     track: Track = lambda rows, what, total: rows,
@@ -62,6 +64,7 @@ def convert(
         out: the output folder, which may hold nothing else. Its `__mmdata__/quarantine.jsonl` lists each row left out.
             With `val_share`, the conversion is two such folders, `out/train` and `out/val`.
         config: settings; None takes the defaults.
+        chosen: of tars with an index, the rows to take; `mmdata.commands.chosen` makes it. None takes all.
         engine: examines rows; None takes a thread for each core.
         overwrite: replace another conversion in `out`.
         track: shows progress.
@@ -77,7 +80,7 @@ def convert(
         raise ConfigError(f"output '{folder}' lies inside the source '{path}'; choose a folder beside it")
     with open_outputs(folder, PARTS if config.val_share else ()) as outputs:
         try:
-            corpus = open_source(path, config)
+            corpus = open_source(path, config, chosen)
         except DamagedShard as error:
             instead = f"or leave the tars as they are and index what can be read: `mmdata index {path} --skip-damaged`"
             raise DamagedShard(error.what, f"{error.remedy}; {instead}", error.sample) from error

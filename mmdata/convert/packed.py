@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.folder import IMAGE_SUFFIXES
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import PackedFiles, Row
-from mmdata.errors import BadSample, DataError, Reason
+from mmdata.errors import BadSample, DataError, Reason, excerpt
 from mmdata.hashing import hash64
 from mmdata.shards import Manifest
 from mmdata.shards.folder import manifest_prefix
@@ -46,6 +47,11 @@ class PackedSource:
     "train-0001/000012". A key that climbs out of its folder is a fault; "./a" and "a" are the same key; a key that is
     too long for a plain tar is replaced by "row-" and the row's number.
 
+    Args:
+        path: a tar, or a folder of tars.
+        config: the settings about members and columns to keep are used.
+        chosen: the rows to take; the others are filtered. None takes all.
+
     Raises:
         DataError: no tar, a damaged one, a sample split over two.
     """
@@ -53,7 +59,8 @@ class PackedSource:
     may_repeat = False
     rows_are_exact = True
 
-    def __init__(self, path: Path, config: ConvertConfig) -> None:
+    def __init__(self, path: Path, config: ConvertConfig, chosen: ChosenRows | None = None) -> None:
+        self._chosen = chosen
         self._tars = find_shards(path)
         folder = self._tars[0].parent
         self.root = os.path.realpath(folder)
@@ -96,6 +103,7 @@ class PackedSource:
             "shards": len(self._tars),
             "ignored_members": self._ignored,
             "listing_sha256": self._listing,
+            **(self._chosen.describe() if self._chosen else {}),
         }
 
     def _choose_members(self, config: ConvertConfig) -> Members:
@@ -142,6 +150,8 @@ class PackedSource:
         key = key if _fits(key) else f"row-{number:09d}"
         offset = next((member.offset for member in group.members.values() if member.offset in indexed), None)
         image = None if offset is None else (offset, indexed[offset])
+        if fault is None and self._chosen is not None and not self._chosen.holds(tar.name, offset):
+            fault = (Reason.FILTERED, f"not selected by {excerpt(self._chosen.words)}")
         packed = PackedFiles(os.fspath(tar.resolve()), group, key, self._members, image)
         return Row(number, place, group.key, extra=extra, packed=packed, fault=fault)
 

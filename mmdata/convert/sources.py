@@ -11,6 +11,7 @@ from typing import Any
 
 from mmdata.convert.arrow import ArrowTable, as_text
 from mmdata.convert.belonging import Kind, refuse_strangers
+from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.delimited import DelimitedTable
 from mmdata.convert.folder import FolderSource, NeedsTable
 from mmdata.convert.layouts import METADATA, find_tables_of_folder
@@ -33,12 +34,13 @@ PATHS_SEEN = 20
 """Rows whose images are looked for to find the folder of the images."""
 
 
-def open_source(path: Path, config: ConvertConfig) -> Source:
+def open_source(path: Path, config: ConvertConfig, chosen: ChosenRows | None = None) -> Source:
     """Open a corpus: a table, a folder of images, a folder of Parquet files, a tar, or a folder of tars.
 
     Args:
         path: the folder, or the file.
         config: the settings about tables, columns and parts are used.
+        chosen: of tars, the rows to take.
 
     Raises:
         DataError: no such path, an unreadable table, a damaged tar, an empty corpus, several parts and no `split`.
@@ -54,7 +56,9 @@ def open_source(path: Path, config: ConvertConfig) -> Source:
         refuse_strangers(path, config, Kind.TARS)
         if config.split is not None:
             raise ConfigError(f"split '{config.split}': '{path}' holds tars, all of one part; give those of the part")
-        return PackedSource(path, config)
+        return PackedSource(path, config, chosen)
+    if chosen is not None:
+        raise ConfigError(f"select: '{path}' holds no tars; rows of shards with an index can be selected")
     if path.is_dir() and config.table is None:
         if tables := find_tables_of_folder(path, config.split):
             folder = tables[0].parent if tables[0].name in METADATA else path

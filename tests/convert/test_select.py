@@ -1,0 +1,74 @@
+"""`mmdata convert SHARDS OUT --select`: the rows of indexed shards that meet a condition."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mmdata.commands.chosen import chosen_rows
+from mmdata.convert import convert
+from mmdata.errors import ConfigError
+from mmdata.shards import Index, build_index
+from tests.loader.member_tars import write_tar
+from tests.programs import run_program
+
+TOOL = Path(__file__).parents[2] / "tools/convert.py"
+
+
+@pytest.fixture
+def shards(tmp_path: Path, photo: Callable[..., bytes]) -> Path:
+    """Two tars of six samples each, of 20 to 31 × 40 pixels."""
+    for tar in range(2):
+        samples = {
+            f"{tar}{row:03d}": {
+                "jpg": photo(20 + 6 * tar + row, 40, seed=row + 10 * tar),
+                "txt": f"{tar} {row}".encode(),
+            }
+            for row in range(6)
+        }
+        write_tar(tmp_path / "shards" / f"{tar}.tar", samples)
+    build_index(tmp_path / "shards")
+    return tmp_path / "shards"
+
+
+def keys_of(folder: Path) -> list[str]:
+    index = Index.open(folder)
+    return index.keys(range(len(index)))
+
+
+def test_selected_rows_are_written_and_the_others_filtered(shards: Path, tmp_path: Path) -> None:
+    report = convert(shards, tmp_path / "out", chosen=chosen_rows(str(shards), "height >= 24 and height < 28"))
+    assert keys_of(tmp_path / "out") == ["0004", "0005", "1000", "1001"]
+    assert (report.accounts["written"], report.accounts["filtered"], report.accounts["rows"]) == (4, 8, 12)
+    again = convert(shards, tmp_path / "out", chosen=chosen_rows(str(shards), "height >= 24 and height < 28"))
+    assert again.was_complete
+
+
+def test_a_table_is_joined_for_the_condition_of_the_program(shards: Path, tmp_path: Path) -> None:
+    scores: Any = {"key": ["0001", "1005", "1000"], "score": [0.9, 0.7, 0.1]}
+    pq.write_table(pa.table(scores), tmp_path / "scores.parquet")
+    flags = ["--select", "score > 0.5", "--join", str(tmp_path / "scores.parquet")]
+    command = [sys.executable, str(TOOL), str(shards), str(tmp_path / "out"), *flags]
+    done = run_program(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert keys_of(tmp_path / "out") == ["0001", "1005"]
+    line = (tmp_path / "out/__mmdata__/quarantine.jsonl").read_text().splitlines()[0]
+    assert '"filtered", "detail": "not selected by ' in line
+
+
+def test_another_condition_is_another_conversion(shards: Path, tmp_path: Path) -> None:
+    convert(shards, tmp_path / "out", chosen=chosen_rows(str(shards), "height >= 24"))
+    with pytest.raises(Exception, match=r"holds another conversion \(source.select: was \"height >= 24\", is \"height"):
+        convert(shards, tmp_path / "out", chosen=chosen_rows(str(shards), "height < 24"))
+
+
+def test_select_is_for_shards(shards: Path, tmp_path: Path, raw_corpus: Path) -> None:
+    chosen = chosen_rows(str(shards), "height >= 24")
+    with pytest.raises(ConfigError, match="holds no tars; rows of shards with an index can be selected"):
+        convert(raw_corpus / "captions.jsonl", tmp_path / "out", chosen=chosen)
