@@ -573,3 +573,10 @@ def test_loop_own_run_says_how_its_weights_are_loaded(tmp_path: Path, capsys: py
     model = small.small_model()
     exec(line, {"torch": torch, "model": model})
     torch.testing.assert_close(dict(model.state_dict()), dict(last_state(tmp_path)["model"]))
+
+
+def test_loop_of_one_process_says_that_nothing_is_sharded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert make_trainer(tmp_path, epochs=1, parallel="fsdp", checkpoint="sharded").run() == 0
+    line = "train.checkpoint is sharded, and one process shards nothing: each checkpoint is one whole file"
+    assert capsys.readouterr().out.splitlines()[1] == line
+    assert (tmp_path / "checkpoints" / "step-0000000004.pt").is_file()

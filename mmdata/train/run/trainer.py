@@ -153,6 +153,10 @@ class Trainer:
         )
         self.watchdog.is_writing = self.writer.is_writing
         self.log.say(f"{where}; on {_in_words(self.device, ranks)}, in {self.precision}")
+        if config.checkpoint == "sharded" and not self.sharded:
+            self.log.say(
+                "train.checkpoint is sharded, and one process shards nothing: each checkpoint is one whole file"
+            )
         if config.warmup_steps >= self.total_steps:
             self.log.say(
                 f"train.warmup_steps is {config.warmup_steps}, and the run has {counted(self.total_steps, 'step')}: "
