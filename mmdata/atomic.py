@@ -142,8 +142,13 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextmanager
-def lock(folder: Path) -> Generator[None, None, None]:
+def lock(folder: Path, *, signed: bool = False) -> Generator[None, None, None]:
     """Hold `folder` as its only writer; the kernel releases the lock when the process ends, even if it is killed.
+
+    Args:
+        folder: that is written.
+        signed: the lock's file says which process holds it. Else it is empty, as a folder that is the same bytes on
+            every machine needs it.
 
     Raises:
         HeldElsewhere: another process, or another writer in this process, holds the folder.
@@ -156,10 +161,11 @@ def lock(folder: Path) -> Generator[None, None, None]:
         except BlockingIOError:
             file.seek(0)
             raise HeldElsewhere(folder, file.read(200).decode(errors="replace").strip()) from None
-        with suppress(OSError):  # a full disk: the lock holds, and only the name is missing
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on host '{socket.gethostname()}'\n".encode())
-            file.flush()
+        if signed:
+            with suppress(OSError):  # a full disk: the lock holds, and only the name is missing
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on host '{socket.gethostname()}'\n".encode())
+                file.flush()
         _LOCKED.add(file)
         try:
             yield

@@ -34,7 +34,7 @@ def hold(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     stack = ExitStack()
     try:
-        stack.enter_context(lock(place))
+        stack.enter_context(lock(place, signed=True))
     except HeldElsewhere as error:
         by = f", {error.by}" if error.by else ""
         raise ConfigError(
