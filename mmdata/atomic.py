@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -111,20 +112,62 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+class HeldElsewhere(DataError):
+    """Another process, or another writer in this process, holds a folder.
+
+    Attributes:
+        by: who holds it, "process 4711 on host 'a'"; "" if the lock's file does not say so.
+    """
+
+    def __init__(self, folder: Path, by: str) -> None:
+        held_by = f" ({by})" if by else ""
+        super().__init__(
+            f"folder '{folder}': another process is writing here{held_by}; wait for it or choose another folder"
+        )
+        self.by = by
+
+
+_LOCKED: set[BinaryIO] = set()
+"""Files of the locks that this process holds."""
+
+
+def _close_in_child() -> None:
+    """A forked process shares the lock, and would keep it after the death of the one that took it."""
+    for file in _LOCKED:
+        os.close(file.fileno())
+    _LOCKED.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
 @contextmanager
-def lock(folder: Path) -> Generator[None, None, None]:
+def lock(folder: Path, *, signed: bool = False) -> Generator[None, None, None]:
     """Hold `folder` as its only writer; the kernel releases the lock when the process ends, even if it is killed.
 
+    Args:
+        folder: that is written.
+        signed: the lock's file says which process holds it. Else it is empty, as a folder that is the same bytes on
+            every machine needs it.
+
     Raises:
-        DataError: another process, or another writer in this process, holds the folder.
-        OSError: the folder cannot be written.
+        HeldElsewhere: another process, or another writer in this process, holds the folder.
+        OSError: the folder cannot be written, or its file system has no locks.
     """
     path = folder / LOCK_NAME
-    with path.open("ab") as file:
+    with path.open("a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(
-                f"folder '{folder}': another process is writing here; wait for it or choose another folder"
-            ) from None
-        yield
+            file.seek(0)
+            raise HeldElsewhere(folder, file.read(200).decode(errors="replace").strip()) from None
+        if signed:
+            with suppress(OSError):  # a full disk: the lock holds, and only the name is missing
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on host '{socket.gethostname()}'\n".encode())
+                file.flush()
+        _LOCKED.add(file)
+        try:
+            yield
+        finally:
+            _LOCKED.discard(file)

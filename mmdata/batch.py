@@ -5,7 +5,7 @@ Every array of a batch has the same number of rows B, whatever could or could no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple, TypedDict, TypeGuard, cast
 
 import torch
@@ -160,17 +160,22 @@ class CaptionBatch(NamedTuple):
     rows: Tensor
 
 
+def check_decoded(batch: Mapping[str, object]) -> None:
+    """Raise a ValueError for a batch of `data.decode: device` whose images are files as yet."""
+    if ENTRIES[0] in batch:
+        raise ValueError(
+            "the batch holds files (data.decode is device), and no pixels yet: take the batches of "
+            "mmdata.train.DevicePrefetcher(loader, device), or move each with mmdata.batch.to_device"
+        )
+
+
 def model_inputs(batch: Batch) -> dict[str, Tensor]:
     """The entries a Hugging Face model takes: `model(**model_inputs(batch))`.
 
     Raises:
         ValueError: the images are not decoded yet.
     """
-    if ENTRIES[0] in batch:
-        raise ValueError(
-            "the batch holds files (data.decode is device), and no pixels yet: take the batches of "
-            "mmdata.train.DevicePrefetcher(loader, device), or move each with mmdata.batch.to_device"
-        )
+    check_decoded(batch)
     return {key: value for key, value in batch.items() if key in MODEL_KEYS and isinstance(value, Tensor)}
 
 

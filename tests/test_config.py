@@ -256,6 +256,10 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
             {"data": {**DATA, "groups": "g.npy"}},
             "c.yaml: 'data.groups': expected {source: …, size: …, candidates: …} or null; got 'g.npy'",
         ),
+        (
+            {"data": {**DATA, "filter": "width > 3"}},
+            "c.yaml: unknown key 'data.filter'; did you mean 'data.select'?",
+        ),
         ({"data": DATA, "models": {}}, "c.yaml: unknown key 'models'; did you mean 'model'?"),
         (
             {"data": {**DATA, "prefetch_batches": 3}},

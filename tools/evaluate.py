@@ -1,6 +1,7 @@
 """mmdata evaluate: a trained model on pairs, classes and compositional tests.
 
     mmdata evaluate runs/scenes
+    mmdata evaluate runs/scenes data.decode=exact data.loading.num_workers=2
     mmdata evaluate runs/scenes --pairs data/scenes/raw/test/pairs.jsonl
     mmdata evaluate runs/scenes/checkpoints/step-0000001000.pt --shards shards/other --classes classes.json
     torchrun --nproc-per-node 8 -m mmdata evaluate runs/scenes
@@ -26,7 +27,7 @@ from rich.table import Table
 
 from mmdata.atomic import write_whole
 from mmdata.cli import Parser, run
-from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards, named_classes
+from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards, named_classes, with_settings
 from mmdata.compositional import read_pairs
 from mmdata.config.data import ValConfig, val_in_words
 from mmdata.errors import ConfigError, printable
@@ -41,7 +42,7 @@ def main() -> int:
     options = parse_arguments()
     classes = read_classes(options.classes) if options.classes else None  # a mistake is told before the model is loaded
     device = collectives.init(options.device)
-    trained = TrainedRun.load(options.run, device)
+    trained = with_settings(TrainedRun.load(options.run, device), options.overrides)
     if options.select and not options.shards:
         raise ConfigError("--select chooses rows of --shards, which is missing")
     val = ValConfig(shards=options.shards, select=options.select) if options.shards else trained.config.data.val
@@ -74,13 +75,16 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = Parser("evaluate", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint file")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.key=value", help="data.decode or a setting of data.loading"
+    )
     parser.add_argument("--shards", help="retrieval over these; default: data.val of the run")
     parser.add_argument("--select", help="rows of these shards: a condition or a file, as for data.select")
     parser.add_argument("--pairs", type=Path, help="JSONL of a compositional test (see mmdata.compositional)")
     parser.add_argument("--classes", type=Path, help="JSON with class names and templates, for zero-shot accuracy")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    return parser.parse_args()
+    return parser.parse_intermixed_args()
 
 
 def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:

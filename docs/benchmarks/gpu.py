@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
+import re
 import shlex
 import signal
 import subprocess
@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from gpu_report import page
 
 from mmdata.atomic import write_whole
 from mmdata.cores import usable_cores
+from mmdata.train.run.sessions import cpu_name, git_commit
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -143,7 +145,21 @@ def rows_of(command: list[str], end_s: float) -> Iterator[dict[str, Any]]:
             last = [line.strip() for line in errors if line.strip()] or said or [""]
             yield {"name": name, "error": f"ended with {status}: {last[-1][:300]}"}
         elif "pytest" in command and said:
-            yield {"name": "tests that need a GPU", "result": said[-1].strip("= ")}
+            yield {"name": "tests that need a GPU", "result": in_words(said[-1].strip("= "))}
+
+
+def in_words(summary: str) -> str:
+    """The last line of pytest, with what its counts mean.
+
+    Example:
+        in_words("3 skipped, 40 deselected in 2.10s") gives "0 passed, 3 skipped (what they need is not here); 40 left
+        out, since they need no GPU; in 2.10s".
+    """
+    count = {word: number for number, word in re.findall(r"(\d+) ([a-z]+)", summary)}
+    seconds = summary.rpartition(" in ")[2]
+    skipped = f"{count['skipped']} skipped (what they need is not here)" if "skipped" in count else "0 skipped"
+    left_out = f"; {count['deselected']} left out, since they need no GPU" if "deselected" in count else ""
+    return f"{count.get('passed', 0)} passed, {skipped}{left_out}; in {seconds}"
 
 
 def short(command: list[str]) -> str:
@@ -185,13 +201,24 @@ class Results:
 
 def machine_of(device: str) -> dict[str, Any]:
     """What is measured on."""
-    found: dict[str, Any] = {"device": platform.processor() or platform.machine()}
+    cpu = cpu_name()
+    found: dict[str, Any] = {"device": cpu}
     if device == "cuda":
-        found = {"device": torch.cuda.get_device_name(), "driver": "unknown", "CUDA": torch.version.cuda}
+        found = {"device": torch.cuda.get_device_name(), "driver": "unknown", "CUDA": torch.version.cuda, "CPU": cpu}
         with suppress(OSError, subprocess.CalledProcessError):
             asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
             found["driver"] = subprocess.check_output(asked, text=True).splitlines()[0].strip()
-    return {**found, "torch": torch.__version__, "cores": usable_cores(), "date": time.strftime("%Y-%m-%d")}
+    found |= {"cores": usable_cores(), "load": round(os.getloadavg()[0], 1)}  # of other programs, in cores
+    code = {"mmdata": mmdata_version(), "commit": git_commit(ROOT, tracked="pyproject.toml")}
+    found |= {name: value for name, value in code.items() if value is not None}
+    return {**found, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+
+
+def mmdata_version() -> str | None:
+    """Of the installed package; None for a checkout on PYTHONPATH."""
+    with suppress(PackageNotFoundError):
+        return version("mmdata")
+    return None
 
 
 def main() -> int:

@@ -13,16 +13,16 @@ Measured = float | None
 LEGEND = {
     "ms": "milliseconds of forward and backward of the loss, median",
     "memory_mb": "the most that the loss needs beyond the features, in 10⁶ bytes",
-    "memory_over_tiled": "its memory ÷ that of the tiled loss",
+    "memory_over_tiled": "its memory ÷ that of the tiled loss; empty where one of them takes less than 0.05 MB",
     "tiled_over_it": "time of the tiled loss ÷ its time: below 1 the tiled loss is faster",
     "loss": "the value, in nats",
     "rows": "of a batch",
     "step_ms": "milliseconds of an update on a batch that lies on the device, median",
     "samples_per_s": "rows a second",
     "tflops": "10¹² operations a second in the towers' products, forward and backward",
-    "share_of_peak": "of what the device does in bfloat16 by its maker's data sheet",
+    "share_of_peak": "of what the device does in bfloat16 by its maker's data sheet: the mfu of a run's log",
     "memory_gb": "the most that tensors took, in 10⁹ bytes",
-    "share_of_synthetic": "speed of steps that the loader feeds ÷ speed of the same step on one batch",
+    "share_of_synthetic": "speed of steps that the loader feeds ÷ speed of the same step on one (synthetic) batch",
     "with_crop": "rows a second, decoded, cropped and resized on the device",
     "per_core": "samples_per_s ÷ cores",
     "image_bytes": "of a file, on average",
@@ -32,6 +32,16 @@ LEGEND = {
     "text_to_image_r1": "of the last evaluation: share of captions whose own image is the nearest of all",
 }
 """What columns mean."""
+
+WORDS = {
+    "eager": "without torch.compile",
+    "compiled": "the blocks of the towers go through torch.compile, as by train.compile",
+    "padded to 77": "all texts have 77 tokens, as open_clip's",
+    "bucketed": "texts are padded to one of the plan's eight lengths",
+    "fed by the loader": "each step has a new batch of the loader; a synthetic one is the same batch again and again",
+    "decode: device": "the device decodes the files that the loader hands on, as by data.decode device",
+}
+"""What words in names mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +60,8 @@ class Aim:
     at_least: float | None = None
     at_most: float | None = None
     share: bool = False
+    decides: Callable[[Sequence[Row]], str] | None = None
+    """Names the row that the number is from, where several may be it."""
 
     def line(self, rows: Sequence[Row]) -> str:
         """A row of the table of aims."""
@@ -60,6 +72,7 @@ class Aim:
         if value is not None:
             reached = value <= bound if self.at_least is None else value >= bound
             verdict = "reached" if reached else "**not reached**"
+            verdict += f", by {self.decides(rows)}" if self.decides is not None else ""
         shown = "" if value is None else self._shown(value)
         return f"| {self.what} | {sign} {self._shown(bound)} | {shown} | {verdict} |"
 
@@ -83,14 +96,22 @@ def ratio(name: str, other: str, column: str) -> Callable[[Sequence[Row]], Measu
     return measured
 
 
-def best(start: str, column: str) -> Callable[[Sequence[Row]], Measured]:
-    """Finds the largest number in the rows whose names start so."""
+def best(what: str, start: str, column: str, *, at_least: float, share: bool = False) -> Aim:
+    """An aim for the largest number in the rows whose names start so; that row decides, and is named."""
+
+    def largest(rows: Sequence[Row]) -> Row | None:
+        found = [row for row in rows if row["name"].startswith(start) and isinstance(row.get(column), (int, float))]
+        return max(found, key=lambda row: row[column], default=None)
 
     def measured(rows: Sequence[Row]) -> Measured:
-        found = [row.get(column) for row in rows if row["name"].startswith(start)]
-        return max((value for value in found if isinstance(value, (int, float))), default=None)
+        row = largest(rows)
+        return None if row is None else row[column]
 
-    return measured
+    def decides(rows: Sequence[Row]) -> str:
+        row = largest(rows)
+        return "" if row is None else row["name"]
+
+    return Aim(what=what, measured=measured, at_least=at_least, share=share, decides=decides)
 
 
 def _cost(rows: Sequence[Row]) -> Measured:
@@ -128,11 +149,11 @@ AIMS = [
         at_least=80,
     ),
     Aim(what="memory of the tiled loss, 1,048,576 × 512, GB", measured=_gigabytes, at_most=12),
-    Aim(what="ViT-B/32, share of the peak", measured=best("vit_b_32, ", "share_of_peak"), at_least=0.35, share=True),
-    Aim(what="ViT-B/16, share of the peak", measured=best("vit_b_16, ", "share_of_peak"), at_least=0.4, share=True),
-    Aim(what="ViT-B/16, samples/s padded to 77", measured=best("vit_b_16, padded", "samples_per_s"), at_least=3200),
-    Aim(what="ViT-L/14, share of the peak", measured=best("vit_l_14, ", "share_of_peak"), at_least=0.4, share=True),
-    Aim(what="ViT-L/14, samples/s padded to 77", measured=best("vit_l_14, padded", "samples_per_s"), at_least=750),
+    best("ViT-B/32, share of the peak", "vit_b_32, ", "share_of_peak", at_least=0.35, share=True),
+    best("ViT-B/16, share of the peak", "vit_b_16, ", "share_of_peak", at_least=0.4, share=True),
+    best("ViT-B/16, samples/s padded to 77", "vit_b_16, padded", "samples_per_s", at_least=3200),
+    best("ViT-L/14, share of the peak", "vit_l_14, ", "share_of_peak", at_least=0.4, share=True),
+    best("ViT-L/14, samples/s padded to 77", "vit_l_14, padded", "samples_per_s", at_least=750),
     Aim(what="ViT-B/32, samples/s bucketed ÷ padded to 77", measured=_bucketed, at_least=1.3),
     Aim(
         what="ViT-B/16, samples/s compiled ÷ eager",
@@ -140,10 +161,8 @@ AIMS = [
         at_least=1.25,
     ),
     Aim(what="ViT-B/32, mining (top_k 64): longer step", measured=_cost, at_most=0.05, share=True),
-    Aim(
-        what="ViT-B/32 fed by the loader ÷ on one batch",
-        measured=best("vit_b_32 fed by the loader", "share_of_synthetic"),
-        at_least=0.98,
+    best(
+        "ViT-B/32 fed by the loader ÷ on one batch", "vit_b_32 fed by the loader", "share_of_synthetic", at_least=0.98
     ),
 ]
 """What is aimed at, on an H200 with 16 cores."""
@@ -153,9 +172,10 @@ def page(machine: str, rows: Sequence[Row], *, rehearsal: bool) -> str:
     """The Markdown of all rows: the aims, and a table for each part."""
     lines = [f"# {machine}", ""]
     if rehearsal:
-        lines += ["**A rehearsal: small models, few rows. Its figures say nothing about a GPU.**", ""]
-    lines += ["## Aims on an H200 with 16 cores", "", "| what | aim | here | |", "|---|---|---|---|"]
-    lines += [aim.line(rows) for aim in AIMS]
+        lines += ["**A rehearsal: small models, few rows. Its figures say nothing about a GPU.**"]
+    else:
+        lines += ["## Aims on an H200 with 16 cores", "", "| what | aim | here | |", "|---|---|---|---|"]
+        lines += [aim.line(rows) for aim in AIMS]
     for part in dict.fromkeys(row["part"] for row in rows):
         own = [row for row in rows if row["part"] == part]
         columns = [name for name in dict.fromkeys(chain.from_iterable(own)) if name not in ("part", "command")]
@@ -163,6 +183,8 @@ def page(machine: str, rows: Sequence[Row], *, rehearsal: bool) -> str:
         lines += ["| " + " | ".join(_cell(row.get(name)) for name in columns) + " |" for row in own]
         lines += ["", *(f"    {command}" for command in dict.fromkeys(row["command"] for row in own)), ""]
         lines += [f"- `{name}`: {LEGEND[name]}" for name in columns if name in LEGEND]
+        said = " ".join(f"{value}" for row in own for name, value in row.items() if name != "command")
+        lines += [f"- {word}: {meaning}" for word, meaning in WORDS.items() if word in said]
     return "\n".join(lines) + "\n"
 
 

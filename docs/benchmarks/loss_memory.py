@@ -198,14 +198,17 @@ def compare(given: argparse.Namespace) -> None:
 
 
 def print_row(form: str, rows: int, its: dict[str, float], tiled: dict[str, float], given: argparse.Namespace) -> None:
-    less, ratio = its["bytes"] / max(tiled["bytes"], 1), tiled["seconds"] / its["seconds"]
+    shows = min(its["bytes"], tiled["bytes"]) >= 50_000  # else it is shown as 0.0 MB, and a ratio of zeros says nothing
+    less = its["bytes"] / tiled["bytes"] if shows else None
+    ratio = tiled["seconds"] / its["seconds"]
     if given.json:
         row = {"name": f"{form}, {rows:,} x {given.dim}", "memory_mb": round(its["bytes"] / 1e6, 1)}
-        row |= {"memory_over_tiled": round(less, 1), "ms": round(1e3 * its["seconds"], 2)}
+        row |= {"memory_over_tiled": less and round(less, 1), "ms": round(1e3 * its["seconds"], 2)}
         print(json.dumps({**row, "tiled_over_it": round(ratio, 3), "loss": round(its["value"], 5)}), flush=True)
         return
+    shown = "" if less is None else f"{less:.1f}"
     print(
-        f"| {rows:,} | {form} | {its['bytes'] / 1e6:,.1f} | {less:.1f} | {its['seconds']:.4f} | {ratio:.2f} "
+        f"| {rows:,} | {form} | {its['bytes'] / 1e6:,.1f} | {shown} | {its['seconds']:.4f} | {ratio:.2f} "
         f"| {its['value']:.5f} |",
         flush=True,
     )

@@ -121,8 +121,8 @@ def check_lengths(model: nn.Module, plans: list[Plan]) -> None:
 def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) -> None:
     """Log settings that gain nothing with batches of this size, or on this device.
 
-    A miner that keeps all, parts as large as a batch or that do not divide it, meanings that nothing asks for, a GPU's
-    number formats on a CPU.
+    A miner that keeps all, parts as large as a batch or that do not divide it, meanings that nothing asks for, what is
+    for GPUs on a CPU.
     """
     miner, rows = config.train.miner, config.data.global_batch_size
     negatives = rows - 1
@@ -159,6 +159,11 @@ def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) 
             "train.precision is %s, and the run is on a CPU, %s; fp32 and bf16 are for CPUs",
             config.train.precision,
             "which has no TF32: it computes in fp32" if config.train.precision == "tf32" else "where fp16 is slow",
+        )
+    if device.type == "cpu" and config.data.decode == "device":
+        logger.warning(
+            "data.decode is device, and the run is on a CPU: files are decoded in the training loop, which waits for "
+            "it (exact decodes in the loader's workers); this setting is for GPUs"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,9 @@ from rich.progress import track
 
 from mmdata.batch import Batch
 from mmdata.compositional import load_pairs
+from mmdata.config import Config
 from mmdata.config.data import DataConfig, ValConfig, evaluation_data, val_in_words
+from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import ConfigError, DataError, TrainingError, counted, excerpt
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
@@ -43,6 +46,30 @@ def of_evaluation(data: DataConfig) -> Generator[None]:
     except (DataError, TrainingError) as error:  # the latter if the rows of another rank are at fault
         kind = DataError if isinstance(error, DataError) else TrainingError
         raise kind(f"rows to evaluate on, of {val_in_words(data)}: {error}") from error
+
+
+def with_settings(trained: TrainedRun, overrides: list[str]) -> TrainedRun:
+    """The run with other settings of how its images are decoded and loaded; all others are those it was trained with.
+
+    Args:
+        trained: the model.
+        overrides: "data.decode=exact", "data.loading.num_workers=2".
+
+    Raises:
+        ConfigError: another setting, or a value that it does not take.
+    """
+    for override in overrides:
+        name = override.partition("=")[0]
+        if name != "data.decode" and not name.startswith("data.loading."):
+            raise ConfigError(
+                f"'{override}': an evaluation has the settings of its run; data.decode and those of data.loading can "
+                "be given, and the rows by --shards, --select and --pairs"
+            )
+    if not overrides:
+        return trained
+    origin = f"settings of the run '{trained.checkpoint}'"
+    settings = with_overrides(trained.config.model_dump(mode="json"), overrides, kind=Config)
+    return replace(trained, config=parse(Config, settings, origin=origin, overrides=overrides))
 
 
 def ledger_of(out: Path, rank: int | str) -> Path:

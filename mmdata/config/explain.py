@@ -61,6 +61,10 @@ OF_TYPES = ("bool_parsing", "bool_type", "tuple_type", "dict_type")
 nowhere."""
 
 
+_OTHER_NAMES = {"data.filter": "data.select", "data.where": "data.select"}
+"""Settings by the names that they have elsewhere, which are not near to ours."""
+
+
 class Told(NamedTuple):
     """An error in words, and the dotted key of the setting that it is about; "" if it is about several."""
 
@@ -135,7 +139,7 @@ def _explain(kind: type[Settings], place: _Place, error: Any) -> str:
         wrong, own = place.keys[-1], list(place.section.model_fields)
         if _names(place.section) and not nearest(wrong, own):  # of another kind, perhaps
             return f"unknown key '{dotted}': {_names(place.section)[0]} has {', '.join(own)}"
-        if near := _nearest(kind, place):
+        if near := _OTHER_NAMES.get(dotted) or _nearest(kind, place):
             return f"unknown key '{dotted}'; did you mean '{near}'?"
         if len(place.keys) == 1:
             return f"unknown key '{dotted}'; the sections are {', '.join(kind.model_fields)}"

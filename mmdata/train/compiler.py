@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from contextlib import AbstractContextManager
 from functools import cache
@@ -25,6 +26,43 @@ def compiler_error(device: torch.device, backend: str = "inductor") -> str:
     except Exception as error:
         return (str(error).strip().splitlines() or [type(error).__name__])[0]
     return ""
+
+
+def failure(error: BaseException) -> str:
+    """What to say where an error in a step is that of torch.compile, in one line with the remedy; else ""."""
+    cause: BaseException | None = error
+    found: list[BaseException] = []
+    while cause is not None and cause not in found:
+        found.append(cause)
+        cause = getattr(cause, "inner_exception", None) or cause.__cause__
+    ours = [one for one in found if _is_of_compiler(one)]
+    if not ours:
+        return ""
+    last = found[-1]
+    output = getattr(last, "output", None)  # of a C++ compiler: its message begins with the whole command
+    lines = [line.strip() for line in str(last if output is None else output).splitlines() if line.strip()]
+    reason = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "without a message")
+    return (
+        f"torch.compile failed ({type(last).__name__}: {reason[:300]}); a compiler that was stopped may have left half "
+        f"a file: remove torch's cache, '{cache_folder()}', and start again; if that does not help, set train.compile "
+        "to false"
+    )
+
+
+def cache_folder() -> str:
+    """The folder in which torch keeps what it has compiled."""
+    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return named or str(import_module("torch._inductor.runtime.cache_dir_utils").default_cache_dir())
+
+
+def _is_of_compiler(error: BaseException) -> bool:
+    kind: Any = import_module("torch._dynamo.exc").BackendCompilerFailed
+    if isinstance(error, kind) or type(error).__module__.startswith(("torch._inductor", "triton")):
+        return True
+    # A cached library that is cut is loaded while a step runs, behind no error of the compiler's own.
+    return isinstance(error, (ImportError, OSError)) and (
+        "file too short" in str(error) or os.path.abspath(cache_folder()) in str(error)
+    )
 
 
 @cache

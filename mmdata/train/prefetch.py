@@ -31,7 +31,7 @@ class DevicePrefetcher:
 
     On a GPU the next batch is taken and copied before the current one is yielded: through pinned memory, on a stream of
     its own, as uint8. On a CPU the loader's own batches are yielded, and none is taken ahead. With `data.decode:
-    device` a thread decodes the next batch on the device meanwhile.
+    device` their images are decoded, on a GPU in a thread, a batch ahead.
 
     The seconds that the calling thread spends on copies, and waits for that thread, are added to the loader's clock, as
     `stats.transfer_s`. Rows that the device does not decode are in the loader's ledger once their batch is yielded.

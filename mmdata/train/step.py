@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from mmdata.batch import check_decoded
 from mmdata.train.models.dual_encoder import DualEncoder
 from mmdata.train.ranks import collectives, parallel
 
@@ -56,12 +57,14 @@ def train_step(
         The loss, and the model's output for all rows.
 
     Raises:
-        ValueError: micro_batch_size below 1, or entries of the batch with different numbers of rows.
+        ValueError: micro_batch_size below 1, entries of the batch with different numbers of rows, or, for a
+            DualEncoder, images that are not decoded yet.
     """
     if micro_batch_size is not None and micro_batch_size < 1:
         raise ValueError(f"micro_batch_size must be at least 1: got {micro_batch_size}")
     encoder = collectives.unwrap(model)
     if isinstance(encoder, DualEncoder):
+        check_decoded(batch)
         encoder.clamp_logit_scale_()
     device = next((value.device for value in tree_leaves(dict(batch)) if isinstance(value, Tensor)), None)
     if device is None:

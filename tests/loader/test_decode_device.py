@@ -20,7 +20,7 @@ from mmdata.batch import model_inputs, to_device
 from mmdata.encoded_images import with_pixels
 from mmdata.errors import ConfigError, DataError
 from mmdata.inspect.replay import find_step, replay
-from mmdata.train import DevicePrefetcher
+from mmdata.train import ContrastiveLoss, DevicePrefetcher, DualEncoder, train_step
 from tests.loader.conftest import Corpus
 
 MOST = 2
@@ -74,6 +74,12 @@ def test_device_prefetcher_and_to_device_decode(corpus: Corpus):
     batch: Batch = next(iter(corpus.loader(decode="device")))
     with pytest.raises(ValueError, match=r"^the batch holds files \(data.decode is device\), and no pixels yet: take"):
         model_inputs(batch)
+    model: Any = DualEncoder.from_config({"name": "micro"}, vocab_size=400)
+    for call in (lambda: model(batch), lambda: train_step(model, batch, ContrastiveLoss(), micro_batch_size=2)):
+        with pytest.raises(
+            ValueError, match=r"^the batch holds files \(data.decode is device\), and no pixels yet: take"
+        ):
+            call()
     assert set(model_inputs(to_device(batch, "cpu"))) == {"pixel_values", "input_ids", "attention_mask", "labels"}
 
 

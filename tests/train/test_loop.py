@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import importlib.util
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -17,12 +20,15 @@ from typing import Any
 import pytest
 import torch
 
+from mmdata.atomic import lock
 from mmdata.config import TrainConfig
 from mmdata.config.train import TopKConfig
 from mmdata.errors import ConfigError, TrainingError
 from mmdata.train.miners import TopK
 from mmdata.train.objective import make_loss
+from mmdata.train.run import meter, sole
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
+from mmdata.train.run.log import format_values
 from mmdata.train.run.optimizer import learning_rate, make_optimizer
 from mmdata.train.run.sessions import SESSIONS, read_sessions
 from mmdata.train.run.stopping import StopSignals
@@ -446,3 +452,131 @@ def test_loop_refuses_batches_of_another_rank(tmp_path: Path):
         make_trainer(tmp_path, batches)
     batches.rank, batches.world_size = 0, 1
     make_trainer(tmp_path, batches)
+
+
+def test_loop_second_run_in_a_folder_is_refused_until_the_first_is_killed(tmp_path: Path):
+    spec = {"output": str(tmp_path), "seconds_a_batch": 0.05, "train": {"epochs": 1000}}
+    command = [sys.executable, str(PROGRAM), json.dumps(spec)]
+    with Program(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}) as first:
+        assert first.stdout is not None
+        next(line for line in first.stdout if line.startswith("step 4 "))
+        said = (
+            rf"^train.output '{re.escape(str(tmp_path))}': another process trains there, process {first.pid} on host "
+            rf"'{re.escape(socket.gethostname())}'; wait until it has ended, end it \(after a kill of torchrun its "
+            r"ranks may still be at work\), or give another train.output$"
+        )
+        with pytest.raises(ConfigError, match=said):
+            make_trainer(tmp_path)
+        for code, error in run_two_ranks(tmp_path):
+            assert "ConfigError: train.output " in error
+            assert code == 1
+        assert [session["first_step"] for session in read_sessions(tmp_path / SESSIONS)] == [0], "nothing was written"
+        assert first.poll() is None
+        first.kill()
+        first.wait()
+    assert make_trainer(tmp_path, epochs=1000).step >= 3
+
+
+def test_loop_lock_of_a_killed_run_is_free_though_a_process_that_it_forked_lives_on(tmp_path: Path):
+    program = f"""
+import os, time
+from pathlib import Path
+from mmdata.train.run import meter, sole
+sole.hold(Path({str(tmp_path)!r}))
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+print(child, flush=True)
+time.sleep(60)
+"""
+    with Program([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        child = int(run.stdout.readline())
+        with pytest.raises(ConfigError, match="another process trains there"):
+            sole.hold(tmp_path)
+        run.kill()
+        run.wait()
+        try:
+            sole.hold(tmp_path)
+        finally:
+            os.kill(child, signal.SIGKILL)
+    sole.release(tmp_path)
+
+
+def test_loop_folder_without_locks_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def missing(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    assert make_trainer(tmp_path, epochs=1).run() == 0
+    assert caplog.messages == [
+        f"train.output '{tmp_path}': this file system has no locks (No locks available): nothing refuses a second run "
+        "there, so start one at a time"
+    ]
+
+
+def test_loop_process_lets_a_folder_go_with_the_end_of_its_run(tmp_path: Path):
+    assert make_trainer(tmp_path, epochs=1).run() == 0
+    with pytest.raises(ConfigError, match="lr"):
+        make_trainer(tmp_path, lr=0.5)
+    with lock(tmp_path):  # as another process would
+        pass
+
+
+def test_loop_time_before_the_first_batch_is_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    clock = FakeClock()
+    monkeypatch.setattr(meter, "time", clock)
+    trainer = make_trainer(tmp_path, epochs=1)
+    clock.now += 1000  # as long as the compiler takes to be tried, or a checkpoint to be read
+    assert trainer.run() == 0
+    assert [line["step_ms"] for line in metrics_with_clocks(tmp_path)] == pytest.approx([0, 0, 0, 0], abs=0.1)
+
+
+class FakeClock:
+    """Stands still."""
+
+    now = 0.001
+
+    def perf_counter(self) -> float:
+        self.now += 1e-9  # nothing is divided by 0
+        return self.now
+
+
+def metrics_with_clocks(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_log_shows_large_numbers_whole():
+    values = {
+        "step": 20,
+        "loss": 1.23456,
+        "step_ms": 43520.6,
+        "samples_per_s": 1234.5,
+        "lr": 1e-5,
+        "loss_scale": 65536.0,
+    }
+    assert (
+        format_values(values) == "step 20 · loss 1.235 · step ms 43,521 · samples/s 1234 · lr 1e-05 · loss scale 65,536"
+    )
+
+
+def test_loop_own_run_says_how_its_weights_are_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert make_trainer(tmp_path, epochs=1).run() == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    path = tmp_path / "checkpoints" / "step-0000000004.pt"
+    line = f"model.load_state_dict(torch.load('{path}')['model'])"
+    assert last == f"finished after step 4; checkpoint in {tmp_path / 'checkpoints'}; next: {line}"
+    model = small.small_model()
+    exec(line, {"torch": torch, "model": model})
+    torch.testing.assert_close(dict(model.state_dict()), dict(last_state(tmp_path)["model"]))
+
+
+def test_loop_of_one_process_says_that_nothing_is_sharded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert make_trainer(tmp_path, epochs=1, parallel="fsdp", checkpoint="sharded").run() == 0
+    line = "train.checkpoint is sharded, and one process shards nothing: each checkpoint is one whole file"
+    assert capsys.readouterr().out.splitlines()[1] == line
+    assert (tmp_path / "checkpoints" / "step-0000000004.pt").is_file()

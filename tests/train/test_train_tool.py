@@ -22,7 +22,7 @@ from transformers.models.bert import BertTokenizerFast  # pyright: ignore[report
 
 import mmdata
 from mmdata import Index, Loader, cli
-from mmdata.commands.evaluate import evaluate_shards
+from mmdata.commands.evaluate import evaluate_shards, with_settings
 from mmdata.config import DataConfig, load_config
 from mmdata.config.data import ValConfig
 from mmdata.convert import ConvertConfig, convert
@@ -451,6 +451,11 @@ def test_evaluate_says_in_one_line_what_is_wrong(
         ),
         ([tmp_path / "run" / "config.yaml"], f"its run is '{tmp_path / 'run'}': give '{tmp_path / 'run'}'"),
         ([bare], "nothing to evaluate on: the run has no data.val; give --shards or --pairs"),
+        (
+            [tmp_path / "run", "data.seed=1"],
+            "'data.seed=1': an evaluation has the settings of its run; data.decode and those of data.loading can be",
+        ),
+        ([tmp_path / "run", "data.decode=exat"], "'data.decode'"),
         ([bare, "--select", "width > 3"], "--select chooses rows of --shards, which is missing"),
         (
             [bare, "--pairs", good, "--classes", good],
@@ -462,6 +467,21 @@ def test_evaluate_says_in_one_line_what_is_wrong(
         said = capsys.readouterr().err
         assert expected in said
         assert "embedding" not in said
+
+
+def test_evaluate_takes_another_decoder_and_other_workers(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    words = ["train.steps=1", "train.epochs=null", "data.decode=device"]
+    assert run_tool("train", config, *words, monkeypatch=monkeypatch) == 0
+    run = tmp_path / "run"
+    given = ["data.decode=exact", "--out", tmp_path / "out.json", "data.loading.num_workers=2"]
+    assert run_tool("evaluate", run, *given, monkeypatch=monkeypatch) == 0
+    scores = json.loads((tmp_path / "out.json").read_text())
+    trained = json.loads((run / "evaluation.json").read_text())
+    assert scores["image_to_text_r1"] == trained["image_to_text_r1"]
+    other = with_settings(mmdata.load_run(run, "cpu"), ["data.decode=exact", "data.loading.num_workers=2"])
+    assert (other.config.data.decode, other.config.data.loading.num_workers) == ("exact", 2)
 
 
 def test_run_moved_to_another_machine_embeds_and_classifies_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

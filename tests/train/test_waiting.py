@@ -33,8 +33,8 @@ def test_wait_is_explained_at_first_sight_and_when_the_reason_changes(tmp_path: 
     wait = DataWait(batches, tmp_path / "config.yaml")
     batches.work("decode", 8.1)
     batches.work("read", 1.9)
-    line = "data wait 34%: decode takes 81% of the workers' time; `mmdata bench CONFIG --step-ms 210` measures what "
-    assert wait.explain(0.34, 210.2) == f"{line}would help"
+    # No settings of `mmdata train`: no command could make this loader.
+    assert wait.explain(0.34, 210.2) == "data wait 34%: decode takes 81% of the workers' time"
     batches.work("decode", 8.0)
     assert wait.explain(0.34, 210.2) is None  # said already
     batches.work("read", 5.0)  # since the last line reading alone
@@ -66,5 +66,5 @@ def test_loop_says_once_in_its_log_why_it_waits(tmp_path: Path, capsys: pytest.C
     batches.before = decode
     config = train_config(epochs=1, log_every_steps=1)
     assert Trainer(small_model(), batches, config, output=tmp_path).run() == 0
-    said = re.findall(r"data wait \d+%: (.*); `mmdata bench CONFIG --step-ms \d+`", capsys.readouterr().out)
+    said = re.findall(r"^data wait \d+%: (.*)$", capsys.readouterr().out, re.MULTILINE)
     assert said == ["decode takes 100% of the workers' time"]

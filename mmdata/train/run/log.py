@@ -103,10 +103,11 @@ class RunLog:
 
 
 def format_values(values: Mapping[str, float | int | None]) -> str:
-    """Values for a person: shares as percentages, the rest with four digits.
+    """Values for a person: shares as percentages, the rest with four digits, and large numbers whole.
 
     Example:
-        {"step": 20, "loss": 1.23456, "data_wait_share": 0.031} gives "step 20 · loss 1.235 · data wait 3.1%".
+        {"step": 20, "loss": 1.23456, "data_wait_share": 0.031} gives "step 20 · loss 1.235 · data wait 3.1%";
+        {"step_ms": 43520.6} gives "step ms 43,521".
     """
     parts: list[str] = []
     for name, value in values.items():
@@ -116,8 +117,14 @@ def format_values(values: Mapping[str, float | int | None]) -> str:
         if name.endswith("_share"):
             parts.append(f"{words.removesuffix(' share')} {100 * value:.1f}%")
         else:
-            parts.append(f"{words} {value if isinstance(value, int) else format(value, '.4g')}")
+            parts.append(f"{words} {_number(value)}")
     return " · ".join(parts)
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:,.0f}" if 9999.5 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _finite(value: float | list[float] | None) -> float | list[float | None] | None:

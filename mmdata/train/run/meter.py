@@ -96,6 +96,10 @@ class Meter:
             **used,
         }
 
+    def begin(self) -> None:
+        """Count time from here on: loading a checkpoint or trying the compiler before it is no step."""
+        self._start_s = time.perf_counter()
+
     @contextlib.contextmanager
     def paused(self) -> Generator[None, None, None]:
         """Time inside this context (evaluation, checkpoints) does not count as training time."""
@@ -134,7 +138,7 @@ class DataWait:
 
     Args:
         batches: the loader; without a clock there are no lines.
-        config: the run's settings, named in the advised command; CONFIG is named if the file is missing.
+        config: the run's settings, named in the advised command; without this file no command is advised.
     """
 
     def __init__(self, batches: Batches, config: Path) -> None:
@@ -158,8 +162,7 @@ class DataWait:
         if found is None or wait_share < NOTICEABLE or found.stage == self._said:
             return None
         self._said = found.stage
-        config = self._config if self._config.is_file() else "CONFIG"
-        return (
-            f"data wait {wait_share:.0%}: {found.words}; "
-            f"`mmdata bench {config} --step-ms {step_ms:.0f}` measures what would help"
-        )
+        line = f"data wait {wait_share:.0%}: {found.words}"
+        if not self._config.is_file():  # a loop of the user's own, whose loader no command can make
+            return line
+        return f"{line}; `mmdata bench {self._config} --step-ms {step_ms:.0f}` measures what would help"

@@ -129,10 +129,10 @@ def git_commit(folder: Path, *, tracked: str | None = None) -> str | None:
 def _machine(device: torch.device) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if device.type == "cuda" else []
-    return {"system": platform.platform(), "cpu": _cpu_name(), "cores": cores, "gpus": gpus}
+    return {"system": platform.platform(), "cpu": cpu_name(), "cores": cores, "gpus": gpus}
 
 
-def _cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
+def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
     """The processor's name; its architecture where the system does not tell the name."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -21,6 +21,7 @@ from mmdata.atomic import write_whole
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError, TrainingError, counted
+from mmdata.train import compiler
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.kept import FeatureMemory
@@ -31,7 +32,7 @@ from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
 from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_state, gather, on_first
 from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
-from mmdata.train.run import checkpoint
+from mmdata.train.run import checkpoint, sole
 from mmdata.train.run.advice import advise
 from mmdata.train.run.checkpoint import CHECKPOINTS, rng_state, seed_rank, set_rng_state
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
@@ -73,7 +74,8 @@ class Trainer:
 
     Raises:
         ConfigError: settings of the loss that do not fit together; neither epochs nor steps given; the run in `output`
-            had other settings, or another length; the batches are of another rank or world size than the process group.
+            had other settings, or another length, or is under way in another process; the batches are of another rank
+            or world size than the process group.
         DataError: a damaged checkpoint.
     """
 
@@ -104,6 +106,7 @@ class Trainer:
         several = collectives.world_size() > 1
         group = dist.new_group(backend="gloo", timeout=collectives.TIMEOUT) if several else None
         self.group = cast("dist.ProcessGroup | None", group)
+        on_first(lambda: sole.hold(output), self.group)
         check_same_batches(LoaderExtras.of(batches).identity, self.group)
         self.stop = StopSignals(self.group)
         self.lockstep = Lockstep(self.group, lambda: self.stop.received)
@@ -127,7 +130,11 @@ class Trainer:
         self._unchecked: Update | None = None
         batches.set_epoch(0)
         seed_rank(config.seed, collectives.rank())
-        where = self._resume()
+        try:
+            where = self._resume()
+        except BaseException:
+            sole.release(output)  # a notebook goes on
+            raise
         speaks = collectives.rank() == 0
         self.log = RunLog(
             output, step=self.step, total_steps=self.total_steps, tensorboard=config.tensorboard, speaks=speaks
@@ -145,6 +152,10 @@ class Trainer:
         )
         self.watchdog.is_writing = self.writer.is_writing
         self.log.say(f"{where}; on {_in_words(self.device, ranks)}, in {self.precision}")
+        if config.checkpoint == "sharded" and not self.sharded:
+            self.log.say(
+                "train.checkpoint is sharded, and one process shards nothing: each checkpoint is one whole file"
+            )
         if config.warmup_steps >= self.total_steps:
             self.log.say(
                 f"train.warmup_steps is {config.warmup_steps}, and the run has {counted(self.total_steps, 'step')}: "
@@ -165,27 +176,45 @@ class Trainer:
                 that could not be used over all ranks, no batch on another rank, or the end of one; on every rank.
         """
         self.model.train()  # transformers' from_pretrained returns a model in eval mode
-        formats = numerics(self.precision, self.device)
-        with formats, self.stop, contextlib.closing(self.log), self.watchdog, self.writer:
-            if stopped := self._rehearse():
+        formats, held = numerics(self.precision, self.device), contextlib.ExitStack()
+        held.callback(sole.release, self.output)
+        with held, formats, self.stop, contextlib.closing(self.log), self.watchdog, self.writer:
+            rehearsed = False
+            try:
+                if stopped := self._rehearse():
+                    return self._stopped_in_rehearsal(stopped)
+                rehearsed = True
+                return self._train()
+            except Exception as error:
+                if not (said := compiler.failure(error)):
+                    raise
+                # Ctrl-C reaches the compiler's processes too, and their end is the error.
+                if not (stopped := self.stop.received):
+                    raise ConfigError(said) from error
+                if not rehearsed:
+                    return self._stopped_in_rehearsal(stopped)
                 self.log.say(
-                    f"stopped by {Signals(stopped).name} in the rehearsal, before an update; {self._how_to_go_on()}"
+                    f"stopped by {Signals(stopped).name} while code was compiled, after step {self.step} of "
+                    f"{self.total_steps}; the last checkpoint counts; {self._how_to_go_on()}"
                 )
                 return 128 + stopped
-            stopped = self._evaluate_if_due()  # the run before this one may have ended just before it
-            while not stopped and self.step < self.total_steps:
-                stopped = self._run_epoch() or self._evaluate_if_due()
-            if stopped:
-                self.log.say(
-                    f"stopped by {Signals(stopped).name} after step {self.step} of {self.total_steps}; "
-                    f"checkpoint in {self.output / CHECKPOINTS}; {self._how_to_go_on()}"
-                )
-                return 128 + stopped
-            self._advise()
+
+    def _train(self) -> int:
+        """The updates of `run`, once all shapes are rehearsed."""
+        self.meter.begin()
+        stopped = self._evaluate_if_due()  # the run before this one may have ended just before it
+        while not stopped and self.step < self.total_steps:
+            stopped = self._run_epoch() or self._evaluate_if_due()
+        if stopped:
             self.log.say(
-                f"finished after step {self.step}; checkpoint in {self.output / CHECKPOINTS}; "
-                f"next: `mmdata report --run {self.output}`, or in Python mmdata.load_run('{self.output}')"
+                f"stopped by {Signals(stopped).name} after step {self.step} of {self.total_steps}; "
+                f"checkpoint in {self.output / CHECKPOINTS}; {self._how_to_go_on()}"
             )
+            return 128 + stopped
+        self._advise()
+        self.log.say(
+            f"finished after step {self.step}; checkpoint in {self.output / CHECKPOINTS}; next: {self._next()}"
+        )
         return 0
 
     def _advise(self) -> None:
@@ -195,6 +224,19 @@ class Trainer:
         mined, evaluated = (read_lines(self.output / METRICS, kind) for kind in ("mining", "evaluation"))
         if advice := advise(mined, self.settings, evaluated[-1] if evaluated else None):
             self.log.say(advice)
+
+    def _next(self) -> str:
+        """What to do with a finished run; one without the settings of `mmdata train` has weights only."""
+        if {"data", "model"} <= set(self.settings):
+            return f"`mmdata report --run {self.output}`, or in Python mmdata.load_run('{self.output}')"
+        newest = self.output / CHECKPOINTS / checkpoint.checkpoint_name(self.step, sharded=self.sharded)
+        load = "mmdata.train.run.checkpoint.load_checkpoint" if self.sharded else "torch.load"
+        given = f"Path('{newest}')" if self.sharded else f"'{newest}'"
+        return f"model.load_state_dict({load}({given})['model'])"
+
+    def _stopped_in_rehearsal(self, stopped: int) -> int:
+        self.log.say(f"stopped by {Signals(stopped).name} in the rehearsal, before an update; {self._how_to_go_on()}")
+        return 128 + stopped
 
     def _how_to_go_on(self) -> str:
         return f"{f'`{self.command}`' if self.command else 'the same command'} resumes"
