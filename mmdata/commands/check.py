@@ -98,7 +98,7 @@ def _problems_of_groups(config: Config) -> Iterator[str]:
         )
         return
     named, rows = ("size", groups.size) if groups.size else ("candidates", 1 + (groups.candidates or 0))
-    if rows != miner.size:
+    if rows % miner.size:
         of = f"data.groups.size is {rows}" if named == "size" else f"1 + data.groups.candidates is {rows}"
         yield (
             f"train.miner.size is {miner.size}, and {of}: the miner would take rows of different groups for one; set "

@@ -64,7 +64,8 @@ def embed_corpus(
         What made the features, for the file of groups; and the number of rows without features by reason.
     """
     changes = {name: getattr(data, name) for name in WHICH_ROWS}
-    changes |= {"join": data.join or trained.config.data.join, "fields": {}}  # tables that `select` or captions name
+    own = trained.config.data.join  # of captions; the config's are those that `select` names
+    changes |= {"join": [*own, *(one for one in data.join if one not in own)], "fields": {}}
     loader = Loader.from_config(
         once_in_order(trained.config.data.model_copy(update={**changes, "num_lanes": 1})), rank=0, world_size=1
     )

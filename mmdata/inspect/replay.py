@@ -151,7 +151,10 @@ def find_step(
     weights = plan.weights if isinstance(plan, WeightedPlan) else None
     if weights is not None and not step and (first := weights.next_epoch(row, epoch)) != epoch:
         if first is None:
-            raise ConfigError(f"row {row} is in no batch of any epoch: its weight is 0 ({weights.name})")
+            of_epochs = "any epoch" if not weights.values[row] > 0 else f"any epoch from {epoch} on"
+            raise ConfigError(
+                f"row {row} is in no batch of {of_epochs}: its weight is {weights.values[row]:g} ({weights.name})"
+            )
         raise ConfigError(
             f"row {row} is in no batch of epoch {epoch}: its weight is {weights.values[row]:g} ({weights.name}), and "
             f"it comes next in epoch {first}: try --epoch {first}"

@@ -155,8 +155,9 @@ class Table:
         def read() -> Any:
             if _is_parquet(path):
                 return pyarrow.parquet.read_schema(path)
-            with pyarrow.csv.open_csv(path, parse_options=_delimiter(path)) as reader:
-                return reader.schema
+            # All of it: a column may turn from dates to texts at any row.
+            options = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
+            return pyarrow.csv.read_csv(path, parse_options=_delimiter(path), convert_options=options).schema
 
         schema = self._checked(path, read)
         if not _is_parquet(path) and len(schema.names) == 1:
@@ -176,7 +177,7 @@ class Table:
         return len(self._read_one(path, self.key, as_text=True))
 
     def _read(self, name: str, *, as_text: bool) -> Any:
-        parts = [self._read_one(path, name, as_text=as_text) for path in self.files]
+        parts = _of_one_unit([self._read_one(path, name, as_text=as_text) for path in self.files])
         if len({part.type for part in parts}) > 1:
             kinds = ", ".join(sorted({str(part.type) for part in parts}))
             raise ConfigError(f"{self._of}: {self}, column '{name}': values of different types in its files: {kinds}")
@@ -217,6 +218,15 @@ def _plain(kind: Any) -> Any:
     if pa.types.is_time(kind):
         return pa.string()
     return pa.float64() if pa.types.is_decimal(kind) else kind
+
+
+def _of_one_unit(parts: list[Any]) -> list[Any]:
+    """Columns of several files; where all are times, with one zone or none, those of the finest unit among them."""
+    kinds = {part.type for part in parts}
+    if len(kinds) < 2 or not all(map(pa.types.is_timestamp, kinds)) or len({kind.tz for kind in kinds}) > 1:
+        return parts
+    finest = max((kind.unit for kind in kinds), key=("s", "ms", "us", "ns").index)
+    return [part.cast(pa.timestamp(finest, next(iter(kinds)).tz)) for part in parts]
 
 
 def _is_parquet(path: Path) -> bool:

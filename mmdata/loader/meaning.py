@@ -18,7 +18,7 @@ from mmdata.join.joined import Joined
 from mmdata.nearest import meant
 from mmdata.plan import CaptionSources, Groups, IndexRows
 from mmdata.plan.rows import Hashes, HashesOf
-from mmdata.plan.select.index_columns import KINDS, column_of, kinds_of, types_of
+from mmdata.plan.select.index_columns import KINDS, column_of, kinds_of, types_of, warn_of_hidden
 from mmdata.plan.selection import row_chunks
 from mmdata.shards import Index
 
@@ -58,15 +58,17 @@ class Meaning:
                 f"{OF}: no column '{column}' of numbers, texts or dates{meant(column, kinds)}; there are "
                 f"{', '.join(sorted(kinds))}"
             )
-        if (kind := types_of(joined).get(column, "")) in FLOATS and column not in KINDS:
+        warn_of_hidden([column], joined, of=OF)
+        index.fetch_columns(np.arange(index.num_shards))
+        found = [column_of(index, joined, shard, column) for shard in range(index.num_shards)]
+        kind = types_of(joined).get(column, "")
+        if kind in FLOATS and column not in KINDS and not all(map(_are_whole, found)):
             raise ConfigError(
                 f"{OF} '{column}': its values are floats ({kind}), which are seldom equal; give texts or whole "
                 'numbers. pandas makes floats of whole numbers where some are missing: table.astype({"'
                 f'{column}": "Int64"}})'
             )
-        index.fetch_columns(np.arange(index.num_shards))
-        of_shards = (_hashes(column_of(index, joined, shard, column)) for shard in range(index.num_shards))
-        self.hashes = np.concatenate([np.empty(0, np.int64), *of_shards])
+        self.hashes = np.concatenate([np.empty(0, np.int64), *map(_hashes, found)])
         self.column = column
         self.name = f"{OF} {column} ({fast_hash(self.hashes.tobytes()) % 2**64:016x})"
 
@@ -129,6 +131,12 @@ class Meaning:
             return batch
         hashes = self.of(batch["rows"].numpy(), batch["caption_hash"].numpy())
         return cast(Batch, {**batch, "caption_hash": torch.from_numpy(hashes)})
+
+
+def _are_whole(values: NDArray[Any]) -> bool:
+    """Whether all values that there are, are whole numbers."""
+    known = values[~np.isnan(values)]
+    return bool((known == np.floor(known)).all())
 
 
 def _hashes(values: NDArray[np.generic]) -> Ints:

@@ -5,6 +5,7 @@ The plan then moves units of several rows instead of single rows. A unit is neve
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from mmdata.plan.buckets import Bucket
 from mmdata.plan.row_ranges import mix_evenly
 from mmdata.safe_read import check_regular
 from mmdata.shards import Index
+
+logger = logging.getLogger("mmdata")
 
 Ints = NDArray[np.int64]
 
@@ -215,10 +218,13 @@ def read_groups(
             f"{len(index)}{other}; {remade}"
         )
     if size is not None and made_in is not None and made_in != size:
-        raise ConfigError(
+        what = (
             f"data.groups.source '{path}': its groups have {made_in} rows, and data.groups.size is {size}: set it to "
             f"{made_in}, or make groups with `mmdata neighbours --size {size}`"
         )
+        if size > made_in:
+            raise ConfigError(what)
+        logger.warning("%s; until then groups are cut into parts of %d", what, size)
     if (together := size or (candidates and 1 + candidates)) is None:
         return of_rows
     largest = int(np.unique(of_rows[of_rows >= 0], return_counts=True)[1].max(initial=0))

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.hashing import fast_hash
+from mmdata.plan.position import MAX_EPOCH
 from mmdata.plan.selection import Selection
 from mmdata.seeding import mix
 
@@ -54,13 +55,19 @@ class RowWeights:
         return self._passes(rows, part)[0]
 
     def next_epoch(self, row: int, epoch: int) -> int | None:
-        """The first epoch from this one on in which a row comes; None if its weight is 0."""
-        if not self.values[row] > 0:
+        """The first epoch from this one on in which a row comes; None if its weight is 0, or there is no such epoch."""
+        weight = float(self.values[row])
+        if not weight > 0:
             return None
-        rows, wanted = np.array([row]), epoch
-        while not (self.passes(rows, (wanted + 1) * self.num_parts) > self.passes(rows, wanted * self.num_parts)).all():
+        rows = np.array([row])
+        phase = float(self._fraction(rows, 0)[0])
+        # floor(weight · epochs + phase) passes come in so many epochs: the next one begins where that grows.
+        wanted = max(epoch, math.ceil((math.floor(weight * epoch + phase) + 1 - phase) / weight) - 2)
+        while wanted <= MAX_EPOCH:
+            if (self.passes(rows, (wanted + 1) * self.num_parts) > self.passes(rows, wanted * self.num_parts)).all():
+                return wanted
             wanted += 1
-        return wanted
+        return None
 
     def _passes(self, rows: Ints, part: int) -> tuple[Ints, Ints]:
         """Passes over n rows before a part, and by its end."""

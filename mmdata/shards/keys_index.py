@@ -295,7 +295,7 @@ def _publish(folder: Path, location: str, found: _Found, captions: CaptionWriter
     head = json.dumps(content, ensure_ascii=False).encode()
     inner = folder / INNER
     path = inner / HEAD_NAME
-    if path.exists() and not overwrite and read_regular(path) != head:
+    if path.exists() and not overwrite and not _is_the_same(read_regular(path), content):
         raise DataError(f"'{path}': is of other tars, or of other contents; replace it with --overwrite")
     path.unlink(missing_ok=True)  # it names the old files
     if captions is not None:
@@ -308,3 +308,13 @@ def _publish(folder: Path, location: str, found: _Found, captions: CaptionWriter
         (inner / HASHES_NAME).unlink(missing_ok=True)
     write_whole(inner / DATA_NAME, data)
     write_whole(path, head)
+
+
+def _is_the_same(head: bytes, content: dict[str, Any]) -> bool:
+    """Whether an index's head says what another says; one may have hashes, and the other none."""
+    try:
+        written = json.loads(head)
+    except ValueError:
+        return False
+    ours = json.loads(json.dumps(content))
+    return isinstance(written, dict) and {**written, "hashes": None} == {**ours, "hashes": None}

@@ -68,6 +68,26 @@ def test_a_table_may_be_many_files_and_may_name_its_keys(corpus: Corpus, tmp_pat
     assert selected(corpus, join=listed, select="not clip >= 0.6") == expected
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_times_of_files_of_several_units_are_one_column(corpus: Corpus, tmp_path: Path, suffix: str):
+    days = [datetime(2024, 1, 1, 12) + timedelta(days=row, milliseconds=250 * (row >= 25)) for row in range(50)]
+    for number, unit in enumerate(["s", "us"]):
+        rows = list(range(25 * number, 25 * number + 25))
+        day = pa.array([days[row] for row in rows], pa.timestamp(unit))
+        write_table(corpus, tmp_path / f"part-{number}{suffix}", rows, day=day)
+    join = [{"table": str(tmp_path / f"part-*{suffix}")}]
+    assert selected(corpus, join=join, select="day > '2024-01-26T12:00:00'") == list(range(25, 50))
+
+
+def test_dates_that_become_texts_far_down_in_a_file_are_texts(corpus: Corpus, tmp_path: Path):
+    keys = [sample.key for sample in corpus.samples]
+    lines = [f"{key},2024-01-{1 + row % 28:02d}" for row, key in enumerate(keys)]
+    lines += [f"other-{number},2024-01-01" for number in range(60_000)]  # more than a block
+    (tmp_path / "days.csv").write_text("\n".join(["key,day", *lines, "last,unknown", ""]))
+    found = selected(corpus, join=[{"table": str(tmp_path / "days.csv")}], select="day >= '2024-01-20'")
+    assert found == [row for row in range(50) if 1 + row % 28 >= 20]
+
+
 def test_categories_and_decimal_numbers_are_read_as_what_they_are(corpus: Corpus, tmp_path: Path):
     domains = [("web", "art")[row % 2] for row in range(50)]
     price = pa.array([Decimal(row) / 4 for row in range(50)], pa.decimal128(10, 2))

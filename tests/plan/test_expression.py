@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mmdata.errors import ConfigError
 from mmdata.plan.select.expression import Kind, parse_expression
+from mmdata.plan.select.three_valued import rounded_to
 
 KINDS: dict[str, Kind] = {
     "width": "number",
@@ -372,3 +373,9 @@ def test_numbers_are_rounded_to_the_type_of_the_column_beside_them(dtype: Any):
     assert found("0.1 <= s <= 0.2") == [0, 1]
     assert found("s < 1e300") == [0, 1, 3]
     assert found("s * 1 == 0.1") == ([0] if dtype is np.float64 else [])  # no plain column
+
+
+def test_a_number_too_small_for_the_column_is_no_zero():
+    columns = {"s": np.array([0.0, 1.0], np.float16)}
+    assert rounded_to("s", 1e-8)(columns).values == 1e-8
+    assert rounded_to("s", 0.1)(columns).values == np.float16(0.1)

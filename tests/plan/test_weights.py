@@ -190,3 +190,18 @@ def test_weights_of_selected_rows_leave_the_others_out(fake_rows: Any):
     plan = WeightedPlan(rows, POLICY, weights_of(np.where(chosen, 1.5, 0.0)), global_batch_size=4)
     assert set(passes_of_epoch(plan, 0)) == set(range(0, 20, 2))
     assert plan.num_rows == 10
+
+
+def test_the_next_epoch_of_a_rare_row_is_found_at_once():
+    weights = RowWeights(np.array([0.3, 1e-5, 1e-8, 0.0], np.float32), name="w", seed=3)
+    row = np.array([0])
+    epochs = [epoch for epoch in range(40) if weights.passes(row, epoch + 1) > weights.passes(row, epoch)]
+    assert [weights.next_epoch(0, epoch) for epoch in range(epochs[-1] + 1)] == [
+        next(one for one in epochs if one >= epoch) for epoch in range(epochs[-1] + 1)
+    ]
+    rare = weights.next_epoch(1, 0)
+    assert rare is not None
+    rows = np.array([1])
+    assert weights.passes(rows, rare + 1) == weights.passes(rows, rare) + 1 == [1]
+    assert weights.next_epoch(3, 0) is None
+    assert weights.next_epoch(2, 2**20) is None  # beyond the last epoch that there is

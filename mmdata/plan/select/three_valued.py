@@ -132,7 +132,7 @@ def _unless_zero(operate: Callable[[Any, Any], Any], one: Any, other: Any) -> An
 def rounded_to(name: str, value: float) -> Evaluate:
     """A number as a column of float16 or float32 holds it: 0.1 is then equal to 0.1 that was stored there.
 
-    A number that is too large for the column, and a number beside a column of another type, stay as they are.
+    A number that is too large or too small for the column, and one beside a column of another type, stay as they are.
     """
 
     def evaluate(columns: Columns) -> Values:
@@ -145,7 +145,7 @@ def _rounded(dtype: np.dtype[Any], numbers: NDArray[Any]) -> NDArray[Any]:
     if dtype.kind != "f" or dtype.itemsize >= 8:
         return numbers
     found = numbers.astype(dtype).astype(np.float64)
-    return np.where(np.isinf(found), numbers, found)
+    return np.where(np.isinf(found) | ((found == 0) & (numbers != 0)), numbers, found)
 
 
 def known(evaluate: Evaluate) -> Evaluate:

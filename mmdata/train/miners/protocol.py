@@ -69,7 +69,8 @@ def name_of_miner(miner: AnyMiner) -> str:
 
     Not the repr, which would print a teacher's features and so wait for the device at each loss.
     """
-    if parts := getattr(miner, "miners", None):
+    parts = getattr(miner, "miners", None)
+    if isinstance(parts, (list, tuple)) and all(map(callable, parts)):
         return f"{type(miner).__qualname__}({', '.join(map(name_of_miner, parts))})"
     return str(getattr(miner, "__qualname__", type(miner).__qualname__))
 
