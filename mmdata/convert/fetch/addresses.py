@@ -17,6 +17,19 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 AddressFault = Callable[[str], str]
 """What speaks against an address, such as "private"; "" for one that may be asked."""
 
+_REFUSED = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "192.0.0.0/24",  # IETF; a cloud's metadata service among them
+            "192.88.99.0/24",  # 6to4 relays
+            "168.63.129.16/32",  # a cloud's service for its machines
+            "64:ff9b:1::/48",  # local NAT64
+            "3fff::/20",  # documentation
+        ),
+    )
+)
+"""Networks that are not asked, and that some versions of Python's `ipaddress` call global."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _KINDS = ("loopback", "link_local", "multicast", "unspecified", "private", "reserved")
 
@@ -47,6 +60,8 @@ def address_fault(address: str) -> str:
             return ""
         if one.is_site_local:
             return "private"
+    if any(one in network for network in _REFUSED):
+        return "not global"
     for kind in _KINDS:
         if getattr(one, f"is_{kind}"):
             return kind.replace("_", "-")

@@ -25,6 +25,13 @@ class BadStatus(BadSample):
         self.status = status
 
 
+class LeftAlone(BadSample):
+    """A host has asked to be left alone for longer than a URL waits; nothing was asked, so nothing is known."""
+
+    def __init__(self, left_s: float) -> None:
+        super().__init__(Reason.HTTP_STATUS, f"the host asks to wait {left_s:,.0f} s more (Retry-After); try later")
+
+
 class TooManyRedirects(BadSample):
     """A URL redirects further than is followed."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from time import monotonic
 from types import TracebackType
 
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, ThreadedResolver
@@ -30,6 +31,8 @@ from mmdata.errors import BadSample, Reason, excerpt
 
 MAX_REDIRECTS = 5
 KEEP_ALIVE_S = 2.0
+RULES_AGAIN_S = 300.0
+"""Time after which the rules of a site that could not be read are asked for again."""
 """Time that an unused connection stays open: thousands of hosts must not hold as many files open."""
 
 
@@ -159,9 +162,10 @@ class Fetcher:
     async def _check_allowed(self, url: URL, host: Host) -> None:
         """Raise BadSample if the rules of the site forbid a URL, or cannot be read."""
         origin = str(url.origin())
-        if origin not in host.rules:
-            host.rules[origin] = asyncio.ensure_future(self._read_rules(url.origin()))
-        rules = await asyncio.shield(host.rules[origin])
+        known = host.rules.get(origin)
+        if known is None or (_is_doubtful(known[0]) and monotonic() - known[1] > RULES_AGAIN_S):
+            known = host.rules[origin] = (asyncio.ensure_future(self._read_rules(url.origin())), monotonic())
+        rules = await asyncio.shield(known[0])
         if why := rules.forbid(str(url)):
             raise BadSample(Reason.OPTED_OUT, why)
 
@@ -176,7 +180,7 @@ class Fetcher:
         except TooManyRedirects:
             rules = Rules()  # RFC 9309, 2.3.1.2: as if it were not there
         except BadStatus as bad:
-            if bad.status >= 500:
+            if bad.status >= 500 or bad.status == 429:  # not now; a 429 says nothing of the file
                 detail = f"robots.txt cannot be read, so all is disallowed: {bad.detail}"
                 raise BadSample(Reason.OPTED_OUT, detail) from bad
             rules = Rules()
@@ -189,8 +193,18 @@ class Fetcher:
             return rules
         try:
             return replace(rules, tdm=parse_tdmrep(await self._retried(tdmrep, None)))
-        except BadSample:
-            return rules  # "failure to provide access […] implies that the origin server does not implement" it
+        except BadSample as bad:
+            # "failure to provide access […] implies that the origin server does not implement" it. What may pass is
+            # asked again.
+            is_sure = isinstance(bad, BadStatus) and bad.status < 500 and bad.status != 429
+            return replace(rules, is_whole=is_sure or isinstance(bad, TooManyRedirects))
+
+
+def _is_doubtful(reading: asyncio.Task[Rules]) -> bool:
+    """Whether the rules of a site could not be read, or not all of them."""
+    if not reading.done():
+        return False
+    return reading.cancelled() or reading.exception() is not None or not reading.result().is_whole
 
 
 def parse_url(url: str, *, base: URL | None = None) -> URL:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 
-from mmdata.convert.fetch.faults import BadStatus
+from mmdata.convert.fetch.faults import LeftAlone
 from mmdata.convert.fetch.opt_outs import Rules
 from mmdata.convert.fetch.request import jitter
 from mmdata.convert.fetch.settings import FetchSettings
@@ -17,12 +17,12 @@ class Host:
     """A host.
 
     Attributes:
-        rules: by origin (scheme, host and port): the task that reads its rules.
+        rules: by origin (scheme, host and port): the task that reads its rules, and when it was begun.
         wanted: URLs that are asked for, or wait to be.
     """
 
     def __init__(self, settings: FetchSettings, connections: asyncio.Semaphore) -> None:
-        self.rules: dict[str, asyncio.Task[Rules]] = {}
+        self.rules: dict[str, tuple[asyncio.Task[Rules], float]] = {}
         self.wanted = 0
         self._settings = settings
         self._slots = asyncio.Semaphore(settings.per_host)
@@ -47,7 +47,7 @@ class Host:
         """One of the host's connections, and one of all; waits for both, and for the end of a pause.
 
         Raises:
-            BadStatus: the host wants to be left alone for longer than `longest_wait_s`.
+            LeftAlone: the host wants to be left alone for longer than `longest_wait_s`.
         """
         while True:
             await self._wait()
@@ -61,6 +61,6 @@ class Host:
     async def _wait(self) -> None:
         left = self._not_before - monotonic()
         if left > self._settings.longest_wait_s:
-            raise BadStatus(429, f"the host asks to wait {left:,.0f} s more (Retry-After); try later")
+            raise LeftAlone(left)
         if left > 0:
             await asyncio.sleep(jitter(left))

@@ -59,10 +59,12 @@ class Rules:
     Attributes:
         robots: content of robots.txt, compressed; empty allows all.
         tdm: patterns of tdmrep.json with their reservations, in the order of the file.
+        is_whole: whether both files were answered for; if not, they are asked for again some time.
     """
 
     robots: bytes = b""
     tdm: tuple[tuple[str, bool], ...] = ()
+    is_whole: bool = True
 
     @classmethod
     def of(cls, robots: bytes) -> Rules:
@@ -102,5 +104,5 @@ def parse_tdmrep(data: bytes) -> tuple[tuple[str, bool], ...]:
         rule = cast("dict[str, Any]", one)
         location, reservation = rule.get("location"), rule.get("tdm-reservation")
         if isinstance(location, str) and location.isprintable() and reservation is not None:
-            rules.append((location, str(reservation) == "1"))
+            rules.append((location, reservation in (1, "1")))  # also 1.0 and true
     return tuple(rules)

@@ -94,9 +94,7 @@ class FetchStage:
         if self.tally.urls:
             logger.info("%s", self.tally.table())
         self._call(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        _end(self._loop, self._thread)
 
     def __call__(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The rows, with images in place of URLs.
@@ -152,14 +150,23 @@ class FetchStage:
     def _start(self) -> None:
         from mmdata.convert.fetch.fetcher import Fetcher
 
-        self._loop = asyncio.new_event_loop()
+        loop = asyncio.new_event_loop()
         names = ThreadPoolExecutor(self._settings.connections, thread_name_prefix="names")  # a dead one takes seconds
-        self._loop.set_default_executor(names)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="fetch", daemon=True)
-        self._thread.start()
+        loop.set_default_executor(names)
+        self._thread = threading.Thread(target=loop.run_forever, name="fetch", daemon=True)
         self._fetcher = self._given or Fetcher(self._settings)
-        self._call(self._fetcher.__aenter__())
-        self._report = asyncio.run_coroutine_threadsafe(self._log(), self._loop)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread can be started
+            loop.close()
+            raise
+        try:
+            asyncio.run_coroutine_threadsafe(self._fetcher.__aenter__(), loop).result()
+        except BaseException:
+            _end(loop, self._thread)
+            raise
+        self._loop = loop  # from here on there is something to stop
+        self._report = asyncio.run_coroutine_threadsafe(self._log(), loop)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None
@@ -177,6 +184,12 @@ class FetchStage:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await self._fetcher.__aexit__(None, None, None)
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 
 
 def _size(row: Row) -> int:

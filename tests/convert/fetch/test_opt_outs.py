@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from mmdata.convert.fetch import fetcher
+from mmdata.convert.fetch.addresses import any_address
+from mmdata.convert.fetch.fetcher import Fetcher
 from mmdata.convert.fetch.opt_outs import MAX_RULES_BYTES, Rules, opted_out_by_headers, parse_tdmrep
-from tests.convert.fetch.conftest import Outcome, fetch_all
+from mmdata.errors import BadSample
+from tests.convert.fetch.conftest import Outcome, fetch_all, quick
 from tests.convert.fetch.sites import Answer, Site, redirect, reset
 
 GOOD = Answer(200, b"an image")
@@ -213,3 +218,59 @@ def test_tdmrep_that_fails_or_may_not_be_read_says_nothing(site: Site) -> None:
 def test_rules_hold_nothing_of_a_file_that_allows_all() -> None:
     assert Rules.of(b"User-agent: *\nAllow: /\n" * 1000) == Rules()
     assert parse_tdmrep(b"[]") == ()
+
+
+def one_after_the_other(urls: list[str], pauses: list[float], **settings: Any) -> list[Outcome]:
+    """What becomes of each URL, asked for after the one before it and a pause in seconds."""
+
+    async def run() -> list[Outcome]:
+        found: list[Outcome] = []
+        async with Fetcher(quick(**settings), fault_of=any_address) as fetcher:
+            for row, (url, pause) in enumerate(zip(urls, pauses, strict=True)):
+                try:
+                    found.append(body := await fetcher.fetch(url, row))
+                    fetcher.room.give_back(len(body))
+                except BadSample as bad:
+                    found.append((str(bad.reason), bad.detail))
+                await asyncio.sleep(pause)
+        return found
+
+    return asyncio.run(run())
+
+
+def test_a_host_in_a_pause_has_not_said_that_it_has_no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetcher, "RULES_AGAIN_S", 0.0)
+    with Site() as busy, Site() as other:  # two origins of one host
+        busy.answers["/x.jpg"] = Answer(503, b"", {"Retry-After": "2"})
+        other.answers["/robots.txt"] = Answer(200, b"User-agent: *\nDisallow: /")
+        other.answers["/y.jpg"] = GOOD
+        urls = [busy.url("/x.jpg"), other.url("/y.jpg"), other.url("/y.jpg")]
+        _, paused, after = one_after_the_other(urls, [0.0, 2.5, 0.0], longest_wait_s=1.0)
+    assert paused[0] == "http_status"
+    assert after == ("opted_out", "robots.txt disallows it")
+    assert "/y.jpg" not in other.requests
+
+
+def test_rules_that_could_not_be_read_are_asked_for_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetcher, "RULES_AGAIN_S", 0.0)
+    site.answers["/robots.txt"] = [Answer(503)] * 4 + [Answer(200, b"")]
+    site.answers["/y.jpg"] = GOOD
+    found = one_after_the_other([site.url("/y.jpg")] * 2, [0.0, 0.0])
+    assert found[0][0] == "opted_out"
+    assert found[1] == b"an image"
+
+
+def test_a_reservation_that_could_not_be_read_is_asked_for_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetcher, "RULES_AGAIN_S", 0.0)
+    reserved = Answer(200, b'[{"location": "/", "tdm-reservation": 1}]')
+    site.answers["/.well-known/tdmrep.json"] = [Answer(503)] * 4 + [reserved]
+    site.answers["/y.jpg"] = GOOD
+    found = one_after_the_other([site.url("/y.jpg")] * 2, [0.0, 0.0])
+    assert found == [b"an image", ("opted_out", "tdmrep.json reserves it")]
+
+
+def test_too_many_requests_for_the_rules_disallow_for_now(site: Site) -> None:
+    site.answers["/robots.txt"] = Answer(429, b"")
+    site.answers["/y.jpg"] = GOOD
+    (found,) = one_after_the_other([site.url("/y.jpg")], [0.0])
+    assert found[0] == "opted_out"

@@ -196,3 +196,16 @@ def test_user_agent_is_truthful() -> None:
 def test_conversions_without_urls_do_without_aiohttp() -> None:
     code = "import sys, mmdata.convert.conversion; print('aiohttp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_a_machine_without_a_thread_to_spare_is_an_error_and_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name == "fetch":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    with pytest.raises(RuntimeError, match="can't start new thread"), FetchStage(quick()) as stage:
+        list(stage([Row(0, "", "http://127.0.0.1:9/x")]))
