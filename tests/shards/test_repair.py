@@ -464,3 +464,23 @@ def test_verify_of_an_index_without_its_manifest_is_an_error(shards):
     run = program("verify", shards)
     assert (run.returncode, run.stdout) == (2, "")
     assert "no manifest.json; `mmdata index" in run.stderr
+
+
+@pytest.mark.parametrize("zeros", [1 << 16, 3 << 16, 1000])
+def test_gzip_members_behind_zeros_are_read_however_many_these_are(tmp_path, tar, members, zeros):
+    data = tar(members)
+    cut = place(data, "2.jpg")
+    first, second = gzip.compress(data[:cut]), gzip.compress(data[cut:])
+    fill = -(len(first) + zeros) % (1 << 16)  # the zeros end with a chunk of the reader
+    (tmp_path / "x.tar.gz").write_bytes(first + bytes(zeros + fill) + second)
+    report = repair_tars([tmp_path / "x.tar.gz"], tmp_path / "out")
+    assert (report.members.found, report.notes) == (8, [])
+    assert saved(tmp_path) == dict(members)
+
+
+def test_junk_behind_the_zeros_of_gzip_is_told(tmp_path, tar, members):
+    packed = gzip.compress(tar(members))
+    (tmp_path / "x.tar.gz").write_bytes(packed + bytes(-len(packed) % (1 << 16) + (1 << 16)) + b"JUNK")
+    report = repair_tars([tmp_path / "x.tar.gz"], tmp_path / "out")
+    assert report.notes == ["shard 'x.tar.gz': gzip: other data follows its end, and was not read"]
+    assert saved(tmp_path) == dict(members)
