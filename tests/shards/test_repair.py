@@ -484,3 +484,37 @@ def test_junk_behind_the_zeros_of_gzip_is_told(tmp_path, tar, members):
     report = repair_tars([tmp_path / "x.tar.gz"], tmp_path / "out")
     assert report.notes == ["shard 'x.tar.gz': gzip: other data follows its end, and was not read"]
     assert saved(tmp_path) == dict(members)
+
+
+@pytest.mark.parametrize(
+    ("ends", "begins", "reason", "kept"),
+    [
+        (["3.cls"], ["3.jpg", "3.txt"], "key_comes_back", ["3.jpg", "3.txt"]),
+        (["3.jpg", "3.txt"], ["3.txt"], "twice", ["3.jpg", "3.txt"]),
+        (["3.jpg", "3.txt"], ["3.cls"], "key_comes_back", ["3.jpg", "3.txt"]),
+    ],
+)
+def test_a_sample_in_two_tars_of_which_one_part_is_whole_is_that_part(
+    tmp_path, tar, members, ends, begins, reason, kept
+):
+    def parts(names):
+        return [(name, members[6][1] if name.endswith("jpg") else b"1") for name in names]
+
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.tar").write_bytes(tar([*members[:2], *parts(ends)]))
+    (tmp_path / "in/b.tar").write_bytes(tar([*parts(begins), *members[2:4]]))
+    report = repair_tars([tmp_path / "in"], tmp_path / "out", check_image=check_decode)
+    assert report.balance
+    assert (report.joined, report.members.dropped) == (0, {Dropped(reason): 1})
+    assert [*saved(tmp_path, "a.tar"), *saved(tmp_path, "b.tar")] == ["0.jpg", "0.txt", *kept, "1.jpg", "1.txt"]
+    build_index(tmp_path / "out")
+    assert verify(tmp_path / "out") == []
+
+
+def test_a_whole_part_whose_image_is_damaged_takes_the_other_tars_members(tmp_path, tar, members):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.tar").write_bytes(tar([*members[:2], ("3.jpg", b"no image"), ("3.txt", b"a dog")]))
+    (tmp_path / "in/b.tar").write_bytes(tar([("3.jpg", members[6][1]), *members[2:4]]))
+    report = repair_tars([tmp_path / "in"], tmp_path / "out", check_image=check_decode)
+    assert report.balance
+    assert saved(tmp_path, "a.tar") == {**dict(members[:2]), "3.jpg": members[6][1], "3.txt": b"a dog"}
