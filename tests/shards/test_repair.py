@@ -518,3 +518,10 @@ def test_a_whole_part_whose_image_is_damaged_takes_the_other_tars_members(tmp_pa
     report = repair_tars([tmp_path / "in"], tmp_path / "out", check_image=check_decode)
     assert report.balance
     assert saved(tmp_path, "a.tar") == {**dict(members[:2]), "3.jpg": members[6][1], "3.txt": b"a dog"}
+
+
+def test_a_repair_of_which_a_tar_is_gone_is_no_repair(tmp_path, tar, members):
+    repair(tmp_path, tar(members))
+    (tmp_path / "out/x.tar").unlink()
+    with pytest.raises(DataError, match=r"1 of its 1 repaired tars are gone, such as 'x\.tar'; put them back, or rem"):
+        repair(tmp_path)
