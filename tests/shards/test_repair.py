@@ -525,3 +525,11 @@ def test_a_repair_of_which_a_tar_is_gone_is_no_repair(tmp_path, tar, members):
     (tmp_path / "out/x.tar").unlink()
     with pytest.raises(DataError, match=r"1 of its 1 repaired tars are gone, such as 'x\.tar'; put them back, or rem"):
         repair(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["repaired.jsonl", "unfinished.jsonl", ".mmdata-repair", "__mmdata__", "x"])
+def test_a_tar_whose_name_is_not_a_tars_is_refused(tmp_path, tar, members, name):
+    (tmp_path / name).write_bytes(tar(members))
+    with pytest.raises(DataError, match=r"its name does not end in \.tar, \.tar\.gz, \.tgz, .* rename it, such as to"):
+        repair_tars([tmp_path / name], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
