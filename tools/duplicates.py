@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mmdata.cli import Parser, run
 from mmdata.cores import usable_cores
-from mmdata.duplicates.table import Advance, Duplicates, find_duplicates
+from mmdata.duplicates.table import Advance, Duplicates, find_duplicates, is_table
 from mmdata.errors import ConfigError, counted, printable
 from mmdata.shards import ShardCache
 from mmdata.shards.remote.cache import GB
@@ -83,6 +83,11 @@ def check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--out '{options.out}': the table is a Parquet file; end its name with .parquet")
     if options.out.is_dir():
         raise ConfigError(f"--out '{options.out}': a folder; give the file to write, such as copies.parquet")
+    if options.out.exists() and not (options.out.is_file() and is_table(options.out)):
+        raise ConfigError(
+            f"--out '{options.out}': exists, and is no table of this program, so it is not overwritten; give another "
+            "name, or remove it"
+        )
     if options.val_share is not None and not 0 < options.val_share < 1:
         raise ConfigError(f"--val-share {options.val_share:g}: must be above 0 and below 1, such as 0.01")
     if options.workers < 1:

@@ -52,6 +52,18 @@ class Duplicates:
     val: int | None
 
 
+COLUMNS = {"key", "phash", "group", "first", "problem"}
+"""Columns that each table has."""
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a table as `find_duplicates` writes it."""
+    try:
+        return set(pyarrow.parquet.read_schema(path).names) >= COLUMNS
+    except pa.ArrowInvalid:
+        return False
+
+
 def find_duplicates(
     shards: Location,
     out: Path,
