@@ -152,9 +152,8 @@ class Chooser:
         for run in self._runs:
             if run.key is not None:
                 first = run.members[0][1]
-                if (
-                    first.tar == self._runs[0].members[0][1].tar
-                ):  # what came from the next tar is behind all of this one
+                # What came from the next tar is behind all of this one.
+                if first.tar == self._runs[0].members[0][1].tar:
                     self._first[run.key] = min(first.member.start, self._first.get(run.key, _NO_PLACE))
                 parts.setdefault(run.key, []).append(self._sound(run))
         samples = {key: self._sample(key, runs) for key, runs in parts.items()}
