@@ -8,7 +8,7 @@ several groups. What must not be parted at all, such as train and val, is decide
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,10 @@ MERGED = NEAR / 2
 """Largest difference of images with one hash that are searched as one; the hash of a copy that was moved differs."""
 
 
+def _none() -> Pairs:
+    return np.empty((0, 2), np.int64)
+
+
 @dataclass(frozen=True)
 class NearPairs:
     """Distinct images that are near copies of each other.
@@ -33,10 +37,18 @@ class NearPairs:
         representative: int64 (images,), the first image with the same hash and nearly the same thumbnail; the image
             itself for most. What is said of a representative holds for its images.
         pairs: int64 (n, 2), representatives i < j that are near copies; sorted.
+        links: int64 (n, 2), a representative and an image of another one, with the same hash, that are near copies
+            though the two representatives are not. Of a hash the first `ROUNDS` representatives are compared.
     """
 
     representative: Ints
     pairs: Pairs
+    links: Pairs = field(default_factory=_none)
+
+    def below(self, images: int) -> NearPairs:
+        """Those of the images up to a number."""
+        pairs, links = (each[each.max(1, initial=-1) < images] for each in (self.pairs, self.links))
+        return NearPairs(self.representative[:images], pairs, links)
 
 
 def near_pairs(
@@ -73,7 +85,10 @@ def near_pairs(
     codes = np.unique(np.concatenate(parts))  # sorted by i, then j
     pairs = searched[np.stack(np.divmod(codes, max(1, len(searched))), axis=1)]
     near = are_near(pairs, lambda rows: signed.thumbnails[rows], flipped=flipped)
-    return NearPairs(representative, pairs[near])
+    links = _links(signed, NearPairs(representative, pairs[near]), known, flipped=flipped)
+    if limit is not None:
+        links = links[links.min(1, initial=limit) < limit]
+    return NearPairs(representative, pairs[near], links)
 
 
 def leaders(near: NearPairs) -> Ints:
@@ -90,7 +105,10 @@ def leaders(near: NearPairs) -> Ints:
 
 
 def components(near: NearPairs) -> Ints:
-    """The first image of each image's component, int64 (images,): all that chains of near copies connect.
+    """The first image of each image's component, int64 (images,): all that chains of `pairs` and `links` connect.
+
+    Images of two representatives are not compared with each other: a pair of which neither is a representative is
+    connected through these, or not at all.
 
     Example:
         If 0 is near 1, 1 near 2, and 2 near 3, all have 0.
@@ -102,7 +120,8 @@ def components(near: NearPairs) -> Ints:
             parent[image] = image = parent[parent[image]]
         return image
 
-    for i, j in near.pairs.tolist():
+    linked = near.representative[near.links]
+    for i, j in np.concatenate([near.pairs, linked]).tolist():
         first, second = sorted((root(i), root(j)))
         parent[second] = first
     return np.array([root(image) for image in near.representative.tolist()], np.int64)
@@ -123,7 +142,30 @@ def near_others(near: NearPairs, is_other: NDArray[np.bool_]) -> Ints:
     np.minimum.at(found, near.pairs[:, 0], own[near.pairs[:, 1]])
     np.minimum.at(found, near.pairs[:, 1], own[near.pairs[:, 0]])
     found = found[near.representative]
+    for one, other in (near.links.T, near.links[:, ::-1].T):
+        np.minimum.at(found, one, np.where(is_other[other], other, none))
     return np.where(found < none, found, -1)
+
+
+def _links(signed: Signed, near: NearPairs, known: Ints, *, flipped: bool) -> Pairs:
+    """Pairs of a representative and an image of another one with the same hash; see `NearPairs.links`."""
+    is_own = near.representative[known] == known
+    merged, firsts = known[~is_own], known[is_own]
+    firsts = firsts[np.argsort(signed.hashes[firsts], kind="stable")]
+    hashes = signed.hashes[firsts]
+    begins, ends = (np.searchsorted(hashes, signed.hashes[merged], side=side) for side in ("left", "right"))
+    count = len(near.representative)
+    paired = near.pairs @ np.array([count, 1])
+    found = [_none()]
+    for number in range(ROUNDS):
+        here = begins + number < ends
+        if not here.any():
+            break
+        pairs = np.stack([firsts[begins[here] + number], merged[here]], axis=1)
+        both = np.sort(np.stack([pairs[:, 0], near.representative[pairs[:, 1]]], axis=1), axis=1)
+        pairs = pairs[(both[:, 0] != both[:, 1]) & ~np.isin(both @ np.array([count, 1]), paired)]
+        found.append(pairs[are_near(pairs, lambda rows: signed.thumbnails[rows], flipped=flipped)])
+    return np.concatenate(found)
 
 
 def _merge_equal_hashes(signed: Signed, known: Ints) -> Ints:

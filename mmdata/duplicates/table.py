@@ -110,7 +110,7 @@ def find_duplicates(
     )
     rows = np.arange(own)
     image_of = signed.image_of[:own]
-    near_own = NearPairs(near.representative[:images], near.pairs[near.pairs[:, 1] < images])
+    near_own = near.below(images)
     groups = signed.first_rows[leaders(near_own)[image_of]]
     chained = components(near_own)[image_of]
     hashes: Ints = signed.hashes.view(np.int64)[image_of]
