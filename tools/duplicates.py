@@ -28,6 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mmdata.cli import Parser, run
 from mmdata.cores import usable_cores
+from mmdata.duplicates.groups import MAX_PAIRS
 from mmdata.duplicates.table import Advance, Duplicates, find_duplicates, is_table
 from mmdata.errors import ConfigError, counted, printable
 from mmdata.shards import ShardCache
@@ -108,6 +109,11 @@ def lines(found: Duplicates, options: argparse.Namespace) -> list[str]:
     if found.problems:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(found.problems.items()))
         said.append(f"{counted(sum(found.problems.values()), 'row')} without a hash: {reasons}")
+    if found.bounded:
+        said.append(
+            f"{counted(found.bounded, 'image')} with more than {MAX_PAIRS} candidates: only the closest were compared, "
+            "and near copies among the others may be missed"
+        )
     if options.against:
         exact, near = found.leaks["exact"], found.leaks["near"]
         said.append(

@@ -14,15 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.duplicates.candidates import Pairs, candidate_pairs
-from mmdata.duplicates.confirm import NEAR, are_near
+from mmdata.duplicates.confirm import LEVELS, MAX_UNLIKE, NEAR, are_near
 from mmdata.duplicates.sign import Signed
+from mmdata.duplicates.signature import brightness, colours
 
 Ints = NDArray[np.int64]
 
+CHUNK_IMAGES = 4096
+"""Images whose means are taken together: 20 MB."""
 ROUNDS = 32
 """Rounds of merging images with one hash; more than this many different pictures hardly ever have one."""
 MERGED = NEAR / 2
 """Largest difference of images with one hash that are searched as one; the hash of a copy that was moved differs."""
+
+MAX_PAIRS = 64
+"""Most images before it that an image is laid onto: those whose mean brightness and colours are closest to its own."""
 
 
 def _none() -> Pairs:
@@ -39,16 +45,18 @@ class NearPairs:
         pairs: int64 (n, 2), representatives i < j that are near copies; sorted.
         links: int64 (n, 2), a representative and an image of another one, with the same hash, that are near copies
             though the two representatives are not. Of a hash the first `ROUNDS` representatives are compared.
+        bounded: images with more candidates than the `MAX_PAIRS` that were compared.
     """
 
     representative: Ints
     pairs: Pairs
     links: Pairs = field(default_factory=_none)
+    bounded: int = 0
 
     def below(self, images: int) -> NearPairs:
         """Those of the images up to a number."""
         pairs, links = (each[each.max(1, initial=-1) < images] for each in (self.pairs, self.links))
-        return NearPairs(self.representative[:images], pairs, links)
+        return NearPairs(self.representative[:images], pairs, links, self.bounded)
 
 
 def near_pairs(
@@ -73,22 +81,64 @@ def near_pairs(
     representative = _merge_equal_hashes(signed, known)
     searched = known[representative[known] == known]
     on_rows(len(known) - len(searched))
-    parts = [np.empty(0, np.int64)]
+    budget = _Budget(signed, searched)
+    near = [_none()]
     for pairs in candidate_pairs(
         signed.hashes[searched],
         lambda begin, end: signed.thumbnails[searched[begin:end]],
         flipped=flipped,
         on_rows=on_rows,
     ):
-        kept = pairs if limit is None else pairs[searched[pairs[:, 0]] < limit]
-        parts.append(np.unique(kept @ np.array([len(searched), 1])))
-    codes = np.unique(np.concatenate(parts))  # sorted by i, then j
-    pairs = searched[np.stack(np.divmod(codes, max(1, len(searched))), axis=1)]
-    near = are_near(pairs, lambda rows: signed.thumbnails[rows], flipped=flipped)
-    links = _links(signed, NearPairs(representative, pairs[near]), known, flipped=flipped)
+        new = searched[budget.choose(pairs if limit is None else pairs[searched[pairs[:, 0]] < limit])]
+        near.append(new[are_near(new, lambda rows: signed.thumbnails[rows], flipped=flipped)])
+    found = np.unique(np.concatenate(near), axis=0)  # sorted by i, then j
+    links = _links(signed, NearPairs(representative, found), known, flipped=flipped)
     if limit is not None:
         links = links[links.min(1, initial=limit) < limit]
-    return NearPairs(representative, pairs[near], links)
+    return NearPairs(representative, found, links, int(np.count_nonzero(budget.is_full)))
+
+
+class _Budget:
+    """Chooses which candidates are compared: each pair once, and at most `MAX_PAIRS` for the later of its images.
+
+    Pairs whose mean brightness differs more than that of near copies can (`confirm`) are left out before.
+    """
+
+    def __init__(self, signed: Signed, searched: Ints) -> None:
+        self._count = max(1, len(searched))
+        self._used = np.zeros(len(searched), np.int64)
+        self.is_full = np.zeros(len(searched), np.bool_)
+        self._runs: list[Ints] = []  # codes of chosen pairs, sorted; each more than twice as long as the next
+        means, contrasts = [np.empty((0, 3), np.float32)], [np.empty(0, np.float32)]
+        for begin in range(0, len(searched), CHUNK_IMAGES):
+            part = signed.thumbnails[searched[begin : begin + CHUNK_IMAGES]]
+            light, colour = brightness(part), colours(part).mean((2, 3))
+            means.append(np.concatenate([light.mean((1, 2))[:, None], colour], axis=1).astype(np.float32))
+            contrasts.append(light.reshape(-1, 8, 4, 8, 4).mean((2, 4)).std((1, 2)).astype(np.float32))
+        self._means, self._contrasts = np.concatenate(means), np.concatenate(contrasts)
+
+    def choose(self, pairs: Pairs) -> Pairs:
+        """Those of some pairs i < j that are to be compared, sorted."""
+        codes = np.unique(pairs @ np.array([self._count, 1]))
+        for run in self._runs:
+            codes = codes[run[np.minimum(np.searchsorted(run, codes), len(run) - 1)] != codes]
+        pairs = np.stack(np.divmod(codes, self._count), axis=1)
+        may_be = np.abs(self._means[pairs[:, 0], 0] - self._means[pairs[:, 1], 0]) <= (
+            LEVELS + 0.1 + MAX_UNLIKE * self._contrasts[pairs].min(1, initial=np.inf)
+        )
+        codes, pairs = codes[may_be], pairs[may_be]
+        later = pairs[:, 1]
+        order = np.lexsort((np.abs(self._means[pairs[:, 0]] - self._means[later]).max(1), later))
+        begins = np.searchsorted(later[order], later[order])
+        rank = self._used[later[order]] + np.arange(len(order)) - begins
+        self.is_full[later[order[rank >= MAX_PAIRS]]] = True
+        chosen = np.sort(order[rank < MAX_PAIRS])
+        np.add.at(self._used, later[chosen], 1)
+        if len(chosen):
+            self._runs.append(codes[chosen])
+        while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
+            self._runs[-2:] = [np.sort(np.concatenate(self._runs[-2:]))]
+        return pairs[chosen]
 
 
 def leaders(near: NearPairs) -> Ints:

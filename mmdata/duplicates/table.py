@@ -39,6 +39,7 @@ class Duplicates:
         problems: rows that have no hash, by reason.
         leaks: rows that the other shards have, by "exact" and "near"; empty without other shards.
         val: rows that `split` gives to val; None without a share.
+        bounded: images that were compared with only the closest of their candidates.
     """
 
     rows: int
@@ -50,6 +51,7 @@ class Duplicates:
     problems: Counter[str]
     leaks: Counter[str]
     val: int | None
+    bounded: int
 
 
 COLUMNS = {"key", "phash", "group", "first", "problem"}
@@ -141,6 +143,7 @@ def find_duplicates(
         problems=Counter(problem for problem in problems if problem is not None),
         leaks=Counter(kind for kind in leaks.get("leak", []) if kind),
         val=None if val_share is None else int(np.count_nonzero(in_val)),
+        bounded=near.bounded,
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mmdata.duplicates import groups
 from mmdata.duplicates.candidates import MAX_DISTANCE, candidate_pairs, popcount
-from mmdata.duplicates.confirm import NEAR, difference
+from mmdata.duplicates.confirm import NEAR, are_near, difference
 from mmdata.duplicates.groups import NearPairs, components, leaders, near_others, near_pairs
 from mmdata.duplicates.sign import Signed
 from mmdata.duplicates.signature import SIDE, THUMBNAIL_BYTES, perceptual_hashes
@@ -116,3 +119,28 @@ def test_an_image_is_linked_to_another_of_its_hash_that_its_representative_is_no
     assert near_others(found, np.array([False, False, True])).tolist() == [-1, 2, 2]
     assert near_others(found, np.array([False, True, False])).tolist() == [1, 1, 1]
     assert found.below(2).links.tolist() == []
+
+
+def test_images_of_one_colour_are_compared_with_the_closest_only(monkeypatch: pytest.MonkeyPatch):
+    compared: list[int] = []
+
+    def counting(pairs: NDArray[np.int64], thumbnails: Any, **settings: Any) -> NDArray[np.bool_]:
+        compared.append(len(pairs))
+        return are_near(pairs, thumbnails, **settings)
+
+    monkeypatch.setattr(groups, "are_near", counting)
+    images = np.repeat(np.random.default_rng(0).integers(0, 256, (400, 3)), [1] * 400, axis=0)
+    thumbnails = np.repeat(images, [SIDE**2, 256, 256], axis=1).astype(np.uint8)
+    found = near_pairs(signed(thumbnails))
+    assert found.bounded == 0
+    assert sum(compared) < 400 * 399 / 2 / 4
+    first, second = np.triu_indices(400, 1)
+    pairs = np.stack([first, second], 1)[np.isin(first, found.representative) & np.isin(second, found.representative)]
+    all_near = pairs[are_near(pairs, lambda rows: thumbnails[rows])]
+    assert found.pairs.tolist() == all_near.tolist()
+    compared.clear()
+    monkeypatch.setattr(groups, "MAX_PAIRS", 2)
+    few = near_pairs(signed(thumbnails))
+    assert 0 < few.bounded < 400
+    assert sum(compared) < 400 * (2 + 2 * groups.ROUNDS)
+    assert {tuple(pair) for pair in few.pairs.tolist()} <= {tuple(pair) for pair in all_near.tolist()}
