@@ -626,6 +626,16 @@ def test_config_evaluation_is_plain_whatever_training_mixes():
     )
 
 
+@pytest.mark.parametrize("name", ["laion", "laion/", "./laion"])
+def test_config_evaluation_on_the_same_folder_joins_what_its_select_needs(name: str):
+    training = {"join": [{"table": "c.parquet"}], "select": "split == 'train'"}
+    chosen = evaluation_data(data_of("laion", val={"shards": name, "select": "split == 'val'"}, **training))
+    assert [one.table for one in chosen.join] == ["c.parquet"]
+    assert evaluation_data(data_of("laion", val={"shards": name}, **training)).join == []
+    other = evaluation_data(data_of("laion2", val={"shards": name, "select": "width > 3"}, **training))
+    assert other.join == []
+
+
 def test_config_removed_setting_is_an_error_only_where_it_is_on():
     assert data_of("a", unique=False) == data_of("a")  # as an earlier version has saved it
     with pytest.raises(ConfigError, match=r"setting data.unique is gone: set data.add_hashes and train.mask_false_neg"):

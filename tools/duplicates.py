@@ -12,7 +12,8 @@ No row is dropped: the table has a row for each, and the loader does what a conf
       select: first and leak is None      # one row of each group, and none that the other shards have
       meaning: group                      # or: near copies are no negatives of each other
 
-With --val-share the column "split" is train or val: data.select: split == 'train'.
+With --val-share the column "split" is train or val (data.select: split == 'train'): one of the two for all rows that
+chains of the near copies found connect.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mmdata.cli import Parser, run
 from mmdata.cores import usable_cores
-from mmdata.duplicates.table import Advance, Duplicates, find_duplicates
+from mmdata.duplicates.groups import MAX_PAIRS
+from mmdata.duplicates.table import Advance, Duplicates, find_duplicates, is_table
 from mmdata.errors import ConfigError, counted, printable
 from mmdata.shards import ShardCache
 from mmdata.shards.remote.cache import GB
@@ -83,6 +85,11 @@ def check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--out '{options.out}': the table is a Parquet file; end its name with .parquet")
     if options.out.is_dir():
         raise ConfigError(f"--out '{options.out}': a folder; give the file to write, such as copies.parquet")
+    if options.out.exists() and not (options.out.is_file() and is_table(options.out)):
+        raise ConfigError(
+            f"--out '{options.out}': exists, and is no table of this program, so it is not overwritten; give another "
+            "name, or remove it"
+        )
     if options.val_share is not None and not 0 < options.val_share < 1:
         raise ConfigError(f"--val-share {options.val_share:g}: must be above 0 and below 1, such as 0.01")
     if options.workers < 1:
@@ -102,6 +109,11 @@ def lines(found: Duplicates, options: argparse.Namespace) -> list[str]:
     if found.problems:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(found.problems.items()))
         said.append(f"{counted(sum(found.problems.values()), 'row')} without a hash: {reasons}")
+    if found.bounded:
+        said.append(
+            f"{counted(found.bounded, 'image')} with more than {MAX_PAIRS} candidates: only the closest were compared, "
+            "and near copies among the others may be missed"
+        )
     if options.against:
         exact, near = found.leaks["exact"], found.leaks["near"]
         said.append(

@@ -3,7 +3,7 @@
     mmdata verify shards/photos/train            # a folder with an index: every byte is hashed
     mmdata verify dr                             # tars for data.join, with the index of `mmdata index --members-only`
     mmdata verify /data/cc12m                    # tars without an index: headers, texts, heads of images
-    mmdata verify "/data/{0000..0331}.tar"
+    mmdata verify "/data/{0000..0331}.tar"       # tars, and folders: what has an index is compared with it
 
 Each problem is a line with shard, offset and remedy, and the next tar is read. `mmdata repair` saves what can be saved.
 """
@@ -11,14 +11,15 @@ Each problem is a line with shard, offset and remedy, and the next tar is read. 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from mmdata.cli import Parser, progress_in_bytes, run
 from mmdata.errors import counted, printable
 from mmdata.shards import Manifest, Problem, verify
 from mmdata.shards.folder import local_folder, manifest_prefix
+from mmdata.shards.verify_given import sort_given
 from mmdata.shards.verify_members import has_members_index, verify_members
-from mmdata.shards.verify_tars import has_no_index, verify_tars
+from mmdata.shards.verify_tars import verify_tars
 
 
 def main() -> int:
@@ -30,26 +31,30 @@ def main() -> int:
         help="folder with a manifest, as `mmdata convert` and `mmdata index` make it; or tars, folders, patterns",
     )
     options = parser.parse_args()
-    given: list[str] = options.folder
-    codes: list[int] = []
-    if len(given) == 1 and has_members_index(given[0]):
-        codes.append(check_members(given[0]))
-        if manifest_prefix(local_folder(given[0])) is None:
-            return codes[0]
-    if has_no_index(given):
-        return check_tars(given)
-    (folder,) = given
-    return max([*codes, check_rows(folder)])
+    given = sort_given(options.folder)
+    codes = [check_folder(folder, shards) for folder, shards in given.folders.items()]
+    if given.tars:
+        codes.append(check_tars(given.tars))
+    return max(codes)
 
 
-def check_rows(folder: str) -> int:
-    """Check a folder of shards."""
+def check_folder(folder: str, shards: Collection[str] | None) -> int:
+    """Check a folder with an index of rows, of members, or of both; only some of its shards, unless None."""
+    if shards is not None or not has_members_index(folder):
+        return check_rows(folder, shards)
+    code = check_members(folder)
+    return code if manifest_prefix(local_folder(folder)) is None else max(code, check_rows(folder))
+
+
+def check_rows(folder: str, shards: Collection[str] | None = None) -> int:
+    """Check a folder of shards, or some of its shards."""
     with progress_in_bytes("verify") as progress:
-        problems = verify(folder, progress)
+        problems = verify(folder, progress, shards=shards)
     if problems:
         return say(problems, f"{counted(shards_of(problems), 'shard')} of {folder}")
-    manifest = Manifest.read(folder)
-    return well((manifest.num_shards, "shard"), (manifest.rows, "row"), (manifest.bytes, "byte"))
+    checked = [entry for entry in Manifest.read(folder) if shards is None or entry.name in shards]
+    sums = (sum(entry.rows for entry in checked), "row"), (sum(entry.bytes for entry in checked), "byte")
+    return well((len(checked), "shard"), *sums, more="" if shards is None else f", compared with the index of {folder}")
 
 
 def check_members(folder: str) -> int:
@@ -94,7 +99,7 @@ def shards_of(problems: Sequence[Problem]) -> int:
 
 def well(*sums: tuple[int, str], more: str = "") -> int:
     """Print that all is well; the exit code."""
-    print(f"ok: {', '.join(counted(*each) for each in sums)}{more}")
+    print(printable(f"ok: {', '.join(counted(*each) for each in sums)}{more}"))
     return 0
 
 

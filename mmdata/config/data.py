@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, cast
@@ -21,6 +22,7 @@ from mmdata.config.callables import by_name, name_of
 from mmdata.config.loading import LoadingConfig
 from mmdata.config.settings import BelowOne, Count, Integer, Location, MayChange, Positive, Settings, Share, Side
 from mmdata.errors import ConfigError
+from mmdata.safe_read import path_of_url
 
 Probability = float | tuple[float, float]
 """Of a source of captions: in all epochs, or in the first and the last."""
@@ -664,12 +666,21 @@ def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
     if data.loading.worker_type == "auto":
         data = data.with_loading(worker_type="thread")
     # Other shards have other rows: what selects those to train on, and what is joined to them, says nothing about them.
-    same = data.val.shards == data.shards
-    join = data.join if same else []
+    same = isinstance(data.shards, str) and data.val.shards is not None and _is_same(data.val.shards, data.shards)
+    # Only val.select asks for joined columns: captions, fields and weights of an evaluation are not of a table.
+    join = data.join if same and data.val.select is not None else []
     of_val = {"shards": data.val.shards, "select": data.val.select, "join": join, "captions": "one"}
     which = {"split": "val"} if data.val.shards is None else of_val
     # No evaluation reads the values of tables.
     return once_in_order(data.model_copy(update={**which, "fields": {}, "add_hashes": hashes or data.add_hashes}))
+
+
+def _is_same(first: str, second: str) -> bool:
+    """Whether two names are those of one folder: "laion", "./laion/"; URLs are compared without a slash at the end."""
+    names = [path_of_url(name) or name for name in (first, second)]
+    if any("://" in name for name in names):
+        return names[0].rstrip("/") == names[1].rstrip("/")
+    return os.path.realpath(names[0]) == os.path.realpath(names[1])
 
 
 def val_in_words(data: DataConfig) -> str:

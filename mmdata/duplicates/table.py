@@ -39,6 +39,7 @@ class Duplicates:
         problems: rows that have no hash, by reason.
         leaks: rows that the other shards have, by "exact" and "near"; empty without other shards.
         val: rows that `split` gives to val; None without a share.
+        bounded: images that were compared with only the closest of their candidates.
     """
 
     rows: int
@@ -50,6 +51,19 @@ class Duplicates:
     problems: Counter[str]
     leaks: Counter[str]
     val: int | None
+    bounded: int
+
+
+COLUMNS = {"key", "phash", "group", "first", "problem"}
+"""Columns that each table has."""
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a table as `find_duplicates` writes it."""
+    try:
+        return set(pyarrow.parquet.read_schema(path).names) >= COLUMNS
+    except pa.ArrowInvalid:
+        return False
 
 
 def find_duplicates(
@@ -98,7 +112,7 @@ def find_duplicates(
     )
     rows = np.arange(own)
     image_of = signed.image_of[:own]
-    near_own = NearPairs(near.representative[:images], near.pairs[near.pairs[:, 1] < images])
+    near_own = near.below(images)
     groups = signed.first_rows[leaders(near_own)[image_of]]
     chained = components(near_own)[image_of]
     hashes: Ints = signed.hashes.view(np.int64)[image_of]
@@ -129,6 +143,7 @@ def find_duplicates(
         problems=Counter(problem for problem in problems if problem is not None),
         leaks=Counter(kind for kind in leaks.get("leak", []) if kind),
         val=None if val_share is None else int(np.count_nonzero(in_val)),
+        bounded=near.bounded,
     )
 
 

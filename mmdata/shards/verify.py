@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,20 @@ class Problem:
         return printable(f"{'shard ' if is_shard else ''}'{self.shard}': {self.detail}")
 
 
-def verify(folder: str | os.PathLike[str], progress: Progress | None = None) -> list[Problem]:
+def verify(
+    folder: str | os.PathLike[str], progress: Progress | None = None, *, shards: Collection[str] | None = None
+) -> list[Problem]:
     """Check every shard of a folder: size, hash, strict tar, and each column of its index against the tar's content.
 
     Each sample of a tar must be in its index or in `quarantine.jsonl`, which must have a line for each row that the
     accounts say was left out. Accounts must balance, and the folder must hold no tar that the manifest does not list.
     Pages of the manifest are hashed. Token lengths are compared with the manifest's histogram, not counted again, and
     pixels are not decoded.
+
+    Args:
+        folder: with a manifest.
+        progress: called with (bytes done, bytes in all).
+        shards: names of the shards to check; None: all. What the manifest says of all together is checked anyway.
 
     Raises:
         DataError: the manifest itself, or a page of it, is missing or damaged.
@@ -54,13 +61,15 @@ def verify(folder: str | os.PathLike[str], progress: Progress | None = None) -> 
     manifest = Manifest.read(local)
     index = Index(manifest)
     excused = _quarantined(local)
-    total = manifest.bytes
+    total = manifest.bytes if shards is None else sum(entry.bytes for entry in manifest if entry.name in shards)
     problems = [Problem(MANIFEST_NAME, detail) for detail in (*_wrong_sums(manifest), *_wrong_accounts(manifest))]
     problems += [Problem(name, detail) for name, detail in _unlisted(manifest)]
     classes = (manifest.accounts or {}).get("classes")
     labels = Labels(classes) if classes else None  # without names of classes, the index left out labels that are names
     done = 0
     for number, entry in enumerate(manifest):
+        if shards is not None and entry.name not in shards:
+            continue
         step = steps(progress, done, total)
         found = _problems(index, number, excused.get(entry.name, set()), labels, step)
         problems += [Problem(entry.name, detail) for detail in found]

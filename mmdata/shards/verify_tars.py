@@ -14,15 +14,12 @@ from typing import Any
 from mmdata.atomic import explain
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.safe_read import check_regular
-from mmdata.shards.folder import BESIDE, INNER, local_folder, manifest_prefix
 from mmdata.shards.foreign import guess_members
 from mmdata.shards.given_tars import given_tars
 from mmdata.shards.images.probe import NO_LIMITS
-from mmdata.shards.manifest.pages import PAGE_PATTERN
 from mmdata.shards.members import USUAL, Members
 from mmdata.shards.samples import split_sample
 from mmdata.shards.scan import Edge, Progress, Scan, scan_shard, steps
-from mmdata.shards.staging import INDEX_END
 from mmdata.shards.verify import Problem
 
 _DAMAGED = Reason.DAMAGED_SHARD.value  # its sample is told with the damage
@@ -41,27 +38,6 @@ class TarsReport:
     tars: int = 0
     samples: int = 0
     bytes: int = 0
-
-
-def has_no_index(given: Sequence[str | os.PathLike[str]]) -> bool:
-    """Whether `verify_tars` is for what is given, and not `verify`: tars, or a folder of tars without an index.
-
-    A folder with a manifest, or with files of an index whose manifest is gone, is for `verify`, which says so.
-    """
-    if len(given) != 1 or "{" in os.fspath(given[0]):
-        return True
-    if "://" in os.fspath(given[0]):
-        return False
-    path = local_folder(given[0])
-    if not path.is_dir():
-        return path.exists()
-    if manifest_prefix(path) is not None or not any(
-        name.endswith((".tar", ".tar.gz", ".tgz")) for name in os.listdir(path)
-    ):
-        return False
-    folders = [path / prefix for prefix in (BESIDE, INNER) if (path / prefix).is_dir()]
-    names = [name for folder in folders for name in os.listdir(folder)]
-    return not any(name.endswith(INDEX_END) or PAGE_PATTERN.fullmatch(name) for name in names)
 
 
 def verify_tars(given: Sequence[str | os.PathLike[str]], progress: Progress | None = None) -> TarsReport:

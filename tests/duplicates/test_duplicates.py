@@ -286,3 +286,18 @@ def test_a_key_that_comes_twice_is_an_error_before_the_pass(tmp_path: Path):
             writer.write(Sample("same", data, probe(data), ["a"]))
     with pytest.raises(ConfigError, match=r"2 rows have the key 'same', and a table is joined by key"):
         find_duplicates(shards, tmp_path / "copies.parquet")
+
+
+def test_program_overwrites_its_own_table_and_no_other_file(tmp_path: Path):
+    shards = write(tmp_path / "shards", {"a": jpeg(picture(1))})
+    out = tmp_path / "scores.parquet"
+    for content in (b"my own table", b""):
+        out.write_bytes(content)
+        done = program(shards, "--out", out)
+        assert done.returncode == 2
+        assert f"--out '{out}': exists, and is no table of this program, so it is not overwritten" in done.stderr
+        assert out.read_bytes() == content
+    pyarrow.parquet.write_table(pyarrow.table({"key": ["a"], "score": [1.0]}), out)
+    assert program(shards, "--out", out).returncode == 2
+    out.unlink()
+    assert [program(shards, "--out", out).returncode for _ in range(2)] == [0, 0]

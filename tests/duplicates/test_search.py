@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mmdata.duplicates import groups
 from mmdata.duplicates.candidates import MAX_DISTANCE, candidate_pairs, popcount
-from mmdata.duplicates.confirm import NEAR, difference
-from mmdata.duplicates.groups import NearPairs, components, leaders, near_others
+from mmdata.duplicates.confirm import NEAR, are_near, difference
+from mmdata.duplicates.groups import NearPairs, components, leaders, near_others, near_pairs
+from mmdata.duplicates.sign import Signed
 from mmdata.duplicates.signature import SIDE, THUMBNAIL_BYTES, perceptual_hashes
 
 
@@ -95,3 +99,48 @@ def test_other_images_are_found_through_representatives():
 
 def test_no_images_have_no_pairs():
     assert list(candidate_pairs(np.empty(0, np.uint64), lambda a, b: np.empty((0, THUMBNAIL_BYTES), np.uint8))) == []
+
+
+def signed(thumbnails: NDArray[np.uint8]) -> Signed:
+    count = len(thumbnails)
+    known = np.ones(count, np.bool_)
+    return Signed(np.arange(count), np.arange(count), perceptual_hashes(thumbnails), known, thumbnails)
+
+
+def test_an_image_is_linked_to_another_of_its_hash_that_its_representative_is_not_near():
+    levels = np.array([0, 3, 10])  # 1 is merged with 0, and 2 is near 1 alone
+    images = np.repeat(smooth(1, 5), 3, axis=0)
+    images[:, : SIDE**2] = (images[:, : SIDE**2] + levels[:, None]).clip(0, 255)
+    assert len(np.unique(perceptual_hashes(images))) == 1
+    assert (difference(images[[0, 1, 0]], images[[1, 2, 2]]) <= NEAR).tolist() == [True, True, False]
+    found = near_pairs(signed(images))
+    assert (found.representative.tolist(), found.pairs.tolist(), found.links.tolist()) == ([0, 0, 2], [], [[2, 1]])
+    assert components(found).tolist() == [0, 0, 0]
+    assert near_others(found, np.array([False, False, True])).tolist() == [-1, 2, 2]
+    assert near_others(found, np.array([False, True, False])).tolist() == [1, 1, 1]
+    assert found.below(2).links.tolist() == []
+
+
+def test_images_of_one_colour_are_compared_with_the_closest_only(monkeypatch: pytest.MonkeyPatch):
+    compared: list[int] = []
+
+    def counting(pairs: NDArray[np.int64], thumbnails: Any, **settings: Any) -> NDArray[np.bool_]:
+        compared.append(len(pairs))
+        return are_near(pairs, thumbnails, **settings)
+
+    monkeypatch.setattr(groups, "are_near", counting)
+    images = np.repeat(np.random.default_rng(0).integers(0, 256, (400, 3)), [1] * 400, axis=0)
+    thumbnails = np.repeat(images, [SIDE**2, 256, 256], axis=1).astype(np.uint8)
+    found = near_pairs(signed(thumbnails))
+    assert found.bounded == 0
+    assert sum(compared) < 400 * 399 / 2 / 4
+    first, second = np.triu_indices(400, 1)
+    pairs = np.stack([first, second], 1)[np.isin(first, found.representative) & np.isin(second, found.representative)]
+    all_near = pairs[are_near(pairs, lambda rows: thumbnails[rows])]
+    assert found.pairs.tolist() == all_near.tolist()
+    compared.clear()
+    monkeypatch.setattr(groups, "MAX_PAIRS", 2)
+    few = near_pairs(signed(thumbnails))
+    assert 0 < few.bounded < 400
+    assert sum(compared) < 400 * (2 + 2 * groups.ROUNDS)
+    assert {tuple(pair) for pair in few.pairs.tolist()} <= {tuple(pair) for pair in all_near.tolist()}

@@ -464,3 +464,72 @@ def test_verify_of_an_index_without_its_manifest_is_an_error(shards):
     run = program("verify", shards)
     assert (run.returncode, run.stdout) == (2, "")
     assert "no manifest.json; `mmdata index" in run.stderr
+
+
+@pytest.mark.parametrize("zeros", [1 << 16, 3 << 16, 1000])
+def test_gzip_members_behind_zeros_are_read_however_many_these_are(tmp_path, tar, members, zeros):
+    data = tar(members)
+    cut = place(data, "2.jpg")
+    first, second = gzip.compress(data[:cut]), gzip.compress(data[cut:])
+    fill = -(len(first) + zeros) % (1 << 16)  # the zeros end with a chunk of the reader
+    (tmp_path / "x.tar.gz").write_bytes(first + bytes(zeros + fill) + second)
+    report = repair_tars([tmp_path / "x.tar.gz"], tmp_path / "out")
+    assert (report.members.found, report.notes) == (8, [])
+    assert saved(tmp_path) == dict(members)
+
+
+def test_junk_behind_the_zeros_of_gzip_is_told(tmp_path, tar, members):
+    packed = gzip.compress(tar(members))
+    (tmp_path / "x.tar.gz").write_bytes(packed + bytes(-len(packed) % (1 << 16) + (1 << 16)) + b"JUNK")
+    report = repair_tars([tmp_path / "x.tar.gz"], tmp_path / "out")
+    assert report.notes == ["shard 'x.tar.gz': gzip: other data follows its end, and was not read"]
+    assert saved(tmp_path) == dict(members)
+
+
+@pytest.mark.parametrize(
+    ("ends", "begins", "reason", "kept"),
+    [
+        (["3.cls"], ["3.jpg", "3.txt"], "key_comes_back", ["3.jpg", "3.txt"]),
+        (["3.jpg", "3.txt"], ["3.txt"], "twice", ["3.jpg", "3.txt"]),
+        (["3.jpg", "3.txt"], ["3.cls"], "key_comes_back", ["3.jpg", "3.txt"]),
+    ],
+)
+def test_a_sample_in_two_tars_of_which_one_part_is_whole_is_that_part(
+    tmp_path, tar, members, ends, begins, reason, kept
+):
+    def parts(names):
+        return [(name, members[6][1] if name.endswith("jpg") else b"1") for name in names]
+
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.tar").write_bytes(tar([*members[:2], *parts(ends)]))
+    (tmp_path / "in/b.tar").write_bytes(tar([*parts(begins), *members[2:4]]))
+    report = repair_tars([tmp_path / "in"], tmp_path / "out", check_image=check_decode)
+    assert report.balance
+    assert (report.joined, report.members.dropped) == (0, {Dropped(reason): 1})
+    assert [*saved(tmp_path, "a.tar"), *saved(tmp_path, "b.tar")] == ["0.jpg", "0.txt", *kept, "1.jpg", "1.txt"]
+    build_index(tmp_path / "out")
+    assert verify(tmp_path / "out") == []
+
+
+def test_a_whole_part_whose_image_is_damaged_takes_the_other_tars_members(tmp_path, tar, members):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.tar").write_bytes(tar([*members[:2], ("3.jpg", b"no image"), ("3.txt", b"a dog")]))
+    (tmp_path / "in/b.tar").write_bytes(tar([("3.jpg", members[6][1]), *members[2:4]]))
+    report = repair_tars([tmp_path / "in"], tmp_path / "out", check_image=check_decode)
+    assert report.balance
+    assert saved(tmp_path, "a.tar") == {**dict(members[:2]), "3.jpg": members[6][1], "3.txt": b"a dog"}
+
+
+def test_a_repair_of_which_a_tar_is_gone_is_no_repair(tmp_path, tar, members):
+    repair(tmp_path, tar(members))
+    (tmp_path / "out/x.tar").unlink()
+    with pytest.raises(DataError, match=r"1 of its 1 repaired tars are gone, such as 'x\.tar'; put them back, or rem"):
+        repair(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["repaired.jsonl", "unfinished.jsonl", ".mmdata-repair", "__mmdata__", "x"])
+def test_a_tar_whose_name_is_not_a_tars_is_refused(tmp_path, tar, members, name):
+    (tmp_path / name).write_bytes(tar(members))
+    with pytest.raises(DataError, match=r"its name does not end in \.tar, \.tar\.gz, \.tgz, .* rename it, such as to"):
+        repair_tars([tmp_path / name], tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,7 +1,8 @@
 """Chooses which members of a tar make whole samples. A key is never changed: tables and indexes refer to it.
 
-Members of one key that stand apart, or in two tars that follow one another, are put together if none of the parts is
-whole. Else the first whole part is the sample, and the others are left out: they are another sample of the same name.
+Members of one key that stand apart, or at the edges of two tars that follow one another, are put together if none of
+the parts is whole. Else the first whole part is the sample, and the others are left out: they are another sample of the
+same name. Only where both parts at the edges of two tars are whole does each stay in its tar.
 """
 
 from __future__ import annotations
@@ -93,10 +94,18 @@ def runs_of(tar: int, members: Iterable[Member]) -> list[Run]:
 
 
 def join_edges(before: list[Run], after: list[Run]) -> bool:
-    """Move the rest of a sample from the start of a tar to the end of the tar before; whether there was one."""
+    """Move the rest of a sample from the start of a tar to the end of the tar before; whether it was put together.
+
+    If one of the two parts is whole, they become two runs of the tar before: `Chooser` settles which of them is left,
+    once it knows which members are damaged.
+    """
     last = next((run for run in reversed(before) if run.key is not None), None)
     first = next((run for run in after if run.key is not None), None)
-    if last is None or first is None or last.key != first.key or last.is_complete or first.is_complete:
+    if last is None or first is None or last.key != first.key or (last.is_complete and first.is_complete):
+        return False
+    if last.is_complete or first.is_complete:
+        before.append(first)
+        after.remove(first)
         return False
     if {extension for extension, _ in last.members} & {extension for extension, _ in first.members}:
         return False
@@ -142,7 +151,10 @@ class Chooser:
                 self._first.setdefault(split[0], lost.offset)
         for run in self._runs:
             if run.key is not None:
-                self._first[run.key] = min(run.members[0][1].member.start, self._first.get(run.key, _NO_PLACE))
+                first = run.members[0][1]
+                # What came from the next tar is behind all of this one.
+                if first.tar == self._runs[0].members[0][1].tar:
+                    self._first[run.key] = min(first.member.start, self._first.get(run.key, _NO_PLACE))
                 parts.setdefault(run.key, []).append(self._sound(run))
         samples = {key: self._sample(key, runs) for key, runs in parts.items()}
         self._chosen.samples = len(self._first)

@@ -44,7 +44,7 @@ class RepairOutput:
         """The accounts of the same repair, if the folder holds it; None if it holds none.
 
         Raises:
-            DataError: it holds another repair.
+            DataError: it holds another repair, or a tar of this one is gone.
         """
         if not self.ledger.is_file():
             return None
@@ -52,6 +52,12 @@ class RepairOutput:
         if first.get("run") != run:
             raise DataError(
                 f"output '{self.folder}': holds another repair, of other tars or settings; choose an empty folder"
+            )
+        written: list[str] = last["accounts"]["written"]
+        if gone := [name for name in written if not (self.folder / name).is_file()]:
+            raise DataError(
+                f"output '{self.folder}': {len(gone)} of its {len(written)} repaired tars are gone, such as "
+                f"'{gone[0]}'; put them back, or remove the folder and repair again"
             )
         return last["accounts"]
 

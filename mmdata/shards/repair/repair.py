@@ -15,7 +15,7 @@ from typing import BinaryIO
 from mmdata.atomic import naming
 from mmdata.errors import DataError
 from mmdata.shards.folder import local_folder, manifest_prefix
-from mmdata.shards.given_tars import given_tars
+from mmdata.shards.given_tars import TAR_ENDS, given_tars
 from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.repair.accounts import RepairLedger, Report
 from mmdata.shards.repair.choose import Chooser, Chosen, Found, Run, join_edges, runs_of
@@ -86,9 +86,14 @@ def repair_tars(
 
 
 def _check_names(paths: Sequence[Path]) -> None:
-    """Raise DataError if two tars would be written under one name."""
+    """Raise DataError if two tars would be written under one name, or one under a name that is not a tar's."""
     names: dict[str, Path] = {}
     for path in paths:
+        if not path.name.endswith(TAR_ENDS):  # such as that of the ledger
+            raise DataError(
+                f"'{path}': its name does not end in {', '.join(TAR_ENDS)}, and the repaired tar would have it, too; "
+                f"rename it, such as to '{path.name}.tar'"
+            )
         other = names.setdefault(repaired_name(path.name), path)
         if other is not path:
             raise DataError(

@@ -83,7 +83,7 @@ def _unpack(file: BinaryIO, plain: BinaryIO) -> str:
             return f"gzip: damaged at byte {place} of the compressed file ({error}); what follows cannot be unpacked"
         pending = b""
         if unpack.eof:
-            pending = (unpack.unused_data or file.read(_PACKED_CHUNK)).lstrip(b"\0")
+            pending = _behind_zeros(unpack.unused_data, file)
             if not pending:
                 break
             if not pending.startswith(_GZIP[:1]):
@@ -94,6 +94,13 @@ def _unpack(file: BinaryIO, plain: BinaryIO) -> str:
         size = os.fstat(file.fileno()).st_size
         return f"gzip: the compressed file is cut, after {size} bytes"
     return ""
+
+
+def _behind_zeros(data: bytes, file: BinaryIO) -> bytes:
+    """What follows the zeros behind a member, however many these are; b"" if the file ends with them."""
+    while not (rest := data.lstrip(b"\0")) and (data := file.read(_PACKED_CHUNK)):
+        pass
+    return rest
 
 
 def _unpack_bytewise(unpack: _Decompress, data: bytes, plain: BinaryIO) -> int:
