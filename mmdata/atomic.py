@@ -134,7 +134,7 @@ _LOCKED: set[BinaryIO] = set()
 def _close_in_child() -> None:
     """A forked process shares the lock, and would keep it after the death of the one that took it."""
     for file in _LOCKED:
-        os.close(file.fileno())
+        file.close()  # not its descriptor alone: the object would close it again, when it may be another file's
     _LOCKED.clear()
 
 

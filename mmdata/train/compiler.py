@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from contextlib import AbstractContextManager
 from functools import cache
@@ -30,6 +31,8 @@ def compiler_error(device: torch.device, backend: str = "inductor") -> str:
 
 def failure(error: BaseException) -> str:
     """What to say where an error in a step is that of torch.compile, in one line with the remedy; else ""."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled
+        return ""
     cause: BaseException | None = error
     found: list[BaseException] = []
     while cause is not None and cause not in found:
