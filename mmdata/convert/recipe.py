@@ -107,7 +107,7 @@ class ConvertConfig(Settings):
     """JPEG quality of shrunk images."""
     check: Literal["full", "header"] = "full"
     """What is read of an image that is stored unchanged: "full" decodes it, so that damaged ones are left out; "header"
-    trusts what follows the header (and a PNG's checksums), and takes a quarter of the time."""
+    trusts what follows the header (of a PNG, its checksums are compared), and is faster by far."""
     min_side: Positive = 2
     """Smallest height or width, in pixels."""
     max_aspect: Annotated[float, Field(ge=1.0)] = 20.0
