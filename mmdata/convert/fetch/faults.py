@@ -8,6 +8,10 @@ MAX_WORDS = 80
 """Characters of a server's words, or of an error's, in a message."""
 
 
+PASSING = frozenset({408, 429})
+"""Statuses below 500 that may be another one later."""
+
+
 def short(words: str) -> str:
     """Words for a message, printable and at most MAX_WORDS long."""
     return printable(words if len(words) <= MAX_WORDS else f"{words[:MAX_WORDS]}…")
@@ -23,6 +27,23 @@ class BadStatus(BadSample):
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(Reason.HTTP_STATUS, detail)
         self.status = status
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the status may be another one later."""
+        return self.status in PASSING or self.status >= 500
+
+
+class LeftAlone(BadSample):
+    """The host is not asked now, so nothing is known of the URL.
+
+    Attributes:
+        after_s: seconds until it is asked again.
+    """
+
+    def __init__(self, after_s: float, detail: str) -> None:
+        super().__init__(Reason.HOST_LEFT_ALONE, detail)
+        self.after_s = after_s
 
 
 class TooManyRedirects(BadSample):

@@ -20,7 +20,7 @@ from tenacity import (
 from yarl import URL
 
 from mmdata.convert.fetch.addresses import AddressFault, CachedResolver, address_fault, any_address, guarded_socket
-from mmdata.convert.fetch.faults import BadStatus, NoRoom, TooManyRedirects, TryAgain, short
+from mmdata.convert.fetch.faults import BadStatus, LeftAlone, NoRoom, TooManyRedirects, TryAgain, short
 from mmdata.convert.fetch.hosts import Host
 from mmdata.convert.fetch.opt_outs import MAX_RULES_BYTES, Rules, opted_out_by_headers, parse_tdmrep
 from mmdata.convert.fetch.request import Answer, Asked, ask, jitter
@@ -158,14 +158,12 @@ class Fetcher:
 
     async def _check_allowed(self, url: URL, host: Host) -> None:
         """Raise BadSample if the rules of the site forbid a URL, or cannot be read."""
-        origin = str(url.origin())
-        if origin not in host.rules:
-            host.rules[origin] = asyncio.ensure_future(self._read_rules(url.origin()))
-        rules = await asyncio.shield(host.rules[origin])
+        host.check()  # of a host that is left alone no rules are known either
+        rules = await host.rules(str(url.origin()), lambda: self._read_rules(url.origin(), host))
         if why := rules.forbid(str(url)):
             raise BadSample(Reason.OPTED_OUT, why)
 
-    async def _read_rules(self, origin: URL) -> Rules:
+    async def _read_rules(self, origin: URL, host: Host) -> Rules:
         """The rules of a site, from its robots.txt and tdmrep.json.
 
         Raises:
@@ -175,10 +173,12 @@ class Fetcher:
             rules = Rules.of(await self._retried(origin.with_path("/robots.txt"), None))
         except TooManyRedirects:
             rules = Rules()  # RFC 9309, 2.3.1.2: as if it were not there
+        except LeftAlone:
+            raise
         except BadStatus as bad:
-            if bad.status >= 500:
-                detail = f"robots.txt cannot be read, so all is disallowed: {bad.detail}"
-                raise BadSample(Reason.OPTED_OUT, detail) from bad
+            if bad.may_pass:
+                detail = f"robots.txt cannot be read, so all is disallowed for now: {bad.detail}"
+                raise BadSample(Reason.RULES_UNKNOWN, detail) from bad
             rules = Rules()
         except BadSample as bad:
             if bad.reason is Reason.REFUSED_ADDRESS:
@@ -189,8 +189,17 @@ class Fetcher:
             return rules
         try:
             return replace(rules, tdm=parse_tdmrep(await self._retried(tdmrep, None)))
-        except BadSample:
-            return rules  # "failure to provide access […] implies that the origin server does not implement" it
+        except LeftAlone:
+            raise
+        except BadSample as bad:
+            host.check()  # the answer may have asked for a pause: there will be another one after it
+            if isinstance(bad, BadStatus) and bad.status == 429:
+                detail = f"tdmrep.json cannot be read, so nothing is taken for now: {bad.detail}"
+                raise BadSample(Reason.RULES_UNKNOWN, detail) from bad
+            # "failure to provide access […] implies that the origin server does not implement" it
+            passing = (Reason.TIMED_OUT, Reason.UNREACHABLE)
+            may_pass = bad.may_pass if isinstance(bad, BadStatus) else bad.reason in passing
+            return replace(rules, is_whole=not may_pass)
 
 
 def parse_url(url: str, *, base: URL | None = None) -> URL:

@@ -59,10 +59,12 @@ class Rules:
     Attributes:
         robots: content of robots.txt, compressed; empty allows all.
         tdm: patterns of tdmrep.json with their reservations, in the order of the file.
+        is_whole: whether both files were read, or are not there.
     """
 
     robots: bytes = b""
     tdm: tuple[tuple[str, bool], ...] = ()
+    is_whole: bool = True
 
     @classmethod
     def of(cls, robots: bytes) -> Rules:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from mmdata.convert.fetch.addresses import any_address
+from mmdata.convert.fetch.fetcher import Fetcher
 from mmdata.convert.fetch.opt_outs import MAX_RULES_BYTES, Rules, opted_out_by_headers, parse_tdmrep
-from tests.convert.fetch.conftest import Outcome, fetch_all
+from mmdata.errors import BadSample
+from tests.convert.fetch.conftest import Outcome, fetch_all, quick
 from tests.convert.fetch.sites import Answer, Site, redirect, reset
 
 GOOD = Answer(200, b"an image")
@@ -123,8 +127,16 @@ def test_robots_txt_is_honoured(site: Site, robots: str, is_allowed: bool) -> No
         (
             Answer(500),
             (
-                "opted_out",
-                "robots.txt cannot be read, so all is disallowed: status 500 Internal Server Error (4 times asked)",
+                "rules_unknown",
+                "robots.txt cannot be read, so all is disallowed for now: "
+                "status 500 Internal Server Error (4 times asked)",
+            ),
+        ),
+        (
+            Answer(429, b"", {"Retry-After": "0"}),
+            (
+                "rules_unknown",
+                "robots.txt cannot be read, so all is disallowed for now: status 429 Too Many Requests (4 times asked)",
             ),
         ),
         ([Answer(500), Answer(200, b"")], b"an image"),
@@ -152,6 +164,76 @@ def test_robots_txt_of_a_site_that_breaks_off_has_the_reason_of_the_site(site: S
     reason, detail = outcome_of(site)
     assert reason == "unreachable"
     assert str(detail).startswith("robots.txt cannot be read: the connection failed: ")
+
+
+def one_after_the_other(urls: list[str], pauses: list[float], **settings: Any) -> list[Outcome]:
+    """What becomes of URLs, with a pause after each."""
+
+    async def run() -> list[Outcome]:
+        found: list[Outcome] = []
+        async with Fetcher(quick(**settings), fault_of=any_address) as fetcher:
+            for url, pause in zip(urls, pauses, strict=True):
+                try:
+                    found.append(await fetcher.fetch(url))
+                    fetcher.room.give_back(len(found[-1]))
+                except BadSample as bad:
+                    found.append((str(bad.reason), bad.detail))
+                await asyncio.sleep(pause)
+        return found
+
+    return asyncio.run(run())
+
+
+def reasons_of(found: list[Outcome]) -> list[str]:
+    return ["" if isinstance(one, bytes) else one[0] for one in found]
+
+
+def test_host_in_a_pause_has_not_said_that_it_has_no_rules(site: Site) -> None:
+    """Another port of the host asks for the pause, so its rules were not asked for before."""
+    with Site() as other:
+        site.answers["/x.jpg"] = Answer(503, b"", {"Retry-After": "1"})
+        other.answers["/robots.txt"] = Answer(200, b"User-agent: *\nDisallow: /")
+        other.answers["/y.jpg"] = GOOD
+        urls = [site.url("/x.jpg"), other.url("/y.jpg?1"), other.url("/y.jpg?2")]
+        found = one_after_the_other(urls, [0, 1.1, 0], longest_wait_s=0.5)
+    assert reasons_of(found) == ["http_status", "host_left_alone", "opted_out"]
+    assert found[2] == DISALLOWED
+
+
+@pytest.mark.parametrize(("status", "reason"), [(503, "host_left_alone"), (429, "host_left_alone")])
+def test_tdmrep_of_a_host_that_asks_for_a_pause_is_read_after_it(site: Site, status: int, reason: str) -> None:
+    site.answers["/a.jpg"] = GOOD
+    reserves = Answer(200, b'[{"location": "/", "tdm-reservation": 1}]')
+    site.answers["/.well-known/tdmrep.json"] = [Answer(status, b"", {"Retry-After": "1"}), reserves]
+    found = one_after_the_other([site.url("/a.jpg")] * 2, [1.1, 0], longest_wait_s=0.5)
+    assert reasons_of(found) == [reason, "opted_out"]
+    assert site.images() == 0
+
+
+@pytest.mark.parametrize("failure", [Answer(500), Answer(429, b"", {"Retry-After": "0"}), reset])
+def test_rules_that_could_not_be_read_are_asked_for_again(site: Site, failure: Any) -> None:
+    site.answers["/a.jpg"] = GOOD
+    site.answers["/robots.txt"] = failure if callable(failure) else [failure, Answer(200, b"")]
+    urls = [site.url(f"/a.jpg?{number}") for number in range(3)]
+    if callable(failure):
+        site.answers["/robots.txt"] = first_of(failure, 2)  # aiohttp asks twice
+    found = one_after_the_other(urls, [0, 0.6, 0], attempts=1, rules_again_s=0.5)
+    assert [bool(one) for one in reasons_of(found)] == [True, True, False]
+    assert "opted_out" not in reasons_of(found)
+
+
+def test_tdmrep_that_failed_is_asked_for_again(site: Site) -> None:
+    site.answers["/a.jpg"] = GOOD
+    site.answers["/.well-known/tdmrep.json"] = [Answer(500), Answer(200, b'[{"location": "/", "tdm-reservation": 1}]')]
+    found = one_after_the_other([site.url("/a.jpg")] * 3, [0, 0.6, 0], attempts=1, rules_again_s=0.5)
+    assert reasons_of(found) == ["", "", "opted_out"]
+
+
+def first_of(answering: Any, times: int) -> Any:
+    async def answer(request: web.Request, before: int) -> web.StreamResponse:
+        return await answering(request, before) if before < times else web.Response(body=b"")
+
+    return answer
 
 
 def test_rules_are_read_once_a_site(site: Site) -> None:
