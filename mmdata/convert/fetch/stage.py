@@ -93,10 +93,11 @@ class FetchStage:
             return
         if self.tally.urls:
             logger.info("%s", self.tally.table())
-        self._call(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        try:
+            self._call(self._stop())
+        finally:
+            _end(self._loop, self._thread)
+            self._loop = None
 
     def __call__(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The rows, with images in place of URLs.
@@ -152,14 +153,25 @@ class FetchStage:
     def _start(self) -> None:
         from mmdata.convert.fetch.fetcher import Fetcher
 
-        self._loop = asyncio.new_event_loop()
-        names = ThreadPoolExecutor(self._settings.connections, thread_name_prefix="names")  # a dead one takes seconds
-        self._loop.set_default_executor(names)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="fetch", daemon=True)
-        self._thread.start()
-        self._fetcher = self._given or Fetcher(self._settings)
-        self._call(self._fetcher.__aenter__())
-        self._report = asyncio.run_coroutine_threadsafe(self._log(), self._loop)
+        loop = asyncio.new_event_loop()
+        try:
+            names = ThreadPoolExecutor(
+                self._settings.connections, thread_name_prefix="names"
+            )  # a dead one takes seconds
+            loop.set_default_executor(names)
+            thread = threading.Thread(target=loop.run_forever, name="fetch", daemon=True)
+            thread.start()
+        except BaseException:
+            loop.close()
+            raise
+        try:
+            fetcher = self._given or Fetcher(self._settings)
+            asyncio.run_coroutine_threadsafe(fetcher.__aenter__(), loop).result()
+        except BaseException:
+            _end(loop, thread)
+            raise
+        self._loop, self._thread, self._fetcher = loop, thread, fetcher
+        self._report = asyncio.run_coroutine_threadsafe(self._log(), loop)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None
@@ -177,6 +189,12 @@ class FetchStage:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await self._fetcher.__aexit__(None, None, None)
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 
 
 def _size(row: Row) -> int:
