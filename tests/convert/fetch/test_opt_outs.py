@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
+import zlib
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from mmdata.convert.fetch import opt_outs
 from mmdata.convert.fetch.addresses import any_address
 from mmdata.convert.fetch.fetcher import Fetcher
-from mmdata.convert.fetch.opt_outs import MAX_RULES_BYTES, Rules, opted_out_by_headers, parse_tdmrep
+from mmdata.convert.fetch.opt_outs import (
+    MAX_LOCATIONS,
+    MAX_RULES_BYTES,
+    Location,
+    Rules,
+    opted_out_by_headers,
+    parse_tdmrep,
+    path_of,
+)
 from mmdata.errors import BadSample
 from tests.convert.fetch.conftest import Outcome, fetch_all, quick
 from tests.convert.fetch.sites import Answer, Site, redirect, reset
@@ -35,7 +47,10 @@ GOOD = Answer(200, b"an image")
         ("otherbot: noindex, mmdata: noindex", "noindex"),
         ("unavailable_after: Wed, 25 Jun 2050 15:00:00 GMT, noai", "noai"),
         ("max-snippet: 5, max-image-preview: large, noml", "noml"),
+        ("mmdata/0.1: noai", "noai"),
+        ("otherbot/2.0: noindex, mmdata/0.1.0: noml", "noml"),
         ("otherbot: noindex", ""),
+        ("otherbot/2.0: noindex", ""),
         ("otherbot: nofollow, noindex, noai", ""),
         ("all", ""),
         ("nofollow, nosnippet", ""),
@@ -51,7 +66,19 @@ def test_robots_tag_opts_out(value: str, word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "is_reserved"), [("1", True), (" 1 ", True), ("0", False), ("", False), ("11", False)]
+    ("value", "is_reserved"),
+    [
+        ("1", True),
+        (" 1 ", True),
+        ("1, 1", True),
+        ("0, 1", True),
+        ("1.0", True),
+        ("true", True),
+        ("0, 0", False),
+        ("0", False),
+        ("", False),
+        ("11", False),
+    ],
 )
 def test_tdm_header_opts_out(value: str, is_reserved: bool) -> None:
     assert opted_out_by_headers([], [value]) == ("tdm-reservation: 1" if is_reserved else "")
@@ -268,6 +295,9 @@ def test_rules_of_the_site_that_a_redirect_leads_to_are_honoured(site: Site) -> 
         (b'[{"location": "/", "tdm-reservation": 1}]', True),
         (b'[{"location": "/*.jpg$", "tdm-reservation": "1"}]', True),
         (b'[{"location": "/a.jpg", "tdm-reservation": 0}, {"location": "/", "tdm-reservation": 1}]', False),
+        (b'[{"location": "/", "tdm-reservation": 1.0}]', True),
+        (b'[{"location": "/", "tdm-reservation": true}]', True),
+        (b'[{"location": "/", "tdm-reservation": false}]', False),
         (b'[{"location": "/b", "tdm-reservation": 1}]', False),
         (b'[{"location": "/", "tdm-reservation": 0}]', False),
         (b'{"location": "/", "tdm-reservation": 1}', False),
@@ -295,3 +325,68 @@ def test_tdmrep_that_fails_or_may_not_be_read_says_nothing(site: Site) -> None:
 def test_rules_hold_nothing_of_a_file_that_allows_all() -> None:
     assert Rules.of(b"User-agent: *\nAllow: /\n" * 1000) == Rules()
     assert parse_tdmrep(b"[]") == ()
+
+
+@pytest.mark.parametrize(
+    "robots",
+    [
+        *(f"User-agent: *\n{word}: /" for word in ("Dissallow", "dissalow", "Disalow", "diasllow", "DISALLAW")),
+        "User-agent: mmdata/0.1.0\nDisallow: /",
+        "User-Agent: MMData/9 # us\nDisallow: /\n\nUser-agent: *\nDisallow:",
+        "useragent mmdata/0.1.0\nDisallow: /",
+        "\ufeffUser-agent: mmdata/0.1.0\nDisallow: /",
+    ],
+)
+def test_rules_that_are_misspelled_are_rules(robots: str) -> None:
+    assert Rules.of(robots.encode()).forbid("http://a.example/b.jpg") == "robots.txt disallows it"
+
+
+def test_version_of_another_program_is_not_ours() -> None:
+    assert not Rules.of(b"User-agent: mmdata-images/1.0\nDisallow: /").forbid("http://a.example/b.jpg")
+
+
+@pytest.mark.parametrize(
+    ("location", "url", "fits"),
+    [
+        ("/", "http://a.example", True),
+        ("/a", "http://a.example/ab?c", True),
+        ("/a$", "http://a.example/ab", False),
+        ("/a$", "http://a.example/a", True),
+        ("/*.jpg$", "http://a.example/b/c.jpg", True),
+        ("/*.jpg$", "http://a.example/b/c.jpg?d", False),
+        ("/*b*b$", "http://a.example/ab", False),
+        ("*/b", "http://a.example/a/bc", True),
+        ("/a?q=", "http://a.example/a?q=1", True),
+        ("/\u00e9", "http://a.example/%C3%a9", True),
+        ("/%c3%A9", "http://a.example/\u00e9", True),
+        ("/a%2Fb", "http://a.example/a/b", False),
+        ("/a%2fb", "http://a.example/a%2Fb", True),
+        ("/a b", "http://a.example/a%20b", True),
+        ("/%2A", "http://a.example/b", False),
+        ("/" + "*a" * 50, "http://a.example/" + "a" * 49 + "b" * 1000, False),
+    ],
+)
+def test_location_fits(location: str, url: str, fits: bool) -> None:
+    assert Location(location).fits(path_of(url)) == fits
+
+
+def test_long_tdmrep_costs_little_and_what_is_not_compared_reserves() -> None:
+    locations = [{"location": f"/{number}/*.jpg", "tdm-reservation": 0} for number in range(12_000)]
+    rules = Rules(tdm=parse_tdmrep(json.dumps(locations).encode()))
+    assert len(rules.tdm) == MAX_LOCATIONS
+    begin = time.process_time()
+    assert not any(rules.forbid(f"http://a.example/x/{number}.jpg") for number in range(100))
+    assert time.process_time() - begin < 1.0  # 80 s, when each location was a parser
+    locations[-1]["tdm-reservation"] = 1
+    rules = Rules(tdm=parse_tdmrep(json.dumps(locations).encode()))
+    assert not rules.forbid("http://a.example/0/a.jpg")
+    assert rules.forbid("http://a.example/x.png") == "tdmrep.json reserves it"
+
+
+def test_parsers_of_many_small_files_stay() -> None:
+    parsers = opt_outs._Parsers(100_000)
+    files = [zlib.compress(f"User-agent: *\nDisallow: /{number}".encode()) for number in range(1000)]
+    first = [parsers.of(one) for one in files]
+    assert all(parsers.of(one) is parser for one, parser in zip(files, first, strict=True))
+    parsers.of(zlib.compress(b"#" * 200_000))
+    assert parsers.of(files[0]) is not first[0]
