@@ -11,19 +11,26 @@ from mmdata.errors import BadSample, Reason, excerpt
 _HASH = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
 
 
+def expected_hash(expected: Any) -> str:
+    """The cell of a hash in one spelling; "" for an empty cell, which is one of blanks too."""
+    if expected is None:
+        return ""
+    return expected.hex() if isinstance(expected, bytes) else str(expected).strip().lower()
+
+
 def check_hash(data: bytes, expected: Any) -> None:
     """Compare an image with its hash.
 
     Args:
         data: of the image file.
-        expected: MD5 or SHA-256, as hexadecimal digits or as 16 or 32 bytes; None and "" are not compared.
+        expected: MD5 or SHA-256, as hexadecimal digits or as 16 or 32 bytes; without one nothing is compared.
 
     Raises:
         BadSample: the hash differs, or is none.
     """
-    if expected is None or expected in ("", b""):
+    text = expected_hash(expected)
+    if not text:
         return
-    text = expected.hex() if isinstance(expected, bytes) else str(expected).strip().lower()
     if not _HASH.fullmatch(text):
         detail = f"the hash {excerpt(expected)} is neither an MD5 (32 digits) nor a SHA-256 (64 digits)"
         raise BadSample(Reason.BROKEN_ROW, detail)

@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.convert.expected import expected_hash
 from mmdata.convert.rows import Row, Source
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.shards.captions import MAX_CAPTION_BYTES
@@ -35,11 +36,13 @@ MERGED, DUPLICATE, TOO_LONG = range(3)
 
 
 def image_key(row: Row) -> bytes:
-    """KEY_BYTES that are equal for rows with the same path, or the same bytes in a binary column."""
+    """KEY_BYTES that are equal for rows with the same path, or the same bytes in a binary column, and the same hash."""
     image = row.image
     if row.fault or not isinstance(image, (str, bytes)):
         return row_key(row.number)
     data = b"path " + image.encode("utf-8", "surrogatepass") if isinstance(image, str) else b"data " + image
+    if expected := expected_hash(row.hash):
+        data = f"hash {expected} ".encode("utf-8", "surrogatepass") + data
     return hashlib.sha256(data).digest()[:KEY_BYTES]
 
 

@@ -17,20 +17,20 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 AddressFault = Callable[[str], str]
 """What speaks against an address, such as "private"; "" for one that may be asked."""
 
-_REFUSED = tuple(
-    map(
-        ipaddress.ip_network,
-        (
-            "192.0.0.0/24",  # IETF; a cloud's metadata service among them
-            "192.88.99.0/24",  # 6to4 relays
-            "168.63.129.16/32",  # a cloud's service for its machines
-            "64:ff9b:1::/48",  # local NAT64
-            "3fff::/20",  # documentation
-        ),
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_SPECIAL = tuple(
+    ipaddress.ip_network(one)
+    for one in (
+        "100.64.0.0/10",  # shared, of carriers (RFC 6598)
+        "168.63.129.16/32",  # services of Azure for its machines
+        "192.0.0.0/24",  # of IETF protocols (RFC 6890); clouds have services here
+        "192.88.99.0/24",  # relays of 6to4 (RFC 7526)
+        "64:ff9b:1::/48",  # local NAT64 (RFC 8215), whose IPv4 address may lie anywhere
+        "3fff::/20",  # documentation (RFC 9637)
+        "5f00::/16",  # segment routing (RFC 9602)
     )
 )
-"""Networks that are not asked, and that some versions of Python's `ipaddress` call global."""
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+"""Networks of which patch levels of Python think differently, or think well."""
 _KINDS = ("loopback", "link_local", "multicast", "unspecified", "private", "reserved")
 
 
@@ -50,6 +50,8 @@ def address_fault(address: str) -> str:
         one = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return "malformed"
+    if any(one in network for network in _SPECIAL):
+        return "special"
     if isinstance(one, ipaddress.IPv6Address):
         for inner in _embedded(one):
             if fault := address_fault(str(inner)):
@@ -60,8 +62,6 @@ def address_fault(address: str) -> str:
             return ""
         if one.is_site_local:
             return "private"
-    if any(one in network for network in _REFUSED):
-        return "not global"
     for kind in _KINDS:
         if getattr(one, f"is_{kind}"):
             return kind.replace("_", "-")

@@ -8,6 +8,10 @@ MAX_WORDS = 80
 """Characters of a server's words, or of an error's, in a message."""
 
 
+PASSING = frozenset({408, 429})
+"""Statuses below 500 that may be another one later."""
+
+
 def short(words: str) -> str:
     """Words for a message, printable and at most MAX_WORDS long."""
     return printable(words if len(words) <= MAX_WORDS else f"{words[:MAX_WORDS]}…")
@@ -24,12 +28,22 @@ class BadStatus(BadSample):
         super().__init__(Reason.HTTP_STATUS, detail)
         self.status = status
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the status may be another one later."""
+        return self.status in PASSING or self.status >= 500
+
 
 class LeftAlone(BadSample):
-    """A host has asked to be left alone for longer than a URL waits; nothing was asked, so nothing is known."""
+    """The host is not asked now, so nothing is known of the URL.
 
-    def __init__(self, left_s: float) -> None:
-        super().__init__(Reason.HTTP_STATUS, f"the host asks to wait {left_s:,.0f} s more (Retry-After); try later")
+    Attributes:
+        after_s: seconds until it is asked again.
+    """
+
+    def __init__(self, after_s: float, detail: str) -> None:
+        super().__init__(Reason.HOST_LEFT_ALONE, detail)
+        self.after_s = after_s
 
 
 class TooManyRedirects(BadSample):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
-from time import monotonic
 from types import TracebackType
 
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, ThreadedResolver
@@ -21,7 +21,7 @@ from tenacity import (
 from yarl import URL
 
 from mmdata.convert.fetch.addresses import AddressFault, CachedResolver, address_fault, any_address, guarded_socket
-from mmdata.convert.fetch.faults import BadStatus, NoRoom, TooManyRedirects, TryAgain, short
+from mmdata.convert.fetch.faults import BadStatus, LeftAlone, NoRoom, TooManyRedirects, TryAgain, short
 from mmdata.convert.fetch.hosts import Host
 from mmdata.convert.fetch.opt_outs import MAX_RULES_BYTES, Rules, opted_out_by_headers, parse_tdmrep
 from mmdata.convert.fetch.request import Answer, Asked, ask, jitter
@@ -31,9 +31,8 @@ from mmdata.errors import BadSample, Reason, excerpt
 
 MAX_REDIRECTS = 5
 KEEP_ALIVE_S = 2.0
-RULES_AGAIN_S = 300.0
-"""Time after which the rules of a site that could not be read are asked for again."""
 """Time that an unused connection stays open: thousands of hosts must not hold as many files open."""
+_USER = re.compile(r"^([a-z][a-z0-9+.-]*:|)([/\\]*)[^/?#]*@", re.IGNORECASE)
 
 
 class Fetcher:
@@ -161,15 +160,12 @@ class Fetcher:
 
     async def _check_allowed(self, url: URL, host: Host) -> None:
         """Raise BadSample if the rules of the site forbid a URL, or cannot be read."""
-        origin = str(url.origin())
-        known = host.rules.get(origin)
-        if known is None or (_is_doubtful(known[0]) and monotonic() - known[1] > RULES_AGAIN_S):
-            known = host.rules[origin] = (asyncio.ensure_future(self._read_rules(url.origin())), monotonic())
-        rules = await asyncio.shield(known[0])
+        host.check()  # of a host that is left alone no rules are known either
+        rules = await host.rules(str(url.origin()), lambda: self._read_rules(url.origin(), host))
         if why := rules.forbid(str(url)):
             raise BadSample(Reason.OPTED_OUT, why)
 
-    async def _read_rules(self, origin: URL) -> Rules:
+    async def _read_rules(self, origin: URL, host: Host) -> Rules:
         """The rules of a site, from its robots.txt and tdmrep.json.
 
         Raises:
@@ -179,10 +175,12 @@ class Fetcher:
             rules = Rules.of(await self._retried(origin.with_path("/robots.txt"), None))
         except TooManyRedirects:
             rules = Rules()  # RFC 9309, 2.3.1.2: as if it were not there
+        except LeftAlone:
+            raise
         except BadStatus as bad:
-            if bad.status >= 500 or bad.status == 429:  # not now; a 429 says nothing of the file
-                detail = f"robots.txt cannot be read, so all is disallowed: {bad.detail}"
-                raise BadSample(Reason.OPTED_OUT, detail) from bad
+            if bad.may_pass:
+                detail = f"robots.txt cannot be read, so all is disallowed for now: {bad.detail}"
+                raise BadSample(Reason.RULES_UNKNOWN, detail) from bad
             rules = Rules()
         except BadSample as bad:
             if bad.reason is Reason.REFUSED_ADDRESS:
@@ -193,18 +191,17 @@ class Fetcher:
             return rules
         try:
             return replace(rules, tdm=parse_tdmrep(await self._retried(tdmrep, None)))
+        except LeftAlone:
+            raise
         except BadSample as bad:
-            # "failure to provide access […] implies that the origin server does not implement" it. What may pass is
-            # asked again.
-            is_sure = isinstance(bad, BadStatus) and bad.status < 500 and bad.status != 429
-            return replace(rules, is_whole=is_sure or isinstance(bad, TooManyRedirects))
-
-
-def _is_doubtful(reading: asyncio.Task[Rules]) -> bool:
-    """Whether the rules of a site could not be read, or not all of them."""
-    if not reading.done():
-        return False
-    return reading.cancelled() or reading.exception() is not None or not reading.result().is_whole
+            host.check()  # the answer may have asked for a pause: there will be another one after it
+            if isinstance(bad, BadStatus) and bad.status == 429:
+                detail = f"tdmrep.json cannot be read, so nothing is taken for now: {bad.detail}"
+                raise BadSample(Reason.RULES_UNKNOWN, detail) from bad
+            # "failure to provide access […] implies that the origin server does not implement" it
+            passing = (Reason.TIMED_OUT, Reason.UNREACHABLE)
+            may_pass = bad.may_pass if isinstance(bad, BadStatus) else bad.reason in passing
+            return replace(rules, is_whole=not may_pass)
 
 
 def parse_url(url: str, *, base: URL | None = None) -> URL:
@@ -222,13 +219,18 @@ def parse_url(url: str, *, base: URL | None = None) -> URL:
         found = URL(text) if base is None else base.join(URL(text))
         host = found.host
     except (ValueError, TypeError) as error:
-        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(text)} ({short(str(error))})") from error
+        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(_shown(text))} ({short(str(error))})") from error
     if found.scheme not in ("http", "https"):
-        detail = f"only http and https are fetched, and {excerpt(text)} is of '{short(found.scheme)}'"
+        detail = f"only http and https are fetched, and {excerpt(_shown(text))} is of '{short(found.scheme)}'"
         raise BadSample(Reason.REFUSED_ADDRESS, detail)
     if not host:
-        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(text)} names no host")
+        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(_shown(text))} names no host")
     return found.with_fragment(None)
+
+
+def _shown(text: str) -> str:
+    """A URL, or a part of one, for a message: without a name and a password."""
+    return _USER.sub(r"\1\2", text)
 
 
 def _refuse_opted_out(headers: CIMultiDictProxy[str]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager
+from math import inf
 from time import monotonic
+from typing import Any
 
 from mmdata.convert.fetch.faults import LeftAlone
 from mmdata.convert.fetch.opt_outs import Rules
@@ -17,17 +19,27 @@ class Host:
     """A host.
 
     Attributes:
-        rules: by origin (scheme, host and port): the task that reads its rules, and when it was begun.
         wanted: URLs that are asked for, or wait to be.
     """
 
     def __init__(self, settings: FetchSettings, connections: asyncio.Semaphore) -> None:
-        self.rules: dict[str, tuple[asyncio.Task[Rules], float]] = {}
         self.wanted = 0
+        self._rules: dict[str, _Reading] = {}  # by origin: scheme, host and port
         self._settings = settings
         self._slots = asyncio.Semaphore(settings.per_host)
         self._connections = connections
         self._not_before = 0.0
+
+    async def rules(self, origin: str, read: Callable[[], Coroutine[Any, Any, Rules]]) -> Rules:
+        """The rules of an origin, read once; a failure is kept for `rules_again_s`, then they are read again.
+
+        Raises:
+            BadSample: they cannot be read.
+        """
+        reading = self._rules.get(origin)
+        if reading is None or reading.until <= monotonic():
+            reading = self._rules[origin] = _Reading(read(), self._settings.rules_again_s)
+        return await asyncio.shield(reading.task)
 
     def pause(self, seconds: float) -> None:
         """Ask the host no more for so long."""
@@ -58,9 +70,38 @@ class Host:
                     yield
                 return
 
-    async def _wait(self) -> None:
+    def check(self) -> None:
+        """Raise LeftAlone if the host is not asked for longer than is waited."""
         left = self._not_before - monotonic()
         if left > self._settings.longest_wait_s:
-            raise LeftAlone(left)
+            raise LeftAlone(left, f"the host asks to wait {left:,.0f} s more (Retry-After); try later")
+
+    async def _wait(self) -> None:
+        self.check()
+        left = self._not_before - monotonic()
         if left > 0:
             await asyncio.sleep(jitter(left))
+
+
+class _Reading:
+    """Rules that are read, or were.
+
+    Attributes:
+        task: that reads them.
+        until: when they are read anew; for rules that were read whole, never.
+    """
+
+    def __init__(self, read: Coroutine[Any, Any, Rules], again_s: float) -> None:
+        self.until = inf
+        self._again_s = again_s
+        self.task = asyncio.ensure_future(read)
+        self.task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Rules]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, LeftAlone):  # no longer than that, since it says nothing of the rules
+            self.until = monotonic() + min(error.after_s, self._again_s)
+        elif error is not None or not task.result().is_whole:
+            self.until = monotonic() + self._again_s

@@ -38,8 +38,6 @@ from mmdata.convert.fetch.settings import FetchSettings
 from mmdata.errors import BadSample, Reason, excerpt
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-PASSING = frozenset({408, 429})
-"""Statuses below 500 that may be another one later."""
 _CLOSE = {"Connection": "close"}
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 """Errors of this machine, for which no URL is to blame."""
@@ -109,7 +107,7 @@ def _check_status(response: ClientResponse) -> None:
     if status == 200:
         return
     bad = BadStatus(status, short(f"status {status} {response.reason or ''}".rstrip()))
-    if status in PASSING or status >= 500:
+    if bad.may_pass:
         raise TryAgain(bad, retry_after(response.headers.get("Retry-After", "")))
     raise bad
 

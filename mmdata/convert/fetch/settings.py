@@ -33,6 +33,7 @@ class FetchSettings:
         backoff_s: pause after the first failure, at most; it doubles each time, and is random from 0.
         longest_wait_s: longest pause; a host that asks for a longer one is not asked again.
         budget_s: time after which no further attempt is made for a URL.
+        rules_again_s: time after which rules of a site that could not be read are asked for again.
         report_s: time between two lines of the log.
     """
 
@@ -54,6 +55,7 @@ class FetchSettings:
     backoff_s: float = 1.0
     longest_wait_s: float = 60.0
     budget_s: float = 120.0
+    rules_again_s: float = 300.0
     report_s: float = 10.0
 
 

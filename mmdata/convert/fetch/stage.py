@@ -32,10 +32,21 @@ T = TypeVar("T")
 
 _URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*://|file:)", re.IGNORECASE)
 
+_USER = re.compile(r"^(\s*[a-z][a-z0-9+.-]*:[/\\]{2})[^/?#]*@", re.IGNORECASE)
+
 
 def has_url(row: Row) -> bool:
     """Whether the row's image is behind a URL, of whatever scheme."""
     return isinstance(row.image, str) and row.fault is None and row.merged_into is None and bool(_URL.match(row.image))
+
+
+def without_user(url: str) -> str:
+    """A URL without the name and password in it, which are for the server and are stored nowhere.
+
+    Example:
+        without_user("https://me:secret@a.example/b.jpg") == "https://a.example/b.jpg"
+    """
+    return _USER.sub(r"\1", url)
 
 
 def refuse_urls(rows: Iterable[Row], why: str) -> Iterator[Row]:
@@ -93,8 +104,11 @@ class FetchStage:
             return
         if self.tally.urls:
             logger.info("%s", self.tally.table())
-        self._call(self._stop())
-        _end(self._loop, self._thread)
+        try:
+            self._call(self._stop())
+        finally:
+            _end(self._loop, self._thread)
+            self._loop = None
 
     def __call__(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The rows, with images in place of URLs.
@@ -108,6 +122,8 @@ class FetchStage:
             if has_url(row):
                 window.append((row, self._submit(row)))
             else:
+                if isinstance(row.image, str) and "@" in row.image:  # of a row that is merged, or has a fault
+                    row = replace(row, image=without_user(row.image))
                 window.append((row, None))
                 ours += _size(row)
             while window and (
@@ -143,29 +159,33 @@ class FetchStage:
             image = await self._fetcher.fetch(url, row.number)
         except BadSample as bad:
             self.tally.bad(url, bad.reason)
-            return replace(row, fault=(bad.reason, bad.detail))
+            return replace(row, image=without_user(url), fault=(bad.reason, bad.detail))
         self.tally.good(len(image))
-        return replace(row, image=image, url=url, extra={"url": url, **row.extra})
+        kept = {name: without_user(value) if value == url else value for name, value in row.extra.items()}
+        url = without_user(url)
+        return replace(row, image=image, url=url, extra={"url": url, **kept})
 
     def _start(self) -> None:
         from mmdata.convert.fetch.fetcher import Fetcher
 
         loop = asyncio.new_event_loop()
-        names = ThreadPoolExecutor(self._settings.connections, thread_name_prefix="names")  # a dead one takes seconds
-        loop.set_default_executor(names)
-        self._thread = threading.Thread(target=loop.run_forever, name="fetch", daemon=True)
-        self._fetcher = self._given or Fetcher(self._settings)
         try:
-            self._thread.start()
-        except RuntimeError:  # no thread can be started
+            names = ThreadPoolExecutor(
+                self._settings.connections, thread_name_prefix="names"
+            )  # a dead one takes seconds
+            loop.set_default_executor(names)
+            thread = threading.Thread(target=loop.run_forever, name="fetch", daemon=True)
+            thread.start()
+        except BaseException:
             loop.close()
             raise
         try:
-            asyncio.run_coroutine_threadsafe(self._fetcher.__aenter__(), loop).result()
+            fetcher = self._given or Fetcher(self._settings)
+            asyncio.run_coroutine_threadsafe(fetcher.__aenter__(), loop).result()
         except BaseException:
-            _end(loop, self._thread)
+            _end(loop, thread)
             raise
-        self._loop = loop  # from here on there is something to stop
+        self._loop, self._thread, self._fetcher = loop, thread, fetcher
         self._report = asyncio.run_coroutine_threadsafe(self._log(), loop)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:

@@ -165,6 +165,19 @@ def test_binary_hashes_are_compared(album: Site, tmp_path: Path) -> None:
     assert make(tmp_path / "t.parquet", tmp_path / "out", hash_column="sum").accounts["reasons"] == {"hash_differs": 1}
 
 
+def test_rows_of_one_url_with_other_hashes_are_not_merged(album: Site, tmp_path: Path) -> None:
+    image = album.answers["/0.jpg"].body  # type: ignore[union-attr]
+    right = hashlib.md5(image).hexdigest()
+    hashes = [right, "0" * 32, f" {right.upper()} ", "  ", None, ""]
+    row = rows_of(album, 1)[0]
+    rows = [{**row, "caption": f"text {number}", "sum": one} for number, one in enumerate(hashes)]
+    report = make(jsonl(tmp_path / "t.jsonl", rows), tmp_path / "out", hash_column="sum", max_bad_share=1.0)
+    found = [(line["row"], line["reason"]) for line in left_out(tmp_path / "out")]
+    assert found[0] == (1, "hash_differs")
+    assert (report.accounts["written"], report.accounts["merged"]) == (1, 1)  # rows 0 and 2
+    assert found[1:] == [(3, "duplicate_image"), (4, "duplicate_image"), (5, "duplicate_image")]
+
+
 def test_image_of_several_rows_is_fetched_once(album: Site, tmp_path: Path) -> None:
     rows = rows_of(album, 2)
     rows += [{**rows[0], "caption": f"more {number}"} for number in range(5)]

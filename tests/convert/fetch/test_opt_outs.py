@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
+import zlib
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from mmdata.convert.fetch import fetcher
+from mmdata.convert.fetch import opt_outs
 from mmdata.convert.fetch.addresses import any_address
 from mmdata.convert.fetch.fetcher import Fetcher
-from mmdata.convert.fetch.opt_outs import MAX_RULES_BYTES, Rules, opted_out_by_headers, parse_tdmrep
+from mmdata.convert.fetch.opt_outs import (
+    MAX_LOCATIONS,
+    MAX_RULES_BYTES,
+    Location,
+    Rules,
+    opted_out_by_headers,
+    parse_tdmrep,
+    path_of,
+)
 from mmdata.errors import BadSample
 from tests.convert.fetch.conftest import Outcome, fetch_all, quick
 from tests.convert.fetch.sites import Answer, Site, redirect, reset
@@ -36,7 +47,10 @@ GOOD = Answer(200, b"an image")
         ("otherbot: noindex, mmdata: noindex", "noindex"),
         ("unavailable_after: Wed, 25 Jun 2050 15:00:00 GMT, noai", "noai"),
         ("max-snippet: 5, max-image-preview: large, noml", "noml"),
+        ("mmdata/0.1: noai", "noai"),
+        ("otherbot/2.0: noindex, mmdata/0.1.0: noml", "noml"),
         ("otherbot: noindex", ""),
+        ("otherbot/2.0: noindex", ""),
         ("otherbot: nofollow, noindex, noai", ""),
         ("all", ""),
         ("nofollow, nosnippet", ""),
@@ -52,7 +66,19 @@ def test_robots_tag_opts_out(value: str, word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "is_reserved"), [("1", True), (" 1 ", True), ("0", False), ("", False), ("11", False)]
+    ("value", "is_reserved"),
+    [
+        ("1", True),
+        (" 1 ", True),
+        ("1, 1", True),
+        ("0, 1", True),
+        ("1.0", True),
+        ("true", True),
+        ("0, 0", False),
+        ("0", False),
+        ("", False),
+        ("11", False),
+    ],
 )
 def test_tdm_header_opts_out(value: str, is_reserved: bool) -> None:
     assert opted_out_by_headers([], [value]) == ("tdm-reservation: 1" if is_reserved else "")
@@ -128,8 +154,16 @@ def test_robots_txt_is_honoured(site: Site, robots: str, is_allowed: bool) -> No
         (
             Answer(500),
             (
-                "opted_out",
-                "robots.txt cannot be read, so all is disallowed: status 500 Internal Server Error (4 times asked)",
+                "rules_unknown",
+                "robots.txt cannot be read, so all is disallowed for now: "
+                "status 500 Internal Server Error (4 times asked)",
+            ),
+        ),
+        (
+            Answer(429, b"", {"Retry-After": "0"}),
+            (
+                "rules_unknown",
+                "robots.txt cannot be read, so all is disallowed for now: status 429 Too Many Requests (4 times asked)",
             ),
         ),
         ([Answer(500), Answer(200, b"")], b"an image"),
@@ -157,6 +191,76 @@ def test_robots_txt_of_a_site_that_breaks_off_has_the_reason_of_the_site(site: S
     reason, detail = outcome_of(site)
     assert reason == "unreachable"
     assert str(detail).startswith("robots.txt cannot be read: the connection failed: ")
+
+
+def one_after_the_other(urls: list[str], pauses: list[float], **settings: Any) -> list[Outcome]:
+    """What becomes of URLs, with a pause after each."""
+
+    async def run() -> list[Outcome]:
+        found: list[Outcome] = []
+        async with Fetcher(quick(**settings), fault_of=any_address) as fetcher:
+            for url, pause in zip(urls, pauses, strict=True):
+                try:
+                    found.append(await fetcher.fetch(url))
+                    fetcher.room.give_back(len(found[-1]))
+                except BadSample as bad:
+                    found.append((str(bad.reason), bad.detail))
+                await asyncio.sleep(pause)
+        return found
+
+    return asyncio.run(run())
+
+
+def reasons_of(found: list[Outcome]) -> list[str]:
+    return ["" if isinstance(one, bytes) else one[0] for one in found]
+
+
+def test_host_in_a_pause_has_not_said_that_it_has_no_rules(site: Site) -> None:
+    """Another port of the host asks for the pause, so its rules were not asked for before."""
+    with Site() as other:
+        site.answers["/x.jpg"] = Answer(503, b"", {"Retry-After": "1"})
+        other.answers["/robots.txt"] = Answer(200, b"User-agent: *\nDisallow: /")
+        other.answers["/y.jpg"] = GOOD
+        urls = [site.url("/x.jpg"), other.url("/y.jpg?1"), other.url("/y.jpg?2")]
+        found = one_after_the_other(urls, [0, 1.1, 0], longest_wait_s=0.5)
+    assert reasons_of(found) == ["http_status", "host_left_alone", "opted_out"]
+    assert found[2] == DISALLOWED
+
+
+@pytest.mark.parametrize(("status", "reason"), [(503, "host_left_alone"), (429, "host_left_alone")])
+def test_tdmrep_of_a_host_that_asks_for_a_pause_is_read_after_it(site: Site, status: int, reason: str) -> None:
+    site.answers["/a.jpg"] = GOOD
+    reserves = Answer(200, b'[{"location": "/", "tdm-reservation": 1}]')
+    site.answers["/.well-known/tdmrep.json"] = [Answer(status, b"", {"Retry-After": "1"}), reserves]
+    found = one_after_the_other([site.url("/a.jpg")] * 2, [1.1, 0], longest_wait_s=0.5)
+    assert reasons_of(found) == [reason, "opted_out"]
+    assert site.images() == 0
+
+
+@pytest.mark.parametrize("failure", [Answer(500), Answer(429, b"", {"Retry-After": "0"}), reset])
+def test_rules_that_could_not_be_read_are_asked_for_again(site: Site, failure: Any) -> None:
+    site.answers["/a.jpg"] = GOOD
+    site.answers["/robots.txt"] = failure if callable(failure) else [failure, Answer(200, b"")]
+    urls = [site.url(f"/a.jpg?{number}") for number in range(3)]
+    if callable(failure):
+        site.answers["/robots.txt"] = first_of(failure, 2)  # aiohttp asks twice
+    found = one_after_the_other(urls, [0, 0.6, 0], attempts=1, rules_again_s=0.5)
+    assert [bool(one) for one in reasons_of(found)] == [True, True, False]
+    assert "opted_out" not in reasons_of(found)
+
+
+def test_tdmrep_that_failed_is_asked_for_again(site: Site) -> None:
+    site.answers["/a.jpg"] = GOOD
+    site.answers["/.well-known/tdmrep.json"] = [Answer(500), Answer(200, b'[{"location": "/", "tdm-reservation": 1}]')]
+    found = one_after_the_other([site.url("/a.jpg")] * 3, [0, 0.6, 0], attempts=1, rules_again_s=0.5)
+    assert reasons_of(found) == ["", "", "opted_out"]
+
+
+def first_of(answering: Any, times: int) -> Any:
+    async def answer(request: web.Request, before: int) -> web.StreamResponse:
+        return await answering(request, before) if before < times else web.Response(body=b"")
+
+    return answer
 
 
 def test_rules_are_read_once_a_site(site: Site) -> None:
@@ -191,6 +295,9 @@ def test_rules_of_the_site_that_a_redirect_leads_to_are_honoured(site: Site) -> 
         (b'[{"location": "/", "tdm-reservation": 1}]', True),
         (b'[{"location": "/*.jpg$", "tdm-reservation": "1"}]', True),
         (b'[{"location": "/a.jpg", "tdm-reservation": 0}, {"location": "/", "tdm-reservation": 1}]', False),
+        (b'[{"location": "/", "tdm-reservation": 1.0}]', True),
+        (b'[{"location": "/", "tdm-reservation": true}]', True),
+        (b'[{"location": "/", "tdm-reservation": false}]', False),
         (b'[{"location": "/b", "tdm-reservation": 1}]', False),
         (b'[{"location": "/", "tdm-reservation": 0}]', False),
         (b'{"location": "/", "tdm-reservation": 1}', False),
@@ -220,57 +327,66 @@ def test_rules_hold_nothing_of_a_file_that_allows_all() -> None:
     assert parse_tdmrep(b"[]") == ()
 
 
-def one_after_the_other(urls: list[str], pauses: list[float], **settings: Any) -> list[Outcome]:
-    """What becomes of each URL, asked for after the one before it and a pause in seconds."""
-
-    async def run() -> list[Outcome]:
-        found: list[Outcome] = []
-        async with Fetcher(quick(**settings), fault_of=any_address) as fetcher:
-            for row, (url, pause) in enumerate(zip(urls, pauses, strict=True)):
-                try:
-                    found.append(body := await fetcher.fetch(url, row))
-                    fetcher.room.give_back(len(body))
-                except BadSample as bad:
-                    found.append((str(bad.reason), bad.detail))
-                await asyncio.sleep(pause)
-        return found
-
-    return asyncio.run(run())
+@pytest.mark.parametrize(
+    "robots",
+    [
+        *(f"User-agent: *\n{word}: /" for word in ("Dissallow", "dissalow", "Disalow", "diasllow", "DISALLAW")),
+        "User-agent: mmdata/0.1.0\nDisallow: /",
+        "User-Agent: MMData/9 # us\nDisallow: /\n\nUser-agent: *\nDisallow:",
+        "useragent mmdata/0.1.0\nDisallow: /",
+        "\ufeffUser-agent: mmdata/0.1.0\nDisallow: /",
+    ],
+)
+def test_rules_that_are_misspelled_are_rules(robots: str) -> None:
+    assert Rules.of(robots.encode()).forbid("http://a.example/b.jpg") == "robots.txt disallows it"
 
 
-def test_a_host_in_a_pause_has_not_said_that_it_has_no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetcher, "RULES_AGAIN_S", 0.0)
-    with Site() as busy, Site() as other:  # two origins of one host
-        busy.answers["/x.jpg"] = Answer(503, b"", {"Retry-After": "2"})
-        other.answers["/robots.txt"] = Answer(200, b"User-agent: *\nDisallow: /")
-        other.answers["/y.jpg"] = GOOD
-        urls = [busy.url("/x.jpg"), other.url("/y.jpg"), other.url("/y.jpg")]
-        _, paused, after = one_after_the_other(urls, [0.0, 2.5, 0.0], longest_wait_s=1.0)
-    assert paused[0] == "http_status"
-    assert after == ("opted_out", "robots.txt disallows it")
-    assert "/y.jpg" not in other.requests
+def test_version_of_another_program_is_not_ours() -> None:
+    assert not Rules.of(b"User-agent: mmdata-images/1.0\nDisallow: /").forbid("http://a.example/b.jpg")
 
 
-def test_rules_that_could_not_be_read_are_asked_for_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetcher, "RULES_AGAIN_S", 0.0)
-    site.answers["/robots.txt"] = [Answer(503)] * 4 + [Answer(200, b"")]
-    site.answers["/y.jpg"] = GOOD
-    found = one_after_the_other([site.url("/y.jpg")] * 2, [0.0, 0.0])
-    assert found[0][0] == "opted_out"
-    assert found[1] == b"an image"
+@pytest.mark.parametrize(
+    ("location", "url", "fits"),
+    [
+        ("/", "http://a.example", True),
+        ("/a", "http://a.example/ab?c", True),
+        ("/a$", "http://a.example/ab", False),
+        ("/a$", "http://a.example/a", True),
+        ("/*.jpg$", "http://a.example/b/c.jpg", True),
+        ("/*.jpg$", "http://a.example/b/c.jpg?d", False),
+        ("/*b*b$", "http://a.example/ab", False),
+        ("*/b", "http://a.example/a/bc", True),
+        ("/a?q=", "http://a.example/a?q=1", True),
+        ("/\u00e9", "http://a.example/%C3%a9", True),
+        ("/%c3%A9", "http://a.example/\u00e9", True),
+        ("/a%2Fb", "http://a.example/a/b", False),
+        ("/a%2fb", "http://a.example/a%2Fb", True),
+        ("/a b", "http://a.example/a%20b", True),
+        ("/%2A", "http://a.example/b", False),
+        ("/" + "*a" * 50, "http://a.example/" + "a" * 49 + "b" * 1000, False),
+    ],
+)
+def test_location_fits(location: str, url: str, fits: bool) -> None:
+    assert Location(location).fits(path_of(url)) == fits
 
 
-def test_a_reservation_that_could_not_be_read_is_asked_for_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetcher, "RULES_AGAIN_S", 0.0)
-    reserved = Answer(200, b'[{"location": "/", "tdm-reservation": 1}]')
-    site.answers["/.well-known/tdmrep.json"] = [Answer(503)] * 4 + [reserved]
-    site.answers["/y.jpg"] = GOOD
-    found = one_after_the_other([site.url("/y.jpg")] * 2, [0.0, 0.0])
-    assert found == [b"an image", ("opted_out", "tdmrep.json reserves it")]
+def test_long_tdmrep_costs_little_and_what_is_not_compared_reserves() -> None:
+    locations = [{"location": f"/{number}/*.jpg", "tdm-reservation": 0} for number in range(12_000)]
+    rules = Rules(tdm=parse_tdmrep(json.dumps(locations).encode()))
+    assert len(rules.tdm) == MAX_LOCATIONS
+    begin = time.process_time()
+    assert not any(rules.forbid(f"http://a.example/x/{number}.jpg") for number in range(100))
+    assert time.process_time() - begin < 1.0  # 80 s, when each location was a parser
+    locations[-1]["tdm-reservation"] = 1
+    rules = Rules(tdm=parse_tdmrep(json.dumps(locations).encode()))
+    assert not rules.forbid("http://a.example/0/a.jpg")
+    assert rules.forbid("http://a.example/x.png") == "tdmrep.json reserves it"
 
 
-def test_too_many_requests_for_the_rules_disallow_for_now(site: Site) -> None:
-    site.answers["/robots.txt"] = Answer(429, b"")
-    site.answers["/y.jpg"] = GOOD
-    (found,) = one_after_the_other([site.url("/y.jpg")], [0.0])
-    assert found[0] == "opted_out"
+def test_parsers_of_many_small_files_stay() -> None:
+    parsers = opt_outs._Parsers(100_000)
+    files = [zlib.compress(f"User-agent: *\nDisallow: /{number}".encode()) for number in range(1000)]
+    first = [parsers.of(one) for one in files]
+    assert all(parsers.of(one) is parser for one, parser in zip(files, first, strict=True))
+    parsers.of(zlib.compress(b"#" * 200_000))
+    assert parsers.of(files[0]) is not first[0]
