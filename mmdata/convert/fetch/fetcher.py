@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from types import TracebackType
 
@@ -31,6 +32,7 @@ from mmdata.errors import BadSample, Reason, excerpt
 MAX_REDIRECTS = 5
 KEEP_ALIVE_S = 2.0
 """Time that an unused connection stays open: thousands of hosts must not hold as many files open."""
+_USER = re.compile(r"^([a-z][a-z0-9+.-]*:|)([/\\]*)[^/?#]*@", re.IGNORECASE)
 
 
 class Fetcher:
@@ -217,13 +219,18 @@ def parse_url(url: str, *, base: URL | None = None) -> URL:
         found = URL(text) if base is None else base.join(URL(text))
         host = found.host
     except (ValueError, TypeError) as error:
-        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(text)} ({short(str(error))})") from error
+        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(_shown(text))} ({short(str(error))})") from error
     if found.scheme not in ("http", "https"):
-        detail = f"only http and https are fetched, and {excerpt(text)} is of '{short(found.scheme)}'"
+        detail = f"only http and https are fetched, and {excerpt(_shown(text))} is of '{short(found.scheme)}'"
         raise BadSample(Reason.REFUSED_ADDRESS, detail)
     if not host:
-        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(text)} names no host")
+        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(_shown(text))} names no host")
     return found.with_fragment(None)
+
+
+def _shown(text: str) -> str:
+    """A URL, or a part of one, for a message: without a name and a password."""
+    return _USER.sub(r"\1\2", text)
 
 
 def _refuse_opted_out(headers: CIMultiDictProxy[str]) -> None:

@@ -32,10 +32,21 @@ T = TypeVar("T")
 
 _URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*://|file:)", re.IGNORECASE)
 
+_USER = re.compile(r"^(\s*[a-z][a-z0-9+.-]*:[/\\]{2})[^/?#]*@", re.IGNORECASE)
+
 
 def has_url(row: Row) -> bool:
     """Whether the row's image is behind a URL, of whatever scheme."""
     return isinstance(row.image, str) and row.fault is None and row.merged_into is None and bool(_URL.match(row.image))
+
+
+def without_user(url: str) -> str:
+    """A URL without the name and password in it, which are for the server and are stored nowhere.
+
+    Example:
+        without_user("https://me:secret@a.example/b.jpg") == "https://a.example/b.jpg"
+    """
+    return _USER.sub(r"\1", url)
 
 
 def refuse_urls(rows: Iterable[Row], why: str) -> Iterator[Row]:
@@ -111,6 +122,8 @@ class FetchStage:
             if has_url(row):
                 window.append((row, self._submit(row)))
             else:
+                if isinstance(row.image, str) and "@" in row.image:  # of a row that is merged, or has a fault
+                    row = replace(row, image=without_user(row.image))
                 window.append((row, None))
                 ours += _size(row)
             while window and (
@@ -146,9 +159,11 @@ class FetchStage:
             image = await self._fetcher.fetch(url, row.number)
         except BadSample as bad:
             self.tally.bad(url, bad.reason)
-            return replace(row, fault=(bad.reason, bad.detail))
+            return replace(row, image=without_user(url), fault=(bad.reason, bad.detail))
         self.tally.good(len(image))
-        return replace(row, image=image, url=url, extra={"url": url, **row.extra})
+        kept = {name: without_user(value) if value == url else value for name, value in row.extra.items()}
+        url = without_user(url)
+        return replace(row, image=image, url=url, extra={"url": url, **kept})
 
     def _start(self) -> None:
         from mmdata.convert.fetch.fetcher import Fetcher

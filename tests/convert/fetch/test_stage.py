@@ -76,6 +76,23 @@ def test_rows_of_a_mixture_keep_their_order(site: Site) -> None:
     ]
 
 
+def test_password_of_a_url_is_sent_and_not_stored(site: Site) -> None:
+    site.answers["/a.jpg"] = Answer(200, b"an image")
+    secret = [f"http://me:se@cret@127.0.0.1:{site.port}/{name}" for name in ("a.jpg", "none.jpg", "x.jpg")]
+    secret += ["ftp://me:secret@a.example/b.jpg", "http://me:secret@:99999/", "http://me:secret@[::1/"]
+    rows = [
+        Row(number, "", url, merged_into=0 if number == 2 else None, extra={"link": url} if number == 0 else {})
+        for number, url in enumerate(secret)
+    ]
+    with stage_of(ignore_opt_outs=True) as stage:
+        first, *others = stage(rows)
+    assert (first.url, first.extra) == (site.url("/a.jpg"), {"url": site.url("/a.jpg"), "link": site.url("/a.jpg")})
+    assert [row.image for row in others[:2]] == [site.url("/none.jpg"), site.url("/x.jpg")]
+    assert site.headers["Authorization"].startswith("Basic ")
+    assert all(row.fault for row in others if row.number != 2)
+    assert "cret" not in str([first, *others, stage.tally.table()])
+
+
 def test_rows_are_read_no_further_ahead_than_asked(site: Site) -> None:
     site.answers["/a.jpg"] = Answer(200, b"x")
     read = 0
