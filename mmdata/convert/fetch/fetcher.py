@@ -167,7 +167,7 @@ class Fetcher:
                     host.was_silent(is_new=effort.is_new_to(host))
                 raise
             except BadSample as bad:
-                if bad.reason is Reason.TIMED_OUT:
+                if bad.reason in (Reason.TIMED_OUT, Reason.UNREACHABLE):
                     host.was_silent(is_new=effort.is_new_to(host))
                 else:
                     host.answered()

@@ -121,9 +121,7 @@ def test_host_without_answers_is_left_alone(site: Site, answer: Any) -> None:
     urls = [site.url(f"/a.jpg?{number}") for number in range(300)] + [site.url("/a.jpg", "127.0.0.2")]
     found = fetch_all(urls, ignore_opt_outs=True, answer_s=0.05, silent_urls=5, silent_s=0.0)
     assert site.requests["127.0.0.1/a.jpg"] <= 2 * (5 + 2)  # aiohttp asks twice after a reset
-    matches(
-        found[299], "host_left_alone", r"^5 URLs of the host in a row had no answer; it is not asked for (300|299) s$"
-    )
+    matches(found[299], "host_left_alone", r"^5 URLs of the host in a row had no answer; it is not asked for \d+ s$")
     assert found[300] == b"an image"
 
 
@@ -152,7 +150,6 @@ def test_host_with_an_answer_now_and_then_is_not_left_alone(site: Site) -> None:
 
 
 def test_attempts_are_counted_over_starts_for_want_of_room(site: Site) -> None:
-    """Each second answer is too large for what is reserved."""
     effort = Effort()
     effort.begin()
     effort.failed()
