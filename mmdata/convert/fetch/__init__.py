@@ -3,6 +3,7 @@
 `FetchStage` maps rows to rows in their order, fetching ahead within a bound of rows and bytes (`room`).
 `Fetcher` fetches one URL: redirects by hand, each checked; retries; the rules of the site, read once (`opt_outs`).
 `request` asks once, and reads no more than may come. `hosts` holds two connections a host, and their pauses.
+`effort` counts what was spent on a URL.
 `addresses` refuses private addresses where the socket is made. `tally` counts for the log.
 """
 

@@ -14,13 +14,12 @@ from tenacity import (
     AsyncRetrying,
     RetryCallState,
     retry_if_exception_type,
-    stop_after_attempt,
-    stop_after_delay,
     wait_random_exponential,
 )
 from yarl import URL
 
 from mmdata.convert.fetch.addresses import AddressFault, CachedResolver, address_fault, any_address, guarded_socket
+from mmdata.convert.fetch.effort import Effort
 from mmdata.convert.fetch.faults import BadStatus, LeftAlone, NoRoom, TooManyRedirects, TryAgain, short
 from mmdata.convert.fetch.hosts import Host
 from mmdata.convert.fetch.opt_outs import MAX_RULES_BYTES, Rules, opted_out_by_headers, parse_tdmrep
@@ -98,11 +97,13 @@ class Fetcher:
         target = parse_url(url)
         space = Space(self.room, row)
         need = self.room.guess
+        effort = Effort()
         try:
             while True:
-                await space.reserve(need)
+                with effort.paused():
+                    await space.reserve(need)
                 try:
-                    body = await self._retried(target, space)
+                    body = await self._retried(target, space, effort)
                 except NoRoom as error:
                     need = error.need
                     continue
@@ -112,20 +113,25 @@ class Fetcher:
             space.free()
             raise
 
-    async def _retried(self, url: URL, space: Space | None) -> bytes:
+    async def _retried(self, url: URL, space: Space | None, effort: Effort | None = None) -> bytes:
         """Follow a URL, again while its failures may pass. `space` None: a small file, cut at MAX_RULES_BYTES."""
-        settings = self._settings
+        settings, effort = self._settings, effort or Effort()
         pauses = wait_random_exponential(settings.backoff_s, max=settings.longest_wait_s)
-        enough = stop_after_attempt(settings.attempts) | stop_after_delay(settings.budget_s)
+
+        def is_enough(state: RetryCallState) -> bool:
+            effort.failed()
+            is_over = effort.failures >= settings.attempts or effort.spent_s() >= settings.budget_s
+            return is_over or _asked_to_wait(state) > settings.longest_wait_s
+
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(TryAgain),
-            stop=lambda state: enough(state) or _asked_to_wait(state) > settings.longest_wait_s,
+            stop=is_enough,
             wait=lambda state: max(pauses(state), jitter(_asked_to_wait(state))),
-            retry_error_callback=_give_up,
+            retry_error_callback=lambda state: _give_up(state, effort.failures),
         )
-        return await attempts(self._follow, url, space)
+        return await attempts(self._follow, url, space, effort)
 
-    async def _follow(self, url: URL, space: Space | None) -> bytes:
+    async def _follow(self, url: URL, space: Space | None, effort: Effort) -> bytes:
         """The body at the end of up to MAX_REDIRECTS redirects, each of which is checked as the first URL was."""
         honours = space is not None and not self._settings.ignore_opt_outs
         asked = Asked(MAX_RULES_BYTES, cut=True)
@@ -136,21 +142,38 @@ class Fetcher:
             with host.wanting():
                 if honours:
                     await self._check_allowed(url, host)
-                answer = await self._ask(url, host, asked)
+                answer = await self._ask(url, host, asked, effort)
             if not answer.location:
                 return answer.body
             url = parse_url(answer.location, base=url)
         raise TooManyRedirects(MAX_REDIRECTS)
 
-    async def _ask(self, url: URL, host: Host, asked: Asked) -> Answer:
+    async def _ask(self, url: URL, host: Host, asked: Asked, effort: Effort) -> Answer:
         async with host.slot():
+            effort.begin()
+            if effort.failures and effort.spent_s() >= self._settings.budget_s:
+                detail = f"no further attempt after {self._settings.budget_s:g} s and {effort.failures} failures"
+                raise BadSample(Reason.TIMED_OUT, detail)
             try:
                 # Of thousands of hosts, only those that are asked again at once may keep a connection.
                 is_last = asked.space is not None and host.wanted == 1
-                return await ask(self._session, url, self._settings, replace(asked, is_last=is_last))
+                answer = await ask(self._session, url, self._settings, replace(asked, is_last=is_last))
             except TryAgain as error:
                 host.pause(error.after_s)
+                final = error.final
+                if isinstance(final, BadStatus) and final.status != 429:
+                    host.answered()
+                else:
+                    host.was_silent(is_new=effort.is_new_to(host))
                 raise
+            except BadSample as bad:
+                if bad.reason in (Reason.TIMED_OUT, Reason.UNREACHABLE):
+                    host.was_silent(is_new=effort.is_new_to(host))
+                else:
+                    host.answered()
+                raise
+            host.answered()
+            return answer
 
     def _host(self, url: URL) -> Host:
         name = (url.host or "").rstrip(".").lower()
@@ -244,11 +267,11 @@ def _asked_to_wait(state: RetryCallState) -> float:
     return error.after_s if isinstance(error, TryAgain) else 0.0
 
 
-def _give_up(state: RetryCallState) -> bytes:
+def _give_up(state: RetryCallState, failures: int) -> bytes:
     """Raise the last failure, with the number of attempts."""
     error = state.outcome.exception() if state.outcome else None
     assert isinstance(error, TryAgain)
-    times = f" ({state.attempt_number} times asked)" if state.attempt_number > 1 else ""
+    times = f" ({failures} times asked)" if failures > 1 else ""
     asked = f"; the host asks to wait {error.after_s:,.0f} s" if error.after_s else ""
     detail = f"{error.final.detail}{times}{asked}"
     if isinstance(error.final, BadStatus):

@@ -29,6 +29,9 @@ class Host:
         self._slots = asyncio.Semaphore(settings.per_host)
         self._connections = connections
         self._not_before = 0.0
+        self._silent_urls = 0
+        self._silent_since = 0.0
+        self._alone_until = 0.0
 
     async def rules(self, origin: str, read: Callable[[], Coroutine[Any, Any, Rules]]) -> Rules:
         """The rules of an origin, read once; a failure is kept for `rules_again_s`, then they are read again.
@@ -44,6 +47,23 @@ class Host:
     def pause(self, seconds: float) -> None:
         """Ask the host no more for so long."""
         self._not_before = max(self._not_before, monotonic() + seconds)
+
+    def answered(self) -> None:
+        """Say that the host gave an answer, of whatever kind but 429."""
+        self._silent_urls = 0
+
+    def was_silent(self, *, is_new: bool) -> None:
+        """Say that a URL had no answer, or 429. After `silent_urls` in a row, and `silent_s`, the host is left alone.
+
+        Args:
+            is_new: whether this URL was not counted before.
+        """
+        self._silent_since = monotonic() if self._silent_urls == 0 else self._silent_since
+        self._silent_urls += is_new or self._silent_urls == 0
+        settings = self._settings
+        if self._silent_urls >= settings.silent_urls and monotonic() - self._silent_since >= settings.silent_s:
+            self._alone_until = monotonic() + settings.alone_s
+            self._silent_urls = 0
 
     @contextmanager
     def wanting(self) -> Generator[None, None, None]:
@@ -64,7 +84,7 @@ class Host:
         while True:
             await self._wait()
             async with self._slots:  # before one of all, so that who waits for a slow host keeps no other host waiting
-                if self._not_before > monotonic():
+                if max(self._not_before, self._alone_until) > monotonic():
                     continue
                 async with self._connections:
                     yield
@@ -72,6 +92,12 @@ class Host:
 
     def check(self) -> None:
         """Raise LeftAlone if the host is not asked for longer than is waited."""
+        alone = self._alone_until - monotonic()
+        if alone > 0:
+            most = self._settings.silent_urls
+            raise LeftAlone(
+                alone, f"{most} URLs of the host in a row had no answer; it is not asked for {alone:,.0f} s"
+            )
         left = self._not_before - monotonic()
         if left > self._settings.longest_wait_s:
             raise LeftAlone(left, f"the host asks to wait {left:,.0f} s more (Retry-After); try later")

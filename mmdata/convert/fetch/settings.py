@@ -34,6 +34,9 @@ class FetchSettings:
         longest_wait_s: longest pause; a host that asks for a longer one is not asked again.
         budget_s: time after which no further attempt is made for a URL.
         rules_again_s: time after which rules of a site that could not be read are asked for again.
+        silent_urls: URLs of a host in a row without an answer, or with 429, after which it is left alone.
+        silent_s: time that they take at least, so that a host may start anew.
+        alone_s: time that it is left alone.
         report_s: time between two lines of the log.
     """
 
@@ -56,6 +59,9 @@ class FetchSettings:
     longest_wait_s: float = 60.0
     budget_s: float = 120.0
     rules_again_s: float = 300.0
+    silent_urls: int = 20
+    silent_s: float = 30.0
+    alone_s: float = 300.0
     report_s: float = 10.0
 
 

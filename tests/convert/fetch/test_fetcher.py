@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mmdata.convert.fetch.addresses import address_fault
-from mmdata.convert.fetch.faults import short
-from mmdata.convert.fetch.fetcher import parse_url
+from mmdata.convert.fetch.addresses import address_fault, any_address
+from mmdata.convert.fetch.effort import Effort
+from mmdata.convert.fetch.faults import BadStatus, NoRoom, TryAgain, short
+from mmdata.convert.fetch.fetcher import Fetcher, parse_url
 from mmdata.convert.fetch.request import retry_after
 from mmdata.errors import BadSample
-from tests.convert.fetch.conftest import Outcome, fetch_all
+from tests.convert.fetch.conftest import Outcome, fetch_all, quick
 from tests.convert.fetch.sites import Answer, Site, cut, dribble, first, redirect, reset
 
 GOOD = Answer(200, b"an image")
@@ -111,6 +112,74 @@ def test_host_that_asks_for_a_long_pause_is_not_asked_again(site: Site) -> None:
         matches(one, "host_left_alone", r"^the host asks to wait 3,(600|599) s more \(Retry-After\); try later$")
     assert found[-1] == b"an image"
     assert site.requests == {"127.0.0.1/a.jpg": 1, "127.0.0.2/b.jpg": 1}
+
+
+@pytest.mark.parametrize("answer", [reset, Answer(429), lambda *_: asyncio.sleep(60)])
+def test_host_without_answers_is_left_alone(site: Site, answer: Any) -> None:
+    site.answers["127.0.0.1/a.jpg"] = answer
+    site.answers["127.0.0.2/a.jpg"] = GOOD
+    urls = [site.url(f"/a.jpg?{number}") for number in range(300)] + [site.url("/a.jpg", "127.0.0.2")]
+    found = fetch_all(urls, ignore_opt_outs=True, answer_s=0.05, silent_urls=5, silent_s=0.0)
+    assert site.requests["127.0.0.1/a.jpg"] <= 2 * (5 + 2)  # aiohttp asks twice after a reset
+    matches(found[299], "host_left_alone", r"^5 URLs of the host in a row had no answer; it is not asked for \d+ s$")
+    assert found[300] == b"an image"
+
+
+def test_host_is_asked_again_after_it_was_left_alone(site: Site) -> None:
+    async def run() -> list[Any]:
+        found: list[Any] = []
+        settings = quick(ignore_opt_outs=True, attempts=1, silent_urls=2, silent_s=0.0, alone_s=0.5)
+        async with Fetcher(settings, fault_of=any_address) as fetcher:
+            for number in range(5):
+                await asyncio.sleep(0.6 if number == 3 else 0)
+                try:
+                    found.append(await fetcher.fetch(site.url(f"/a.jpg?{number}")))
+                except BadSample as bad:
+                    found.append(str(bad.reason))
+        return found
+
+    site.answers["/a.jpg"] = [Answer(429), Answer(429), GOOD]
+    assert asyncio.run(run()) == ["http_status", "http_status", "host_left_alone", b"an image", b"an image"]
+
+
+def test_host_with_an_answer_now_and_then_is_not_left_alone(site: Site) -> None:
+    site.answers["/a.jpg"] = [*[Answer(429)] * 4, GOOD, *[Answer(429)] * 4, GOOD]
+    urls = [site.url(f"/a.jpg?{number}") for number in range(12)]
+    found = fetch_all(urls, ignore_opt_outs=True, attempts=1, per_host=1, silent_urls=5, silent_s=0.0)
+    assert found.count(b"an image") == 4
+
+
+def test_attempts_are_counted_over_starts_for_want_of_room(site: Site) -> None:
+    effort = Effort()
+    effort.begin()
+    effort.failed()
+    with effort.paused():
+        time.sleep(0.1)
+    assert effort.spent_s() < 0.09
+    assert effort.failures == 1
+    bodies = iter([NoRoom(10), TryAgain(BadStatus(503, "status 503")), NoRoom(20), NoRoom(30)])
+    asked = 0
+
+    async def ask(*_: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        raise next(bodies, TryAgain(BadStatus(503, "status 503")))
+
+    async def run() -> None:
+        async with Fetcher(quick(attempts=3, ignore_opt_outs=True), fault_of=any_address) as fetcher:
+            fetcher._follow = ask  # type: ignore[method-assign]
+            await fetcher.fetch(site.url("/a.jpg"))
+
+    with pytest.raises(BadSample, match=r"\(3 times asked\)"):
+        asyncio.run(run())
+    assert asked == 3 + 3
+
+
+def test_no_request_is_made_after_the_budget(fetched: Fetched, site: Site) -> None:
+    """The pause that the host asks for is longer than what is left."""
+    found = fetched(Answer(429, b"", {"Retry-After": "1"}), ignore_opt_outs=True, budget_s=0.5)
+    matches(found, "timed_out", r"^no further attempt after 0\.5 s and 1 failures$")
+    assert site.images() == 1
 
 
 def test_retry_after_holds_seconds_or_a_date() -> None:
