@@ -40,7 +40,7 @@ class Reason(str, Enum):
     DEVICE_DECODER = "device_decoder"  # with data.decode: device, which does not take the row's image
     OPTED_OUT = "opted_out"  # by robots.txt, X-Robots-Tag or TDMRep
     RULES_UNKNOWN = "rules_unknown"  # robots.txt cannot be read now, so nothing is taken; the owner has not opted out
-    HOST_LEFT_ALONE = "host_left_alone"  # it asks to wait (Retry-After) longer than is waited
+    HOST_LEFT_ALONE = "host_left_alone"  # it asks to wait longer than is waited, or no URL of it had an answer lately
     REFUSED_ADDRESS = "refused_address"  # a private address, or a URL that is not of http or https
     HTTP_STATUS = "http_status"  # another one than 200
     UNREACHABLE = "unreachable"  # no address, no connection, or an answer that is cut
