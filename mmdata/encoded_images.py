@@ -180,7 +180,7 @@ def _each(files: list[Tensor], device: torch.device) -> list[Tensor | str]:
     return found
 
 
-_OF_FILES = re.compile(r"(: (3|4|9|10)\s*$)|Unknown chroma subsampling|[Uu]nsupported", re.MULTILINE)
+_OF_FILES = re.compile(r"[Dd]ecode[^:]*: (3|4|9|10)\s*$|Unknown chroma subsampling|[Uu]nsupported", re.MULTILINE)
 """What torchvision says of a file that nvJPEG refuses: the status that its message ends with (3: a bad JPEG, 4: a JPEG
 that it does not support, 9: an incomplete one, 10: of an unsupported kind), or words of its own. Any other status, such
 as 5 (no memory) or 6 (execution failed), says nothing of the file."""

@@ -189,6 +189,7 @@ def test_device_that_cannot_decode_is_a_config_error(corpus: Corpus, monkeypatch
         ("Failed to decode jpeg stream: 6", False),  # execution failed
         ("Failed to decode jpeg stream: 8", False),  # internal error
         ("Failed to synchronize CUDA stream: 700", False),
+        ("Failed to synchronize CUDA stream: 4", False),  # a number of CUDA, not of nvJPEG
         ("CUDA out of memory. Tried to allocate 3 MiB", False),
         ("CUDA error: an illegal memory access was encountered", False),
     ],
