@@ -14,11 +14,12 @@ from mmdata.shards.index import Index
 from mmdata.shards.indexed_sample import IndexedSample
 from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.manifest.pages import ShardEntry
+from mmdata.shards.open_shard import Sample
 from mmdata.shards.remote.cache import ShardCache
 from mmdata.shards.store import ShardStore
 from mmdata.shards.tar import Member, read_members
 from mmdata.shards.verify import Problem, verify
-from mmdata.shards.writer import Sample, ShardWriter
+from mmdata.shards.writer import ShardWriter
 
 __all__ = [
     "EXTENSIONS",

@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
-from mmdata.atomic import lock, naming, sync_folder
-from mmdata.errors import BadSample, DataError, Reason
-from mmdata.hashing import fast_hash, hash64
-from mmdata.shards.captions import JSON, MAX_CAPTION_BYTES, NO_CAPTION, TXT, clean_caption
-from mmdata.shards.columns.encode import CountTokens, Encoded, Place, Row, encode
+from mmdata.atomic import lock, sync_folder
+from mmdata.errors import DataError
+from mmdata.shards.columns.encode import CountTokens, encode
 from mmdata.shards.folder import BESIDE, INNER, MANIFEST_NAME, manifest_prefix
-from mmdata.shards.images.probe import EXTENSIONS, ImageInfo
 from mmdata.shards.manifest.manifest import Manifest
-from mmdata.shards.manifest.pages import PAGE_PATTERN, ShardEntry
+from mmdata.shards.manifest.pages import PAGE_PATTERN
 from mmdata.shards.manifest.writer import ManifestWriter
-from mmdata.shards.tar import BLOCK, END, header, padding, split_name
+from mmdata.shards.open_shard import OpenShard, Sample, members_of, size_in_tar
+from mmdata.shards.tar import END
 
 STAGING_NAME = ".mmdata-staging"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One sample, ready to be written.
-
-    Attributes:
-        key: its name, unique in the shard, without a dot in the last part.
-        image: bytes of the image file, written unchanged.
-        info: `probe(image)`.
-        captions: each as `clean_caption` returns it: one or more in all samples of a folder, or none in all of them.
-        label: class number from 0, or None; needed without captions.
-        extra: further JSON of the sample, without the keys "captions" and "label".
-        image_hash: `hash64(image)`, where it is known already.
-    """
-
-    key: str
-    image: bytes
-    info: ImageInfo
-    captions: list[str]
-    label: int | None = None
-    extra: dict[str, Any] | None = None
-    image_hash: int | None = None
 
 
 class ShardWriter:
@@ -85,7 +57,7 @@ class ShardWriter:
         self._tokenizer = tokenizer
         self._num_shards = 0  # finished ones
         self._has_captions: bool | None = None  # of the first sample, and so of all
-        self._shard: _OpenShard | None = None
+        self._shard: OpenShard | None = None
         self._staging = self._folder / STAGING_NAME
         self._folder.mkdir(parents=True, exist_ok=True)
         self._held = ExitStack()
@@ -108,7 +80,7 @@ class ShardWriter:
                 captions in some samples and none in others.
             OSError: the disk is full or broken.
         """
-        members = _members(sample)
+        members = members_of(sample)
         if self._has_captions is None:
             self._has_captions = bool(sample.captions)
         elif self._has_captions != bool(sample.captions):
@@ -116,12 +88,12 @@ class ShardWriter:
                 f"sample '{sample.key}': {'has' if sample.captions else 'has no'} caption, unlike those before it; a "
                 "folder of shards has captions for all samples or for none"
             )
-        size = sum(BLOCK + len(data) + len(padding(len(data))) for _, data in members)
+        size = size_in_tar(members)
         shard_rows, shard_bytes = self._limits
         if self._shard and (len(self._shard.rows) >= shard_rows or self._shard.bytes + size + len(END) > shard_bytes):
             self._finish_shard()
         if self._shard is None:
-            self._shard = _OpenShard(self._staging / shard_names(self._num_shards)[0])
+            self._shard = OpenShard(self._staging / shard_names(self._num_shards)[0])
         self._shard.add(sample, members)
 
     def close(self, accounts: dict[str, Any] | None = None) -> Manifest:
@@ -154,8 +126,7 @@ class ShardWriter:
     def abort(self) -> None:
         """Publish nothing: remove the staged files and release the folder's lock."""
         if self._shard:
-            with suppress(OSError):  # closing flushes the buffer, which fails again on a full disk
-                self._shard.file.close()
+            self._shard.discard()
         if not (self._folder / INNER / MANIFEST_NAME).exists():
             _clear_killed_run(self._folder)
         self._held.close()
@@ -183,114 +154,6 @@ class ShardWriter:
 def shard_names(number: int) -> tuple[str, str]:
     """File names of a shard's tar and index: 7 -> "000007.tar", "000007.index.arrow"."""
     return f"{number:06d}.tar", f"{number:06d}.index.arrow"
-
-
-class _OpenShard:
-    """The tar that is being written, its hash, and its rows so far."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file: BinaryIO = path.open("xb")
-        self.bytes = 0
-        self.rows: list[Row] = []
-        self._hash = hashlib.sha256()
-        self._keys: set[str] = set()
-
-    def add(self, sample: Sample, members: list[tuple[str, bytes]]) -> None:
-        if sample.key in self._keys:
-            raise ValueError(
-                f"sample '{sample.key}': the key is already in shard '{self.path.name}'; keys must be unique"
-            )
-        headers = [header(name, len(data)) for name, data in members]  # these may raise: before a byte is written
-        self._keys.add(sample.key)
-        places: list[Place] = []
-        pieces: list[bytes] = []
-        end = self.bytes
-        for head, (_, data) in zip(headers, members, strict=True):
-            fill = padding(len(data))
-            places.append(Place(end + BLOCK, len(data)))
-            pieces += (head, data, fill)
-            end += BLOCK + len(data) + len(fill)
-        with naming(self.path):
-            self._put(b"".join(pieces))  # one call of the system for a sample
-        caption_format = NO_CAPTION if not sample.captions else JSON if len(members) == 3 else TXT
-        self.rows.append(
-            Row(
-                key=sample.key,
-                image=places[0],
-                caption=places[-1] if sample.captions else Place(0, 0),
-                caption_format=caption_format,
-                info=sample.info,
-                label=-1 if sample.label is None else sample.label,
-                image_hash=hash64(sample.image) if sample.image_hash is None else sample.image_hash,
-                image_xxh3=fast_hash(sample.image),
-                captions=sample.captions,
-            )
-        )
-
-    def finish(self, encoded: Encoded) -> ShardEntry:
-        with naming(self.path):
-            self._put(END)
-            _sync_and_close(self.file)
-        index = self.path.parent / INNER / self.path.with_suffix(".index.arrow").name
-        with naming(index), index.open("xb") as file:
-            file.write(encoded.data)
-            _sync_and_close(file)
-        return encoded.entry(self.path.name, index.name, size=self.bytes, sha256=self._hash.hexdigest())
-
-    def _put(self, data: bytes) -> None:
-        self.file.write(data)
-        self._hash.update(data)
-        self.bytes += len(data)
-
-
-def _members(sample: Sample) -> list[tuple[str, bytes]]:
-    """(name, data) of image, first caption and, only if it says more, JSON. The last member holds the captions.
-
-    A sample of a label only has image and .cls, as webdataset's users write it, and JSON where it has more to say.
-    """
-    _check(sample)
-    extra = sample.extra or {}
-    label = {} if sample.label is None else {"label": sample.label}
-    members = [(sample.key + EXTENSIONS[sample.info.format], sample.image)]
-    if sample.captions:
-        members.append((sample.key + ".txt", sample.captions[0].encode()))
-        content = {**extra, **label, "captions": sample.captions}
-        says_more = len(sample.captions) > 1 or bool(label) or bool(extra)
-    else:
-        members.append((sample.key + ".cls", str(sample.label).encode()))
-        content, says_more = {**extra, **label}, bool(extra)
-    if says_more:
-        data = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-        if len(data) > MAX_CAPTION_BYTES:
-            raise BadSample(Reason.CAPTION_TOO_LONG, f"JSON member of {len(data)} bytes; at most {MAX_CAPTION_BYTES}")
-        members.append((sample.key + ".json", data))
-    return members
-
-
-def _check(sample: Sample) -> None:
-    """Raise ValueError for a sample that would not be read back as it is."""
-    folders = sample.key.split("/")[:-1]
-    if split_name(f"{sample.key}.jpg") != (sample.key, "jpg") or {"", ".", ".."} & set(folders) or "\0" in sample.key:
-        raise ValueError(
-            f"sample '{sample.key}': a key may not be empty, absolute, hold a dot, "
-            "climb out of its folder or be __meta__: readers would cut or skip it"
-        )
-    if not sample.captions and sample.label is None:
-        raise ValueError(f"sample '{sample.key}': neither a caption nor a label")
-    for caption in sample.captions:
-        if clean_caption(caption) != caption:
-            raise ValueError(f"sample '{sample.key}': caption {caption[:40]!r} was not cleaned (clean_caption)")
-    if sample.label is not None and not 0 <= sample.label < 2**63:
-        raise ValueError(f"sample '{sample.key}': label {sample.label} is not a class number (0 or more)")
-    if reserved := {"captions", "label"} & set(sample.extra or {}):
-        raise ValueError(f"sample '{sample.key}': extra may not hold {sorted(reserved)}")
-
-
-def _sync_and_close(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
 
 
 def published_names(manifest: Manifest) -> list[str]:
