@@ -28,7 +28,7 @@ from mmdata.commands.chosen import chosen_rows
 from mmdata.commands.next_commands import next_commands
 from mmdata.config.train import MASK_REMEDY
 from mmdata.convert import ConvertConfig, Report, convert, load_recipe
-from mmdata.convert.engines import Engine, threads
+from mmdata.convert.engines import Engine, local
 from mmdata.errors import counted, printable
 from mmdata.shards import Manifest
 from mmdata.shards.folder import find_ledger
@@ -123,8 +123,8 @@ def parse_arguments() -> argparse.Namespace:
         action="store_true",
         help="fetch images behind URLs from this machine and private networks too",
     )
-    parser.add_argument("--engine", choices=("threads", "ray"), default="threads", help="who examines the rows")
-    parser.add_argument("--workers", type=int, help="threads, or Ray tasks at once (default: one a core)")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="who makes the shards")
+    parser.add_argument("--workers", type=int, help="processes, or Ray tasks at once (default: one a core)")
     parser.add_argument("--overwrite", action="store_true", help="replace another conversion in OUT")
     options = parser.parse_args()
     if options.workers is not None and options.workers < 1:
@@ -154,7 +154,7 @@ def choose_engine(name: str, workers: int | None) -> Engine:
         from mmdata.integrations.ray import ray_engine
 
         return ray_engine(workers)
-    return threads(workers)
+    return local(workers)
 
 
 class OnStderr(logging.Handler):
@@ -174,9 +174,9 @@ def show_fetching() -> None:
 
 
 def stop(number: int, frame: object) -> None:
-    """Handle SIGTERM like an exception: staged files are removed, and the same command starts over."""
+    """Handle SIGTERM like an exception: whole units stay, and the same command goes on with them."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    print("terminated; nothing was published, run the same command again", file=sys.stderr)
+    print("terminated; nothing was published, run the same command again: it goes on where this ended", file=sys.stderr)
     raise SystemExit(128 + number)
 
 

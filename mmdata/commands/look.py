@@ -6,6 +6,7 @@ its first million.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.convert import ConvertConfig
-from mmdata.convert.engines import threads
+from mmdata.convert.engines import in_order
 from mmdata.convert.examine import Examined, Examiner
 from mmdata.convert.layouts import find_parts
 from mmdata.convert.missing import where_looked
@@ -239,7 +240,7 @@ def _facts_of_rows(path: Path, source: Source) -> Facts:
         DataError: none of these rows can be used.
     """
     examiner = Examiner.from_config(source, ConvertConfig())
-    found: list[Examined] = list(threads()(examiner, islice(source.rows(), LOOKED_ROWS)))
+    found: list[Examined] = list(in_order(os.cpu_count() or 1, examiner, islice(source.rows(), LOOKED_ROWS)))
     samples = [(one.sample, one.label) for one in found if one.sample is not None and not one.fault]
     faults = [(one.fault[0], one.path) for one in found if one.fault]
     if not samples:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from mmdata.convert.missing import where_looked
-from mmdata.convert.rows import Row, Source
+from mmdata.convert.rows import Source
 from mmdata.errors import DataError, Reason
 from mmdata.shards.texts import Losses
 
@@ -100,40 +100,34 @@ class Accounts:
         }
 
 
+def is_hopeless(quarantined: int, max_bad_share: float, rows_at_most: int) -> bool:
+    """Whether a conversion in progress must fail: EARLY rows and more are quarantined, whatever the others will be."""
+    return quarantined >= EARLY and quarantined > max_bad_share * rows_at_most
+
+
 class Balance:
     """Compares the rows that came in with the accounts of all folders of a conversion.
 
     Args:
         accounts: of each folder.
-        source: of the rows; None where an error need not say where images were looked for.
-
-    Attributes:
         rows: input rows.
+        source: of the rows; None where an error need not say where images were looked for.
     """
 
-    def __init__(self, accounts: Sequence[Accounts], source: Source | None = None) -> None:
-        self.rows = 0
+    def __init__(self, accounts: Sequence[Accounts], rows: int, source: Source | None = None) -> None:
+        self._rows = rows
         self._accounts = accounts
         self._source = source
-
-    def count(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Pass rows through, counting them."""
-        for row in rows:
-            self.rows += 1
-            yield row
 
     def check(self, max_bad_share: float, *, rows_at_most: int | None = None) -> None:
         """Raise DataError if too many rows are quarantined.
 
         Args:
             max_bad_share: largest quarantined share of the input rows.
-            rows_at_most: during a conversion, an upper bound of the input rows. A conversion fails early only with at
-                least EARLY quarantined rows and when the remaining rows cannot save it.
+            rows_at_most: during a conversion, an upper bound of the input rows.
         """
         quarantined = sum(one.quarantined for one in self._accounts)
-        if rows_at_most is not None and quarantined < EARLY:
-            return
-        total = self.rows if rows_at_most is None else max(self.rows, rows_at_most)
+        total = self._rows if rows_at_most is None else max(self._rows, rows_at_most)
         if quarantined > max_bad_share * total:
             ledgers = " or ".join(f"'{one.ledger}'" for one in self._accounts if one.quarantined)
             raise DataError(
@@ -145,10 +139,10 @@ class Balance:
     def settle(self) -> None:
         """Raise DataError unless every row is accounted for and at least one was written."""
         accounted = sum(one.rows for one in self._accounts)
-        if accounted != self.rows:
-            raise DataError(f"accounts do not balance: {self.rows} rows came in, {accounted} are accounted for")
+        if accounted != self._rows:
+            raise DataError(f"accounts do not balance: {self._rows} rows came in, {accounted} are accounted for")
         if not any(one.written for one in self._accounts):
-            raise DataError(f"none of {self.rows} rows could be written; nothing is published. {self._explain()}")
+            raise DataError(f"none of {self._rows} rows could be written; nothing is published. {self._explain()}")
 
     def _explain(self) -> str:
         reasons: Counter[Reason] = Counter()

@@ -10,7 +10,7 @@ from typing import Any
 from mmdata.convert.accounts import add_up
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.conversion import Conversion, Track
-from mmdata.convert.engines import Engine, threads
+from mmdata.convert.engines import Engine, local
 from mmdata.convert.output import Run, are_complete, open_outputs
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Source
@@ -86,11 +86,25 @@ def convert(
             raise DamagedShard(error.what, f"{error.remedy}; {instead}", error.sample) from error
         tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
         run = _describe(corpus, config, tokenizer)
-        was_complete = are_complete(outputs, run, overwrite=overwrite)
-        if not was_complete:
-            Conversion(corpus, config, outputs, engine or threads(), track).run(tokenizer, run)
+        if was_complete := are_complete(outputs, run, overwrite=overwrite):
+            for output in outputs:
+                output.remove_private()  # a run that was killed after it had published
+        else:
+            staging = outputs[0].staging(run, overwrite=overwrite)
+            conversion = Conversion(corpus, config, outputs, staging, engine=engine or local(), track=track)
+            _run(conversion, tokenizer, run)
         manifests = [Manifest.read(output.folder) for output in outputs]
         return Report(manifests[0], was_complete, corpus.describe(), *manifests[1:])
+
+
+def _run(conversion: Conversion, tokenizer: Tokenizer | None, run: Run) -> None:
+    tokenizer = conversion.begin(tokenizer)
+    try:
+        conversion.make_units(tokenizer)
+        conversion.finish(tokenizer, run)
+    except DataError:
+        conversion.staging.remove()  # it would fail again; the lists of rows stay for whoever reads the message
+        raise
 
 
 def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None) -> Run:

@@ -1,4 +1,4 @@
-"""Engines examine rows. Results come in the order of the rows, so the output does not depend on the engine."""
+"""Engines make the units of a conversion, in this process or in several. All make the same."""
 
 from __future__ import annotations
 
@@ -6,16 +6,116 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
+from typing import NamedTuple, TypeVar
 
-from mmdata.convert.examine import Examine, Examined
+from mmdata.convert.fetch import FetchStage, has_url
 from mmdata.convert.rows import Row
+from mmdata.convert.staging import Receipt
+from mmdata.convert.unit import Job, Unit, UnitWriter
+from mmdata.errors import DataError
 
-Engine = Callable[[Examine, Iterable[Row]], Iterator[Examined]]
-"""Examines rows: yields one result for each row, in order, with a bounded number of rows in flight."""
+R = TypeVar("R")
 
 CHUNK = 16
-"""Rows in a worker's task."""
+"""Rows that a thread takes at once."""
+
+
+class Progress(NamedTuple):
+    """Rows that were examined since the last time."""
+
+    rows: int
+
+
+Engine = Callable[[Job, Iterable[Unit]], Iterator[Receipt | Progress]]
+"""Makes units: yields the receipt of each, in any order, and how many rows were examined meanwhile."""
+
+
+def local(num_workers: int | None = None) -> Engine:
+    """An engine of processes, one a worker; of threads in this process where there is but one unit, or URLs.
+
+    Images behind URLs are fetched in one process, which knows what it may ask of each server.
+
+    Args:
+        num_workers: None takes one for each core.
+    """
+    workers = num_workers or os.cpu_count() or 1
+
+    def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        from mmdata.convert.processes import processes
+
+        iterator = iter(units)
+        first = list(islice(iterator, 2))
+        alone = workers == 1 or len(first) < 2 or any(map(has_url, first[0].rows or ()))
+        engine = threads(workers) if alone else processes(workers)
+        yield from engine(job, chain(first, iterator))
+
+    return run
+
+
+def threads(num_workers: int | None = None) -> Engine:
+    """An engine of threads in this process: reading, hashing and decoding release the GIL.
+
+    Args:
+        num_workers: threads that examine rows; None takes one for each core.
+    """
+    workers = num_workers or os.cpu_count() or 1
+
+    def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        with FetchStage.from_config(job.config) as fetch:
+            yield from make_units(job, units, fetch, workers)
+
+    return run
+
+
+def make_units(job: Job, units: Iterable[Unit], fetch: FetchStage, workers: int) -> Iterator[Receipt | Progress]:
+    """Make units one after the other; the rows of the next one are fetched and examined while one ends.
+
+    Raises:
+        DataError: a unit has fewer rows than it should.
+        OSError: the disk is full or broken.
+    """
+    begun: deque[Unit] = deque()  # their rows were asked for
+
+    def rows() -> Iterator[Row]:
+        for unit in units:
+            begun.append(unit)
+            yield from job.rows(unit)
+
+    writer: UnitWriter | None = None
+    try:
+        for examined in in_order(workers, job.examiner, fetch(rows())):
+            if writer is None:
+                writer = UnitWriter(job, begun.popleft())
+            writer.add(examined)
+            yield Progress(1)
+            if writer.is_full:
+                receipt = writer.finish()
+                writer = None
+                yield receipt
+        if writer is not None or begun:
+            unit = writer.unit if writer is not None else begun[0]
+            raise DataError(
+                f"rows {unit.start} to {unit.stop - 1} are no longer all there: the source has changed; convert again"
+            )
+    finally:
+        if writer is not None:
+            writer.discard()
+
+
+def in_order(workers: int, function: Callable[[Row], R], rows: Iterable[Row]) -> Iterator[R]:
+    """Call a function for each row in threads; results come in the order of the rows, a bounded number waits."""
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="convert")
+    pending: deque[Future[list[R]]] = deque()
+    try:
+        for chunk in chunks(rows, CHUNK):
+            pending.append(pool.submit(_call_for_all, function, chunk))
+            if len(pending) > 2 * workers:
+                yield from pending.popleft().result()
+        while pending:
+            yield from pending.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
@@ -25,30 +125,5 @@ def chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
         yield chunk
 
 
-def threads(num_workers: int | None = None) -> Engine:
-    """An engine of threads in this process: reading, hashing and decoding release the GIL.
-
-    Args:
-        num_workers: threads; None takes one for each core.
-    """
-    workers = num_workers or os.cpu_count() or 1
-
-    def run(examine: Examine, rows: Iterable[Row]) -> Iterator[Examined]:
-        pool = ThreadPoolExecutor(workers, thread_name_prefix="convert")
-        pending: deque[Future[list[Examined]]] = deque()
-        try:
-            for chunk in chunks(rows, CHUNK):
-                pending.append(pool.submit(examine_all, examine, chunk))
-                if len(pending) > 2 * workers:
-                    yield from pending.popleft().result()
-            while pending:
-                yield from pending.popleft().result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-    return run
-
-
-def examine_all(examine: Examine, rows: list[Row]) -> list[Examined]:
-    """The task of a worker."""
-    return [examine(row) for row in rows]
+def _call_for_all(function: Callable[[Row], R], rows: list[Row]) -> list[R]:
+    return [function(row) for row in rows]

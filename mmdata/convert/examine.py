@@ -6,8 +6,9 @@ Image files are stored unchanged; decoding proves that they can be used. With `r
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmdata.convert.expected import check_hash
@@ -26,6 +27,8 @@ from mmdata.transform.jpeg import oriented_size
 
 MAX_PATH_BYTES = 4096
 """Longest path that Linux opens."""
+DIGEST_BYTES = 16
+"""Bytes that stand for an image file in comparisons of content."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Examined:
         merged_into: number of the row whose sample has this row's captions, if that one was written.
         is_table: whether the row is of a table. A label that cannot be numbered makes a table's row unusable; a sample
             of files is written without it.
+        seconds: that the examination took.
     """
 
     row: int
@@ -56,6 +60,7 @@ class Examined:
     losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
     merged_into: int | None = None
     is_table: bool = True
+    seconds: float = field(default=0.0, compare=False)
 
 
 Examine = Callable[[Row], Examined]
@@ -89,6 +94,11 @@ class Examiner:
 
     def __call__(self, row: Row) -> Examined:
         """Examine one row. A fault of the row is in the result; a fault of the system is raised."""
+        began = time.perf_counter()
+        examined = self._examine(row)
+        return replace(examined, seconds=time.perf_counter() - began)
+
+    def _examine(self, row: Row) -> Examined:
         path = _path_of(row)
         try:
             if row.fault:
@@ -175,8 +185,8 @@ class Digester:
 
 
 def image_digest(data: bytes) -> bytes:
-    """The 16 bytes that stand for an image file in comparisons of content; the first 8 are its `hash64`."""
-    return hashlib.sha256(data).digest()[:16]
+    """The DIGEST_BYTES of an image file; the first 8 are its `hash64`."""
+    return hashlib.sha256(data).digest()[:DIGEST_BYTES]
 
 
 def hash_of(digest: bytes) -> int:

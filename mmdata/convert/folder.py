@@ -58,6 +58,7 @@ class FolderSource:
     """
 
     may_repeat = False
+    holds_images = False
     rows_are_exact = True
 
     def __init__(self, folder: Path, config: ConvertConfig) -> None:

@@ -1,7 +1,7 @@
 """Merges the rows of one image into one sample with all their captions. The order of the rows decides.
 
-The rows are read three times: for the images that repeat, for the captions of those rows, and to convert. Captions
-wait in a temporary file; memory is 65 to 110 bytes a row, and nothing is kept where no image repeats.
+The rows are read three times: for the images that repeat, for the captions of those rows, and to convert. What must
+wait for that waits in temporary files, of which one at a time is in memory.
 """
 
 from __future__ import annotations
@@ -10,29 +10,28 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import IO, Any
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mmdata.convert.expected import expected_hash
-from mmdata.convert.rows import Row, Source
+from mmdata.convert.repeats import KEY_BYTES, Repeats
+from mmdata.convert.rows import Row
+from mmdata.convert.spill import Spill
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.shards.captions import MAX_CAPTION_BYTES
 from mmdata.shards.texts import Loss
 
-KEY_BYTES = 16
-"""Bytes of the hash that stands for an image while images that repeat are looked for."""
-
 MAX_MERGED_BYTES = MAX_CAPTION_BYTES // 2
 """Most bytes of captions of a merged sample: a path such as "none.jpg" may come in any number of rows."""
+BUCKET_ROWS = 2**16
+"""Rows whose merges, or whose captions, are in memory at once."""
 
 Said = tuple[list[str], int | str | None]
 """Captions and label of a row."""
-
-MERGED, DUPLICATE, TOO_LONG = range(3)
-"""What became of a row whose image an earlier row has."""
 
 
 def image_key(row: Row) -> bytes:
@@ -48,151 +47,176 @@ def image_key(row: Row) -> bytes:
 
 def row_key(number: int) -> bytes:
     """KEY_BYTES that no other row has: of a row whose image is not known."""
-    return number.to_bytes(KEY_BYTES, "little")
+    return hashlib.sha256(b"row %d" % number).digest()[:KEY_BYTES]
 
 
-@dataclass(frozen=True)
-class Repeated:
-    """The rows whose image comes in more than one row.
+class Merge(NamedTuple):
+    """What merging does to a row.
 
     Attributes:
-        rows: int64 (M,), their numbers, ascending.
-        groups: int64 (M,), from 0; rows of one image have one group.
+        captions: of later rows of the image, which this row takes.
+        losses: what those rows have and the sample does not get.
+        into: number of the row that takes this row's captions; None for a row that takes those of others.
+        fault: of this row, which can then not be merged: it has no caption that is new, or too many.
     """
 
-    rows: NDArray[np.int64]
-    groups: NDArray[np.int64]
+    captions: tuple[str, ...] = ()
+    losses: dict[Loss, str] = {}  # noqa: RUF012  # never changed
+    into: int | None = None
+    fault: tuple[Reason, str] | None = None
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
-def find_repeated(keys: bytes | bytearray) -> Repeated:
-    """The rows whose key comes more than once; `keys` are KEY_BYTES of each row, one after the other."""
-    halves = np.frombuffer(keys, np.uint64).reshape(-1, 2)
-    order = np.lexsort((halves[:, 1], halves[:, 0]))
-    in_order = halves[order]
-    begins = np.ones(len(order), np.bool_)
-    begins[1:] = (in_order[1:] != in_order[:-1]).any(axis=1)
-    groups = np.cumsum(begins) - 1
-    chosen = np.bincount(groups, minlength=1)[groups] > 1
-    rows, (_, groups) = order[chosen], np.unique(groups[chosen], return_inverse=True)
-    by_row = np.argsort(rows)
-    return Repeated(rows[by_row].astype(np.int64), groups[by_row].astype(np.int64))
+    def __call__(self, row: Row) -> Row:
+        """The row after merging."""
+        if self.into is None:
+            return replace(row, more_captions=self.captions, losses=self.losses)
+        image = row.image if isinstance(row.image, str) else None  # for the ledger; bytes are not needed any more
+        return Row(row.number, row.place, image, merged_into=self.into, fault=self.fault)
 
 
-class GroupedSource:
-    """A source whose rows of one image are merged into the first of them with usable captions.
+class Merges:
+    """The merges of a corpus: none until they are found. A context manager.
 
-    That row gets the captions that the others have and it has not. The others stay rows, so that each is accounted for:
-    they are merged, duplicates (they add no caption), or one with too many captions for a sample. Rows whose captions
-    or label cannot be used are left as they are.
+    The first row of an image with usable captions gets those that the others have and it has not. The others stay rows,
+    so that each is accounted for: they are merged, duplicates (they add no caption), or one with too many captions for
+    a sample. Rows whose captions or label cannot be used are left as they are.
 
     Args:
-        source: the rows as they are.
-        repeated: which of them to merge.
-        say: captions and label of a row; raises BadSample.
-        track: passes rows through and shows progress.
-        file: temporary and empty; it gets the captions of the repeated rows.
+        folder: for temporary files.
     """
 
-    may_repeat = False
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._merges = Spill(folder)
+        self._last: tuple[int, dict[int, Merge]] = -1, {}  # the bucket that was read last
 
-    def __init__(
+    def find(
         self,
-        source: Source,
-        repeated: Repeated,
-        *,
+        keys: Iterable[bytes],
+        rows: Callable[[], Iterable[Row]],
         say: Callable[[Row], Said],
-        track: Callable[[Iterable[Row]], Iterable[Row]],
-        file: IO[bytes],
+        *,
+        rows_at_most: int,
     ) -> None:
-        self._source = source
-        self.root = source.root
-        self.rows_at_most, self.rows_are_exact = source.rows_at_most, source.rows_are_exact
-        self.classes, self.has_captions = source.classes, source.has_captions
-        self._repeated = repeated
-        self._ends = np.zeros(len(repeated) + 1, np.int64)  # row m's captions lie at ends[m]:ends[m + 1]; none: a fault
-        self._first = np.full(int(repeated.groups.max()) + 1, -1, np.int64)  # of each group, as a place in `repeated`
-        self._by_group = np.argsort(repeated.groups, kind="stable")
-        self._begins = np.searchsorted(repeated.groups[self._by_group], np.arange(len(self._first) + 1))
-        self._fates = np.zeros(len(repeated), np.uint8)
-        self._file = file
-        self._store_captions(say, track)
+        """Find the merges.
 
-    def rows(self) -> Iterator[Row]:
-        """All rows, merged. See `Source.rows`."""
-        for row, place in self._places(self._source.rows()):
-            if place is None or self._ends[place] == self._ends[place + 1]:
-                yield row
-                continue
-            group = int(self._repeated.groups[place])
-            first = int(self._first[group])
-            yield self._with_all_captions(row, group) if place == first else self._follower(row, place, first)
+        Args:
+            keys: of the image of each row, as `image_key` gives them.
+            rows: gives all rows. It is called only if an image repeats.
+            say: captions and label of a row; raises BadSample.
+            rows_at_most: upper bound of the number of rows.
+        """
+        with Repeats(self._folder, rows_at_most, with_firsts=True) as repeats, Spill(self._folder) as said:
+            start = 0
+            for chunk in _chunks(keys):
+                repeats.add(b"".join(chunk), np.arange(start, start + len(chunk)))
+                start += len(chunk)
+            repeats.sort()
+            if not repeats.num_found:
+                return
+            for row, first in _repeated(rows(), repeats):
+                with suppress(BadSample):  # the examination of the row names its fault, and the writer the next one
+                    data = json.dumps([first, row.number, *say(row)], ensure_ascii=False).encode(
+                        "utf-8", "surrogatepass"
+                    )
+                    if len(data) <= MAX_CAPTION_BYTES:
+                        said.add(first // BUCKET_ROWS, data + b"\n")
+            for bucket in range(-(-start // BUCKET_ROWS)):
+                self._merge(said.read(bucket))
 
-    def describe(self) -> dict[str, Any]:
-        """As the source that is merged. See `Source.describe`."""
-        return self._source.describe()
+    def between(self, start: int, stop: int) -> dict[int, Merge]:
+        """The merges of the rows from `start` to before `stop`, by row; fastest in ascending order."""
+        merges: dict[int, Merge] = {}
+        for bucket in range(start // BUCKET_ROWS, -(-stop // BUCKET_ROWS)):
+            if self._last[0] != bucket:
+                lines = self._merges.read(bucket).splitlines()
+                self._last = bucket, {number: _merge_of(*values) for number, *values in map(json.loads, lines)}
+            merges.update((row, merge) for row, merge in self._last[1].items() if start <= row < stop)
+        return merges
 
-    def _places(self, rows: Iterable[Row]) -> Iterator[tuple[Row, int | None]]:
-        """Each row with its place in `repeated`, or None."""
-        numbers, place = self._repeated.rows, 0
-        for row in rows:
-            if place < len(numbers) and numbers[place] == row.number:
-                yield row, place
-                place += 1
+    def close(self) -> None:
+        """Remove the temporary files."""
+        self._merges.close()
+
+    def __enter__(self) -> Merges:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _merge(self, said: bytes) -> None:
+        """Merge the rows of some images; `said` has their captions, in the order of the rows."""
+        groups: dict[int, _Group] = {}
+        for line in said.splitlines():
+            first, row, captions, label = json.loads(line)
+            if first not in groups:
+                groups[first] = _Group(row, label, set(captions), _size(captions))
             else:
-                yield row, None
+                self._add(row, groups[first].row, *groups[first].take(row, captions, label))
+        for group in groups.values():
+            if group.added or group.losses:
+                self._write(group.row, [group.added, group.losses, None, None])
 
-    def _store_captions(self, say: Callable[[Row], Said], track: Callable[[Iterable[Row]], Iterable[Row]]) -> None:
-        for row, place in self._places(track(self._source.rows())):
-            if place is None:
-                continue
-            data, group = b"", self._repeated.groups[place]
-            with suppress(BadSample):  # the examination of the row names its fault, and the writer the next one
-                data = json.dumps(say(row), ensure_ascii=False).encode()
-            if len(data) > MAX_CAPTION_BYTES:
-                data = b""
-            if data and self._first[group] < 0:
-                self._first[group] = place
-            self._file.write(data)
-            self._ends[place + 1] = self._ends[place] + len(data)
+    def _add(self, row: int, into: int, reason: Reason | None, detail: str) -> None:
+        self._write(row, [(), {}, into, reason and [reason, detail]])
 
-    def _said(self, place: int) -> Said:
-        self._file.seek(int(self._ends[place]))
-        captions, label = json.loads(self._file.read(int(self._ends[place + 1] - self._ends[place])))
-        return captions, label
+    def _write(self, row: int, values: list[Any]) -> None:
+        self._merges.add(row // BUCKET_ROWS, json.dumps([row, *values]).encode() + b"\n")
 
-    def _with_all_captions(self, row: Row, group: int) -> Row:
-        """The first row of a group with the captions of the others, which get their fates."""
-        places = [int(place) for place in self._by_group[self._begins[group] : self._begins[group + 1]]]
-        captions, label = self._said(int(self._first[group]))
-        known, added, size = set(captions), list[str](), _size(captions)
-        losses: dict[Loss, str] = {}
-        for place in places:
-            if place == self._first[group] or self._ends[place] == self._ends[place + 1]:
-                continue
-            others, other_label = self._said(place)
-            new = [caption for caption in dict.fromkeys(others) if caption not in known]
-            size += _size(new)
-            if other_label not in (label, None):
-                detail = f"row {self._repeated.rows[place]} of the same image has label {excerpt(other_label)}"
-                losses.setdefault(Loss.OTHER_LABEL, f"{detail}, and this one {excerpt(label)}")
-            if new and size <= MAX_MERGED_BYTES:
-                known.update(new)
-                added += new
-            self._fates[place] = DUPLICATE if not new else MERGED if size <= MAX_MERGED_BYTES else TOO_LONG
-        return replace(row, more_captions=tuple(added), losses=losses)
 
-    def _follower(self, row: Row, place: int, first: int) -> Row:
-        number, fault = int(self._repeated.rows[first]), None
-        if self._fates[place] == DUPLICATE:
-            fault = (Reason.DUPLICATE_IMAGE, f"the image of row {number} again, with no caption that is new")
-        elif self._fates[place] == TOO_LONG:
-            detail = f"the rows before it have given row {number} more than {MAX_MERGED_BYTES} bytes of captions"
-            fault = (Reason.CAPTION_TOO_LONG, detail)
-        image = row.image if isinstance(row.image, str) else None  # for the ledger; bytes are not needed any more
-        return Row(row.number, row.place, image, merged_into=number, fault=fault)
+@dataclass
+class _Group:
+    """The rows of one image, as they come.
+
+    Attributes:
+        row: the first with usable captions, which takes those of the others.
+        label: of that row.
+        known: captions so far.
+        size: their bytes.
+        added: captions of the others.
+    """
+
+    row: int
+    label: int | str | None
+    known: set[str]
+    size: int
+    added: list[str] = field(default_factory=list[str])
+    losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
+
+    def take(self, row: int, captions: list[str], label: int | str | None) -> tuple[Reason | None, str]:
+        """Add the captions of a row; the reason why it cannot be merged, or None."""
+        if label not in (self.label, None):
+            detail = f"row {row} of the same image has label {excerpt(label)}, and this one {excerpt(self.label)}"
+            self.losses.setdefault(Loss.OTHER_LABEL, detail)
+        new = [caption for caption in dict.fromkeys(captions) if caption not in self.known]
+        if not new:
+            return Reason.DUPLICATE_IMAGE, f"the image of row {self.row} again, with no caption that is new"
+        self.size += _size(new)
+        if self.size > MAX_MERGED_BYTES:
+            detail = f"the rows before it have given row {self.row} more than {MAX_MERGED_BYTES} bytes of captions"
+            return Reason.CAPTION_TOO_LONG, detail
+        self.known.update(new)
+        self.added += new
+        return None, ""
+
+
+def _merge_of(captions: list[str], losses: dict[str, str], into: int | None, fault: list[str] | None) -> Merge:
+    """A merge as `Merges` has written it."""
+    found = {Loss(name): detail for name, detail in losses.items()}
+    return Merge(tuple(captions), found, into, (Reason(fault[0]), fault[1]) if fault else None)
+
+
+def _repeated(rows: Iterable[Row], repeats: Repeats) -> Iterator[tuple[Row, int]]:
+    """The rows whose image repeats, each with the first row of its image."""
+    for chunk in _chunks(rows):
+        found = repeats.between(chunk[0].number, chunk[-1].number + 1)
+        firsts = dict(zip(found.rows.tolist(), found.firsts.tolist(), strict=True))
+        yield from ((row, firsts[row.number]) for row in chunk if row.number in firsts)
+
+
+def _chunks(things: Iterable[Any]) -> Iterator[list[Any]]:
+    iterator = iter(things)
+    while chunk := list(islice(iterator, BUCKET_ROWS // 16)):
+        yield chunk
 
 
 def _size(captions: list[str]) -> int:

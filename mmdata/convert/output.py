@@ -1,21 +1,25 @@
 """The output folder: one writer at a time, foreign files untouched, published whole.
 
 A conversion is made in a private sub-folder, and is complete once that holds a manifest. After that it is only moved
-into place: the next run finishes a move that was killed. An incomplete conversion is removed, and the next run starts
-over.
+into place: the next run finishes a move that was killed. Of an incomplete conversion the units that are whole stay, and
+the next run goes on with them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 from mmdata.atomic import LOCK_NAME, lock, sync_folder
+from mmdata.convert.input_rows import ROWS_FOLDER, TIMINGS_NAME
+from mmdata.convert.staging import UNITS_NAME, Staging
 from mmdata.errors import DataError
 from mmdata.shards.folder import BESIDE, INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, manifest_prefix
 from mmdata.shards.manifest.manifest import Manifest
@@ -45,6 +49,46 @@ class Output:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.private = folder / PRIVATE_NAME
+
+    def clear_private(self) -> None:
+        """Make the hidden folder empty but for units of an unfinished conversion."""
+        (self.private / INNER).mkdir(parents=True, exist_ok=True)
+        for path in self.private.iterdir():
+            if not path.name.startswith(UNITS_NAME):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        (self.private / INNER).mkdir()
+
+    def remove_private(self) -> None:
+        """Remove the hidden folder."""
+        for path in self.private.glob(f"{UNITS_NAME}-*"):
+            Staging(path).remove()
+        shutil.rmtree(self.private, ignore_errors=True)
+
+    def staging(self, run: Run, *, overwrite: bool) -> Staging:
+        """The units of a conversion, with those that an earlier run has made and not published.
+
+        Args:
+            run: what decides the bytes.
+            overwrite: whether units of another conversion are removed.
+
+        Raises:
+            DataError: there are units of another conversion.
+        """
+        run = {**run, "mmdata": {"version": version("mmdata")}}
+        digest = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:16]
+        wanted = Staging(self.private / f"{UNITS_NAME}-{digest}")  # the name keeps a process of another run out
+        for path in self.private.glob(f"{UNITS_NAME}-*"):
+            staging = Staging(path)
+            if path == wanted.folder:
+                continue
+            if not overwrite and (other := staging.run()) and staging.has_any():
+                raise DataError(
+                    f"output '{self.folder}': holds an unfinished conversion ({'; '.join(_differences(other, run))}); "
+                    "run that again, which goes on where it ended, or start anew with --overwrite"
+                )
+            staging.remove()
+        wanted.begin(run)
+        return wanted
 
     def is_complete(self, run: Run) -> bool:
         """Whether the folder already holds this conversion.
@@ -93,7 +137,7 @@ class Output:
         sync_folder(self.folder)
         os.rename(self.private / manifest, self.folder / manifest)
         sync_folder(inner)
-        shutil.rmtree(self.private)
+        self.remove_private()
 
     def withdraw_old(self) -> None:
         """Remove the conversion that is replaced. It may be killed at any point and repeated."""
@@ -202,7 +246,9 @@ def _recover(outputs: Sequence[Output]) -> None:
     if complete:
         publish_all([output for output in outputs if manifest_prefix(output.private) is not None])
     for output in outputs:
-        if output.private.exists():
+        if any(output.private.glob(f"{UNITS_NAME}-*")):
+            output.clear_private()  # the units are for the next run
+        elif output.private.exists():
             shutil.rmtree(output.private)
 
 
@@ -242,6 +288,8 @@ def _names(manifest: Manifest) -> set[str]:
         return set()
     # Not from its pages: a run that was killed while moving files may have moved them.
     names = {*published_names(manifest), manifest.prefix + MANIFEST_NAME, manifest.prefix + QUARANTINE_NAME}
+    if "version" in (manifest.accounts or {}):  # earlier versions made no such lists
+        names |= {manifest.prefix + ROWS_FOLDER, manifest.prefix + TIMINGS_NAME}
     if run["settings"]["train_tokenizer"]:
         names.add(TOKENIZER_NAME)
         if manifest.prefix != BESIDE:  # an earlier version wrote the folder itself, and no link

@@ -57,6 +57,7 @@ class PackedSource:
     """
 
     may_repeat = False
+    holds_images = False
     rows_are_exact = True
 
     def __init__(self, path: Path, config: ConvertConfig, chosen: ChosenRows | None = None) -> None:

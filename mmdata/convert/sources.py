@@ -130,6 +130,9 @@ class TableSource:
             if isinstance(table, ArrowTable):
                 table.refuse_as_image(self.columns.image)
                 self._refuse_to_keep(table)
+        self.holds_images = any(
+            isinstance(table, ArrowTable) and table.holds_images(self.columns.image) for table in self._tables
+        )
         self.has_captions = bool(self.columns.captions)
         self.classes = next((self._tables[0].class_names(name) for name in self.columns.label), ())
         self.root, self._found_in = _find_images(folder, config.images, self._first_paths())

@@ -1,23 +1,24 @@
-"""Converts on a Ray cluster: `mmdata convert … --engine ray`. Rows, order and bytes are those of the thread engine.
+"""Converts on a Ray cluster: `mmdata convert … --engine ray`. A task makes a unit; the bytes are those of one process.
 
-Every node must see the corpus under the same path and have mmdata installed.
+Every node must see the corpus and the output folder under the same paths and have mmdata installed. Tasks write there,
+and give back receipts: a task that is repeated, or that goes on after its node was given up, changes nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mmdata.convert.engines import CHUNK, Engine, chunks, examine_all
-from mmdata.convert.examine import Examine, Examined
-from mmdata.convert.rows import Row
+from mmdata.convert.engines import Engine, Progress, make_units
+from mmdata.convert.fetch import FetchStage
+from mmdata.convert.staging import Receipt
+from mmdata.convert.unit import Job, Unit
 from mmdata.errors import ConfigError, DataError
 
-RETRIES = 1
-"""Times that Ray repeats a task whose worker died; examining is a pure function of the rows."""
+RETRIES = 3
+"""Times that Ray repeats a task whose worker or node died."""
 
 
 def ray_engine(num_workers: int | None = None) -> Engine:
@@ -34,14 +35,14 @@ def ray_engine(num_workers: int | None = None) -> Engine:
     except ImportError as error:
         raise ConfigError("engine 'ray': Ray is not installed; `pip install mmdata[ray]`") from error
 
-    def run(examine: Examine, rows: Iterable[Row]) -> Iterator[Examined]:
+    def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
         started_here = not ray.is_initialized()
         if started_here:
             # An existing cluster has its own number of cores.
             own: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": num_workers}
             ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False, **own)
         try:
-            yield from _in_order(ray, examine, rows, num_workers)
+            yield from _make_all(ray, job, units, num_workers)
         finally:
             if started_here:
                 ray.shutdown()
@@ -49,24 +50,36 @@ def ray_engine(num_workers: int | None = None) -> Engine:
     return run
 
 
-def _in_order(ray: Any, examine: Examine, rows: Iterable[Row], num_workers: int | None) -> Iterator[Examined]:
-    task = ray.remote(max_retries=RETRIES, num_cpus=1)(examine_all)
-    shared = ray.put(examine)
-    in_flight = 2 * (num_workers or max(1, int(ray.cluster_resources().get("CPU", 1))))
-    pending: deque[tuple[list[Row], Any]] = deque()
-    for chunk in chunks(rows, CHUNK):
-        pending.append((chunk, task.remote(shared, chunk)))
-        if len(pending) > in_flight:
-            yield from _result(ray, *pending.popleft())
+def _make_all(ray: Any, job: Job, units: Iterable[Unit], num_workers: int | None) -> Iterator[Receipt | Progress]:
+    task = ray.remote(max_retries=RETRIES, num_cpus=1)(_make)
+    shared = ray.put(job)
+    at_once = 2 * (num_workers or max(1, int(ray.cluster_resources().get("CPU", 1))))
+    pending: dict[Any, Unit] = {}
+    for unit in units:
+        pending[task.remote(shared, unit)] = unit
+        if len(pending) >= at_once:
+            yield from _first_done(ray, pending)
     while pending:
-        yield from _result(ray, *pending.popleft())
+        yield from _first_done(ray, pending)
 
 
-def _result(ray: Any, chunk: list[Row], reference: Any) -> list[Examined]:
+def _make(job: Job, unit: Unit) -> Receipt:
+    """Make a unit; the task of a worker."""
+    if (receipt := job.staging.receipt(unit.number)) is not None:
+        return receipt  # an attempt that was given up has ended after all
+    with FetchStage.from_config(job.config) as fetch:
+        (receipt,) = (event for event in make_units(job, [unit], fetch, 1) if isinstance(event, Receipt))
+    return receipt
+
+
+def _first_done(ray: Any, pending: dict[Any, Unit]) -> Iterator[Receipt | Progress]:
+    (reference,), _ = ray.wait(list(pending), num_returns=1)
+    unit = pending.pop(reference)
     try:
-        return ray.get(reference)
-    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
+        receipt: Receipt = ray.get(reference)
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError) as error:
         raise DataError(
-            f"a Ray worker died {RETRIES + 1} times over rows {chunk[0].number} to {chunk[-1].number} "
-            f"({chunk[0].place} to {chunk[-1].place}); has it memory enough?"
+            f"a Ray worker died {RETRIES + 1} times over rows {unit.start} to {unit.stop - 1}; has it memory enough?"
         ) from error
+    yield Progress(receipt.rows)
+    yield receipt

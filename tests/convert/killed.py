@@ -23,7 +23,11 @@ OPERATIONS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != "timings.parquet"
+    }
 
 
 def make(table: Path, out: Path, **settings: Any) -> None:

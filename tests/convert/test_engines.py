@@ -1,27 +1,37 @@
-"""Whoever examines the rows, the output is the same."""
+"""Whoever makes the units, and however many there are, the output is the same."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import signal
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.engines import CHUNK, Engine, threads
-from mmdata.convert.examine import Examine, Examined
+from mmdata.convert.engines import CHUNK, Engine, Progress, in_order, local, threads
+from mmdata.convert.examine import Examined
+from mmdata.convert.processes import processes
 from mmdata.convert.rows import Row
-from mmdata.errors import ConfigError, DataError
+from mmdata.convert.staging import Receipt
+from mmdata.convert.unit import Job, Unit
+from mmdata.errors import ConfigError, DataError, Reason
+from tests.programs import run_program
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install ray)")
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "timings.parquet"
+    }
 
 
 @pytest.fixture
@@ -34,6 +44,8 @@ def table(raw_corpus: Path) -> Path:
 
 SETTINGS = ConvertConfig(shard_rows=7, keep_duplicates=True, resize=44)
 """A part of the images is larger than that."""
+MERGED = ConvertConfig(shard_rows=7, val_share=0.4, max_bad_share=0.3, train_tokenizer=300)
+"""Rows of one image lie in several units."""
 
 
 @pytest.fixture
@@ -43,12 +55,17 @@ def expected(table: Path, tmp_path: Path) -> dict[str, bytes]:
     return content(tmp_path / "one")
 
 
-@pytest.mark.parametrize("num_workers", [2, 7, None])
-def test_threads_give_the_same_bytes(
-    table: Path, tmp_path: Path, expected: dict[str, bytes], num_workers: int | None
-) -> None:
-    convert(table, tmp_path / "out", SETTINGS, engine=threads(num_workers))
+@pytest.mark.parametrize("engine", [threads(3), threads(), processes(1), processes(2), processes(4), local()])
+def test_engines_give_the_same_bytes(table: Path, tmp_path: Path, expected: dict[str, bytes], engine: Engine) -> None:
+    convert(table, tmp_path / "out", SETTINGS, engine=engine)
     assert content(tmp_path / "out") == expected
+
+
+def test_processes_give_the_same_bytes_with_rows_of_one_image_in_several_units(table: Path, tmp_path: Path) -> None:
+    report = convert(table, tmp_path / "one", MERGED, engine=threads(1))
+    assert report.accounts["duplicate"] == 3 * 40
+    convert(table, tmp_path / "out", MERGED, engine=processes(3))
+    assert content(tmp_path / "out") == content(tmp_path / "one")
 
 
 def test_rows_in_flight_are_bounded() -> None:
@@ -60,57 +77,233 @@ def test_rows_in_flight_are_bounded() -> None:
             taken = number + 1
             yield Row(number, "")
 
-    results = threads(2)(lambda row: Examined(row.number, "", ""), rows())
-    assert [next(results).row for _ in range(3)] == [0, 1, 2]
+    results = in_order(2, lambda row: row.number, rows())
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
     assert taken <= (2 * 2 + 1) * CHUNK
-    assert [result.row for result in results] == list(range(3, 10_000))
+    assert list(results) == list(range(3, 10_000))
 
 
-def test_error_in_a_worker_is_raised_and_ends_it(table: Path, tmp_path: Path) -> None:
-    def failing(examine: Examine, rows: Iterable[Row]) -> Iterator[Examined]:
-        def fail(row: Row) -> Examined:
-            raise OSError(5, "Input/output error", row.image)
+@dataclass(frozen=True)
+class Broken:
+    """An examiner on a broken disk."""
 
-        return threads(2)(fail, rows)
+    def __call__(self, row: Row) -> Examined:
+        raise OSError(5, "Input/output error", row.image)
 
+
+@dataclass(frozen=True)
+class Deadly:
+    """An examiner that ends its process, as the system does where memory is used up."""
+
+    def __call__(self, row: Row) -> Examined:
+        if row.number == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Examined(row.number, row.place, "", fault=(Reason.FILTERED, ""))
+
+
+def with_examiner(engine: Engine, examiner: Any) -> Engine:
+    def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        return engine(replace(job, examiner=examiner), units)
+
+    return run
+
+
+@pytest.mark.parametrize("engine", [threads(2), processes(2)])
+def test_error_of_the_system_is_raised_and_publishes_nothing(table: Path, tmp_path: Path, engine: Engine) -> None:
     with pytest.raises(OSError, match=r"Input/output error: 'images/0000.jpg'"):
-        convert(table, tmp_path / "out", engine=failing)
+        convert(table, tmp_path / "out", engine=with_examiner(engine, Broken()))
     assert not (tmp_path / "out/__mmdata__/manifest.json").exists()
 
 
-def test_engine_that_loses_a_row_is_caught(table: Path, tmp_path: Path) -> None:
-    def losing(examine: Examine, rows: Iterable[Row]) -> Iterator[Examined]:
-        return (examined for examined in threads(1)(examine, rows) if examined.row < 100)
+def test_process_that_dies_each_time_is_an_error_that_names_its_rows(table: Path, tmp_path: Path) -> None:
+    deadly = with_examiner(processes(2), Deadly())
+    with pytest.raises(DataError, match=r"a process died 2 times \(signal 9\) over rows 7 to 13; .* --workers 1"):
+        convert(table, tmp_path / "out", SETTINGS, engine=deadly)
+    assert workers_alive() == []
 
-    with pytest.raises(DataError, match="accounts do not balance: 168 rows came in, 100 are accounted for"):
+
+def workers_alive() -> list[int]:
+    """Process ids of the workers that this process has started."""
+    found: list[int] = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                command = (folder / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if parent == os.getpid() and b"mmdata.convert.worker" in command:
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def killing(engine: Engine, kill: Callable[[], None], *, after: int = 1) -> Engine:
+    """An engine that is disturbed when some units are made."""
+
+    def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        made = 0
+        for event in engine(job, units):
+            yield event
+            made += isinstance(event, Receipt)
+            if made == after and isinstance(event, Receipt):
+                kill()
+
+    return run
+
+
+def test_process_that_was_killed_is_replaced(table: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    killed: list[int] = []
+
+    def kill_all() -> None:
+        killed.extend(workers_alive())
+        for worker in killed:
+            os.kill(worker, signal.SIGKILL)
+
+    convert(table, tmp_path / "out", SETTINGS, engine=killing(processes(2), kill_all))
+    assert len(killed) == 2
+    assert content(tmp_path / "out") == expected
+    assert workers_alive() == []
+
+
+def test_rerun_makes_only_the_units_that_are_missing(table: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(table, tmp_path / "out", SETTINGS, engine=killing(threads(1), stop, after=4))
+    made: list[int] = []
+
+    def noting(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        for event in threads(1)(job, units):
+            if isinstance(event, Receipt):
+                made.append(event.unit)
+            yield event
+
+    convert(table, tmp_path / "out", SETTINGS, engine=noting)
+    assert made == list(range(4, 24))
+    assert content(tmp_path / "out") == expected
+
+
+def test_unit_that_another_made_meanwhile_is_kept(table: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    """As a task that was given up, and ends after all."""
+
+    def twice(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        for unit in units:
+            for _ in range(2):
+                yield from (event for event in threads(1)(job, [unit]) if isinstance(event, Receipt))
+
+    convert(table, tmp_path / "out", SETTINGS, engine=twice)
+    assert content(tmp_path / "out") == expected
+
+
+def test_engine_that_loses_a_unit_is_caught(table: Path, tmp_path: Path) -> None:
+    def losing(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        return threads(1)(job, (unit for unit in units if unit.number != 5))
+
+    with pytest.raises(DataError, match=r"1 of 24 units are missing \(5\)"):
         convert(table, tmp_path / "out", SETTINGS, engine=losing)
 
 
+def test_source_that_became_shorter_is_an_error(table: Path, tmp_path: Path) -> None:
+    def losing(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        return threads(1)(job, (replace(unit, rows=(unit.rows or [])[:-1]) for unit in units))
+
+    with pytest.raises(AssertionError, match="row 7 in place of 6"):
+        convert(table, tmp_path / "out", SETTINGS, engine=losing)
+
+
+def test_receipt_of_a_unit_has_less_than_a_kilobyte(table: Path, tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    def measuring(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        for event in threads(1)(job, units):
+            if isinstance(event, Receipt):
+                sizes.append((job.staging.unit(event.unit) / "receipt.json").stat().st_size)
+            yield event
+
+    convert(table, tmp_path / "out", ConvertConfig(shard_rows=100, shard_bytes=5000), engine=measuring)
+    assert len(sizes) == 2
+    assert max(sizes) < 1024
+
+
+def test_processes_need_no_guard_in_a_script(table: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    """A script without `if __name__ == "__main__"`, which multiprocessing would run again in each process."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from mmdata.convert import ConvertConfig, convert\n"
+        "from mmdata.convert.processes import processes\n"
+        "print('once')\n"
+        f"settings = ConvertConfig(shard_rows=7, keep_duplicates=True, resize=44)\n"
+        f"convert({str(table)!r}, {str(tmp_path / 'out')!r}, settings, engine=processes(2))\n"
+    )
+    done = run_program([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
+    assert content(tmp_path / "out") == expected
+
+
 @pytest.fixture(scope="module")
-def ray_engine() -> Iterator[Engine]:
+def cluster() -> Iterator[str]:
+    """A cluster of two nodes, each with processes of its own; its address."""
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes.add_node(num_cpus=1)
+    yield nodes.address
+    nodes.shutdown()
+
+
+@pytest.fixture
+def ray_engine(cluster: str) -> Iterator[Engine]:
     import ray
 
     from mmdata.integrations.ray import ray_engine
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield ray_engine(2)
+    before = signal.getsignal(signal.SIGTERM)
+    ray.init(address=cluster, log_to_driver=False)
+    yield ray_engine()
     ray.shutdown()
+    signal.signal(signal.SIGTERM, before)  # Ray has its own
 
 
 @needs_ray
-def test_ray_gives_the_same_bytes(table: Path, tmp_path: Path, expected: dict[str, bytes], ray_engine: Engine) -> None:
-    convert(table, tmp_path / "out", SETTINGS, engine=ray_engine)
+def test_ray_gives_the_same_bytes(table: Path, tmp_path: Path, ray_engine: Engine) -> None:
+    convert(table, tmp_path / "one", MERGED, engine=threads(1))
+    convert(table, tmp_path / "out", MERGED, engine=ray_engine)
+    assert content(tmp_path / "out") == content(tmp_path / "one")
+
+
+@dataclass(frozen=True)
+class DeadlyOnce:
+    """Kills its process at a row, unless a process has died of it before."""
+
+    examiner: Any
+    mark: Path
+
+    def __call__(self, row: Row) -> Any:
+        if row.number == 9 and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.examiner(row)
+
+
+@needs_ray
+def test_ray_makes_the_unit_of_a_killed_worker_again(
+    table: Path, tmp_path: Path, expected: dict[str, bytes], ray_engine: Engine
+) -> None:
+    def deadly(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        return ray_engine(replace(job, examiner=DeadlyOnce(job.examiner, tmp_path / "mark")), units)
+
+    convert(table, tmp_path / "out", SETTINGS, engine=deadly)
+    assert (tmp_path / "mark").exists()
     assert content(tmp_path / "out") == expected
 
 
 @needs_ray
-def test_ray_worker_that_is_killed_is_an_error_that_names_its_rows(ray_engine: Engine) -> None:
-    def kill(row: Row) -> Any:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    rows = (Row(number, f"t.csv, line {number + 2}") for number in range(9))
-    with pytest.raises(DataError, match=r"died 2 times over rows 0 to 8 \(t.csv, line 2 to t.csv, line 10\)"):
-        next(ray_engine(kill, rows))
+def test_ray_worker_that_dies_each_time_is_an_error_that_names_its_rows(
+    table: Path, tmp_path: Path, ray_engine: Engine
+) -> None:
+    with pytest.raises(DataError, match=r"a Ray worker died 4 times over rows 7 to 13; has it memory enough"):
+        convert(table, tmp_path / "out", SETTINGS, engine=with_examiner(ray_engine, Deadly()))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")

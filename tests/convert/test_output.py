@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from mmdata.atomic import lock
 from mmdata.convert import ConvertConfig, convert
+from mmdata.convert.engines import threads
 from mmdata.errors import DataError
 from mmdata.shards import Manifest, build_index
 from mmdata.shards.manifest.writer import write_manifest
@@ -20,7 +22,11 @@ from tests.programs import run_program
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != "timings.parquet"
+    }
 
 
 @pytest.fixture
@@ -201,9 +207,11 @@ def test_too_many_bad_rows_publish_nothing_and_tell_why(table: Path, tmp_path: P
 
 
 def test_long_run_that_is_lost_ends_early(table: Path, tmp_path: Path) -> None:
-    table.write_text("image,caption\n" + "gone.jpg,x\n" * 5000)
+    table.write_text("image,caption\n" + "".join(f"gone{number}.jpg,x\n" for number in range(5000)))
     with pytest.raises(DataError, match=r"1000 of at most 5002 rows are unusable, over max_bad_share=0.1;"):
-        convert(table, tmp_path / "out", ConvertConfig(max_bad_share=0.1))
+        convert(table, tmp_path / "out", ConvertConfig(max_bad_share=0.1, shard_rows=500), engine=threads(2))
+    ledger = tmp_path / "out/.mmdata-convert/__mmdata__/quarantine.jsonl"
+    assert [json.loads(line)["row"] for line in ledger.read_text().splitlines()] == list(range(1000))
 
 
 def test_corpus_without_a_usable_row_is_an_error(table: Path, tmp_path: Path) -> None:
@@ -234,6 +242,7 @@ def test_accounts_are_in_the_manifest(table: Path, tmp_path: Path) -> None:
     convert(table, tmp_path / "out", ConvertConfig(max_bad_share=0.2))
     accounts: dict[str, Any] = Manifest.read(tmp_path / "out").accounts or {}
     run = accounts.pop("run")
+    assert accounts.pop("version") == version("mmdata")
     assert accounts == {
         "rows": 5,
         "written": 3,

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from mmdata.hashing import fast_hash, hash64
-from mmdata.shards.columns.columns import FIXED, OLDEST_VERSION, SCHEMA_VERSION, SCHEMAS, Columns
+from mmdata.shards.captions import NO_CAPTION
+from mmdata.shards.columns.columns import FIXED, LISTS, OLDEST_VERSION, SCHEMA_VERSION, SCHEMAS, Columns
 from mmdata.shards.images.probe import FORMATS, ImageInfo
 from mmdata.shards.manifest.pages import ShardEntry
 
@@ -113,6 +115,35 @@ def with_tokens(columns: Columns, tokens: Sequence[int]) -> Encoded:
     for name, values in (("caption_hash", hashes), ("caption_tokens", np.asarray(tokens, np.int32))):
         arrays.append(pa.ListArray.from_arrays(pa.array(offsets), values, type=schema.field(name).type))
     return _encoded(arrays, schema, len(columns))
+
+
+def rearranged(parts: Sequence[tuple[Columns, NDArray[np.int64], NDArray[np.int64]]]) -> Encoded:
+    """The index file of a shard whose samples were copied from other shards.
+
+    Args:
+        parts: in the order of the new shard: columns of an old one, int64 (n,) rows of it, and int64 (n,), by how many
+            bytes each of them was moved.
+    """
+    schema = SCHEMAS[SCHEMA_VERSION]
+    arrays: list[Any] = [pa.concat_arrays([columns.keys.take(pa.array(rows)) for columns, rows, _ in parts])]
+    for name in FIXED:
+        taken = [_moved(columns, name, rows, moved) for columns, rows, moved in parts]
+        arrays.append(pa.array(np.concatenate(taken)))
+    for name in LISTS:
+        kind = schema.field(name).type
+        lists = [pa.ListArray.from_arrays(*map(pa.array, columns.lists(name)), type=kind) for columns, _, _ in parts]
+        taken = [old.take(pa.array(rows)) for old, (_, rows, _) in zip(lists, parts, strict=True)]
+        arrays.append(pa.concat_arrays(taken))
+    return _encoded(arrays, schema, sum(len(rows) for _, rows, _ in parts))
+
+
+def _moved(columns: Columns, name: str, rows: NDArray[np.int64], moved: NDArray[np.int64]) -> NDArray[Any]:
+    values = columns.fixed(name)[rows]
+    if name == "image_offset":
+        return values + moved
+    if name == "caption_offset":
+        return np.where(columns.fixed("caption_format")[rows] == NO_CAPTION, values, values + moved)
+    return values
 
 
 def _encoded(arrays: list[Any], schema: Any, rows: int) -> Encoded:

@@ -20,12 +20,13 @@ class Labels:
 
     Attributes:
         names: by class number; empty if labels are numbers without names.
+        are_names: whether labels are names; None before the first one.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self.names = list(names)
         self._numbers = {name: number for number, name in enumerate(self.names)}
-        self._are_names: bool | None = None
+        self.are_names: bool | None = None
 
     def number(self, label: int | str | None) -> int | None:
         """The class number of a label, or None.
@@ -35,9 +36,9 @@ class Labels:
         """
         if label is None:
             return None
-        if self._are_names is None:
-            self._are_names = isinstance(label, str)
-        if not self._are_names:
+        if self.are_names is None:
+            self.are_names = isinstance(label, str)
+        if not self.are_names:
             if isinstance(label, str):
                 detail = f"label {excerpt(label)} is not a number, as those before it are"
                 raise BadSample(Reason.BROKEN_ROW, detail)

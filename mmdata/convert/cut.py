@@ -1,0 +1,70 @@
+"""Cuts the rows of a corpus into units: as many input rows each as a shard has samples at most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+
+from mmdata.convert.group import Merges
+from mmdata.convert.rows import Row, Source
+from mmdata.convert.unit import Unit
+from mmdata.errors import BadSample
+from mmdata.shards.columns.labels import Labels
+from mmdata.shards.texts import parse_label
+
+
+class Units:
+    """The units of a corpus, in order.
+
+    Args:
+        source: the rows.
+        unit_rows: rows of each unit; the last may have fewer.
+        merges: of the rows.
+        wanted: whether a unit, by its number, is to be made.
+
+    Attributes:
+        rows: of the units so far; all of them once the iteration has ended.
+        count: of the units so far, the ones that are not wanted included.
+    """
+
+    def __init__(self, source: Source, unit_rows: int, merges: Merges, wanted: Callable[[int], bool]) -> None:
+        self._source = source
+        self._unit_rows = unit_rows
+        self._merges = merges
+        self._wanted = wanted
+        self.rows = 0
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Unit]:
+        """The units that are wanted."""
+        return self._ranges() if self._source.holds_images else self._lists()
+
+    def _ranges(self) -> Iterator[Unit]:
+        """Units without their rows: images in a table are read where they are worked on."""
+        assert self._source.rows_are_exact
+        rows = self._source.rows_at_most
+        for start in range(0, rows, self._unit_rows):
+            stop = min(start + self._unit_rows, rows)
+            number, self.rows, self.count = self.count, stop, self.count + 1
+            if self._wanted(number):
+                yield Unit(number, start, stop, merges=self._merges.between(start, stop))
+
+    def _lists(self) -> Iterator[Unit]:
+        labels = Labels(self._source.classes)
+        rows = iter(self._source.rows())
+        while chunk := list(islice(rows, self._unit_rows)):
+            _note(labels, chunk)
+            start = self.rows
+            number, self.rows, self.count = self.count, start + len(chunk), self.count + 1
+            if self._wanted(number):
+                merges = self._merges.between(start, self.rows)
+                yield Unit(number, start, self.rows, chunk, merges, tuple(labels.names))
+
+
+def _note(labels: Labels, rows: list[Row]) -> None:
+    """Number the labels of rows, as far as they can be read without the files."""
+    for row in rows:
+        if isinstance(row.label, str):
+            with suppress(BadSample):
+                labels.number(parse_label(row.label))

@@ -1,0 +1,151 @@
+"""The list of all input rows in a conversion's folder: what became of each, as Parquet.
+
+`rows/00000.parquet`, … have the same bytes for the same input and settings; `timings.parquet` has what depends on the
+machine.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from mmdata.atomic import naming, sync_folder
+from mmdata.convert.decide import Decided
+from mmdata.errors import Reason
+
+ROWS_FOLDER = "rows"
+TIMINGS_NAME = "timings.parquet"
+FILE_ROWS = 1_000_000
+"""Rows of a file, at least, before another one begins."""
+
+_ROWS = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("status", pa.string()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+        ("place", pa.string()),
+        ("path", pa.string()),
+        ("key", pa.string()),
+        ("shard", pa.int32()),
+    ]
+)
+_TIMINGS = pa.schema([("row", pa.int64()), ("seconds", pa.float32())])
+
+
+class InputRows:
+    """Writes the list. A context manager.
+
+    Args:
+        folder: of the lists, the `__mmdata__` of the shards.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / ROWS_FOLDER
+        self._folder.mkdir()
+        self._numbers = count()
+        self._open: pq.ParquetWriter | None = None
+        self._in_open = 0  # rows
+        self._path = self._folder
+        self._timings_path = folder / TIMINGS_NAME
+        with naming(self._timings_path):
+            self._timings = pq.ParquetWriter(self._timings_path, _TIMINGS, compression="zstd")
+
+    def add(self, decided: Decided, part: int, shards: NDArray[np.int32]) -> None:
+        """Add the rows of a unit that belong to a part.
+
+        Args:
+            decided: the unit.
+            part: number of the folder.
+            shards: int32 (rows,), the shard of each written row's sample.
+        """
+        places = np.flatnonzero(decided.parts == part)
+        if not len(places):
+            return
+        with naming(self._path):
+            self._writer().write_table(_table(decided, places, shards))
+        records = decided.records
+        columns = [pa.array(places + records.start), pa.array(records.seconds[places])]
+        with naming(self._timings_path):
+            self._timings.write_table(pa.table(columns, schema=_TIMINGS))
+        self._in_open += len(places)
+
+    def finish(self) -> None:
+        """Put the lists on disk."""
+        self._close()
+        with naming(self._timings_path):
+            self._timings.close()
+            _sync(self._timings_path)
+        sync_folder(self._folder)
+
+    def __enter__(self) -> InputRows:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for writer in (self._open, self._timings):
+            if writer is not None and writer.is_open:
+                writer.close()
+
+    def _writer(self) -> pq.ParquetWriter:
+        if self._open is None or self._in_open >= FILE_ROWS:
+            self._close()
+            self._path = self._folder / f"{next(self._numbers):05d}.parquet"
+            self._open = pq.ParquetWriter(self._path, _ROWS, compression="zstd")
+        return self._open
+
+    def _close(self) -> None:
+        if self._open is not None:
+            with naming(self._path):
+                self._open.close()
+                _sync(self._path)
+        self._open, self._in_open = None, 0
+
+
+def _table(decided: Decided, places: NDArray[np.int64], shards: NDArray[np.int32]) -> Any:
+    records, chosen = decided.records, places.tolist()
+    faults = [decided.faults.get(place) for place in chosen]
+    written = decided.written
+    merged = set(records.merged.tolist())
+    columns = {
+        "row": places + records.start,
+        "status": [_status(place, decided, bool(written[place]), place in merged) for place in chosen],
+        "reason": [fault and str(fault[0]) for fault in faults],
+        "detail": [fault and _printable(fault[1]) for fault in faults],
+        **{name: _taken(records.texts(name), chosen) for name in ("place", "path", "key")},
+        "shard": pa.array(shards[places], mask=shards[places] < 0),
+    }
+    columns["key"] = [key if written[place] else None for key, place in zip(columns["key"], chosen, strict=True)]
+    return pa.table([pa.array(columns[field.name], field.type) for field in _ROWS], schema=_ROWS)
+
+
+def _status(place: int, decided: Decided, is_written: bool, is_merged: bool) -> str:
+    if is_written:
+        return "written"
+    fault = decided.faults.get(place)
+    if fault is None:
+        assert is_merged
+        return "merged"
+    if fault[0] is Reason.DUPLICATE_IMAGE:
+        return "duplicate"
+    return "filtered" if fault[0] is Reason.FILTERED else "quarantined"
+
+
+def _taken(texts: list[str | None], places: list[int]) -> list[str | None]:
+    return [None if (text := texts[place]) is None else _printable(text) for place in places]
+
+
+def _printable(text: str) -> str:
+    """Text in which bytes that are not UTF-8 are escaped, as in "\\udce9"."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

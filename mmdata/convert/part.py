@@ -1,0 +1,176 @@
+"""One folder of a conversion in the making: its shards, manifest, accounts and lists of rows."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from mmdata.atomic import naming, sync_folder
+from mmdata.convert.accounts import Accounts
+from mmdata.convert.compose import Fragment, compose, relabel
+from mmdata.convert.decide import Decided
+from mmdata.convert.input_rows import InputRows
+from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.staging import Staging
+from mmdata.convert.unit import fragment_name, read_tars
+from mmdata.shards.folder import INNER, QUARANTINE_NAME
+from mmdata.shards.manifest.pages import ShardEntry
+from mmdata.shards.manifest.writer import ManifestWriter
+from mmdata.shards.tar import END
+from mmdata.shards.writer import shard_names
+
+logger = logging.getLogger("mmdata")
+
+RELABELLED_NAME = ".relabelled"
+
+
+class Part:
+    """A folder of shards in the making. A context manager; its manifest is written by `close`, last.
+
+    Args:
+        number: 0 for all samples or those for training, 1 for those for validation.
+        folder: exists, with its `__mmdata__`, and holds no shard.
+        config: the largest shard.
+        staging: of the units.
+        pool: makes shards.
+
+    Attributes:
+        accounts: of the rows that belong to the folder.
+    """
+
+    def __init__(
+        self, number: int, folder: Path, config: ConvertConfig, staging: Staging, pool: ThreadPoolExecutor
+    ) -> None:
+        self._number = number
+        self._folder = folder
+        self._limits = config.shard_rows, config.shard_bytes
+        self._staging = staging
+        self._pool = pool
+        self._ledger = folder / INNER / QUARANTINE_NAME
+        self._stack = ExitStack()
+        self._shard: list[Fragment] = []  # of the shard that is being filled
+        self._rows, self._bytes = 0, len(END)  # of that shard
+        self._num_shards = 0  # begun
+        self._composing: deque[Future[ShardEntry]] = deque()
+        self._most_composing = 4 * (os.cpu_count() or 1)
+        self._relabelled = count()
+
+    def __enter__(self) -> Part:
+        self._stack.enter_context(naming(self._ledger))  # closing may fail too: it writes the buffer
+        self._file: BinaryIO = self._stack.enter_context(self._ledger.open("wb"))
+        self.accounts = Accounts(self._file)
+        self._input_rows = self._stack.enter_context(InputRows(self._folder / INNER))
+        self._manifest = ManifestWriter(self._folder)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for future in self._composing:
+            future.cancel()
+        self._stack.__exit__(*error)  # type: ignore[arg-type]  # the three that `with` gives
+
+    def add(self, decided: Decided) -> None:
+        """Add the rows of a unit that belong to this folder: count them, and put its samples into shards."""
+        shards = np.full(len(decided.records), -1, np.int32)
+        written = decided.written
+        of_part = np.flatnonzero(decided.records.part == self._number)
+        kept = np.intersect1d(decided.records.kept, of_part)  # places of the samples in the tars, in their order
+        start = 0
+        for number, tar in enumerate(read_tars(self._staging.unit(decided.receipt.unit))[self._number]):
+            places = kept[start : start + tar.samples]
+            start += tar.samples
+            path = self._staging.unit(decided.receipt.unit) / fragment_name(self._number, number)
+            fragment = Fragment(path, tar.sha256, tar.samples, np.flatnonzero(written[places]))
+            if decided.labels is not None and len(fragment.rows):
+                fragment = relabel(fragment, decided.labels[places], self._new_relabelled())
+            if len(fragment.rows):
+                shards[places[written[places]]] = self._place(fragment)
+        self.account(decided)
+        self._input_rows.add(decided, self._number, shards)
+
+    def account(self, decided: Decided) -> None:
+        """Count the rows of a unit that belong to this folder."""
+        records, accounts = decided.records, self.accounts
+        ours = decided.parts == self._number
+        written = decided.written & ours
+        accounts.written += int(written.sum())
+        accounts.merged += sum(bool(ours[place]) and place not in decided.faults for place in records.merged.tolist())
+        accounts.differing += sum(bool(ours[place]) for place in decided.differing)
+        for place, (reason, detail) in sorted(decided.faults.items()):
+            if ours[place]:
+                accounts.leave_out(
+                    row=records.start + place,
+                    place=records.text("place", place),
+                    path=records.text("path", place),
+                    reason=reason,
+                    detail=detail,
+                )
+        for place, losses in sorted(decided.losses.items()):
+            if written[place]:
+                for loss in accounts.losses.add(records.text("place", place), losses):
+                    logger.warning("%s (%s); written without it, as all like it", accounts.losses.first[loss], loss)
+
+    def close_ledger(self) -> None:
+        """Put the list of the rows left out on disk."""
+        with naming(self._ledger):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def close(self, more: dict[str, object], tokenizer: str | None) -> None:
+        """Finish the shards and, last, the manifest.
+
+        Args:
+            more: is kept in the manifest besides the accounts.
+            tokenizer: fingerprint of the tokenizer that counted the captions.
+        """
+        self._begin_shard()
+        self._collect(at_most=0)
+        self._input_rows.finish()
+        sync_folder(self._folder / INNER)
+        sync_folder(self._folder)
+        self._manifest.close(tokenizer=tokenizer, accounts={**self.accounts.as_dict(), **more})
+
+    def _new_relabelled(self) -> Path:
+        folder = self._folder / RELABELLED_NAME
+        (folder / INNER).mkdir(parents=True, exist_ok=True)
+        return folder / shard_names(next(self._relabelled))[0]
+
+    def _place(self, fragment: Fragment) -> int:
+        """Put a fragment into the shard that is being filled, or a new one if it does not fit; the shard's number."""
+        shard_rows, shard_bytes = self._limits
+        size = fragment.bytes
+        fits = self._rows + len(fragment.rows) <= shard_rows and self._bytes + size <= shard_bytes
+        if self._shard and not fits:
+            self._begin_shard()
+        self._shard.append(fragment)
+        self._rows, self._bytes = self._rows + len(fragment.rows), self._bytes + size
+        return self._num_shards
+
+    def _begin_shard(self) -> None:
+        """Make the shard that is being filled, and begin another one."""
+        if not self._shard:
+            return
+        tar = self._folder / shard_names(self._num_shards)[0]
+        self._composing.append(self._pool.submit(compose, self._shard, tar))
+        self._shard, self._rows, self._bytes = [], 0, len(END)
+        self._num_shards += 1
+        self._collect(at_most=self._most_composing)
+
+    def _collect(self, *, at_most: int) -> None:
+        """Add shards to the manifest until no more than some are being made."""
+        while len(self._composing) > at_most:
+            self._manifest.add(self._composing.popleft().result())
+
+
+def lowest_hash(decided: Decided) -> int:
+    """The least `hash64` of the images that a unit writes; the largest one there is if it writes none."""
+    digests = np.frombuffer(decided.records.digests(np.flatnonzero(decided.written)), "<i8")
+    return int(digests[::2].min()) if len(digests) else 2**63 - 1

@@ -1,0 +1,137 @@
+"""The units of a conversion in progress, on disk. A unit is there whole or not at all, however often it is made.
+
+A unit is made in a folder of its own, and committed by renaming that: of several processes that make the same unit, the
+first that commits wins, and all of them would have written the same samples. So a run that was killed leaves units that
+the next one does not make again.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mmdata.atomic import naming, sync_folder, write_whole
+from mmdata.shards.folder import INNER
+
+UNITS_NAME = ".units"
+RECORDS_NAME = "records.arrow"
+LABELS_NAME = "labels.json"
+FRAGMENTS_NAME = "fragments.json"
+RECEIPT_NAME = "receipt.json"
+RUN_NAME = "run.json"
+ROWS_NAME = "rows.json"
+_ATTEMPT = ".attempt-"
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a unit gives back: less than 1 KB, whatever its shards hold.
+
+    Attributes:
+        unit: its number.
+        start: number of its first row.
+        rows: how many it has.
+        quarantined: how many of them cannot be used.
+        fragments: tars of each part.
+    """
+
+    unit: int
+    start: int
+    rows: int
+    quarantined: int
+    fragments: list[int]
+
+
+class Staging:
+    """The folder of the units.
+
+    Args:
+        folder: made if missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self, run: dict[str, Any]) -> None:
+        """Make the folder for a run.
+
+        Args:
+            run: what decides the units' content, as JSON.
+        """
+        if self.run() is None:
+            shutil.rmtree(self.folder, ignore_errors=True)  # its removal was killed
+            self.folder.mkdir(parents=True)
+            write_whole(self.folder / RUN_NAME, json.dumps(run, sort_keys=True).encode())
+
+    def run(self) -> dict[str, Any] | None:
+        """The run that the units belong to; None if there is none."""
+        try:
+            return json.loads((self.folder / RUN_NAME).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def new_attempt(self, unit: int) -> Path:
+        """A new folder in which to make a unit."""
+        folder = Path(tempfile.mkdtemp(prefix=f"{_ATTEMPT}{unit:06d}-", dir=self.folder))
+        (folder / INNER).mkdir()
+        return folder
+
+    def commit(self, attempt: Path, receipt: Receipt) -> None:
+        """Make a finished unit one of the run's; nothing is done if another attempt was first.
+
+        The files in it must be on disk; their names need not be.
+        """
+        write_whole(attempt / RECEIPT_NAME, json.dumps(asdict(receipt)).encode())
+        sync_folder(attempt / INNER)
+        try:
+            with naming(attempt):
+                os.rename(attempt, self.unit(receipt.unit))
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(attempt)
+        sync_folder(self.folder)
+
+    def unit(self, number: int) -> Path:
+        """The folder of a unit."""
+        return self.folder / f"{number:06d}"
+
+    def receipt(self, number: int) -> Receipt | None:
+        """The receipt of a unit; None if the unit is not there."""
+        try:
+            return Receipt(**json.loads((self.unit(number) / RECEIPT_NAME).read_bytes()))
+        except FileNotFoundError:
+            return None
+
+    def has_any(self) -> bool:
+        """Whether there is a unit."""
+        return any(path.name.isdigit() for path in self.folder.iterdir())
+
+    def set_rows(self, rows: int) -> None:
+        """Keep the number of rows of the corpus, once all were read."""
+        write_whole(self.folder / ROWS_NAME, json.dumps(rows).encode())
+
+    def rows(self) -> int | None:
+        """The number of rows of the corpus; None if they were not all read."""
+        try:
+            return json.loads((self.folder / ROWS_NAME).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def remove_attempts(self) -> None:
+        """Remove what killed attempts have left; nobody may be making a unit."""
+        for path in self.folder.iterdir():
+            if path.name.startswith(_ATTEMPT):
+                shutil.rmtree(path)
+
+    def remove(self) -> None:
+        """Remove all units. A kill leaves them without their run, and so for nobody."""
+        (self.folder / RUN_NAME).unlink(missing_ok=True)
+        sync_folder(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)

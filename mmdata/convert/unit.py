@@ -1,0 +1,264 @@
+"""The unit of work of a conversion: a range of input rows in, tars with an index and a record of every row out.
+
+Its content depends on the rows and the settings alone, so that any process on any machine may make it. What depends on
+other units, it leaves: which images are duplicates of earlier ones, the numbers of classes, and how full a shard is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+from mmdata.atomic import naming, write_whole
+from mmdata.convert.examine import Examined, Examiner, hash_of
+from mmdata.convert.group import Merge
+from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.records import RecordWriter, Status
+from mmdata.convert.rows import Row, Source
+from mmdata.convert.staging import FRAGMENTS_NAME, LABELS_NAME, RECORDS_NAME, Receipt, Staging
+from mmdata.errors import BadSample, Reason
+from mmdata.hashing import in_share
+from mmdata.shards import Sample
+from mmdata.shards.columns.encode import encode
+from mmdata.shards.columns.labels import Labels
+from mmdata.shards.open_shard import OpenShard, members_of, size_in_tar
+from mmdata.shards.tar import END
+from mmdata.transform.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A range of input rows, with what must be known of the rows before it.
+
+    Attributes:
+        number: place among the units, from 0.
+        start, stop: numbers of its first row, and of the row behind its last one.
+        rows: the rows themselves; None if they are read from the source where the unit is made.
+        merges: of its rows, by number.
+        names: class names that the rows so far have shown: a guess, which saves writing the unit again.
+    """
+
+    number: int
+    start: int
+    stop: int
+    rows: list[Row] | None = None
+    merges: dict[int, Merge] = field(default_factory=dict[int, Merge])
+    names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all units of a conversion have in common. It can be sent to any process.
+
+    Attributes:
+        source: of units that come without their rows; None if all come with them.
+        classes: names that the corpus declares, by class number.
+        config: settings.
+        examiner: of the rows.
+        tokenizer: counts captions; None counts none.
+        staging: where the units are made.
+    """
+
+    source: Source | None
+    classes: tuple[str, ...]
+    config: ConvertConfig
+    examiner: Examiner
+    tokenizer: Tokenizer | None
+    staging: Staging
+
+    def rows(self, unit: Unit) -> Iterator[Row]:
+        """The rows of a unit, merged."""
+        for row in self._rows(unit):
+            merge = unit.merges.get(row.number)
+            yield row if merge is None else merge(row)
+
+    def _rows(self, unit: Unit) -> Iterable[Row]:
+        if unit.rows is not None:
+            return unit.rows
+        assert self.source is not None
+        return islice(self.source.rows(), unit.start, unit.stop)
+
+
+class UnitWriter:
+    """Makes a unit of its examined rows.
+
+    Args:
+        job: the conversion.
+        unit: the unit.
+
+    Attributes:
+        unit: the unit.
+    """
+
+    def __init__(self, job: Job, unit: Unit) -> None:
+        self.unit = unit
+        self._job = job
+        self._attempt = job.staging.new_attempt(unit.number)
+        self._records = RecordWriter()
+        self._labels = _GuessedLabels(job.classes, unit.names)
+        self._parts = [_Fragments(self._attempt, part, job) for part in range(2 if job.config.val_share else 1)]
+        self._quarantined = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all rows were added."""
+        return len(self._records) == len(self.unit)
+
+    def add(self, examined: Examined) -> None:
+        """Add the next row.
+
+        Raises:
+            OSError: the disk is full or broken.
+        """
+        expected = self.unit.start + len(self._records)
+        assert examined.row == expected, f"engine gave row {examined.row} in place of {expected}"
+        part = part_of(examined.digest, self._job.config.val_share)
+        if examined.merged_into is not None:
+            self._records.add(examined, Status.MERGED, fault=examined.fault)
+            return
+        fault, losses = examined.fault, examined.losses
+        if fault is None:
+            try:
+                self._write(examined, part)
+            except BadSample as bad:
+                fault = (bad.reason, bad.detail)
+        self._quarantined += fault is not None and fault[0] is not Reason.FILTERED
+        status = Status.KEPT if fault is None else Status.LEFT_OUT
+        self._records.add(examined, status, part=part, fault=fault, losses=losses)
+
+    def finish(self) -> Receipt:
+        """Commit the unit."""
+        assert self.is_full
+        for part in self._parts:
+            part.finish()
+        path = self._attempt / RECORDS_NAME
+        with naming(path):
+            self._records.write(path)
+            _sync(path)
+        write_whole(self._attempt / LABELS_NAME, self._labels.to_json())
+        tars = [[asdict(tar) for tar in part.tars] for part in self._parts]
+        write_whole(self._attempt / FRAGMENTS_NAME, json.dumps(tars).encode())
+        receipt = Receipt(
+            self.unit.number,
+            self.unit.start,
+            len(self.unit),
+            self._quarantined,
+            [len(part.tars) for part in self._parts],
+        )
+        self._job.staging.commit(self._attempt, receipt)
+        return receipt
+
+    def discard(self) -> None:
+        """Remove what was made."""
+        for part in self._parts:
+            part.discard()
+        shutil.rmtree(self._attempt, ignore_errors=True)
+
+    def _write(self, examined: Examined, part: int) -> None:
+        assert examined.sample is not None
+        label = self._labels.number(examined.label)
+        if label is None and not examined.sample.captions and examined.label is not None:
+            label = (
+                0  # a label that is refused takes the sample with it, or gets its number, when units are put together
+            )
+        self._parts[part].write(replace(examined.sample, label=label))
+
+
+class _Fragments:
+    """The tars of one part of a unit."""
+
+    def __init__(self, folder: Path, part: int, job: Job) -> None:
+        self._folder = folder
+        self._part = part
+        self._max_bytes = job.config.shard_bytes
+        self._count_tokens = job.tokenizer.count if job.tokenizer else None
+        self._open: OpenShard | None = None
+        self.tars: list[Tar] = []  # the finished ones
+
+    def write(self, sample: Sample) -> None:
+        """Add a sample."""
+        members = members_of(sample)
+        if self._open and self._open.bytes + size_in_tar(members) + len(END) > self._max_bytes:
+            self.finish()
+        if self._open is None:
+            self._open = OpenShard(self._folder / fragment_name(self._part, len(self.tars)))
+        self._open.add(sample, members)
+
+    def finish(self) -> None:
+        """End the tar that is open."""
+        if self._open is not None:
+            entry = self._open.finish(encode(self._open.rows, self._count_tokens))
+            self.tars.append(Tar(entry.sha256, entry.rows))
+            self._open = None
+
+    def discard(self) -> None:
+        """Close the tar that is open."""
+        if self._open is not None:
+            self._open.discard()
+
+
+class _GuessedLabels:
+    """Numbers the labels of a unit as far as the rows before it are known."""
+
+    def __init__(self, classes: Iterable[str], names: Iterable[str]) -> None:
+        declared = list(classes)
+        self._labels = Labels([*declared, *(name for name in names if name not in set(declared))])
+        self._used: dict[str, int] = {}
+        self._first: int | str | None = None
+        self._has_refused = False
+
+    def number(self, label: int | str | None) -> int | None:
+        """The guessed class number; None without a label, or for one that is refused."""
+        if label is None:
+            return None
+        if self._first is None:
+            self._first = label
+        try:
+            number = self._labels.number(label)
+        except BadSample:
+            self._has_refused = True
+            return None
+        if isinstance(self._first, str) and number is not None:
+            self._used.setdefault(str(label), number)
+        return number
+
+    def to_json(self) -> bytes:
+        """The numbers that were given, for `UnitLabels`."""
+        used = {"first": self._first, "numbers": self._used, "has_refused": self._has_refused}
+        return json.dumps(used).encode()
+
+
+@dataclass(frozen=True)
+class Tar:
+    """What is known of a tar of a unit: its SHA-256 and number of samples."""
+
+    sha256: str
+    samples: int
+
+
+def read_tars(unit: Path) -> list[list[Tar]]:
+    """The tars of each part of a unit, from the unit's folder."""
+    return [[Tar(**tar) for tar in part] for part in json.loads((unit / FRAGMENTS_NAME).read_bytes())]
+
+
+def fragment_name(part: int, number: int) -> str:
+    """File name of a tar of a unit."""
+    return f"{part}-{number:06d}.tar"
+
+
+def part_of(digest: bytes, val_share: float | None) -> int:
+    """0 for training, 1 for validation. Equal images are in one part; an image that was not read is in part 0."""
+    return int(bool(val_share and digest and in_share(hash_of(digest), val_share)))
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
