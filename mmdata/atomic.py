@@ -142,11 +142,12 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextmanager
-def lock(folder: Path, *, signed: bool = False) -> Generator[None, None, None]:
+def lock(folder: Path, *, signed: bool = False, shared: bool = False) -> Generator[None, None, None]:
     """Hold `folder` as its only writer; the kernel releases the lock when the process ends, even if it is killed.
 
     Args:
         folder: that is written.
+        shared: whether others may hold it too, if all of them say so.
         signed: the lock's file says which process holds it. Else it is empty, as a folder that is the same bytes on
             every machine needs it.
 
@@ -157,7 +158,7 @@ def lock(folder: Path, *, signed: bool = False) -> Generator[None, None, None]:
     path = folder / LOCK_NAME
     with path.open("a+b") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             raise HeldElsewhere(folder, file.read(200).decode(errors="replace").strip()) from None

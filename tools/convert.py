@@ -27,7 +27,7 @@ from mmdata.cli import Parser, progress_in_rows, run
 from mmdata.commands.chosen import chosen_rows
 from mmdata.commands.next_commands import next_commands
 from mmdata.config.train import MASK_REMEDY
-from mmdata.convert import ConvertConfig, Report, convert, load_recipe
+from mmdata.convert import ConvertConfig, PartReport, Report, convert, convert_part, load_recipe
 from mmdata.convert.engines import Engine, local
 from mmdata.errors import counted, printable
 from mmdata.shards import Manifest
@@ -83,17 +83,19 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     show_fetching()
     config = load_recipe(options.recipe, overrides(options))
+    chosen = chosen_rows(options.source, options.select, options.join) if options.select else None
+    engine = choose_engine(options.engine, options.workers)
     with progress_in_rows() as track:
-        report = convert(
-            options.source,
-            options.out,
-            config,
-            chosen=chosen_rows(options.source, options.select, options.join) if options.select else None,
-            engine=choose_engine(options.engine, options.workers),
-            overwrite=options.overwrite,
-            track=track,
-        )
-    show(report, options.source, options.out, config)
+        common: dict[str, Any] = {"chosen": chosen, "engine": engine, "track": track}
+        if options.part:
+            made = convert_part(options.source, options.out, config, part=options.part, **common)
+        else:
+            more = {"overwrite": options.overwrite, "finish": options.finish}
+            report = convert(options.source, options.out, config, **common, **more)
+    if options.part:
+        show_part(made, options.part)
+    else:
+        show(report, options.source, options.out, config)
     return 0
 
 
@@ -125,13 +127,27 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="who makes the shards")
     parser.add_argument("--workers", type=int, help="processes, or Ray tasks at once (default: one a core)")
+    parser.add_argument(
+        "--part", metavar="K/N", type=part_of, help="do the K-th of N parts, for N jobs that share OUT; then --finish"
+    )
+    parser.add_argument("--finish", action="store_true", help="publish what the parts have made")
     parser.add_argument("--overwrite", action="store_true", help="replace another conversion in OUT")
     options = parser.parse_args()
     if options.workers is not None and options.workers < 1:
         parser.error(f"--workers must be at least 1: got {options.workers}")
+    if options.part and (options.overwrite or options.finish):
+        parser.error("--part makes a part, and neither replaces nor publishes anything: leave the other flag out")
     if options.join and not options.select:
         parser.error("--join is for a condition: give --select as well")
     return options
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """ "3/64" as (3, 64)."""
+    number, _, parts = text.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"must be K/N with K from 1 to N, as 3/64: got {text!r}")
+    return int(number), int(parts)
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:
@@ -178,6 +194,17 @@ def stop(number: int, frame: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("terminated; nothing was published, run the same command again: it goes on where this ended", file=sys.stderr)
     raise SystemExit(128 + number)
+
+
+def show_part(made: PartReport, part: tuple[int, int]) -> None:
+    """Print what a part has."""
+    if not made.units:
+        print(f"part {part[0]} of {part[1]}: nothing to do")
+        return
+    print(
+        f"part {part[0]} of {part[1]}: {counted(made.rows, 'row')} done, of which {made.quarantined:,} cannot be used; "
+        "when all parts are done, run the same command with --finish in place of --part"
+    )
 
 
 def show(report: Report, source: str, out: Path, config: ConvertConfig) -> None:

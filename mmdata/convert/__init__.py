@@ -10,7 +10,7 @@ An engine applies the examiner to rows, in threads or with Ray, and returns the 
 """
 
 from mmdata.convert.accounts import Accounts
-from mmdata.convert.convert import Report, convert
+from mmdata.convert.convert import PartReport, Report, convert, convert_part
 from mmdata.convert.recipe import ConvertConfig, load_recipe
 
-__all__ = ["Accounts", "ConvertConfig", "Report", "convert", "load_recipe"]
+__all__ = ["Accounts", "ConvertConfig", "PartReport", "Report", "convert", "convert_part", "load_recipe"]

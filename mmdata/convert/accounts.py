@@ -105,6 +105,10 @@ def is_hopeless(quarantined: int, max_bad_share: float, rows_at_most: int) -> bo
     return quarantined >= EARLY and quarantined > max_bad_share * rows_at_most
 
 
+class CannotPublish(DataError):
+    """The rows of a conversion are not good enough to publish, whoever converts them again."""
+
+
 class Balance:
     """Compares the rows that came in with the accounts of all folders of a conversion.
 
@@ -120,7 +124,7 @@ class Balance:
         self._source = source
 
     def check(self, max_bad_share: float, *, rows_at_most: int | None = None) -> None:
-        """Raise DataError if too many rows are quarantined.
+        """Raise CannotPublish if too many rows are quarantined.
 
         Args:
             max_bad_share: largest quarantined share of the input rows.
@@ -130,19 +134,19 @@ class Balance:
         total = self._rows if rows_at_most is None else max(self._rows, rows_at_most)
         if quarantined > max_bad_share * total:
             ledgers = " or ".join(f"'{one.ledger}'" for one in self._accounts if one.quarantined)
-            raise DataError(
+            raise CannotPublish(
                 f"{quarantined} of {'' if rows_at_most is None else 'at most '}{total} rows are unusable, over "
                 f"max_bad_share={max_bad_share}; nothing is published. {self._explain()}. "
                 f"Each has a line in {ledgers}. Repair the corpus, or allow more with --max-bad-share"
             )
 
     def settle(self) -> None:
-        """Raise DataError unless every row is accounted for and at least one was written."""
+        """Raise CannotPublish unless every row is accounted for and at least one was written."""
         accounted = sum(one.rows for one in self._accounts)
         if accounted != self._rows:
-            raise DataError(f"accounts do not balance: {self._rows} rows came in, {accounted} are accounted for")
+            raise CannotPublish(f"accounts do not balance: {self._rows} rows came in, {accounted} are accounted for")
         if not any(one.written for one in self._accounts):
-            raise DataError(f"none of {self._rows} rows could be written; nothing is published. {self._explain()}")
+            raise CannotPublish(f"none of {self._rows} rows could be written; nothing is published. {self._explain()}")
 
     def _explain(self) -> str:
         reasons: Counter[Reason] = Counter()

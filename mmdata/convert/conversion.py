@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.atomic import naming, sync_folder
-from mmdata.convert.accounts import Balance, is_hopeless
+from mmdata.convert.accounts import Balance, CannotPublish, is_hopeless
 from mmdata.convert.cut import Units
 from mmdata.convert.decide import Decider
 from mmdata.convert.engines import Engine, Progress, in_order
@@ -270,7 +270,7 @@ class Conversion:
         for part, name in zip(parts, ("training", "validation"), strict=False):
             if len(parts) > 1 and not part.accounts.written:
                 works = f", such as {least_share(lowest):g}" if part is parts[1] else ""
-                raise DataError(
+                raise CannotPublish(
                     f"val_share {self._config.val_share} of {sum(part.accounts.written for part in parts)} samples "
                     f"leaves none for {name}; nothing is published: choose another --val-share{works}"
                 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmdata.convert.accounts import add_up
+from mmdata.convert.accounts import CannotPublish, add_up
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.conversion import Conversion, Track
 from mmdata.convert.engines import Engine, local
@@ -54,6 +54,7 @@ def convert(
     chosen: ChosenRows | None = None,
     engine: Engine | None = None,
     overwrite: bool = False,
+    finish: bool = False,
     track: Track = lambda rows, what, total: rows,
 ) -> Report:
     """Convert a raw corpus into shards with an index, a ledger of the rows left out, and a manifest.
@@ -65,26 +66,20 @@ def convert(
             With `val_share`, the conversion is two such folders, `out/train` and `out/val`.
         config: settings; None takes the defaults.
         chosen: of tars with an index, the rows to take; `mmdata.commands.chosen` makes it. None takes all.
-        engine: examines rows; None takes a thread for each core.
+        engine: reads the rows and makes tars of them; None takes a process for each core.
         overwrite: replace another conversion in `out`.
+        finish: only put together what `convert_part` has made.
         track: shows progress.
 
     Raises:
         DataError: an empty or unreadable corpus, too many unusable rows, an output folder with foreign files.
         ConfigError: no such column, or a tokenizer that does not load.
+        OSError: the disk is full or broken. The same call goes on where this one ended.
     """
-    path, folder, config = local_folder(source), Path(out), config or ConvertConfig()
-    if not path.exists():
-        raise DataError(f"source '{path}': no such file or folder")
-    if path.is_dir() and config.table is None and folder.resolve().is_relative_to(path.resolve()):
-        raise ConfigError(f"output '{folder}' lies inside the source '{path}'; choose a folder beside it")
+    folder, config = Path(out), config or ConvertConfig()
+    _check_places(local_folder(source), folder, config)
     with open_outputs(folder, PARTS if config.val_share else ()) as outputs:
-        try:
-            corpus = open_source(path, config, chosen)
-        except DamagedShard as error:
-            instead = f"or leave the tars as they are and index what can be read: `mmdata index {path} --skip-damaged`"
-            raise DamagedShard(error.what, f"{error.remedy}; {instead}", error.sample) from error
-        tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
+        corpus, tokenizer = _open(source, folder, config, chosen)
         run = _describe(corpus, config, tokenizer)
         if was_complete := are_complete(outputs, run, overwrite=overwrite):
             for output in outputs:
@@ -92,19 +87,94 @@ def convert(
         else:
             staging = outputs[0].staging(run, overwrite=overwrite)
             conversion = Conversion(corpus, config, outputs, staging, engine=engine or local(), track=track)
-            _run(conversion, tokenizer, run)
+            try:
+                tokenizer = conversion.begin(tokenizer)
+                if not finish:
+                    conversion.make_units(tokenizer)
+                conversion.finish(tokenizer, run)
+            except CannotPublish:
+                staging.remove()  # the lists of rows stay, for whoever reads the message
+                raise
         manifests = [Manifest.read(output.folder) for output in outputs]
         return Report(manifests[0], was_complete, corpus.describe(), *manifests[1:])
 
 
-def _run(conversion: Conversion, tokenizer: Tokenizer | None, run: Run) -> None:
-    tokenizer = conversion.begin(tokenizer)
+@dataclass(frozen=True)
+class PartReport:
+    """A part of a conversion, not yet published.
+
+    Attributes:
+        units: number of units that the part has.
+        rows: in them.
+        quarantined: rows that cannot be used.
+    """
+
+    units: int
+    rows: int
+    quarantined: int
+
+
+def convert_part(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    config: ConvertConfig | None = None,
+    *,
+    part: tuple[int, int],
+    chosen: ChosenRows | None = None,
+    engine: Engine | None = None,
+    track: Track = lambda rows, what, total: rows,
+) -> PartReport:
+    """Do a part of a conversion; several processes, on machines that share `out`, may each do one at the same time.
+
+    `convert(…, finish=True)` with the same arguments publishes the whole once all parts are done. A part that is
+    repeated makes only what is missing.
+
+    Args:
+        source, out, config, chosen, engine, track: as for `convert`, the same for all parts.
+        part: (k, n): the k-th of n parts, from 1.
+
+    Raises:
+        DataError, OSError: as `convert`.
+        ConfigError: no such part, or `train_tokenizer`, for which each part would read all captions.
+    """
+    folder, config = Path(out), config or ConvertConfig()
+    if not 1 <= part[0] <= part[1]:
+        raise ConfigError(f"part {part[0]} of {part[1]}: parts are numbered from 1 to their number")
+    if config.train_tokenizer:
+        raise ConfigError(
+            "train_tokenizer: each part would read all captions; train it before, and give its folder as tokenizer"
+        )
+    _check_places(local_folder(source), folder, config)
+    with open_outputs(folder, PARTS if config.val_share else (), shared=True) as outputs:
+        corpus, tokenizer = _open(source, folder, config, chosen)
+        run = _describe(corpus, config, tokenizer)
+        if are_complete(outputs, run, overwrite=False):
+            return PartReport(0, 0, 0)
+        staging = outputs[0].staging(run, overwrite=False)
+        conversion = Conversion(corpus, config, outputs, staging, engine=engine or local(), track=track)
+        receipts = conversion.make_units(tokenizer, part=part)
+    rows, quarantined = (sum(getattr(receipt, name) for receipt in receipts) for name in ("rows", "quarantined"))
+    return PartReport(len(receipts), rows, quarantined)
+
+
+def _check_places(path: Path, out: Path, config: ConvertConfig) -> None:
+    if not path.exists():
+        raise DataError(f"source '{path}': no such file or folder")
+    if path.is_dir() and config.table is None and out.resolve().is_relative_to(path.resolve()):
+        raise ConfigError(f"output '{out}' lies inside the source '{path}'; choose a folder beside it")
+
+
+def _open(
+    source: str | os.PathLike[str], out: Path, config: ConvertConfig, chosen: ChosenRows | None
+) -> tuple[Source, Tokenizer | None]:
+    """The corpus, and the tokenizer that counts its captions."""
+    path = local_folder(source)
     try:
-        conversion.make_units(tokenizer)
-        conversion.finish(tokenizer, run)
-    except DataError:
-        conversion.staging.remove()  # it would fail again; the lists of rows stay for whoever reads the message
-        raise
+        corpus = open_source(path, config, chosen)
+    except DamagedShard as error:
+        instead = f"or leave the tars as they are and index what can be read: `mmdata index {path} --skip-damaged`"
+        raise DamagedShard(error.what, f"{error.remedy}; {instead}", error.sample) from error
+    return corpus, Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
 
 
 def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None) -> Run:

@@ -190,10 +190,15 @@ def are_complete(outputs: Sequence[Output], run: Run, *, overwrite: bool) -> boo
 
 
 @contextmanager
-def open_outputs(folder: Path, parts: Sequence[str] = ()) -> Generator[list[Output]]:
+def open_outputs(folder: Path, parts: Sequence[str] = (), *, shared: bool = False) -> Generator[list[Output]]:
     """Hold a folder, or its sub-folders `parts`, as their only writer.
 
     The folders are made if missing, and what a killed run left is published or removed.
+
+    Args:
+        folder: of the output.
+        parts: names of sub-folders.
+        shared: whether processes that say so too may hold the folder meanwhile. What a killed run left stays.
 
     Raises:
         DataError: a folder holds foreign files, cannot be written, or another process writes it.
@@ -201,34 +206,35 @@ def open_outputs(folder: Path, parts: Sequence[str] = ()) -> Generator[list[Outp
     outputs = [Output(folder / part) for part in parts] or [Output(folder)]
     with ExitStack() as held:
         if parts:
-            _hold_parent(folder, parts, held)
+            _hold_parent(folder, parts, held, shared=shared)
         for output in outputs:
-            _hold(output, held)
-        _recover(outputs)
+            _hold(output, held, shared=shared)
+        if not shared:
+            _recover(outputs)
         yield outputs
 
 
-def _hold_parent(folder: Path, parts: Sequence[str], held: ExitStack) -> None:
+def _hold_parent(folder: Path, parts: Sequence[str], held: ExitStack, *, shared: bool) -> None:
     """Hold the folder of the parts, which may hold nothing else but what a conversion that failed has left."""
     if folder.is_dir() and (foreign := sorted(set(os.listdir(folder)) - {*parts, LOCK_NAME, PRIVATE_NAME})):
         raise _foreign(folder, foreign)
-    _lock(folder, held)
+    _lock(folder, held, shared=shared)
     failed = Output(folder)
     if manifest_prefix(failed.private) is not None:
         raise _foreign(folder, [PRIVATE_NAME])
-    if failed.private.exists():
-        shutil.rmtree(failed.private)
+    if failed.private.exists() and not shared:
+        failed.remove_private()
 
 
-def _hold(output: Output, held: ExitStack) -> None:
+def _hold(output: Output, held: ExitStack, *, shared: bool) -> None:
     folder = output.folder
     if folder.is_dir() and not (folder / LOCK_NAME).exists():
         output.refuse_foreign()  # before even a lock file is put into a foreign folder
-    _lock(folder, held)
+    _lock(folder, held, shared=shared)
     output.refuse_foreign()
 
 
-def _lock(folder: Path, held: ExitStack) -> None:
+def _lock(folder: Path, held: ExitStack, *, shared: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOCK_NAME).touch()
@@ -236,7 +242,7 @@ def _lock(folder: Path, held: ExitStack) -> None:
         raise DataError(
             f"output '{folder}': cannot be written ({error.strerror}); choose a folder that can be"
         ) from error
-    held.enter_context(lock(folder))
+    held.enter_context(lock(folder, shared=shared))
 
 
 def _recover(outputs: Sequence[Output]) -> None:

@@ -59,15 +59,19 @@ class Staging:
         self.folder = folder
 
     def begin(self, run: dict[str, Any]) -> None:
-        """Make the folder for a run.
+        """Make the folder for a run, unless it is there; several processes may do so at once.
 
         Args:
             run: what decides the units' content, as JSON.
         """
-        if self.run() is None:
-            shutil.rmtree(self.folder, ignore_errors=True)  # its removal was killed
-            self.folder.mkdir(parents=True)
-            write_whole(self.folder / RUN_NAME, json.dumps(run, sort_keys=True).encode())
+        if self.run() is not None:
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)  # its removal was killed
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}-", dir=self.folder.parent))
+        write_whole(new / RUN_NAME, json.dumps(run, sort_keys=True).encode())
+        _rename_or_remove(new, self.folder)
+        sync_folder(self.folder.parent)
 
     def run(self) -> dict[str, Any] | None:
         """The run that the units belong to; None if there is none."""
@@ -89,13 +93,7 @@ class Staging:
         """
         write_whole(attempt / RECEIPT_NAME, json.dumps(asdict(receipt)).encode())
         sync_folder(attempt / INNER)
-        try:
-            with naming(attempt):
-                os.rename(attempt, self.unit(receipt.unit))
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            shutil.rmtree(attempt)
+        _rename_or_remove(attempt, self.unit(receipt.unit))
         sync_folder(self.folder)
 
     def unit(self, number: int) -> Path:
@@ -135,3 +133,14 @@ class Staging:
         (self.folder / RUN_NAME).unlink(missing_ok=True)
         sync_folder(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _rename_or_remove(new: Path, place: Path) -> None:
+    """Put a folder in its place in one step; remove it if another one is there."""
+    try:
+        with naming(new):
+            os.rename(new, place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        shutil.rmtree(new)

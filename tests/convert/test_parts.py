@@ -1,0 +1,117 @@
+"""Parts of a conversion, made by jobs that share the output folder, give the bytes of one job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmdata.convert import ConvertConfig, convert, convert_part
+from mmdata.convert.engines import threads
+from mmdata.errors import ConfigError, DataError
+from mmdata.shards import Manifest
+from mmdata.shipped import shipped
+from tests.convert.test_engines import content
+from tests.programs import Program
+
+SETTINGS = ConvertConfig(shard_rows=7, val_share=0.4, max_bad_share=0.3)
+
+
+@pytest.fixture
+def table(raw_corpus: Path) -> Path:
+    """The corpus's table, four times over: each image comes in several parts."""
+    path = raw_corpus / "captions.jsonl"
+    path.write_text((path.read_text() + '{"image": "gone.jpg", "captions": ["x"]}\n{broken\n') * 4)
+    return path
+
+
+def start(*arguments: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, shipped("tools", "convert.py"), *map(str, arguments)]
+    return Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_parts_give_the_bytes_of_one_job(table: Path, tmp_path: Path, parts: int) -> None:
+    convert(table, tmp_path / "one", SETTINGS, engine=threads(1))
+    rows = 0
+    for part in range(parts, 0, -1):
+        for again in range(2):
+            made = convert_part(table, tmp_path / "out", SETTINGS, part=(part, parts), engine=threads(1))
+            assert made.units == len(range(part - 1, 24, parts))
+            rows += made.rows if again else 0
+    assert rows == 4 * 42
+    assert not (tmp_path / "out/train/__mmdata__").exists()
+    report = convert(table, tmp_path / "out", SETTINGS, finish=True)
+    assert not report.was_complete
+    assert content(tmp_path / "out") == content(tmp_path / "one")
+    assert convert_part(table, tmp_path / "out", SETTINGS, part=(1, parts)).units == 0
+
+
+def test_jobs_at_the_same_time_give_the_bytes_of_one(table: Path, tmp_path: Path) -> None:
+    flags = ["--shard-rows", 7, "--max-bad-share", 0.3]
+    jobs = [start(table, tmp_path / "out", *flags, "--part", f"{part}/2", "--workers", 1) for part in (1, 2)]
+    outputs = [job.communicate(timeout=300) for job in jobs]
+    assert [(job.returncode, stderr) for job, (_, stderr) in zip(jobs, outputs, strict=True)] == [(0, "")] * 2
+    assert outputs[0][0] == (
+        "part 1 of 2: 84 rows done, of which 0 cannot be used; when all parts are done, run the same command with "
+        "--finish in place of --part\n"
+    )
+    last = start(table, tmp_path / "out", *flags, "--finish")
+    stdout, stderr = last.communicate(timeout=300)
+    assert (last.returncode, stderr) == (0, "")
+    assert "written         40" in stdout
+    convert(table, tmp_path / "one", ConvertConfig(shard_rows=7, max_bad_share=0.3), engine=threads(1))
+    assert content(tmp_path / "out") == content(tmp_path / "one")
+
+
+def test_finish_without_a_part_names_its_units(table: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no part of this conversion was made; run it with --part 1/1, or without"):
+        convert(table, tmp_path / "out", SETTINGS, finish=True)
+    for part in (1, 4):
+        convert_part(table, tmp_path / "out", SETTINGS, part=(part, 4), engine=threads(1))
+    with pytest.raises(DataError, match=r"12 of 24 units are missing \(1, 2, 5, 6, 9, …\): .* where K = u mod N \+ 1"):
+        convert(table, tmp_path / "out", SETTINGS, finish=True)
+    for part in (2, 3):
+        convert_part(table, tmp_path / "out", SETTINGS, part=(part, 4), engine=threads(1))
+    convert(table, tmp_path / "out", SETTINGS, finish=True)
+    assert Manifest.read(tmp_path / "out/train").rows + Manifest.read(tmp_path / "out/val").rows == 40
+
+
+def test_part_with_other_settings_is_an_error_that_names_them(table: Path, tmp_path: Path) -> None:
+    convert_part(table, tmp_path / "out", SETTINGS, part=(1, 2), engine=threads(1))
+    other = SETTINGS.model_copy(update={"min_side": 9})
+    with pytest.raises(DataError, match=r"an unfinished conversion \(settings.min_side: was 2, is 9\); run that again"):
+        convert_part(table, tmp_path / "out", other, part=(2, 2), engine=threads(1))
+
+
+def test_part_is_refused_while_the_whole_is_made(table: Path, tmp_path: Path) -> None:
+    def meanwhile(job: Any, units: Any) -> Any:
+        with pytest.raises(DataError, match="another process is writing here"):
+            convert_part(table, tmp_path / "out", SETTINGS, part=(1, 2))
+        return threads(1)(job, units)
+
+    convert(table, tmp_path / "out", SETTINGS, engine=meanwhile)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--part", "3/2"], "argument --part: must be K/N with K from 1 to N, as 3/64: got '3/2'"),
+        (["--part", "x"], "argument --part: must be K/N with K from 1 to N, as 3/64: got 'x'"),
+        (["--part", "1/2", "--finish"], "--part makes a part, and neither replaces nor publishes anything"),
+        (["--part", "1/2", "--train-tokenizer", "300"], "train_tokenizer: each part would read all captions; train it"),
+    ],
+)
+def test_parts_that_cannot_be_are_an_error(table: Path, tmp_path: Path, flags: list[str], message: str) -> None:
+    job = start(table, tmp_path / "out", *flags)
+    stdout, stderr = job.communicate(timeout=300)
+    assert (job.returncode, stdout) == (2, "")
+    assert message in stderr
+
+
+def test_part_that_is_none_is_an_error(table: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="part 3 of 2: parts are numbered from 1 to their number"):
+        convert_part(table, tmp_path / "out", SETTINGS, part=(3, 2))
