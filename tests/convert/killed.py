@@ -1,10 +1,14 @@
-"""Run by test_output: kills conversions, really, before every operation that makes something durable, and repeats them.
+"""Run by test_output: disturbs conversions at every operation that makes something durable, and repeats them.
+
+They are killed, really, or the operation fails; or the system lets no file grow beyond some size, so that writes are
+short and then fail, whoever makes them.
 
 usage: killed.py TABLE FOLDER. Prints a JSON object: how many places there were, and what was wrong at each.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -12,11 +16,13 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.engines import threads
+from mmdata.errors import DataError
 from mmdata.shards.verify import verify
 
 OPERATIONS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
@@ -36,27 +42,40 @@ def make(table: Path, out: Path, **settings: Any) -> None:
 
 
 def in_child(action: Callable[[], None]) -> int:
-    """Exit status of a forked process that ran `action`; 9 when it failed, negative when a signal ended it."""
+    """Exit status of a forked process that ran `action`; 9 when it failed, 8 when it was disturbed and did not."""
     child = os.fork()
     if child == 0:
         try:
             action()
-        except OSError:
+        except (OSError, DataError):
             os._exit(9)
-        os._exit(0)
+        os._exit(8 if disturbances else 0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def kill_before(number: int) -> None:
-    """This process is killed before its `number`-th operation."""
+disturbances: list[int] = []
+"""Operations of this process that were disturbed."""
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail() -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def before(number: int, disturb: Callable[[], None]) -> None:
+    """This process is disturbed before its `number`-th operation."""
     left = number
 
     def wrap(operation: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **options: Any) -> Any:
             nonlocal left
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
             left -= 1
+            if left == -1:
+                disturbances.append(number)
+                disturb()
             return operation(*args, **options)
 
         return wrapped
@@ -65,18 +84,20 @@ def kill_before(number: int) -> None:
         setattr(os, name, wrap(getattr(os, name)))
 
 
-def disturb(table: Path, out: Path, expected: dict[str, bytes], number: int, *, over: Path | None) -> tuple[int, str]:
-    """Kill a conversion before operation `number`, run it again: (exit status, what is wrong)."""
+def repeat(
+    table: Path, out: Path, expected: dict[str, bytes], disturb: Callable[[], None], *, over: Path | None = None
+) -> tuple[int, str]:
+    """Disturb a conversion, run it again: (exit status, what is wrong)."""
     shutil.rmtree(out, ignore_errors=True)
     if over:
         shutil.copytree(over, out)
     allowed = [expected] + ([content(over)] if over else [])
 
-    def killed() -> None:
-        kill_before(number)
+    def disturbed() -> None:
+        disturb()
         make(table, out, overwrite=bool(over))
 
-    status = in_child(killed)
+    status = in_child(disturbed)
     if (out / "__mmdata__/manifest.json").exists():
         if problems := verify(out):
             return status, f"published and broken: {problems[0]}"
@@ -93,23 +114,24 @@ def main() -> None:
     make(table, folder / "old", min_side=21)
     expected = content(folder / "undisturbed")
     report: dict[str, Any] = {"wrong": []}
-    for scenario, over in (("fresh", None), ("overwrite", folder / "old")):
-        number, status = 0, -signal.SIGKILL
-        while status == -signal.SIGKILL:
-            status, wrong = disturb(table, folder / "out", expected, number, over=over)
+    old = folder / "old"
+    for scenario, disturb, step, over in (
+        ("fresh", die, 1, None),
+        ("overwrite", die, 1, old),
+        ("failing", fail, 2, None),
+    ):
+        number, status = 0, -1
+        while status:
+            status, wrong = repeat(table, folder / "out", expected, partial(before, number, disturb), over=over)
             report["wrong"] += [f"{scenario}, operation {number}: {wrong}"] if wrong else []
-            number += 1
-        report[scenario] = number - 1
-        report["wrong"] += [f"{scenario}: ended with {status}"] if status else []
-
-    def full() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
-        make(table, folder / "full")
-
-    report["full"] = in_child(full)
-    report["after full"] = sorted(content(folder / "full"))
-    make(table, folder / "full")
-    report["wrong"] += [] if content(folder / "full") == expected else ["after a full disk: differs"]
+            number += step
+        report[scenario] = number - step
+    report["full"] = 0
+    for size in range(0, max(map(len, expected.values())), 512 + 7):
+        limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
+        status, wrong = repeat(table, folder / "out", expected, limit)
+        report["full"] += status == 9
+        report["wrong"] += [f"files of {size} bytes: {wrong}"] if wrong else []
     print(json.dumps(report))
 
 

@@ -1,0 +1,151 @@
+"""However a conversion is cut, resumed, shared out over jobs, or begun anew with other settings: the bytes are those of
+an undisturbed one, and no reader sees a half of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from mmdata.convert import ConvertConfig, convert, convert_part
+from mmdata.convert.engines import Engine, Progress, threads
+from mmdata.convert.staging import Receipt
+from mmdata.convert.unit import Job, Unit
+from mmdata.errors import DataError
+from mmdata.shards.verify import verify
+from tests.convert.test_engines import content
+
+ROWS = 11
+IMAGES = ["a.jpg", "b.jpg", "c.jpg", "d.jpg", "gone.jpg"]
+
+
+def is_of_another(error: DataError) -> bool:
+    """Whether the folder was refused because it holds a conversion with other settings."""
+    return "another conversion" in str(error) or "an unfinished conversion" in str(error)
+
+
+class Killed(BaseException):
+    """Ends a conversion as a signal does."""
+
+
+def killing(rows: int) -> Engine:
+    """An engine that is ended after some rows."""
+
+    def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        left = rows
+        for event in threads(1)(job, units):
+            if isinstance(event, Progress):
+                left -= 1
+                if left < 0:
+                    raise Killed
+            yield event
+
+    return run
+
+
+class Conversions(RuleBasedStateMachine):
+    """A folder that conversions of one table are made in, one after the other, most of them not to their end."""
+
+    pictures: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.out = self.folder / "out"
+        self.undisturbed: dict[str, dict[str, bytes]] = {}
+        self.published: str | None = None  # settings of what the folder holds
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.folder)
+
+    @initialize(
+        rows=st.lists(
+            st.tuples(st.sampled_from(IMAGES), st.sampled_from(["x", "y", "z"]), st.sampled_from(["cat", "dog"])),
+            min_size=ROWS,
+            max_size=ROWS,
+        )
+    )
+    def write(self, rows: list[tuple[str, str, str]]) -> None:
+        lines = [{"image": image, "caption": caption, "label": label} for image, caption, label in rows]
+        lines += [{"image": image, "caption": "last", "label": "emu"} for image in IMAGES[:4]]
+        self.table = self.folder / "t.jsonl"
+        self.table.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.config = self.settings(3, "image")
+
+    def settings(self, shard_rows: int, group: Any) -> ConvertConfig:
+        return ConvertConfig(images=str(self.pictures), shard_rows=shard_rows, group_by=group, max_bad_share=0.9)
+
+    def expected(self) -> dict[str, bytes]:
+        name = self.config.model_dump_json()
+        if name not in self.undisturbed:
+            out = self.folder / f"undisturbed-{len(self.undisturbed)}"
+            convert(self.table, out, self.config, engine=threads(1))
+            self.undisturbed[name] = content(out)
+        return self.undisturbed[name]
+
+    @rule(shard_rows=st.integers(2, 6), group=st.sampled_from(["image", "none", "content"]))
+    def change_settings(self, shard_rows: int, group: str) -> None:
+        self.config = self.settings(shard_rows, group)
+
+    @rule(rows=st.integers(0, ROWS + 4), overwrite=st.booleans())
+    def kill(self, rows: int, overwrite: bool) -> None:
+        try:
+            convert(self.table, self.out, self.config, engine=killing(rows), overwrite=overwrite)
+        except Killed:
+            return
+        except DataError as error:
+            if overwrite or not is_of_another(error):
+                raise
+            return
+        self.published = self.config.model_dump_json()
+
+    @rule(part=st.integers(1, 3))
+    def make_part(self, part: int) -> None:
+        try:
+            convert_part(self.table, self.out, self.config, part=(part, 3), engine=threads(1))
+        except DataError as error:
+            if not is_of_another(error):
+                raise
+
+    @rule(finish=st.booleans())
+    def convert_whole(self, finish: bool) -> None:
+        try:
+            convert(self.table, self.out, self.config, engine=threads(1), finish=finish)
+        except DataError as error:
+            if finish and ("units are missing" in str(error) or "no part of this" in str(error)):
+                return
+            if not is_of_another(error):
+                raise
+            convert(self.table, self.out, self.config, engine=threads(1), overwrite=True)
+        self.published = self.config.model_dump_json()
+        assert content(self.out) == self.expected()
+
+    @invariant()
+    def readers_see_all_or_nothing(self) -> None:
+        if not (self.out / "__mmdata__/manifest.json").exists():
+            assert self.published is None
+            return
+        assert self.published is not None
+        assert verify(self.out) == []
+        public = {name: data for name, data in content(self.out).items() if not name.startswith(".mmdata-convert/")}
+        assert public == self.undisturbed.get(self.published, public)
+
+
+def test_conversions_end_in_the_same_bytes(photo: Callable[..., bytes], tmp_path: Path) -> None:
+    for seed, name in enumerate(IMAGES[:3]):
+        (tmp_path / name).write_bytes(photo(8, 8, seed=seed))
+    (tmp_path / IMAGES[3]).write_bytes((tmp_path / IMAGES[0]).read_bytes())
+
+    class OfThese(Conversions):
+        pictures = tmp_path
+
+    case = OfThese.TestCase()
+    case.settings = settings(max_examples=25, stateful_step_count=14)
+    case.runTest()
