@@ -16,17 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms
 
 from mmdata.shards import ImageInfo
-
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""What makes an image of each EXIF orientation upright."""
+from mmdata.shards.images.probe import open_image
+from mmdata.transform.pillow import upright
 
 
 @dataclass(frozen=True)
@@ -61,9 +52,7 @@ class Resize:
         Returns:
             A JPEG, upright, without EXIF data and profile, and its header.
         """
-        image = Image.fromarray(pixels)
-        if (turn := _TURNS.get(info.orientation)) is not None:
-            image = image.transpose(turn)
+        image = upright(Image.fromarray(pixels), info.orientation)
         height, width = self.size(image.height, image.width)
         # Lanczos loses least for a later, smaller bicubic crop: 39.7 dB without JPEG, bicubic 38.6 (docs/benchmarks.md,
         # "Shrinking").
@@ -75,7 +64,7 @@ class Resize:
 
 def _to_srgb(image: Image.Image, original: bytes, format: str) -> Image.Image:
     """The image with its colours converted to sRGB; unchanged without a profile or with a broken one."""
-    with Image.open(io.BytesIO(original), formats=[format]) as file:
+    with open_image(original, format) as file:
         profile, is_grey = file.info.get("icc_profile"), file.mode in ("1", "L", "LA") or file.mode.startswith("I")
     if not profile:
         return image
