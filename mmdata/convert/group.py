@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.convert.blur import MergedBoxes
 from mmdata.convert.expected import expected_hash
 from mmdata.convert.rows import Row, Source
 from mmdata.errors import BadSample, Reason, excerpt
@@ -84,9 +85,9 @@ def find_repeated(keys: bytes | bytearray) -> Repeated:
 class GroupedSource:
     """A source whose rows of one image are merged into the first of them with usable captions.
 
-    That row gets the captions that the others have and it has not. The others stay rows, so that each is accounted for:
-    they are merged, duplicates (they add no caption), or one with too many captions for a sample. Rows whose captions
-    or label cannot be used are left as they are.
+    That row gets the captions that the others have and it has not, and the boxes of all. The others stay rows, so that
+    each is accounted for: they are merged, duplicates (they add no caption), or one with too many captions for a
+    sample. Rows whose captions or label cannot be used are left as they are.
 
     Args:
         source: the rows as they are.
@@ -117,12 +118,15 @@ class GroupedSource:
         self._by_group = np.argsort(repeated.groups, kind="stable")
         self._begins = np.searchsorted(repeated.groups[self._by_group], np.arange(len(self._first) + 1))
         self._fates = np.zeros(len(repeated), np.uint8)
+        self._boxes = MergedBoxes(len(self._first))
         self._file = file
         self._store_captions(say, track)
 
     def rows(self) -> Iterator[Row]:
         """All rows, merged. See `Source.rows`."""
         for row, place in self._places(self._source.rows()):
+            if place is not None:
+                self._boxes.add(int(self._repeated.groups[place]), row.boxes)
             if place is None or self._ends[place] == self._ends[place + 1]:
                 yield row
                 continue
@@ -148,7 +152,8 @@ class GroupedSource:
         for row, place in self._places(track(self._source.rows())):
             if place is None:
                 continue
-            data, group = b"", self._repeated.groups[place]
+            data, group = b"", int(self._repeated.groups[place])
+            self._boxes.add(group, row.boxes)
             with suppress(BadSample):  # the examination of the row names its fault, and the writer the next one
                 data = json.dumps(say(row), ensure_ascii=False).encode()
             if len(data) > MAX_CAPTION_BYTES:
@@ -164,7 +169,7 @@ class GroupedSource:
         return captions, label
 
     def _with_all_captions(self, row: Row, group: int) -> Row:
-        """The first row of a group with the captions of the others, which get their fates."""
+        """The first row of a group with the captions and boxes of the others, which get their fates."""
         places = [int(place) for place in self._by_group[self._begins[group] : self._begins[group + 1]]]
         captions, label = self._said(int(self._first[group]))
         known, added, size = set(captions), list[str](), _size(captions)
@@ -182,7 +187,7 @@ class GroupedSource:
                 known.update(new)
                 added += new
             self._fates[place] = DUPLICATE if not new else MERGED if size <= MAX_MERGED_BYTES else TOO_LONG
-        return replace(row, more_captions=tuple(added), losses=losses)
+        return self._boxes.of_all(replace(row, more_captions=tuple(added), losses=losses), group)
 
     def _follower(self, row: Row, place: int, first: int) -> Row:
         number, fault = int(self._repeated.rows[first]), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 from collections.abc import Iterable, Iterator
@@ -24,15 +25,22 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+BOXES: list[Any] = [[], [[0.1, 0.2, 0.6, 0.9]], "[[0, 0, 0.3, 0.3], [0.5, 0.5, 1, 1]]", [[0.5, 0.5, 0.4, 0.9]], None]
+"""Of rows in turn: none, one, two as text, a bad one, none."""
+
+
 @pytest.fixture
 def table(raw_corpus: Path) -> Path:
-    """The corpus's table, four times over, with rows that are faulty in between."""
+    """The corpus's table, four times over, with boxes in a part of the rows, and faulty rows in between."""
     path = raw_corpus / "captions.jsonl"
-    path.write_text((path.read_text() + '{"image": "gone.jpg", "captions": ["x"]}\n{broken\n') * 4)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.dumps({**row, "boxes": BOXES[i % len(BOXES)]}) for i, row in enumerate(rows)]
+    bad = ['{"image": "gone.jpg", "captions": ["x"]}', "{broken"]
+    path.write_text("".join(f"{line}\n" for line in [*lines, *bad]) * 4)
     return path
 
 
-SETTINGS = ConvertConfig(shard_rows=7, keep_duplicates=True, resize=44)
+SETTINGS = ConvertConfig(shard_rows=7, keep_duplicates=True, resize=44, blur_boxes="boxes", max_bad_share=0.5)
 """A part of the images is larger than that."""
 
 
@@ -40,6 +48,7 @@ SETTINGS = ConvertConfig(shard_rows=7, keep_duplicates=True, resize=44)
 def expected(table: Path, tmp_path: Path) -> dict[str, bytes]:
     report = convert(table, tmp_path / "one", SETTINGS, engine=threads(1))
     assert report.accounts["rows"] == 4 * 42
+    assert report.accounts["reasons"] == {"broken_row": 4 * (8 + 1), "missing_image": 4}
     return content(tmp_path / "one")
 
 
