@@ -41,7 +41,8 @@ _BY_SUFFIX = {
     **dict.fromkeys((".tar", ".tgz"), Kind.TAR),
     **dict.fromkeys((".pt", ".pth", ".ckpt", ".safetensors"), Kind.CHECKPOINT),
     **dict.fromkeys((".yaml", ".yml"), Kind.CONFIG),
-    **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"), Kind.IMAGE),
+    **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"), Kind.IMAGE),
+    **dict.fromkeys((".avif", ".heic", ".heif", ".jxl"), Kind.IMAGE),
     ".py": Kind.PYTHON,
     ".json": Kind.JSON,
 }

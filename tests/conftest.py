@@ -41,6 +41,23 @@ def _one_thread_of_torch() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def no_decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a machine without any of the decoders of images that may be missing."""
+    from PIL import features
+
+    from mmdata.shards.images import plugins
+
+    for module in ("pillow_heif", "pillow_jxl"):
+        monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.delitem(sys.modules, f"{module}.JpegXLImagePlugin", raising=False)
+    check = features.check
+    monkeypatch.setattr(features, "check", lambda name: name != "avif" and check(name))
+    plugins._imported.cache_clear()
+    yield
+    plugins._imported.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def _handlers_of_signals_stay() -> Iterator[None]:
     """A test that left a handler of its own would take the signals of the tests that this process runs after it."""

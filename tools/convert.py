@@ -46,6 +46,8 @@ SETTINGS = {
     "may be given more than once",
     "label-column": 'column with class numbers or names; "" takes none',
     "hash-column": "column with the MD5 or SHA-256 of each image; images with another one are left out",
+    "blur-boxes": "column with boxes to blur, such as faces: lists of [left, top, right, bottom], each from 0 to 1; "
+    "images with boxes are stored as JPEG",
     "contact": "URL or mail address that servers of images see in the User-Agent, where the table holds URLs",
     "connections": "images behind URLs fetched at once (default 128), at most two of one host",
     "caption-template": 'caption made of the class name of an image without one, as "a photo of a {}."; '
@@ -55,7 +57,7 @@ SETTINGS = {
     "content (images equal byte for byte), or none",
     "val-share": "share of the images (0 to 1) that goes into OUT/val, the others into OUT/train",
     "resize": "shorter side, in pixels, to which larger images are shrunk, as JPEG; the others stay byte for byte",
-    "quality": "JPEG quality of the images that are shrunk, 1 to 100 (default 95)",
+    "quality": "JPEG quality of the images that are shrunk or blurred, 1 to 100 (default 95)",
     "check": "full (default) decodes every image; header reads only the headers of images that are stored unchanged",
     "min-side": "smallest height or width, in pixels",
     "max-aspect": "largest ratio of the sides",

@@ -62,7 +62,7 @@ def main() -> None:
 
 def shrunk(photo: Tensor, method: Image.Resampling) -> Image.Image:
     """A photo with a shorter side of SIDE."""
-    height, width = Resize(SIDE, 95).size(photo.shape[1], photo.shape[2])
+    height, width = Resize(SIDE).size(photo.shape[1], photo.shape[2])
     return Image.fromarray(photo.permute(1, 2, 0).numpy()).resize((width, height), method)
 
 

@@ -34,6 +34,7 @@ _BELONG: Mapping[str, tuple[Kind, ...]] = MappingProxyType(
         "caption_columns": (*_TABLES, Kind.TARS),
         "label_column": (*_TABLES, Kind.TARS),
         "hash_column": _TABLES,
+        "blur_boxes": _TABLES,
         "contact": _TABLES,
         "connections": _TABLES,
         "ignore_opt_outs": _TABLES,

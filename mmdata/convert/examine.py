@@ -1,6 +1,7 @@
 """Examines one row: cleans its captions, reads its image and checks that it decodes. A pure function of the row.
 
-Image files are stored unchanged; decoding proves that they can be used. With `resize`, larger images are shrunk.
+Image files are stored unchanged; decoding proves that they can be used. With `resize`, larger images are shrunk, and
+boxes that a table gives are blurred.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from PIL import Image
+
+from mmdata.convert.blur import Box, blur, parse_boxes
 from mmdata.convert.expected import check_hash
 from mmdata.convert.fields import FieldReader
 from mmdata.convert.recipe import ConvertConfig
-from mmdata.convert.resize import Resize
+from mmdata.convert.resize import Resize, as_jpeg
 from mmdata.convert.rows import Row, Source
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.safe_read import read_inside
@@ -23,7 +27,7 @@ from mmdata.shards.images.decoder_warnings import name_warnings
 from mmdata.shards.images.probe import sniff
 from mmdata.shards.texts import Loss
 from mmdata.transform.decode import check_decodes, check_size, decode_pixels
-from mmdata.transform.jpeg import oriented_size
+from mmdata.transform.pillow import upright
 
 MAX_PATH_BYTES = 4096
 """Longest path that Linux opens."""
@@ -75,6 +79,7 @@ class Examiner:
         limits: images outside them are quarantined.
         max_image_bytes: largest image file.
         resize: shrinks larger images; None shrinks none.
+        quality: of the JPEGs that shrunk and blurred images become.
         decodes: whether images that are stored as they are must decode; False reads only their headers.
     """
 
@@ -82,6 +87,7 @@ class Examiner:
     limits: Limits
     max_image_bytes: int
     resize: Resize | None
+    quality: int
     decodes: bool
 
     @classmethod
@@ -89,8 +95,9 @@ class Examiner:
         """The examiner of a source's rows that a recipe asks for."""
         limits = Limits(min_side=config.min_side, max_aspect=config.max_aspect, max_pixels=config.max_pixels)
         fields = FieldReader(source.root, source.has_captions, tuple(config.caption_templates or ()), source.classes)
-        resize = Resize(config.resize, config.quality) if config.resize else None
-        return cls(fields, limits, config.max_image_bytes, resize, decodes=config.check == "full")
+        resize = Resize(config.resize) if config.resize else None
+        decodes = config.check == "full"
+        return cls(fields, limits, config.max_image_bytes, resize, config.quality, decodes=decodes)
 
     def __call__(self, row: Row) -> Examined:
         """Examine one row. A fault of the row is in the result; a fault of the system is raised."""
@@ -105,18 +112,19 @@ class Examiner:
                 raise BadSample(*row.fault)
             if row.merged_into is not None:
                 return Examined(row.number, row.place, path, merged_into=row.merged_into)
-            fields = self.fields(row)
+            fields, boxes = self.fields(row), parse_boxes(row.boxes)
             original = self.read_image(row)
             check_hash(original, row.hash)
             with name_warnings(lambda: row.place):
-                image, info, shrunk_from = self._prepare(original)
+                image, info, shrunk_from = self._prepare(original, boxes)
         except BadSample as bad:
             fault = (bad.reason, bad.detail)
             return Examined(row.number, row.place, path, merged_into=row.merged_into, fault=fault)
         key = row.packed.key if row.packed else f"{row.number:09d}"
         extra = _with_sizes(fields.extra, shrunk_from, info) if shrunk_from else fields.extra
+        extra = {"blurred": len(boxes), **extra} if boxes else extra
         digest = image_digest(original)
-        known = None if shrunk_from else hash_of(digest)
+        known = hash_of(digest) if image is original else None
         captions = [*fields.captions, *row.more_captions]
         sample = Sample(key, image, info, captions, extra=extra or None, image_hash=known)
         return Examined(
@@ -130,16 +138,21 @@ class Examiner:
             is_table=not (row.packed or row.sidecars),
         )
 
-    def _prepare(self, original: bytes) -> tuple[bytes, ImageInfo, tuple[int, int] | None]:
+    def _prepare(self, original: bytes, boxes: list[Box]) -> tuple[bytes, ImageInfo, tuple[int, int] | None]:
         """The image to store, its header and, if it was shrunk, (height, width) of the original as displayed."""
         info = probe(original, limits=self.limits)
-        if self.resize is None or not self.resize.applies(info):
+        resize = self.resize if self.resize is not None and self.resize.applies(info) else None
+        if resize is None and not boxes:
             if self.decodes:
                 check_decodes(original, info)
             return original, info, None
         pixels = decode_pixels(original, info.format, checked=True)
         check_size(info, *pixels.shape[:2])
-        return *self.resize(pixels, original, info), oriented_size(info.height, info.width, info.orientation)
+        image = upright(Image.fromarray(pixels), info.orientation)
+        size = (image.height, image.width)
+        image = blur(image, boxes) if boxes else image
+        image = resize(image) if resize else image
+        return *as_jpeg(image, original, info.format, quality=self.quality), size if resize else None
 
     def read_image(self, row: Row) -> bytes:
         """The bytes of a row's image.

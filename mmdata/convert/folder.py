@@ -19,8 +19,11 @@ from mmdata.convert.tables import choose_part
 from mmdata.errors import BadSample, DataError, Reason
 
 SIDECARS = (".json", ".txt", ".caption")
-COMMON = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".avif"}
-UNREAD = {".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg", ".pdf", ".eps", ".fits", ".ico", ".tga", ".ppm", ".exr"}
+COMMON = {
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff"),
+    *(".avif", ".heic", ".heif", ".hif", ".jxl"),
+}
+UNREAD = {".jp2", ".psd", ".svg", ".pdf", ".eps", ".fits", ".ico", ".tga", ".ppm", ".exr"}
 IMAGE_SUFFIXES = COMMON | UNREAD
 """Files with these suffixes are rows even without a caption; their magic bytes decide the format later."""
 PARTS = frozenset(("train", "training", "val", "valid", "validation", "dev", "test", "testing"))

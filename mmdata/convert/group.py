@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from mmdata.convert.blur import parse_boxes
 from mmdata.convert.expected import expected_hash
 from mmdata.convert.repeats import KEY_BYTES, Repeats
 from mmdata.convert.rows import Row
@@ -56,19 +57,24 @@ class Merge(NamedTuple):
     Attributes:
         captions: of later rows of the image, which this row takes.
         losses: what those rows have and the sample does not get.
+        boxes: to blur, of all rows of the image; None if this row has them all.
         into: number of the row that takes this row's captions; None for a row that takes those of others.
-        fault: of this row, which can then not be merged: it has no caption that is new, or too many.
+        fault: of this row. It cannot be merged because it has no caption that is new, or too many; or it cannot take
+            the others' boxes.
     """
 
     captions: tuple[str, ...] = ()
     losses: dict[Loss, str] = {}  # noqa: RUF012  # never changed
+    boxes: list[list[float]] | None = None
     into: int | None = None
     fault: tuple[Reason, str] | None = None
 
     def __call__(self, row: Row) -> Row:
         """The row after merging."""
         if self.into is None:
-            return replace(row, more_captions=self.captions, losses=self.losses)
+            boxes = row.boxes if self.boxes is None else self.boxes
+            losses = {**row.losses, **self.losses}
+            return replace(row, more_captions=self.captions, losses=losses, boxes=boxes, fault=self.fault or row.fault)
         image = row.image if isinstance(row.image, str) else None  # for the ledger; bytes are not needed any more
         return Row(row.number, row.place, image, merged_into=self.into, fault=self.fault)
 
@@ -76,9 +82,9 @@ class Merge(NamedTuple):
 class Merges:
     """The merges of a corpus: none until they are found. A context manager.
 
-    The first row of an image with usable captions gets those that the others have and it has not. The others stay rows,
-    so that each is accounted for: they are merged, duplicates (they add no caption), or one with too many captions for
-    a sample. Rows whose captions or label cannot be used are left as they are.
+    The first row of an image with usable captions gets those that the others have and it has not, and the boxes of all.
+    The others stay rows, so that each is accounted for: they are merged, duplicates (they add no caption), or one with
+    too many captions for a sample. Rows whose captions or label cannot be used are left as they are.
 
     Args:
         folder: for temporary files.
@@ -114,12 +120,7 @@ class Merges:
             if not repeats.num_found:
                 return
             for row, first in _repeated(rows(), repeats):
-                with suppress(BadSample):  # the examination of the row names its fault, and the writer the next one
-                    data = json.dumps([first, row.number, *say(row)], ensure_ascii=False).encode(
-                        "utf-8", "surrogatepass"
-                    )
-                    if len(data) <= MAX_CAPTION_BYTES:
-                        said.add(first // BUCKET_ROWS, data + b"\n")
+                said.add(first // BUCKET_ROWS, _line(first, row, say))
             for bucket in range(-(-start // BUCKET_ROWS)):
                 self._merge(said.read(bucket))
 
@@ -147,17 +148,20 @@ class Merges:
         """Merge the rows of some images; `said` has their captions, in the order of the rows."""
         groups: dict[int, _Group] = {}
         for line in said.splitlines():
-            first, row, captions, label = json.loads(line)
-            if first not in groups:
-                groups[first] = _Group(row, label, set(captions), _size(captions))
+            first, row, said_of_row, boxes = json.loads(line)
+            group = groups.setdefault(first, _Group())
+            group.boxes.append(boxes)
+            if said_of_row is None:
+                continue
+            captions, label = said_of_row
+            if group.row < 0:
+                group.begin(row, captions, label, boxes)
             else:
-                self._add(row, groups[first].row, *groups[first].take(row, captions, label))
+                self._write(row, [(), {}, None, group.row, group.take(row, captions, label)])
         for group in groups.values():
-            if group.added or group.losses:
-                self._write(group.row, [group.added, group.losses, None, None])
-
-    def _add(self, row: int, into: int, reason: Reason | None, detail: str) -> None:
-        self._write(row, [(), {}, into, reason and [reason, detail]])
+            boxes, fault = group.all_boxes()
+            if group.row >= 0 and (group.added or group.losses or boxes is not None or fault):
+                self._write(group.row, [group.added, group.losses, boxes, None, fault])
 
     def _write(self, row: int, values: list[Any]) -> None:
         self._merges.add(row // BUCKET_ROWS, json.dumps([row, *values]).encode() + b"\n")
@@ -168,22 +172,39 @@ class _Group:
     """The rows of one image, as they come.
 
     Attributes:
-        row: the first with usable captions, which takes those of the others.
+        row: the first with usable captions, which takes those of the others; -1 for none so far.
         label: of that row.
+        own_boxes: of that row.
         known: captions so far.
         size: their bytes.
         added: captions of the others.
+        boxes: of each row, or why they are none.
     """
 
-    row: int
-    label: int | str | None
-    known: set[str]
-    size: int
+    row: int = -1
+    label: int | str | None = None
+    own_boxes: Any = None
+    known: set[str] = field(default_factory=set[str])
+    size: int = 0
     added: list[str] = field(default_factory=list[str])
     losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
+    boxes: list[list[list[float]] | str] = field(default_factory=list[Any])
 
-    def take(self, row: int, captions: list[str], label: int | str | None) -> tuple[Reason | None, str]:
-        """Add the captions of a row; the reason why it cannot be merged, or None."""
+    def begin(self, row: int, captions: list[str], label: int | str | None, boxes: Any) -> None:
+        """Take a row as the first."""
+        self.row, self.label, self.own_boxes = row, label, boxes
+        self.known.update(captions)
+        self.size = _size(captions)
+
+    def all_boxes(self) -> tuple[list[list[float]] | None, tuple[Reason, str] | None]:
+        """The boxes of all rows, None if the first has them all; and why there are none: one bad cell is one of all."""
+        if bad := next((boxes for boxes in self.boxes if isinstance(boxes, str)), None):
+            return None, (Reason.BROKEN_ROW, bad)
+        found = [list(box) for box in dict.fromkeys(tuple(box) for boxes in self.boxes for box in boxes)]
+        return (None if found == self.own_boxes else cast("list[list[float]]", found)), None
+
+    def take(self, row: int, captions: list[str], label: int | str | None) -> tuple[Reason, str] | None:
+        """Add the captions of a row; why it cannot be merged, or None."""
         if label not in (self.label, None):
             detail = f"row {row} of the same image has label {excerpt(label)}, and this one {excerpt(self.label)}"
             self.losses.setdefault(Loss.OTHER_LABEL, detail)
@@ -196,13 +217,34 @@ class _Group:
             return Reason.CAPTION_TOO_LONG, detail
         self.known.update(new)
         self.added += new
-        return None, ""
+        return None
 
 
-def _merge_of(captions: list[str], losses: dict[str, str], into: int | None, fault: list[str] | None) -> Merge:
+def _merge_of(
+    captions: list[str],
+    losses: dict[str, str],
+    boxes: list[list[float]] | None,
+    into: int | None,
+    fault: list[str] | None,
+) -> Merge:
     """A merge as `Merges` has written it."""
     found = {Loss(name): detail for name, detail in losses.items()}
-    return Merge(tuple(captions), found, into, (Reason(fault[0]), fault[1]) if fault else None)
+    return Merge(tuple(captions), found, boxes, into, (Reason(fault[0]), fault[1]) if fault else None)
+
+
+def _line(first: int, row: Row, say: Callable[[Row], Said]) -> bytes:
+    """What a row says, for `Merges`: the first row of its image, its number, captions and label, boxes."""
+    said, boxes = None, list[Any]()
+    with suppress(BadSample):  # the examination of the row names its fault, and the writer the next one
+        said = say(row)
+    try:
+        boxes = parse_boxes(row.boxes)
+    except BadSample as bad:
+        boxes = bad.detail
+    text = json.dumps([first, row.number, said, boxes], ensure_ascii=False)
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_CAPTION_BYTES:
+        text = json.dumps([first, row.number, None, boxes], ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass") + b"\n"
 
 
 def _repeated(rows: Iterable[Row], repeats: Repeats) -> Iterator[tuple[Row, int]]:

@@ -76,6 +76,10 @@ class ConvertConfig(Settings):
     hash_column: str | None = None
     """Column with the MD5 or SHA-256 of each image's bytes; an image with another one is quarantined. An empty cell is
     not compared."""
+    blur_boxes: str | None = None
+    """Column with boxes to blur in each image, such as DataComp's "face_bboxes": a list of [left, top, right, bottom],
+    in shares of the width and height of the image as displayed, also as JSON text. A row with anything else is
+    quarantined; an empty cell blurs nothing. Images with boxes are stored as JPEG."""
     contact: Annotated[str, AfterValidator(_contact)] | None = None
     """URL or mail address of who runs the conversion, which servers see in the User-Agent where images are behind
     URLs."""
@@ -104,7 +108,7 @@ class ConvertConfig(Settings):
     resize: Positive | None = None
     """Shorter side, in pixels, to which larger images are shrunk and encoded as JPEG; None stores all unchanged."""
     quality: Annotated[int, Field(strict=True, ge=1, le=100)] = 95
-    """JPEG quality of shrunk images."""
+    """JPEG quality of images that are shrunk or blurred."""
     check: Literal["full", "header"] = "full"
     """What is read of an image that is stored unchanged: "full" decodes it, so that damaged ones are left out; "header"
     trusts what follows the header (of a PNG, its checksums are compared), and is faster by far."""
@@ -144,8 +148,8 @@ class ConvertConfig(Settings):
     def _check(self) -> ConvertConfig:
         if self.tokenizer and self.train_tokenizer:
             raise ValueError("give one of tokenizer and train_tokenizer, not both")
-        if "quality" in self.model_fields_set and self.resize is None:
-            raise ValueError("quality is that of images that are shrunk: give resize as well")
+        if "quality" in self.model_fields_set and self.resize is None and self.blur_boxes is None:
+            raise ValueError("quality is that of images that are shrunk or blurred: give resize or blur_boxes as well")
         if self.caption_columns == []:
             raise ValueError("caption_columns must name a column")
         if self.columns is not None and len(set(self.columns)) < max(2, len(self.columns)):

@@ -1,4 +1,4 @@
-"""Shrinks large images: shorter side of N pixels, upright, sRGB, JPEG. Equal images and settings give equal bytes.
+"""Shrinks large images, and encodes those that were changed: upright, sRGB, JPEG. Equal input gives equal bytes.
 
 Pillow resizes with integers, so every processor gives the same pixels, and encodes with libjpeg-turbo's exact DCT
 (below quality 96 simplejpeg takes the fast one, 0.4 dB worse). Other versions of the two may give other bytes.
@@ -11,22 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageCms
 
 from mmdata.shards import ImageInfo
-
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""What makes an image of each EXIF orientation upright."""
+from mmdata.shards.images.probe import open_image
 
 
 @dataclass(frozen=True)
@@ -35,11 +23,9 @@ class Resize:
 
     Args:
         side: shorter side of a shrunk image, in pixels.
-        quality: of the JPEG, 1 to 100. Chroma keeps its full resolution (4:4:4), because the images are small.
     """
 
     side: int
-    quality: int
 
     def applies(self, info: ImageInfo) -> bool:
         """Whether an image is larger and therefore shrunk."""
@@ -50,32 +36,35 @@ class Resize:
         shorter = min(height, width)
         return (height * self.side * 2 + shorter) // (2 * shorter), (width * self.side * 2 + shorter) // (2 * shorter)
 
-    def __call__(self, pixels: NDArray[np.uint8], original: bytes, info: ImageInfo) -> tuple[bytes, ImageInfo]:
-        """Resize and encode an image.
-
-        Args:
-            pixels: uint8 (H, W, 3) at full size, as stored.
-            original: the file they were decoded from; its ICC profile defines the colours.
-            info: its header.
-
-        Returns:
-            A JPEG, upright, without EXIF data and profile, and its header.
-        """
-        image = Image.fromarray(pixels)
-        if (turn := _TURNS.get(info.orientation)) is not None:
-            image = image.transpose(turn)
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """Shrink an image, RGB and upright."""
         height, width = self.size(image.height, image.width)
         # Lanczos loses least for a later, smaller bicubic crop: 39.7 dB without JPEG, bicubic 38.6 (docs/benchmarks.md,
         # "Shrinking").
-        image = _to_srgb(image.resize((width, height), Image.Resampling.LANCZOS), original, info.format)
-        buffer = io.BytesIO()
-        image.save(buffer, "JPEG", quality=self.quality, subsampling=0, icc_profile=None, exif=b"")
-        return buffer.getvalue(), ImageInfo("JPEG", height, width)
+        return image.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def as_jpeg(image: Image.Image, original: bytes, format: str, *, quality: int) -> tuple[bytes, ImageInfo]:
+    """Encode an image that was changed.
+
+    Args:
+        image: RGB, upright.
+        original: the file that it was decoded from; its ICC profile defines the colours.
+        format: of that file.
+        quality: of the JPEG, 1 to 100. Chroma keeps its full resolution (4:4:4), because the images are small.
+
+    Returns:
+        A JPEG without EXIF data and profile, and its header.
+    """
+    buffer = io.BytesIO()
+    image = _to_srgb(image, original, format)
+    image.save(buffer, "JPEG", quality=quality, subsampling=0, icc_profile=None, exif=b"")
+    return buffer.getvalue(), ImageInfo("JPEG", image.height, image.width)
 
 
 def _to_srgb(image: Image.Image, original: bytes, format: str) -> Image.Image:
     """The image with its colours converted to sRGB; unchanged without a profile or with a broken one."""
-    with Image.open(io.BytesIO(original), formats=[format]) as file:
+    with open_image(original, format) as file:
         profile, is_grey = file.info.get("icc_profile"), file.mode in ("1", "L", "LA") or file.mode.startswith("I")
     if not profile:
         return image

@@ -140,8 +140,8 @@ class TableSource:
     def rows(self) -> Iterator[Row]:
         """Rows of all tables. See `Source.rows`."""
         columns = self.columns
-        others = (*columns.captions, *columns.label, *columns.split, *columns.hash, *columns.keep.values())
-        wanted = list(dict.fromkeys((columns.image, *others)))
+        others = (*columns.captions, *columns.label, *columns.split, *columns.hash, *columns.boxes)
+        wanted = list(dict.fromkeys((columns.image, *others, *columns.keep.values())))
         number = 0
         for table in self._tables:
             for place, cells, fault in table.rows(wanted):
@@ -157,6 +157,7 @@ class TableSource:
                         captions=tuple(as_text(cells.get(name)) for name in columns.captions),
                         label=next((as_text(cells.get(name)) for name in columns.label), None),
                         hash=next((cells.get(name) for name in columns.hash), None),
+                        boxes=next((cells.get(name) for name in columns.boxes), None),
                         extra={stored: as_text(cells.get(name)) for stored, name in columns.keep.items()},
                     )
                 number += 1
@@ -234,13 +235,14 @@ def _has_any(folder: Path, paths: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns by meaning; `label`, `split` and `hash` hold one name or none, `keep` maps stored names to columns."""
+    """Columns by meaning; `keep` maps stored names to columns, and tuples other than `captions` hold one or none."""
 
     image: str
     captions: tuple[str, ...]
     label: tuple[str, ...]
     split: tuple[str, ...]
     hash: tuple[str, ...]
+    boxes: tuple[str, ...]
     keep: dict[str, str]
 
 
@@ -267,10 +269,11 @@ def choose_columns(table: Table, config: ConvertConfig) -> Columns:
         captions = (_column(table, None, CAPTION_COLUMNS, "caption"),)
     split = (_column(table, "split", (), "split"),) if config.split else ()
     hash_column = (_column(table, config.hash_column, (), "hash"),) if config.hash_column else ()
+    boxes = (_column(table, config.blur_boxes, (), "boxes"),) if config.blur_boxes else ()
     keep = {name: image if name == "path" else _column(table, name, (), "keep") for name in config.keep}
     if image in keep:  # stored as "path", whatever the table calls it
         keep = {"path" if name == image else name: column for name, column in keep.items()}
-    return Columns(image, captions, label, split, hash_column, keep)
+    return Columns(image, captions, label, split, hash_column, boxes, keep)
 
 
 def _image_column(table: Table) -> str | None:

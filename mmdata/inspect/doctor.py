@@ -104,6 +104,7 @@ def _decoders() -> Check:
     try:
         from PIL import Image, features
 
+        from mmdata.shards.images.plugins import PACKAGES, decoder
         from mmdata.transform.image import decode
 
         buffer = io.BytesIO()
@@ -116,7 +117,8 @@ def _decoders() -> Check:
         return Check(
             "image decoders", "warn", f"no {', '.join(absent)}: such rows are quarantined", "`pip install -U pillow`"
         )
-    return Check("image decoders", "ok", "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF")
+    further = "".join(f", {name}" for name in PACKAGES if decoder(name))
+    return Check("image decoders", "ok", f"JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF{further}")
 
 
 def _gpu() -> Check:

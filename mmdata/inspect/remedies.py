@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
+from PIL import Image
 
 from mmdata.config import DataConfig
 from mmdata.convert.recipe import ConvertConfig
-from mmdata.convert.resize import Resize
+from mmdata.convert.resize import Resize, as_jpeg
 from mmdata.cores import most_workers, num_cores
 from mmdata.errors import BadSample
 from mmdata.inspect.profile import CORE, Profile, profile
@@ -25,6 +26,7 @@ from mmdata.loader.stats import NOTICEABLE
 from mmdata.plan import Bucket
 from mmdata.shards import ImageInfo
 from mmdata.transform.decode import decode_pixels
+from mmdata.transform.pillow import upright
 from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import Tokenizer
 
@@ -159,7 +161,7 @@ def _shrink(sample: _Sample, data: DataConfig) -> Remedy | None:
     # 256 for 224, as is customary: the crop needs some room.
     needed = max(bucket.height, bucket.width)
     side = -(-needed * 256 // 224 // 32) * 32
-    resize = Resize(side, ConvertConfig().quality)
+    resize = Resize(side)
     small = [_shrunk(image, resize) for image in sample.images]
     if all(after is before for after, before in zip(small, sample.images, strict=True)):
         return None  # no image is larger than that
@@ -191,7 +193,8 @@ def _shrunk(image: EncodedImage, resize: Resize) -> EncodedImage:
     info = ImageInfo(image.format, pixels.shape[0], pixels.shape[1], image.orientation)
     if not resize.applies(info):
         return image
-    data, _ = resize(pixels, bytes(image.data), info)
+    small = resize(upright(Image.fromarray(pixels), image.orientation))
+    data, _ = as_jpeg(small, bytes(image.data), image.format, quality=ConvertConfig().quality)
     return image._replace(data=data, format="JPEG", orientation=1)
 
 

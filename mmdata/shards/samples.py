@@ -17,7 +17,9 @@ from mmdata.shards.members import USUAL, Members
 from mmdata.shards.tar import Member, split_name
 from mmdata.shards.texts import Loss, TextKind, Texts, read_texts
 
-IMAGE_EXTENSIONS = frozenset(("jpg", "jpeg", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic"))
+IMAGE_EXTENSIONS = frozenset(
+    ("jpg", "jpeg", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "heif", "hif", "jxl")
+)
 TEXT_MEMBERS: tuple[TextKind, ...] = ("json", "txt", "cls")
 """Extensions of the text members."""
 MAX_IMAGE_BYTES = 2**28

@@ -15,6 +15,7 @@ from PIL import Image, ImageCms, ImageFile, ImageOps, ImagePalette
 from PIL.TiffImagePlugin import TiffImageFile
 
 from mmdata.errors import BadSample, Reason
+from mmdata.shards.images.jxl import read_jxl
 from mmdata.shards.images.probe import DEFAULT_LIMITS, open_image
 from mmdata.transform.libtiff import raising_errors
 
@@ -27,6 +28,17 @@ _PHOTOMETRIC = 262
 _COLOUR_MAP = 320
 
 _WHITE_IS_ZERO = 0  # a value of _PHOTOMETRIC
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes an image of each EXIF orientation upright."""
 
 Pixels = NDArray[np.uint8]
 
@@ -64,7 +76,17 @@ def pixels_of(image: Image.Image) -> Pixels:
         BadSample: 32-bit values, which have no single meaning in memory, or floats outside 0 to 1.
         Exception: Pillow's own errors: the image does not decode.
     """
-    image = ImageOps.exif_transpose(image)
+    return _of_any_mode(ImageOps.exif_transpose(image))
+
+
+def upright(image: Image.Image, orientation: int) -> Image.Image:
+    """A loaded image turned as an EXIF orientation (1 to 8) says."""
+    turn = _TURNS.get(orientation)
+    return image if turn is None else image.transpose(turn)
+
+
+def _of_any_mode(image: Image.Image) -> Pixels:
+    """A loaded image whose mode says all about its values, (H, W, 3)."""
     if image.mode.startswith("I;16"):
         return _grey(_levels_of_16_bits(image))
     if image.mode == "I":
@@ -76,12 +98,11 @@ def pixels_of(image: Image.Image) -> Pixels:
 
 
 def _decode(data: bytes | memoryview, format: str) -> Pixels:
+    if format == "JXL":
+        return _jxl(data)
     # Allow only this format: Pillow would try all formats it knows, and one of them passes the data to Ghostscript.
     with open_image(data, format) as image:
-        width, height = image.size
-        if height * width > DEFAULT_LIMITS.max_pixels:
-            detail = f"{width}×{height} pixels: more than {DEFAULT_LIMITS.max_pixels} in all"
-            raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
+        _check_size(image.height, image.width)
         if format == "BMP":
             return _bmp(image, data)
         if format == "GIF":
@@ -90,7 +111,16 @@ def _decode(data: bytes | memoryview, format: str) -> Pixels:
             return _png(image, data)
         if format == "TIFF":
             return _tiff(cast(TiffImageFile, image))
+        if format == "HEIF":
+            image.load()  # libheif turns it upright
+            return _of_any_mode(image)
         return _loaded(image)
+
+
+def _check_size(height: int, width: int) -> None:
+    if height * width > DEFAULT_LIMITS.max_pixels:
+        detail = f"{width}×{height} pixels: more than {DEFAULT_LIMITS.max_pixels} in all"
+        raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
 
 
 def _loaded(image: ImageFile.ImageFile) -> Pixels:
@@ -220,6 +250,21 @@ def _gif(image: ImageFile.ImageFile) -> Pixels:
     whole[:] = BACKGROUND
     whole[top:bottom, left:right] = rgb[top:bottom, left:right]
     return whole
+
+
+def _jxl(data: bytes | memoryview) -> Pixels:
+    """An image of JPEG XL, upright."""
+    header = read_jxl(data)
+    _check_size(header.height, header.width)  # before it is opened: the plugin decodes all pixels when it opens a file
+    try:
+        opened = open_image(data, "JXL")
+    except RuntimeError as error:  # the plugin's own message is advice to build it from source
+        raise ValueError("cut short or damaged") from error
+    with opened as image:
+        image.load()
+        # libjxl turns images upright, but the plugin takes one that was a JPEG from the JPEG in it.
+        was_jpeg = getattr(image, "jpeg", False)
+        return _of_any_mode(upright(image, header.orientation) if was_jpeg else image)
 
 
 def _bmp(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pixels:

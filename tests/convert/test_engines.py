@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import sys
@@ -34,15 +35,22 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
+BOXES: list[Any] = [[], [[0.1, 0.2, 0.6, 0.9]], "[[0, 0, 0.3, 0.3], [0.5, 0.5, 1, 1]]", [[0.5, 0.5, 0.4, 0.9]], None]
+"""Of rows in turn: none, one, two as text, a bad one, none."""
+
+
 @pytest.fixture
 def table(raw_corpus: Path) -> Path:
-    """The corpus's table, four times over, with rows that are faulty in between."""
+    """The corpus's table, four times over, with boxes in a part of the rows, and faulty rows in between."""
     path = raw_corpus / "captions.jsonl"
-    path.write_text((path.read_text() + '{"image": "gone.jpg", "captions": ["x"]}\n{broken\n') * 4)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.dumps({**row, "boxes": BOXES[i % len(BOXES)]}) for i, row in enumerate(rows)]
+    bad = ['{"image": "gone.jpg", "captions": ["x"]}', "{broken"]
+    path.write_text("".join(f"{line}\n" for line in [*lines, *bad]) * 4)
     return path
 
 
-SETTINGS = ConvertConfig(shard_rows=7, keep_duplicates=True, resize=44)
+SETTINGS = ConvertConfig(shard_rows=7, keep_duplicates=True, resize=44, blur_boxes="boxes", max_bad_share=0.5)
 """A part of the images is larger than that."""
 MERGED = ConvertConfig(shard_rows=7, val_share=0.4, max_bad_share=0.3, train_tokenizer=300)
 """Rows of one image lie in several units."""
@@ -52,6 +60,7 @@ MERGED = ConvertConfig(shard_rows=7, val_share=0.4, max_bad_share=0.3, train_tok
 def expected(table: Path, tmp_path: Path) -> dict[str, bytes]:
     report = convert(table, tmp_path / "one", SETTINGS, engine=threads(1))
     assert report.accounts["rows"] == 4 * 42
+    assert report.accounts["reasons"] == {"broken_row": 4 * (8 + 1), "missing_image": 4}
     return content(tmp_path / "one")
 
 
@@ -233,7 +242,7 @@ def test_processes_need_no_guard_in_a_script(table: Path, tmp_path: Path, expect
         "from mmdata.convert import ConvertConfig, convert\n"
         "from mmdata.convert.processes import processes\n"
         "print('once')\n"
-        f"settings = ConvertConfig(shard_rows=7, keep_duplicates=True, resize=44)\n"
+        f"settings = ConvertConfig.model_validate({SETTINGS.model_dump(exclude_unset=True)!r})\n"
         f"convert({str(table)!r}, {str(tmp_path / 'out')!r}, settings, engine=processes(2))\n"
     )
     done = run_program([sys.executable, script], capture_output=True, text=True, timeout=300)

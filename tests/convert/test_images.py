@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from mmdata.shards import FORMATS, Index
+from tests.pictures import stored
 
 
 def png_chunk(name: bytes, data: bytes) -> bytes:
@@ -60,7 +61,8 @@ BAD = {
     "SVG": (lambda: b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>', "unsupported_format"),
     "PDF": (lambda: b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", "unsupported_format"),
     "FITS": (lambda: b"SIMPLE  =                    T" + b" " * 50, "unsupported_format"),
-    "HEIC": (lambda: b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(64), "unsupported_format"),
+    "broken HEIC header": (lambda: b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(64), "corrupt_image"),
+    "animated JPEG XL": (lambda: stored("animated.jxl"), "unsupported_format"),
     "pickle": (lambda: b"\x80\x04\x95\x1a\0\0\0\0\0\0\0\x8c\x05posix\x8c\x06system", "not_an_image"),
     "broken JPEG header": (lambda: file(64, 64)[:30] + bytes(200), "corrupt_image"),
 }

@@ -62,7 +62,7 @@ def shrunk(outcome: Outcome, corpus: Path, tmp_path: Path) -> Callable[..., byte
 
 @given(st.integers(2, 3000), st.integers(2, 3000), st.integers(1, 600))
 def test_shorter_side_is_met_and_the_other_rounded(height: int, width: int, side: int) -> None:
-    resize = Resize(side, 95)
+    resize = Resize(side)
     if not resize.applies(ImageInfo("JPEG", height, width)):
         assert min(height, width) <= side
         return
@@ -73,8 +73,8 @@ def test_shorter_side_is_met_and_the_other_rounded(height: int, width: int, side
 
 
 def test_size_has_halves_rounded_up() -> None:
-    assert Resize(256, 95).size(480, 641) == (256, 342)
-    assert Resize(2, 95).size(4, 5) == (2, 3)
+    assert Resize(256).size(480, 641) == (256, 342)
+    assert Resize(2).size(4, 5) == (2, 3)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
@@ -218,7 +218,7 @@ def test_quality_is_no_setting_of_a_conversion_that_shrinks_nothing(corpus: Path
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quality": 90}, "quality is that of images that are shrunk: give resize as well"),
+        ({"quality": 90}, "quality is that of images that are shrunk or blurred: give resize or blur_boxes as well"),
         ({"resize": 0}, "'resize': Input should be greater than or equal to 1; got 0"),
         ({"resize": 256, "quality": 101}, "'quality': Input should be less than or equal to 100; got 101"),
     ],

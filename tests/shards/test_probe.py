@@ -12,9 +12,16 @@ from PIL import Image
 
 from mmdata.errors import BadSample, Reason
 from mmdata.shards import EXTENSIONS, FORMATS, ImageInfo, Limits, probe
+from mmdata.shards.images import plugins
+from tests.pictures import FILES, stored
+
+STORED = {"HEIF": "turned.heic", "JXL": "was_jpeg.jxl"}
+"""Files of the formats that Pillow alone does not write."""
 
 
 def encoded(format: str, *, size: tuple[int, int] = (30, 20), orientation: int | None = None) -> bytes:
+    if format in STORED:
+        return stored(STORED[format])
     buffer = io.BytesIO()
     exif = Image.Exif()
     if orientation is not None:
@@ -34,8 +41,9 @@ def png(width: int, height: int, extra: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format_is_probed_by_its_magic(format):
-    assert probe(encoded(format)) == ImageInfo(format, 20, 30, 1)
-    assert probe(memoryview(encoded(format))) == ImageInfo(format, 20, 30, 1)
+    expected = ImageInfo(format, *((31, 21) if format in STORED else (20, 30)), 1)
+    assert probe(encoded(format)) == expected
+    assert probe(memoryview(encoded(format))) == expected
     assert set(EXTENSIONS) == set(FORMATS)
 
 
@@ -43,6 +51,22 @@ def test_every_format_is_probed_by_its_magic(format):
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_recorded_and_not_applied(format, orientation):
     assert probe(encoded(format, orientation=orientation)) == ImageInfo(format, 20, 30, orientation)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_image_of_a_package_of_its_own_is_probed_without_it(name, monkeypatch):
+    monkeypatch.setattr(plugins, "_imported", lambda format: pytest.fail(f"the decoder of {format} was asked for"))
+    assert probe(stored(name)) == ImageInfo(FILES[name].format, FILES[name].height, FILES[name].width, 1)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_avif_is_probed_alike_with_and_without_the_codec(orientation, monkeypatch):
+    data = encoded("AVIF", size=(31, 21), orientation=orientation)
+    expected = ImageInfo("AVIF", 21, 31, orientation)
+    assert probe(data) == expected
+    monkeypatch.setattr(plugins.features, "check", lambda name: name != "avif")
+    assert probe(data) == expected
+    assert probe(data.replace(b"ftypavif", b"ftypmif1", 1)) == expected
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 77])
@@ -78,7 +102,10 @@ def test_trailing_bytes_are_accepted():
         (b" \n<svg xmlns=''>", Reason.UNSUPPORTED_FORMAT, "starts with"),
         (b"%PDF-1.7", Reason.UNSUPPORTED_FORMAT, "starts with"),
         (b"SIMPLE  =     T", Reason.UNSUPPORTED_FORMAT, "starts with"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", Reason.UNSUPPORTED_FORMAT, "starts with"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", Reason.CORRUPT_IMAGE, "HEIF header does not parse: ends after 24"),
+        (stored("turned.heic")[:300], Reason.CORRUPT_IMAGE, "HEIF header does not parse: a box b'meta' of"),
+        (stored("bare.jxl")[:3], Reason.CORRUPT_IMAGE, "JXL header does not parse: ends within its header"),
+        (stored("animated.jxl"), Reason.UNSUPPORTED_FORMAT, "JXL: an animation is not supported"),
         (b"\xff\xd8\xff\xe0", Reason.CORRUPT_IMAGE, "JPEG header does not parse"),
         (encoded("PNG")[:20], Reason.CORRUPT_IMAGE, "PNG does not decode: ends after 20 bytes, within a chunk b'IHDR'"),
         (encoded("WEBP")[:24], Reason.CORRUPT_IMAGE, "WEBP header"),

@@ -18,7 +18,6 @@ from mmdata.shards.images.unread import unread_format
 from mmdata.streaming.samples import Dropped, read_shard
 
 UNREAD = {
-    "jxl": ("JPEG XL", b"\xff\x0a" + bytes(30)),
     "jp2": ("JPEG 2000", b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(30)),
     "psd": ("Photoshop", b"8BPS\0\1" + bytes(30)),
     "svg": ("SVG", b'\xef\xbb\xbf<?xml version="1.0"?>\n<!-- drawn -->\n<SVG xmlns="http://www.w3.org/2000/svg"/>'),
@@ -32,7 +31,6 @@ UNREAD = {
     "ppm": ("Netpbm", b"P6\n2 2\n255\n" + bytes(12)),
     "qoi": ("QOI", b"qoif" + bytes(30)),
     "dcm": ("DICOM", bytes(128) + b"DICM" + bytes(30)),
-    "heic": ("HEIF", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(30)),
     "cr3": ("camera raw", b"\0\0\0\x18ftypcrx \0\0\0\1crx isom" + bytes(30)),
 }
 NO_IMAGES = [

@@ -10,31 +10,18 @@ import math
 import struct
 from dataclasses import dataclass
 
-from PIL import Image, ImageFile, UnidentifiedImageError, features
-from PIL.AvifImagePlugin import AvifImageFile
-from PIL.BmpImagePlugin import BmpImageFile
-from PIL.GifImagePlugin import GifImageFile
-from PIL.JpegImagePlugin import JpegImageFile
+from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
-from PIL.WebPImagePlugin import WebPImageFile
 
 from mmdata.errors import BadSample, Reason
+from mmdata.shards.images.heif import heif_format, read_heif
+from mmdata.shards.images.jxl import is_jxl, read_jxl
+from mmdata.shards.images.plugins import PACKAGES, PLUGINS, decoder, remedy
 from mmdata.shards.images.png import check_png, exif_of_png
 from mmdata.shards.images.unread import unread_format
 
-# The plugin classes instead of Image.open: `Limits` replaces Pillow's limit, and no other format can be opened.
-_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
-    "JPEG": JpegImageFile,
-    "PNG": PngImageFile,
-    "WEBP": WebPImageFile,
-    "GIF": GifImageFile,
-    "BMP": BmpImageFile,
-    "TIFF": TiffImageFile,
-    "AVIF": AvifImageFile,
-}
-
-FORMATS: tuple[str, ...] = tuple(_PLUGINS)
+FORMATS: tuple[str, ...] = (*PLUGINS, *PACKAGES)
 """Pillow's names. The index column image_format is a position in this tuple, so names may only be appended."""
 
 EXTENSIONS: dict[str, str] = {
@@ -45,6 +32,8 @@ EXTENSIONS: dict[str, str] = {
     "BMP": ".bmp",
     "TIFF": ".tif",
     "AVIF": ".avif",
+    "HEIF": ".heic",
+    "JXL": ".jxl",
 }
 
 _ORIENTATION_TAG = 0x0112
@@ -92,8 +81,8 @@ NO_LIMITS = Limits(min_side=1, max_aspect=math.inf, max_pixels=2**62)
 
 
 def sniff(data: bytes | memoryview) -> str | None:
-    """The format by magic bytes, or None. `data` holds at least the first 32 bytes of the file."""
-    head = bytes(data[:32])
+    """The format by magic bytes, or None. `data` holds at least the first 64 bytes of the file."""
+    head = bytes(data[:64])
     if head.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -106,9 +95,9 @@ def sniff(data: bytes | memoryview) -> str | None:
         return "BMP"
     if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
         return "TIFF"
-    if head[4:8] == b"ftyp" and head[8:12] in (b"avif", b"avis"):
-        return "AVIF"
-    return None
+    if is_jxl(head):
+        return "JXL"
+    return heif_format(head)
 
 
 def probe(data: bytes | memoryview, *, limits: Limits = DEFAULT_LIMITS) -> ImageInfo:
@@ -129,28 +118,40 @@ def probe(data: bytes | memoryview, *, limits: Limits = DEFAULT_LIMITS) -> Image
         except ValueError as error:
             raise refused(name, "does not decode", error) from error
     try:
-        with open_image(data, name) as image:
-            width, height = image.size
-            orientation = _orientation(image, data)
+        info = _header(data, name)
     # Decompression bombs of pixels and of text end here too.
     except PARSE_ERRORS as error:
         raise refused(name, "header does not parse", error) from error
     except (OverflowError, MemoryError, RuntimeError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise BadSample(Reason.CORRUPT_IMAGE, f"{name} header cannot be: {error}") from error
-    _check(height, width, limits)
-    return ImageInfo(name, height, width, orientation)
+    _check(info.height, info.width, limits)
+    return info
+
+
+def _header(data: bytes | memoryview, format: str) -> ImageInfo:
+    """What the header says, not yet held against limits; formats whose decoder may be missing need none for it."""
+    if format == "JXL":
+        return ImageInfo(format, *read_jxl(data).displayed)
+    if format == "HEIF":
+        return ImageInfo(format, *read_heif(data).displayed)
+    if format == "AVIF" and decoder(format) is None:
+        heif = read_heif(data)
+        return ImageInfo(format, heif.height, heif.width, heif.orientation)
+    with open_image(data, format) as image:
+        return ImageInfo(format, image.height, image.width, _orientation(image, data))
 
 
 def open_image(data: bytes | memoryview, format: str) -> ImageFile.ImageFile:
     """Open an image with Pillow's plugin for `format`; its pixels are not decoded yet.
 
     Raises:
-        BadSample: this Pillow has no codec for the format.
+        BadSample: the decoder for the format is not installed; the message says what to install.
         Any of `PARSE_ERRORS`, and others: the header is damaged, or of a kind that is not read (see `refused`).
     """
-    if format == "AVIF" and not features.check("avif"):
-        raise BadSample(Reason.UNSUPPORTED_FORMAT, "AVIF, and this Pillow has no AVIF codec")
-    image = _PLUGINS[format](io.BytesIO(data))
+    plugin = decoder(format)
+    if plugin is None:
+        raise BadSample(Reason.UNSUPPORTED_FORMAT, f"{format} {remedy(format)}")
+    image = plugin(io.BytesIO(data))
     if isinstance(image, TiffImageFile):
         _check_tiff(image)
     return image

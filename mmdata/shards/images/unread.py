@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 _STARTS: tuple[tuple[bytes, str], ...] = (
-    (b"\xff\x0a", "JPEG XL"),
-    (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
     (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"),
     (b"\xff\x4f\xff\x51", "JPEG 2000"),
     (b"II\xbc\x01", "JPEG XR"),
@@ -33,12 +31,6 @@ _STARTS: tuple[tuple[bytes, str], ...] = (
     (b"IIU\0", "camera raw"),
 )
 
-_BRANDS = {
-    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIF"),
-    b"crx ": "camera raw",
-}
-"""Brands of ISO media files (`ftyp`) that hold images; AVIF is not among them, as mmdata reads it."""
-
 
 def unread_format(data: bytes | memoryview) -> str | None:
     """Name of a file's format if it is recognised but not read, else None.
@@ -50,8 +42,8 @@ def unread_format(data: bytes | memoryview) -> str | None:
     for start, name in _STARTS:
         if head.startswith(start):
             return name
-    if head[4:8] == b"ftyp":
-        return _BRANDS.get(head[8:12])
+    if head[4:12] == b"ftypcrx ":
+        return "camera raw"
     if head[:1] == b"P" and head[1:2] in b"1234567fF" and head[2:3].isspace():
         return "Netpbm"
     if head[128:132] == b"DICM":

@@ -105,7 +105,7 @@ class Payloads:
 
 def has_image_magic(member: Member, read: Callable[[Member], bytes]) -> bool:
     """Whether a member with an extension of no image starts as one."""
-    return sniff(read(Member(member.name, member.offset, min(member.size, 32), member.start))) is not None
+    return sniff(read(Member(member.name, member.offset, min(member.size, 64), member.start))) is not None
 
 
 def changed(indexed: Indexed, group: Group, read: Callable[[Member], bytes], *, is_partial: bool) -> dict[str, str]:
