@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -36,6 +38,7 @@ class ArrowTable(Table):
         self._types: dict[str, Any] = {field.name: field.type for field in schema}
         self.types = {name: str(kind) for name, kind in self._types.items()}
         self.images = tuple(name for name in self.columns if self.holds_images(name))
+        self.binary = tuple(name for name in self.columns if _has_bytes(self._types[name]))
 
     def refuse_as_image(self, name: str) -> None:
         """Raise ConfigError for a column that holds neither paths nor images."""
@@ -153,6 +156,12 @@ def _is_binary(kind: Any) -> bool:
     return sized or pa.types.is_binary_view(kind)
 
 
+def _has_bytes(kind: Any) -> bool:
+    """Whether values of a type hold bytes, at any depth."""
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    return _is_binary(_plain_type(kind)) or any(_has_bytes(one) for one in inner)
+
+
 def _is_image_struct(kind: Any) -> bool:
     """Whether a type is that of Hugging Face's Image feature: a struct of bytes and path, one of them null."""
     if not pa.types.is_struct(kind):
@@ -188,3 +197,10 @@ def as_text(value: Any) -> Any:
     if isinstance(value, list):
         return [as_text(item) for item in cast("list[Any]", value)]
     return value
+
+
+def as_stored(value: Any) -> Any:
+    """A cell for a sample's JSON: bytes as text, dates and times in ISO 8601, decimal numbers as text."""
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    return str(value) if isinstance(value, decimal.Decimal) else as_text(value)

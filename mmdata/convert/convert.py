@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mmdata.convert.accounts import add_up
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.conversion import Conversion, Track
 from mmdata.convert.engines import Engine, threads
+from mmdata.convert.given_rows import Rows
+from mmdata.convert.given_source import open_rows
 from mmdata.convert.output import Run, are_complete, open_outputs
-from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.rows import Source
 from mmdata.convert.sources import open_source
 from mmdata.errors import ConfigError, DamagedShard, DataError
@@ -47,7 +50,7 @@ class Report:
 
 
 def convert(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Rows,
     out: str | os.PathLike[str],
     config: ConvertConfig | None = None,
     *,
@@ -60,7 +63,9 @@ def convert(
 
     Args:
         source: a folder of images, a table, a JSON document, a folder with the table that `config` names or with
-            Parquet tables, or shards: a tar or a folder of tars. docs/convert.md lists them.
+            Parquet tables, or shards: a tar or a folder of tars. docs/convert.md lists them. Or the rows themselves:
+            dicts such as {"image": "a.jpg", "caption": "a dog"}, from a generator, a list, or a function that returns
+            them; see docs/convert.md#rows-of-a-program.
         out: the output folder, which may hold nothing else. Its `__mmdata__/quarantine.jsonl` lists each row left out.
             With `val_share`, the conversion is two such folders, `out/train` and `out/val`.
         config: settings; None takes the defaults.
@@ -73,17 +78,19 @@ def convert(
         DataError: an empty or unreadable corpus, too many unusable rows, an output folder with foreign files.
         ConfigError: no such column, or a tokenizer that does not load.
     """
-    path, folder, config = local_folder(source), Path(out), config or ConvertConfig()
-    if not path.exists():
-        raise DataError(f"source '{path}': no such file or folder")
-    if path.is_dir() and config.table is None and folder.resolve().is_relative_to(path.resolve()):
-        raise ConfigError(f"output '{folder}' lies inside the source '{path}'; choose a folder beside it")
-    with open_outputs(folder, PARTS if config.val_share else ()) as outputs:
-        try:
-            corpus = open_source(path, config, chosen)
-        except DamagedShard as error:
-            instead = f"or leave the tars as they are and index what can be read: `mmdata index {path} --skip-damaged`"
-            raise DamagedShard(error.what, f"{error.remedy}; {instead}", error.sample) from error
+    folder, config = Path(out), config or ConvertConfig()
+    path = local_folder(source) if isinstance(source, (str, os.PathLike)) else None
+    if path is not None:
+        _check_places(path, folder, config)
+    with ExitStack() as stack:
+        outputs = stack.enter_context(open_outputs(folder, PARTS if config.val_share else ()))
+        if path is not None:
+            corpus = _open(path, config, chosen)
+        else:
+            if chosen is not None:
+                raise ConfigError("select: rows of shards with an index can be selected, and not those of a program")
+            config = config.model_copy(update={"keep": config.keep or (ALL,)})
+            corpus = stack.enter_context(open_rows(cast(Rows, source), config, outputs[0].folder))
         tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
         run = _describe(corpus, config, tokenizer)
         was_complete = are_complete(outputs, run, overwrite=overwrite)
@@ -91,6 +98,22 @@ def convert(
             Conversion(corpus, config, outputs, engine or threads(), track).run(tokenizer, run)
         manifests = [Manifest.read(output.folder) for output in outputs]
         return Report(manifests[0], was_complete, corpus.describe(), *manifests[1:])
+
+
+def _check_places(path: Path, out: Path, config: ConvertConfig) -> None:
+    """Raise DataError if there is no such source, and ConfigError if the output lies in it."""
+    if not path.exists():
+        raise DataError(f"source '{path}': no such file or folder")
+    if path.is_dir() and config.table is None and out.resolve().is_relative_to(path.resolve()):
+        raise ConfigError(f"output '{out}' lies inside the source '{path}'; choose a folder beside it")
+
+
+def _open(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -> Source:
+    try:
+        return open_source(path, config, chosen)
+    except DamagedShard as error:
+        instead = f"or leave the tars as they are and index what can be read: `mmdata index {path} --skip-damaged`"
+        raise DamagedShard(error.what, f"{error.remedy}; {instead}", error.sample) from error
 
 
 def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None) -> Run:

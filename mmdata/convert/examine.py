@@ -12,9 +12,9 @@ from typing import Any
 
 from mmdata.convert.expected import check_hash
 from mmdata.convert.fields import FieldReader
-from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.resize import Resize
-from mmdata.convert.rows import Row, Source
+from mmdata.convert.rows import Row, Source, numbered_key
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.safe_read import read_inside
 from mmdata.shards import ImageInfo, Limits, Sample, probe
@@ -83,7 +83,8 @@ class Examiner:
     def from_config(cls, source: Source, config: ConvertConfig) -> Examiner:
         """The examiner of a source's rows that a recipe asks for."""
         limits = Limits(min_side=config.min_side, max_aspect=config.max_aspect, max_pixels=config.max_pixels)
-        fields = FieldReader(source.root, source.has_captions, tuple(config.caption_templates or ()), source.classes)
+        templates, keeps_all = tuple(config.caption_templates or ()), ALL in config.keep
+        fields = FieldReader(source.root, source.has_captions, templates, source.classes, keeps_all)
         resize = Resize(config.resize, config.quality) if config.resize else None
         return cls(fields, limits, config.max_image_bytes, resize, decodes=config.check == "full")
 
@@ -103,7 +104,7 @@ class Examiner:
         except BadSample as bad:
             fault = (bad.reason, bad.detail)
             return Examined(row.number, row.place, path, merged_into=row.merged_into, fault=fault)
-        key = row.packed.key if row.packed else f"{row.number:09d}"
+        key = row.packed.key if row.packed else row.key or numbered_key(row.number)
         extra = _with_sizes(fields.extra, shrunk_from, info) if shrunk_from else fields.extra
         digest = image_digest(original)
         known = None if shrunk_from else hash_of(digest)

@@ -46,12 +46,14 @@ class FieldReader:
         has_captions: whether the corpus has captions; if not, each row needs a label.
         templates: make the captions of a row that has a label and no caption.
         classes: names of the class numbers, if the corpus declares them.
+        keeps_all: whether all metadata is kept; then a value that cannot be stored is lost, and does not cost the row.
     """
 
     root: str
     has_captions: bool = True
     templates: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    keeps_all: bool = False
 
     def __call__(self, row: Row) -> Fields:
         """Captions, label and kept columns of a row, from the row itself or from the files of its sample.
@@ -64,7 +66,9 @@ class FieldReader:
         """
         if not (row.packed or row.sidecars):
             label = _table_label(row.label)
-            return Fields(self._captions(row, label), label, _extra(row.extra), {})
+            captions, lost = self._captions(row, label), dict[Loss, str]()
+            extra = _storable(row.extra, lost, room=_room(captions)) if self.keeps_all else _extra(row.extra)
+            return Fields(captions, label, extra, lost)
         needs_caption = self.has_captions and not self.templates
         if row.packed:
             texts = row.packed.texts(needs_caption=needs_caption)
@@ -73,10 +77,9 @@ class FieldReader:
         captions = texts.captions or self._made(texts.label)
         losses = dict(texts.losses)
         extra = {name: value if value is not None else texts.metadata.get(name) for name, value in row.extra.items()}
-        if row.packed and not extra:
-            extra = {name: value for name, value in texts.metadata.items() if name not in RESERVED}
-        room = MAX_CAPTION_BYTES - JSON_BYTES_ASIDE - len(json.dumps(captions, ensure_ascii=False).encode())
-        return Fields(captions, texts.label, _storable(extra, losses, room=room), losses)
+        if self.keeps_all or (row.packed and not extra):
+            extra = {**{name: value for name, value in texts.metadata.items() if name not in RESERVED}, **extra}
+        return Fields(captions, texts.label, _storable(extra, losses, room=_room(captions)), losses)
 
     def _captions(self, row: Row, label: int | str | None) -> list[str]:
         """All captions of a table's row, cleaned; empty ones are left out if another has text."""
@@ -156,6 +159,11 @@ def _extra(values: dict[str, Any]) -> dict[str, Any]:
     if losses:
         raise BadSample(Reason.BROKEN_ROW, losses[Loss.METADATA_UNUSABLE])
     return extra
+
+
+def _room(captions: list[str]) -> int:
+    """Bytes of JSON that are left for the metadata of a sample with these captions."""
+    return MAX_CAPTION_BYTES - JSON_BYTES_ASIDE - len(json.dumps(captions, ensure_ascii=False).encode())
 
 
 def _storable(values: dict[str, Any], losses: dict[Loss, str], *, room: int | None = None) -> dict[str, Any]:

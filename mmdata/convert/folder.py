@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.convert.fields import FieldReader
-from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.rows import Row
 from mmdata.convert.tables import SUFFIXES as TABLE_SUFFIXES
 from mmdata.convert.tables import choose_part
@@ -62,7 +62,7 @@ class FolderSource:
 
     def __init__(self, folder: Path, config: ConvertConfig) -> None:
         self.root = os.path.realpath(folder)
-        self._keep = config.keep
+        self._keep = [name for name in config.keep if name != ALL]
         self._outside: list[str] = []  # images beside the folder that holds the classes
         if config.split is not None:
             self.root = _part(self.root, config.split)

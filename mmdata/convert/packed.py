@@ -18,7 +18,7 @@ import numpy as np
 
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.folder import IMAGE_SUFFIXES
-from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.rows import PackedFiles, Row
 from mmdata.errors import BadSample, DataError, Reason, excerpt
 from mmdata.hashing import hash64
@@ -64,7 +64,7 @@ class PackedSource:
         self._tars = find_shards(path)
         folder = self._tars[0].parent
         self.root = os.path.realpath(folder)
-        self._keep = config.keep
+        self._keep = [name for name in config.keep if name != ALL]
         self._numbers: dict[str, int] | None = None
         self.classes: tuple[str, ...] = ()
         self._manifest = None if manifest_prefix(folder) is None else Manifest.read(folder)

@@ -79,6 +79,7 @@ class Row:
         losses: what those rows have and the sample does not get.
         url: that `image`, the bytes, was fetched from; "" for none.
         hash: of the image's bytes as the table gives it, or None.
+        key: of its sample in the shards; "" takes the row's number.
         merged_into: number of the row that takes this row's captions; None for a row of its own.
         fault: reason and detail if the row could not be read.
     """
@@ -95,8 +96,14 @@ class Row:
     losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
     url: str = ""
     hash: Any = None
+    key: str = ""
     merged_into: int | None = None
     fault: tuple[Reason, str] | None = None
+
+
+def numbered_key(number: int) -> str:
+    """The key of a row that has none of its own."""
+    return f"{number:09d}"
 
 
 class Source(Protocol):

@@ -73,6 +73,7 @@ class Table(ABC):
         types: type of each column; several tables must agree. Empty if the format has no types.
         num_rows: None if that is not known without reading the rows.
         images: columns whose cells may be whole images instead of paths.
+        binary: columns whose cells hold bytes, which JSON cannot.
     """
 
     path: Path
@@ -80,6 +81,7 @@ class Table(ABC):
     types: dict[str, str]
     num_rows: int | None = None
     images: tuple[str, ...] = ()
+    binary: tuple[str, ...] = ()
 
     @abstractmethod
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
@@ -88,6 +90,10 @@ class Table(ABC):
     def class_names(self, column: str) -> tuple[str, ...]:
         """Names of the class numbers in a column, if the file has them; else empty."""
         return ()
+
+    def how_to_name(self, purpose: str) -> str:
+        """For messages: what names the column of a purpose, such as "image", where it has no usual name."""
+        return f"name it with --{purpose}-column, or, if the table has no header line, all with --columns image,caption"
 
 
 def refuse_twice(path: Path, columns: Sequence[str]) -> None:
