@@ -16,7 +16,7 @@ logger = logging.getLogger("mmdata")
 IMAGE_COLUMNS = (
     *("filepath", "file_path", "image", "image_path", "path", "file_name", "filename"),
     *("image_name", "image_file", "img", "img_path", "file", "jpg", "image_bytes"),
-    *("url", "image_url", "img_url", "image_link"),
+    *("url", "image_url", "img_url", "image_link", "image_urls"),
 )
 CAPTION_COLUMNS = ("caption", "captions", "text", "title", "sentence", "sentences", "comment", "raw")
 LABEL_COLUMNS = ("label", "class", "cls", "labels", "class_name", "category")

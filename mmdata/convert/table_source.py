@@ -127,7 +127,7 @@ class TableSource:
                 )
 
     def describe(self) -> dict[str, Any]:
-        """Names, hashes and columns of the tables. See `Source.describe`."""
+        """Names, hashes and columns of the tables; all columns where they had to be named. See `Source.describe`."""
         return {
             "kind": "table",
             "files": [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in self._files],
@@ -135,7 +135,12 @@ class TableSource:
             "captions": list(self.columns.captions),
             "label": next(iter(self.columns.label), None),
             **({"images": self._found_in} if self._found_in else {}),
+            **({"columns": self._tables[0].columns} if _is_guessed(self._tables[0]) else {}),
         }
+
+
+def _is_guessed(table: Table) -> bool:
+    return isinstance(table, DelimitedTable) and table.guessed
 
 
 def _kind(table: Table) -> Kind:

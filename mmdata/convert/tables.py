@@ -7,6 +7,7 @@ so that one bad cell costs one row.
 from __future__ import annotations
 
 import codecs
+import io
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 
+from mmdata.convert import compressed
+from mmdata.convert.compressed import naming_damage, open_bytes
 from mmdata.errors import ConfigError, DataError, excerpt
 
 T = TypeVar("T")
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".arrow", ".feather")
+TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+SUFFIXES = (
+    *(*TEXT_SUFFIXES, ".parquet", ".pq", ".arrow", ".feather"),
+    *(text + packed for text in TEXT_SUFFIXES for packed in compressed.SUFFIXES),
+)
 MAX_LINE = 64 * 2**20
 """Longest line of a text table; a file with a longer one is something else."""
 MAX_NAMES = 20
@@ -156,7 +163,7 @@ class TextLines:
     def __iter__(self) -> Iterator[str]:
         number = 0
         try:
-            with open_text(self._path, self._encoding) as file:
+            with naming_damage(self._path), open_text(self._path, self._encoding) as file:
                 while line := file.readline(MAX_LINE):
                     number += 1
                     if len(line) == MAX_LINE:
@@ -171,9 +178,9 @@ class TextLines:
 
 
 def open_text(path: Path, encoding: str) -> TextIO:
-    """A text file for reading; bytes that do not fit the encoding become surrogates where it allows that."""
+    """A text file for reading, decompressed; bytes that do not fit the encoding become surrogates where it can."""
     name = "utf-8-sig" if is_utf8(encoding) else encoding
-    return path.open(encoding=name, errors="surrogateescape", newline="")
+    return io.TextIOWrapper(open_bytes(path), encoding=name, errors="surrogateescape", newline="")
 
 
 def is_utf8(encoding: str) -> bool:
@@ -182,7 +189,7 @@ def is_utf8(encoding: str) -> bool:
 
 
 def _refuse_utf16(path: Path) -> None:
-    with path.open("rb") as file:
+    with naming_damage(path), open_bytes(path) as file:
         head = file.read(4)
     if head[:2] in (b"\xff\xfe", b"\xfe\xff") or (len(head) == 4 and 0 in (head[0], head[1]) and head[2:] != b"\0\0"):
         raise DataError(

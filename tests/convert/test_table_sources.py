@@ -88,7 +88,7 @@ def test_parquet_schemas_that_differ_say_which_column_and_types(corpus: Path, ma
         ("t.txt", "a photo\nof a dog\n", "a text file whose lines have no fields; .* --delimiter and --format csv"),
         ("t.tgz", "x", r"a compressed tar, which is not read; unpack it to a plain .tar first \(gunzip 't.tgz'"),
         ("t.tar.zst", "x", "a compressed tar, which is not read"),
-        ("t.csv.gz", "x", "a packed file, which is not read; unpack it, and give the table or folder that comes out"),
+        ("t.csv.xz", "x", "a packed file, which is not read; unpack it, and give the table or folder that comes out"),
         ("t.zip", "x", "a packed file"),
         ("t.xlsx", "x", "unknown kind '.xlsx'; known: .csv .tsv .txt .jsonl .json .parquet .arrow"),
         (
