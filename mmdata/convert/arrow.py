@@ -167,7 +167,8 @@ def _is_image_struct(kind: Any) -> bool:
     if not pa.types.is_struct(kind):
         return False
     names = {field.name: field.type for field in kind}
-    return "bytes" in names and _is_binary(names["bytes"]) and ("path" not in names or _is_text(names["path"]))
+    path = names.get("path", pa.null())  # null: no row has one
+    return "bytes" in names and _is_binary(names["bytes"]) and (_is_text(path) or pa.types.is_null(path))
 
 
 def _as_python(column: Any) -> list[Any]:

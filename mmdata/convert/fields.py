@@ -87,8 +87,7 @@ class FieldReader:
             raise BadSample(Reason.MISSING_CAPTION, "no .txt, .caption or .json of the same name")
         present: list[Any] = []
         for value in row.captions:
-            listed = as_list(value) if isinstance(value, str) else value
-            present.extend(cast("list[Any]", listed) if isinstance(listed, list) else [value])
+            present.extend(_said(value))
         if all(value is None for value in present):
             return self._made(label)
         for value in present:
@@ -125,6 +124,18 @@ def _sidecar_texts(sidecars: Iterable[str], root: str, *, needs_caption: bool) -
             raise BadSample(_ABOUT_CAPTIONS.get(bad.reason, bad.reason), bad.detail) from bad
 
     return read_texts([kind for kind in SIDECAR_KINDS if f".{kind}" in paths], read, needs_caption=needs_caption)
+
+
+def _said(value: Any) -> list[Any]:
+    """The captions in a cell: of a list, also one as text, its items; of sentences such as {"raw": …}, their text."""
+    value = _raw(value)
+    listed = as_list(value) if isinstance(value, str) else value
+    return [_raw(one) for one in cast("list[Any]", listed)] if isinstance(listed, list) else [value]
+
+
+def _raw(value: Any) -> Any:
+    """Of a sentence of Karpathy's splits its text, or of all sentences of an image in one object their texts."""
+    return cast("dict[str, Any]", value)["raw"] if isinstance(value, dict) and "raw" in value else value
 
 
 def _check_unicode(value: Any) -> None:

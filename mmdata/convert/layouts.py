@@ -30,7 +30,10 @@ def find_tables_of_folder(folder: Path, split: str | None) -> list[Path]:
         if (folder / name).is_file():
             return [folder / name]
     parts = _parts_of_tables(folder)
-    return choose_part(folder, parts, split) if parts else []
+    tables = choose_part(folder, parts, split) if parts else []
+    if parts and not tables:
+        raise DataError(f"dataset '{folder}': its part '{split or next(iter(parts))}' has no rows; the corpus is empty")
+    return tables
 
 
 def find_parts(folder: Path) -> list[str]:
