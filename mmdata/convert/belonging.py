@@ -18,6 +18,7 @@ class Kind(Enum):
     JSON = "a JSON table"
     ARROW = "a Parquet or Arrow table"
     FOLDER = "a folder of images, read without a table"
+    BOXES = "annotations of boxes"
     TARS = "WebDataset tars"
 
 
@@ -29,7 +30,7 @@ _BELONG: Mapping[str, tuple[Kind, ...]] = MappingProxyType(
         "columns": (Kind.DELIMITED,),
         "encoding": (Kind.DELIMITED, Kind.JSON),
         "format": _TABLES,
-        "images": _TABLES,
+        "images": (*_TABLES, Kind.BOXES),
         "image_column": (*_TABLES, Kind.TARS),
         "caption_columns": (*_TABLES, Kind.TARS),
         "label_column": (*_TABLES, Kind.TARS),
