@@ -18,6 +18,7 @@ class Kind(Enum):
     JSON = "a JSON table"
     ARROW = "a Parquet or Arrow table"
     FOLDER = "a folder of images, read without a table"
+    BOXES = "annotations of boxes"
     TARS = "WebDataset tars"
     ROWS = "rows of a program"
 
@@ -30,9 +31,9 @@ _BELONG: Mapping[str, tuple[Kind, ...]] = MappingProxyType(
         "quotes": (Kind.DELIMITED,),
         "columns": (Kind.DELIMITED,),
         "encoding": (Kind.DELIMITED, Kind.JSON),
-        "table": (*_TABLES, Kind.FOLDER, Kind.TARS),
+        "table": (*_TABLES, Kind.FOLDER, Kind.TARS, Kind.BOXES),
         "format": _TABLES,
-        "images": _ROWS,
+        "images": (*_ROWS, Kind.BOXES),
         "image_column": (*_ROWS, Kind.TARS),
         "caption_columns": (*_ROWS, Kind.TARS),
         "label_column": (*_ROWS, Kind.TARS),

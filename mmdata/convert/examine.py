@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mmdata.convert.annotations.boxes import KEY
 from mmdata.convert.expected import check_hash
 from mmdata.convert.fields import FieldReader
 from mmdata.convert.recipe import ALL, ConvertConfig
@@ -121,8 +122,8 @@ class Examiner:
             is_table=not (row.packed or row.sidecars),
         )
 
-    def _prepare(self, original: bytes) -> tuple[bytes, ImageInfo, tuple[int, int] | None]:
-        """The image to store, its header and, if it was shrunk, (height, width) of the original as displayed."""
+    def _prepare(self, original: bytes) -> tuple[bytes, ImageInfo, ImageInfo | None]:
+        """The image to store, its header and, if it was shrunk, the header of the original."""
         info = probe(original, limits=self.limits)
         if self.resize is None or not self.resize.applies(info):
             if self.decodes:
@@ -130,7 +131,7 @@ class Examiner:
             return original, info, None
         pixels = decode_pixels(original, info.format, checked=True)
         check_size(info, *pixels.shape[:2])
-        return *self.resize(pixels, original, info), oriented_size(info.height, info.width, info.orientation)
+        return *self.resize(pixels, original, info), info
 
     def read_image(self, row: Row) -> bytes:
         """The bytes of a row's image.
@@ -203,12 +204,16 @@ def _path_in(data: bytes) -> str:
     return text if text.isprintable() else ""
 
 
-def _with_sizes(extra: dict[str, Any], original: tuple[int, int], smaller: ImageInfo) -> dict[str, Any]:
+def _with_sizes(extra: dict[str, Any], shrunk_from: ImageInfo, smaller: ImageInfo) -> dict[str, Any]:
     """Metadata of a shrunk image: "original_height" and "original_width" are added, "height" and "width" updated.
 
-    An original size in the metadata is that of an earlier original, and stays.
+    An original size in the metadata is that of an earlier original, and stays. Where the original has boxes, they are
+    of its pixels before they were turned upright, so "original_orientation" says how they were.
     """
+    original = oriented_size(shrunk_from.height, shrunk_from.width, shrunk_from.orientation)
     sizes = {"original_height": original[0], "original_width": original[1]}
+    if KEY in extra and shrunk_from.orientation != 1:
+        sizes["original_orientation"] = shrunk_from.orientation
     if (extra.get("height"), extra.get("width")) in (original, original[::-1]):  # before or after orientation
         extra = {**extra, "height": smaller.height, "width": smaller.width}
     return {**sizes, **extra}

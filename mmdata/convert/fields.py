@@ -110,7 +110,12 @@ class FieldReader:
             detail = f"class {label} has no name to put into a caption template; give names as labels"
             raise BadSample(Reason.MISSING_CAPTION, detail)
         name = self.classes[label] if isinstance(label, int) else label
-        return [clean_caption(template.replace("{}", name.replace("_", " "))) for template in self.templates]
+        return [clean_caption(caption) for caption in fill_templates(self.templates, name)]
+
+
+def fill_templates(templates: Iterable[str], name: str) -> list[str]:
+    """Captions of a name: `fill_templates(["a photo of a {}."], "polar_bear") == ["a photo of a polar bear."]`."""
+    return [template.replace("{}", name.replace("_", " ")) for template in templates]
 
 
 def _sidecar_texts(sidecars: Iterable[str], root: str, *, needs_caption: bool) -> Texts:

@@ -182,7 +182,7 @@ class GroupedSource:
                 known.update(new)
                 added += new
             self._fates[place] = DUPLICATE if not new else MERGED if size <= MAX_MERGED_BYTES else TOO_LONG
-        return replace(row, more_captions=tuple(added), losses=losses)
+        return replace(row, more_captions=tuple(added), losses={**row.losses, **losses})
 
     def _follower(self, row: Row, place: int, first: int) -> Row:
         number, fault = int(self._repeated.rows[first]), None

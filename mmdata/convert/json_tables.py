@@ -127,7 +127,7 @@ def _coco(path: Path, images: Sequence[Any], annotations: Sequence[Any]) -> Iter
     if not any("caption" in annotation for annotation in annotations):
         raise DataError(
             f"table '{path}': COCO annotations without captions (their keys: {shown(list(annotations[0]))}); give the "
-            "file of captions, such as captions_train2017.json"
+            "file of captions (captions_train2017.json), or of boxes (instances_train2017.json)"
         )
     captions: dict[Any, list[Any]] = {}
     for annotation in annotations:

@@ -10,6 +10,7 @@ import os
 import re
 from pathlib import Path
 
+from mmdata.convert.annotations import annotation_parts
 from mmdata.convert.folder import IMAGE_SUFFIXES, PARTS
 from mmdata.convert.tables import choose_part
 from mmdata.errors import DataError
@@ -41,7 +42,9 @@ def find_parts(folder: Path) -> list[str]:
     if not folder.is_dir() or any((folder / name).is_file() for name in METADATA):
         return []
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    return list(_parts_of_tables(folder)) or [name for name in names if name.lower() in PARTS]
+    return (
+        annotation_parts(folder) or list(_parts_of_tables(folder)) or [name for name in names if name.lower() in PARTS]
+    )
 
 
 def _parts_of_tables(folder: Path) -> dict[str, list[Path]]:

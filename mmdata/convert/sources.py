@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mmdata.convert.annotations import open_annotated
 from mmdata.convert.belonging import Kind, refuse_strangers
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.folder import FolderSource, NeedsTable
@@ -42,6 +43,8 @@ def open_source(path: Path, config: ConvertConfig, chosen: ChosenRows | None = N
         return PackedSource(path, config, chosen)
     if chosen is not None:
         raise ConfigError(f"select: '{path}' holds no tars; rows of shards with an index can be selected")
+    if (annotated := open_annotated(path, config)) is not None:
+        return annotated
     if path.is_dir() and config.table is None:
         if tables := find_tables_of_folder(path, config.split):
             folder = tables[0].parent if tables[0].name in METADATA else path
