@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -36,6 +38,7 @@ class ArrowTable(Table):
         self._types: dict[str, Any] = {field.name: field.type for field in schema}
         self.types = {name: str(kind) for name, kind in self._types.items()}
         self.images = tuple(name for name in self.columns if self.holds_images(name))
+        self.binary = tuple(name for name in self.columns if _has_bytes(self._types[name]))
 
     def refuse_as_image(self, name: str) -> None:
         """Raise ConfigError for a column that holds neither paths nor images."""
@@ -61,10 +64,14 @@ class ArrowTable(Table):
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
         """All rows; only `columns` are read. See `Table.rows`."""
-        number = 0
+        return self.rows_from(columns, 0)
+
+    def rows_from(self, columns: Sequence[str], start: int) -> Iterator[TableRow]:
+        """The rows from one on; those before it are not read. See `Table.rows_from`."""
+        number = start
         size = 32 if any(self.holds_images(name) for name in columns) else 1024  # images are large
         try:
-            for batch in self._batches(list(columns), size):
+            for batch in self._batches(list(columns), size, start):
                 values = [_as_python(batch.column(name)) for name in columns]
                 for cells in zip(*values, strict=True):
                     number += 1
@@ -73,8 +80,8 @@ class ArrowTable(Table):
             raise DataError(f"table '{self.path}', after row {number}: not readable as {self.form}: {error}") from error
 
     @abstractmethod
-    def _batches(self, columns: list[str], size: int) -> Iterator[Any]:
-        """All rows with at least these columns, at most `size` of them at a time."""
+    def _batches(self, columns: list[str], size: int, start: int) -> Iterator[Any]:
+        """The rows from `start` on with at least these columns, at most `size` of them at a time."""
 
 
 class ParquetTable(ArrowTable):
@@ -89,9 +96,14 @@ class ParquetTable(ArrowTable):
         except (pa.ArrowException, OSError, UnicodeError) as error:
             raise DataError(f"table '{path}': not a whole Parquet file: {error}") from error
 
-    def _batches(self, columns: list[str], size: int) -> Iterator[Any]:
+    def _batches(self, columns: list[str], size: int, start: int) -> Iterator[Any]:
         with pq.ParquetFile(self.path) as file:
-            yield from file.iter_batches(batch_size=size, columns=columns)
+            groups = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+            first = 0
+            while first < len(groups) and start >= groups[first]:
+                start -= groups[first]
+                first += 1
+            yield from _after(start, file.iter_batches(size, row_groups=range(first, len(groups)), columns=columns))
 
 
 class ArrowFile(ArrowTable):
@@ -111,13 +123,21 @@ class ArrowFile(ArrowTable):
                 'with to_parquet("train.parquet")'
             ) from error
 
-    def _batches(self, columns: list[str], size: int) -> Iterator[Any]:
+    def _batches(self, columns: list[str], size: int, start: int) -> Iterator[Any]:
         with pa.memory_map(str(self.path)) as file:
-            for whole in _open_ipc(file)[1]:
+            for whole in _after(start, _open_ipc(file)[1]):
                 batch = whole.select(columns)
                 batch.validate(full=True)  # Arrow itself trusts the offsets in a file, and would read behind its end
-                for start in range(0, batch.num_rows, size):
-                    yield batch.slice(start, size)
+                for begin in range(0, batch.num_rows, size):
+                    yield batch.slice(begin, size)
+
+
+def _after(rows: int, batches: Iterable[Any]) -> Iterator[Any]:
+    """Batches without their first rows."""
+    for batch in batches:
+        if rows < batch.num_rows:
+            yield batch.slice(rows)
+        rows = max(0, rows - batch.num_rows)
 
 
 def _open_ipc(file: Any) -> tuple[Any, Iterator[Any]]:
@@ -153,12 +173,19 @@ def _is_binary(kind: Any) -> bool:
     return sized or pa.types.is_binary_view(kind)
 
 
+def _has_bytes(kind: Any) -> bool:
+    """Whether values of a type hold bytes, at any depth."""
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    return _is_binary(_plain_type(kind)) or any(_has_bytes(one) for one in inner)
+
+
 def _is_image_struct(kind: Any) -> bool:
     """Whether a type is that of Hugging Face's Image feature: a struct of bytes and path, one of them null."""
     if not pa.types.is_struct(kind):
         return False
     names = {field.name: field.type for field in kind}
-    return "bytes" in names and _is_binary(names["bytes"]) and ("path" not in names or _is_text(names["path"]))
+    path = names.get("path", pa.null())  # null: no row has one
+    return "bytes" in names and _is_binary(names["bytes"]) and (_is_text(path) or pa.types.is_null(path))
 
 
 def _as_python(column: Any) -> list[Any]:
@@ -188,3 +215,10 @@ def as_text(value: Any) -> Any:
     if isinstance(value, list):
         return [as_text(item) for item in cast("list[Any]", value)]
     return value
+
+
+def as_stored(value: Any) -> Any:
+    """A cell for a sample's JSON: bytes as text, dates and times in ISO 8601, decimal numbers as text."""
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    return str(value) if isinstance(value, decimal.Decimal) else as_text(value)

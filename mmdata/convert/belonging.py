@@ -18,27 +18,31 @@ class Kind(Enum):
     JSON = "a JSON table"
     ARROW = "a Parquet or Arrow table"
     FOLDER = "a folder of images, read without a table"
+    BOXES = "annotations of boxes"
     TARS = "WebDataset tars"
+    ROWS = "rows of a program"
 
 
 _TABLES = (Kind.DELIMITED, Kind.JSON, Kind.ARROW)
+_ROWS = (*_TABLES, Kind.ROWS)
 _BELONG: Mapping[str, tuple[Kind, ...]] = MappingProxyType(
     {
         "delimiter": (Kind.DELIMITED,),
         "quotes": (Kind.DELIMITED,),
         "columns": (Kind.DELIMITED,),
         "encoding": (Kind.DELIMITED, Kind.JSON),
+        "table": (*_TABLES, Kind.FOLDER, Kind.TARS, Kind.BOXES),
         "format": _TABLES,
-        "images": _TABLES,
-        "image_column": (*_TABLES, Kind.TARS),
-        "caption_columns": (*_TABLES, Kind.TARS),
-        "label_column": (*_TABLES, Kind.TARS),
-        "hash_column": _TABLES,
+        "images": (*_ROWS, Kind.BOXES),
+        "image_column": (*_ROWS, Kind.TARS),
+        "caption_columns": (*_ROWS, Kind.TARS),
+        "label_column": (*_ROWS, Kind.TARS),
+        "hash_column": _ROWS,
         "blur_boxes": _TABLES,
-        "contact": _TABLES,
-        "connections": _TABLES,
-        "ignore_opt_outs": _TABLES,
-        "allow_private_addresses": _TABLES,
+        "contact": _ROWS,
+        "connections": _ROWS,
+        "ignore_opt_outs": _ROWS,
+        "allow_private_addresses": _ROWS,
     }
 )
 """Kinds of source of each setting that does not belong to all."""
@@ -48,13 +52,13 @@ _FLAGS: Mapping[str, str] = MappingProxyType({"quotes": "no-quotes", "caption_co
 
 def refuse_strangers(path: Path, config: ConvertConfig, kind: Kind) -> None:
     """Raise ConfigError if the settings hold one that does not belong to this kind of source."""
-    wrong: dict[tuple[Kind, ...], list[str]] = {}
+    wrong: dict[str, list[str]] = {}
     for name, kinds in _BELONG.items():
         if kind not in kinds and getattr(config, name) != ConvertConfig.model_fields[name].default:
-            wrong.setdefault(kinds, []).append("--" + _FLAGS.get(name, name).replace("_", "-"))
+            wrong.setdefault(_of(kinds), []).append("--" + _FLAGS.get(name, name).replace("_", "-"))
     if not wrong:
         return
-    said = "; ".join(f"{', '.join(flags)} {_of(kinds)}" for kinds, flags in wrong.items())
+    said = "; ".join(f"{', '.join(flags)} {purpose}" for purpose, flags in wrong.items())
     advice = ", or give a table as the source" if kind is Kind.FOLDER else ""
     raise ConfigError(f"source '{path}': it is {kind.value}; {said}; leave out what is not for it{advice}")
 
@@ -62,4 +66,4 @@ def refuse_strangers(path: Path, config: ConvertConfig, kind: Kind) -> None:
 def _of(kinds: tuple[Kind, ...]) -> str:
     """Says what flags are for, as "only for a CSV or TSV table"."""
     named = ["a table"] if set(_TABLES) <= set(kinds) else [one.value for one in kinds if one in _TABLES]
-    return "only for " + " or ".join([*named, *(one.value for one in kinds if one not in _TABLES)])
+    return "only for " + " or ".join([*named, *(one.value for one in kinds if one not in _ROWS)])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from mmdata.convert.accounts import CannotPublish, add_up
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.conversion import Conversion, Track
 from mmdata.convert.engines import Engine, local
-from mmdata.convert.output import Run, are_complete, open_outputs
-from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.given_rows import Rows
+from mmdata.convert.given_source import open_rows
+from mmdata.convert.output import Output, Run, are_complete, open_outputs
+from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.rows import Source
 from mmdata.convert.sources import open_source
 from mmdata.errors import ConfigError, DamagedShard, DataError
@@ -47,7 +50,7 @@ class Report:
 
 
 def convert(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Rows,
     out: str | os.PathLike[str],
     config: ConvertConfig | None = None,
     *,
@@ -61,7 +64,9 @@ def convert(
 
     Args:
         source: a folder of images, a table, a JSON document, a folder with the table that `config` names or with
-            Parquet tables, or shards: a tar or a folder of tars. docs/convert.md lists them.
+            Parquet tables, or shards: a tar or a folder of tars. docs/convert.md lists them. Or the rows themselves:
+            dicts such as {"image": "a.jpg", "caption": "a dog"}, from a generator, a list, or a function that returns
+            them; see docs/convert.md#rows-of-a-program.
         out: the output folder, which may hold nothing else. Its `__mmdata__/quarantine.jsonl` lists each row left out.
             With `val_share`, the conversion is two such folders, `out/train` and `out/val`.
         config: settings; None takes the defaults.
@@ -77,9 +82,8 @@ def convert(
         OSError: the disk is full or broken. The same call goes on where this one ended.
     """
     folder, config = Path(out), config or ConvertConfig()
-    _check_places(local_folder(source), folder, config)
-    with open_outputs(folder, PARTS if config.val_share else ()) as outputs:
-        corpus, tokenizer = _open(source, folder, config, chosen)
+    with ExitStack() as stack:
+        corpus, config, tokenizer, outputs = _open(stack, source, folder, config, chosen)
         run = _describe(corpus, config, tokenizer)
         if was_complete := are_complete(outputs, run, overwrite=overwrite):
             for output in outputs:
@@ -144,9 +148,8 @@ def convert_part(
         raise ConfigError(
             "train_tokenizer: each part would read all captions; train it before, and give its folder as tokenizer"
         )
-    _check_places(local_folder(source), folder, config)
-    with open_outputs(folder, PARTS if config.val_share else (), shared=True) as outputs:
-        corpus, tokenizer = _open(source, folder, config, chosen)
+    with ExitStack() as stack:
+        corpus, config, tokenizer, outputs = _open(stack, source, folder, config, chosen, shared=True)
         run = _describe(corpus, config, tokenizer)
         if are_complete(outputs, run, overwrite=False):
             return PartReport(0, 0, 0)
@@ -158,23 +161,53 @@ def convert_part(
 
 
 def _check_places(path: Path, out: Path, config: ConvertConfig) -> None:
+    """Raise DataError if there is no such source, and ConfigError if the output lies in it."""
     if not path.exists():
         raise DataError(f"source '{path}': no such file or folder")
     if path.is_dir() and config.table is None and out.resolve().is_relative_to(path.resolve()):
         raise ConfigError(f"output '{out}' lies inside the source '{path}'; choose a folder beside it")
 
 
+class _Opened(NamedTuple):
+    """What a conversion works with; `config` is that of the rows that a program gives."""
+
+    corpus: Source
+    config: ConvertConfig
+    tokenizer: Tokenizer | None
+    outputs: list[Output]
+
+
 def _open(
-    source: str | os.PathLike[str], out: Path, config: ConvertConfig, chosen: ChosenRows | None
-) -> tuple[Source, Tokenizer | None]:
-    """The corpus, and the tokenizer that counts its captions."""
-    path = local_folder(source)
+    stack: ExitStack,
+    source: str | os.PathLike[str] | Rows,
+    out: Path,
+    config: ConvertConfig,
+    chosen: ChosenRows | None,
+    *,
+    shared: bool = False,
+) -> _Opened:
+    """Hold the output folder, and open the corpus and the tokenizer that counts its captions."""
+    path = local_folder(source) if isinstance(source, (str, os.PathLike)) else None
+    if path is not None:
+        _check_places(path, out, config)
+    outputs = stack.enter_context(open_outputs(out, PARTS if config.val_share else (), shared=shared))
+    if path is not None:
+        corpus = _open_corpus(path, config, chosen)
+    else:
+        if chosen is not None:
+            raise ConfigError("select: rows of shards with an index can be selected, and not those of a program")
+        config = config.model_copy(update={"keep": config.keep or (ALL,)})
+        corpus = stack.enter_context(open_rows(cast(Rows, source), config, outputs[0].folder))
+    tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
+    return _Opened(corpus, config, tokenizer, outputs)
+
+
+def _open_corpus(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -> Source:
     try:
-        corpus = open_source(path, config, chosen)
+        return open_source(path, config, chosen)
     except DamagedShard as error:
         instead = f"or leave the tars as they are and index what can be read: `mmdata index {path} --skip-damaged`"
         raise DamagedShard(error.what, f"{error.remedy}; {instead}", error.sample) from error
-    return corpus, Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
 
 
 def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None) -> Run:

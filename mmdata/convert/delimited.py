@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from mmdata.convert.headless import is_data, name_columns
 from mmdata.convert.tables import MAX_LINE, Table, TableOptions, TableRow, TextLines, refuse_twice
 from mmdata.errors import DataError
 
@@ -26,25 +28,32 @@ class DelimitedTable(Table):
         path: of the file.
         options: the delimiter is counted in the first lines unless they name it.
         usual: delimiter of its format, which is taken where the lines do not tell.
+
+    Attributes:
+        guessed: whether its first line is no header but a row with a URL, so that the columns were named by what they
+            hold.
     """
 
     def __init__(self, path: Path, options: TableOptions, *, usual: str = ",") -> None:
         self.path = path
         self._encoding = options.encoding
-        self._named = list(options.columns)
         self._dialect: dict[str, Any] = {
             "delimiter": options.delimiter or sniff_delimiter(path, options, usual=usual),
             "quoting": csv.QUOTE_MINIMAL if options.quotes else csv.QUOTE_NONE,
             "strict": True,
         }
-        self.columns = self._named or self._header()
+        self.columns = list(options.columns) or self._header()
+        self.guessed = not options.columns and is_data(self.columns)
+        if self.guessed:
+            self.columns = name_columns(self._first_records())
+        self._has_header = not (options.columns or self.guessed)
         refuse_twice(path, self.columns)
         self.types = dict.fromkeys(self.columns, "text")
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
         """All rows after the header; blank lines are skipped. See `Table.rows`."""
         records = self._records()
-        if not self._named:
+        if self._has_header:
             next(records, None)
         yield from records
 
@@ -56,6 +65,13 @@ class DelimitedTable(Table):
         if names is None:
             raise DataError(f"table '{self.path}': the file has no lines; the first is to name its columns")
         return [name.strip() for name in names]
+
+    def _first_records(self) -> list[list[str]]:
+        records: list[list[str]] = []
+        with suppress(csv.Error):  # the rows name it
+            for values in islice(self._reader(TextLines(self.path, self._encoding)), LINES_COUNTED):
+                records += [values] if values else []
+        return records
 
     def _reader(self, lines: TextLines) -> Any:
         return _reader(lines, self._dialect)

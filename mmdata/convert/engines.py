@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,9 +33,10 @@ Engine = Callable[[Job, Iterable[Unit]], Iterator[Receipt | Progress]]
 
 
 def local(num_workers: int | None = None) -> Engine:
-    """An engine of processes, one a worker; of threads in this process where there is but one unit, or URLs.
+    """An engine of processes, one a worker; or of threads in this process, where processes are of no use.
 
-    Images behind URLs are fetched in one process, which knows what it may ask of each server.
+    That is so if there is but one unit, if images are behind URLs, because one process knows what it may ask of each
+    server, and if a program gives rows that only it can read.
 
     Args:
         num_workers: None takes one for each core.
@@ -46,7 +48,7 @@ def local(num_workers: int | None = None) -> Engine:
 
         iterator = iter(units)
         first = list(islice(iterator, 2))
-        alone = workers == 1 or len(first) < 2 or any(map(has_url, first[0].rows or ()))
+        alone = workers == 1 or len(first) < 2 or any(map(has_url, first[0].rows or ())) or not _can_be_sent(job)
         engine = threads(workers) if alone else processes(workers)
         yield from engine(job, chain(first, iterator))
 
@@ -123,6 +125,15 @@ def chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
     iterator = iter(rows)
     while chunk := list(islice(iterator, size)):
         yield chunk
+
+
+def _can_be_sent(job: Job) -> bool:
+    """Whether another process can be given a conversion."""
+    try:
+        pickle.dumps(job.source)
+    except (TypeError, AttributeError, pickle.PicklingError):
+        return False
+    return True
 
 
 def _call_for_all(function: Callable[[Row], R], rows: list[Row]) -> list[R]:

@@ -14,12 +14,13 @@ from typing import Any
 
 from PIL import Image
 
+from mmdata.convert.annotations.boxes import KEY
 from mmdata.convert.blur import Box, blur, parse_boxes
 from mmdata.convert.expected import check_hash
 from mmdata.convert.fields import FieldReader
-from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.resize import Resize, as_jpeg
-from mmdata.convert.rows import Row, Source
+from mmdata.convert.rows import Row, Source, numbered_key
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.safe_read import read_inside
 from mmdata.shards import ImageInfo, Limits, Sample, probe
@@ -27,6 +28,7 @@ from mmdata.shards.images.decoder_warnings import name_warnings
 from mmdata.shards.images.probe import sniff
 from mmdata.shards.texts import Loss
 from mmdata.transform.decode import check_decodes, check_size, decode_pixels
+from mmdata.transform.jpeg import oriented_size
 from mmdata.transform.pillow import upright
 
 MAX_PATH_BYTES = 4096
@@ -94,7 +96,8 @@ class Examiner:
     def from_config(cls, source: Source, config: ConvertConfig) -> Examiner:
         """The examiner of a source's rows that a recipe asks for."""
         limits = Limits(min_side=config.min_side, max_aspect=config.max_aspect, max_pixels=config.max_pixels)
-        fields = FieldReader(source.root, source.has_captions, tuple(config.caption_templates or ()), source.classes)
+        templates, keeps_all = tuple(config.caption_templates or ()), ALL in config.keep
+        fields = FieldReader(source.root, source.has_captions, templates, source.classes, keeps_all)
         resize = Resize(config.resize) if config.resize else None
         decodes = config.check == "full"
         return cls(fields, limits, config.max_image_bytes, resize, config.quality, decodes=decodes)
@@ -120,7 +123,7 @@ class Examiner:
         except BadSample as bad:
             fault = (bad.reason, bad.detail)
             return Examined(row.number, row.place, path, merged_into=row.merged_into, fault=fault)
-        key = row.packed.key if row.packed else f"{row.number:09d}"
+        key = row.packed.key if row.packed else row.key or numbered_key(row.number)
         extra = _with_sizes(fields.extra, shrunk_from, info) if shrunk_from else fields.extra
         extra = {"blurred": len(boxes), **extra} if boxes else extra
         digest = image_digest(original)
@@ -138,8 +141,8 @@ class Examiner:
             is_table=not (row.packed or row.sidecars),
         )
 
-    def _prepare(self, original: bytes, boxes: list[Box]) -> tuple[bytes, ImageInfo, tuple[int, int] | None]:
-        """The image to store, its header and, if it was shrunk, (height, width) of the original as displayed."""
+    def _prepare(self, original: bytes, boxes: list[Box]) -> tuple[bytes, ImageInfo, ImageInfo | None]:
+        """The image to store, its header and, if it was shrunk, the header of the original."""
         info = probe(original, limits=self.limits)
         resize = self.resize if self.resize is not None and self.resize.applies(info) else None
         if resize is None and not boxes:
@@ -149,10 +152,9 @@ class Examiner:
         pixels = decode_pixels(original, info.format, checked=True)
         check_size(info, *pixels.shape[:2])
         image = upright(Image.fromarray(pixels), info.orientation)
-        size = (image.height, image.width)
         image = blur(image, boxes) if boxes else image
         image = resize(image) if resize else image
-        return *as_jpeg(image, original, info.format, quality=self.quality), size if resize else None
+        return *as_jpeg(image, original, info.format, quality=self.quality), info if resize else None
 
     def read_image(self, row: Row) -> bytes:
         """The bytes of a row's image.
@@ -225,12 +227,16 @@ def _path_in(data: bytes) -> str:
     return text if text.isprintable() else ""
 
 
-def _with_sizes(extra: dict[str, Any], original: tuple[int, int], smaller: ImageInfo) -> dict[str, Any]:
+def _with_sizes(extra: dict[str, Any], shrunk_from: ImageInfo, smaller: ImageInfo) -> dict[str, Any]:
     """Metadata of a shrunk image: "original_height" and "original_width" are added, "height" and "width" updated.
 
-    An original size in the metadata is that of an earlier original, and stays.
+    An original size in the metadata is that of an earlier original, and stays. Where the original has boxes, they are
+    of its pixels before they were turned upright, so "original_orientation" says how they were.
     """
+    original = oriented_size(shrunk_from.height, shrunk_from.width, shrunk_from.orientation)
     sizes = {"original_height": original[0], "original_width": original[1]}
+    if KEY in extra and shrunk_from.orientation != 1:
+        sizes["original_orientation"] = shrunk_from.orientation
     if (extra.get("height"), extra.get("width")) in (original, original[::-1]):  # before or after orientation
         extra = {**extra, "height": smaller.height, "width": smaller.width}
     return {**sizes, **extra}

@@ -46,12 +46,14 @@ class FieldReader:
         has_captions: whether the corpus has captions; if not, each row needs a label.
         templates: make the captions of a row that has a label and no caption.
         classes: names of the class numbers, if the corpus declares them.
+        keeps_all: whether all metadata is kept; then a value that cannot be stored is lost, and does not cost the row.
     """
 
     root: str
     has_captions: bool = True
     templates: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    keeps_all: bool = False
 
     def __call__(self, row: Row) -> Fields:
         """Captions, label and kept columns of a row, from the row itself or from the files of its sample.
@@ -64,7 +66,9 @@ class FieldReader:
         """
         if not (row.packed or row.sidecars):
             label = _table_label(row.label)
-            return Fields(self._captions(row, label), label, _extra(row.extra), {})
+            captions, lost = self._captions(row, label), dict[Loss, str]()
+            extra = _storable(row.extra, lost, room=_room(captions)) if self.keeps_all else _extra(row.extra)
+            return Fields(captions, label, extra, lost)
         needs_caption = self.has_captions and not self.templates
         if row.packed:
             texts = row.packed.texts(needs_caption=needs_caption)
@@ -73,10 +77,9 @@ class FieldReader:
         captions = texts.captions or self._made(texts.label)
         losses = dict(texts.losses)
         extra = {name: value if value is not None else texts.metadata.get(name) for name, value in row.extra.items()}
-        if row.packed and not extra:
-            extra = {name: value for name, value in texts.metadata.items() if name not in RESERVED}
-        room = MAX_CAPTION_BYTES - JSON_BYTES_ASIDE - len(json.dumps(captions, ensure_ascii=False).encode())
-        return Fields(captions, texts.label, _storable(extra, losses, room=room), losses)
+        if self.keeps_all or (row.packed and not extra):
+            extra = {**{name: value for name, value in texts.metadata.items() if name not in RESERVED}, **extra}
+        return Fields(captions, texts.label, _storable(extra, losses, room=_room(captions)), losses)
 
     def _captions(self, row: Row, label: int | str | None) -> list[str]:
         """All captions of a table's row, cleaned; empty ones are left out if another has text."""
@@ -84,8 +87,7 @@ class FieldReader:
             raise BadSample(Reason.MISSING_CAPTION, "no .txt, .caption or .json of the same name")
         present: list[Any] = []
         for value in row.captions:
-            listed = as_list(value) if isinstance(value, str) else value
-            present.extend(cast("list[Any]", listed) if isinstance(listed, list) else [value])
+            present.extend(_said(value))
         if all(value is None for value in present):
             return self._made(label)
         for value in present:
@@ -108,7 +110,12 @@ class FieldReader:
             detail = f"class {label} has no name to put into a caption template; give names as labels"
             raise BadSample(Reason.MISSING_CAPTION, detail)
         name = self.classes[label] if isinstance(label, int) else label
-        return [clean_caption(template.replace("{}", name.replace("_", " "))) for template in self.templates]
+        return [clean_caption(caption) for caption in fill_templates(self.templates, name)]
+
+
+def fill_templates(templates: Iterable[str], name: str) -> list[str]:
+    """Captions of a name: `fill_templates(["a photo of a {}."], "polar_bear") == ["a photo of a polar bear."]`."""
+    return [template.replace("{}", name.replace("_", " ")) for template in templates]
 
 
 def _sidecar_texts(sidecars: Iterable[str], root: str, *, needs_caption: bool) -> Texts:
@@ -122,6 +129,18 @@ def _sidecar_texts(sidecars: Iterable[str], root: str, *, needs_caption: bool) -
             raise BadSample(_ABOUT_CAPTIONS.get(bad.reason, bad.reason), bad.detail) from bad
 
     return read_texts([kind for kind in SIDECAR_KINDS if f".{kind}" in paths], read, needs_caption=needs_caption)
+
+
+def _said(value: Any) -> list[Any]:
+    """The captions in a cell: of a list, also one as text, its items; of sentences such as {"raw": …}, their text."""
+    value = _raw(value)
+    listed = as_list(value) if isinstance(value, str) else value
+    return [_raw(one) for one in cast("list[Any]", listed)] if isinstance(listed, list) else [value]
+
+
+def _raw(value: Any) -> Any:
+    """Of a sentence of Karpathy's splits its text, or of all sentences of an image in one object their texts."""
+    return cast("dict[str, Any]", value)["raw"] if isinstance(value, dict) and "raw" in value else value
 
 
 def _check_unicode(value: Any) -> None:
@@ -156,6 +175,11 @@ def _extra(values: dict[str, Any]) -> dict[str, Any]:
     if losses:
         raise BadSample(Reason.BROKEN_ROW, losses[Loss.METADATA_UNUSABLE])
     return extra
+
+
+def _room(captions: list[str]) -> int:
+    """Bytes of JSON that are left for the metadata of a sample with these captions."""
+    return MAX_CAPTION_BYTES - JSON_BYTES_ASIDE - len(json.dumps(captions, ensure_ascii=False).encode())
 
 
 def _storable(values: dict[str, Any], losses: dict[Loss, str], *, room: int | None = None) -> dict[str, Any]:

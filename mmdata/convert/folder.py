@@ -8,11 +8,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mmdata.convert.fields import FieldReader
-from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.rows import Row
 from mmdata.convert.tables import SUFFIXES as TABLE_SUFFIXES
 from mmdata.convert.tables import choose_part
@@ -66,7 +67,7 @@ class FolderSource:
 
     def __init__(self, folder: Path, config: ConvertConfig) -> None:
         self.root = os.path.realpath(folder)
-        self._keep = config.keep
+        self._keep = [name for name in config.keep if name != ALL]
         self._outside: list[str] = []  # images beside the folder that holds the classes
         if config.split is not None:
             self.root = _part(self.root, config.split)
@@ -150,6 +151,10 @@ class FolderSource:
             fault = (Reason.MISSING_CAPTION, "the image has no caption, and lies in none of the folders of classes")
             yield Row(number, place, place, fault=fault)
             number += 1
+
+    def rows_from(self, start: int) -> Iterator[Row]:
+        """All rows from one on. See `Source.rows_from`."""
+        return islice(self.rows(), start, None)
 
     def describe(self) -> dict[str, Any]:
         """A hash of all names and sizes. See `Source.describe`."""

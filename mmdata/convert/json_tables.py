@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from mmdata.convert.compressed import naming_damage
 from mmdata.convert.folder import IMAGE_SUFFIXES
 from mmdata.convert.tables import Table, TableRow, TextLines, open_text, shown
 from mmdata.errors import DataError, excerpt
@@ -62,14 +63,12 @@ class JsonTable(Table):
     def __init__(self, path: Path, encoding: str = "utf-8") -> None:
         self.path = path
         self.types: dict[str, str] = {}
-        if (size := path.stat().st_size) > MAX_DOCUMENT_BYTES:
-            raise DataError(
-                f"table '{path}': a JSON document of {size} bytes; it would be held in memory, and at most "
-                f"{MAX_DOCUMENT_BYTES} are: write its rows as JSON Lines, one object a line"
-            )
+        _refuse_large(path, path.stat().st_size)
+        with naming_damage(path), open_text(path, encoding) as file:
+            text = file.read(MAX_DOCUMENT_BYTES + 1)
+        _refuse_large(path, len(text))  # of one that is compressed
         try:
-            with open_text(path, encoding) as file:
-                document = parse_json(file.read())
+            document = parse_json(text)
         except (ValueError, RecursionError) as error:
             raise DataError(f"table '{path}': not JSON: {error}") from error
         self._rows = list(_rows_of(path, document))
@@ -79,6 +78,14 @@ class JsonTable(Table):
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
         """All rows. See `Table.rows`."""
         return iter(self._rows)
+
+
+def _refuse_large(path: Path, size: int) -> None:
+    if size > MAX_DOCUMENT_BYTES:
+        raise DataError(
+            f"table '{path}': a JSON document of {size} bytes; it would be held in memory, and at most "
+            f"{MAX_DOCUMENT_BYTES} are: write its rows as JSON Lines, one object a line"
+        )
 
 
 def _rows_of(path: Path, document: Any) -> Iterator[TableRow]:
@@ -120,7 +127,7 @@ def _coco(path: Path, images: Sequence[Any], annotations: Sequence[Any]) -> Iter
     if not any("caption" in annotation for annotation in annotations):
         raise DataError(
             f"table '{path}': COCO annotations without captions (their keys: {shown(list(annotations[0]))}); give the "
-            "file of captions, such as captions_train2017.json"
+            "file of captions (captions_train2017.json), or of boxes (instances_train2017.json)"
         )
     captions: dict[Any, list[Any]] = {}
     for annotation in annotations:

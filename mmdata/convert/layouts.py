@@ -10,6 +10,7 @@ import os
 import re
 from pathlib import Path
 
+from mmdata.convert.annotations import annotation_parts
 from mmdata.convert.folder import IMAGE_SUFFIXES, PARTS
 from mmdata.convert.tables import choose_part
 from mmdata.errors import DataError
@@ -30,7 +31,10 @@ def find_tables_of_folder(folder: Path, split: str | None) -> list[Path]:
         if (folder / name).is_file():
             return [folder / name]
     parts = _parts_of_tables(folder)
-    return choose_part(folder, parts, split) if parts else []
+    tables = choose_part(folder, parts, split) if parts else []
+    if parts and not tables:
+        raise DataError(f"dataset '{folder}': its part '{split or next(iter(parts))}' has no rows; the corpus is empty")
+    return tables
 
 
 def find_parts(folder: Path) -> list[str]:
@@ -38,7 +42,9 @@ def find_parts(folder: Path) -> list[str]:
     if not folder.is_dir() or any((folder / name).is_file() for name in METADATA):
         return []
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    return list(_parts_of_tables(folder)) or [name for name in names if name.lower() in PARTS]
+    return (
+        annotation_parts(folder) or list(_parts_of_tables(folder)) or [name for name in names if name.lower() in PARTS]
+    )
 
 
 def _parts_of_tables(folder: Path) -> dict[str, list[Path]]:

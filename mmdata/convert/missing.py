@@ -13,32 +13,36 @@ SHOWN_CHARACTERS = 200
 FILES_SEEN = 20_000
 """Files below the folder of the table among which one of the image's name is looked for."""
 
+_OF = {"table": "table's", "annotations": "annotations'"}
+"""Whose the paths are, for each kind of source that has some."""
+
 
 def where_looked(source: Source, path: str) -> str:
     """For a message about a table of which no image is found: where the first was looked for, and the remedy.
 
     Args:
-        source: any; the text is empty for one without paths in a table.
+        source: any; the text is empty for one without paths in a table, or in annotations.
         path: of the image, as the table gives it; "" if the table holds none.
     """
-    if source.describe()["kind"] != "table" or not path or "://" in path or "\0" in path:
+    kind = source.describe()["kind"]
+    if kind not in _OF or not path or "://" in path or "\0" in path:
         return ""
     looked = path if os.path.isabs(path) else os.path.join(source.root, path)
-    relative = "" if os.path.isabs(path) else f"the table's paths are relative to '{source.root}', and "
+    relative = "" if os.path.isabs(path) else f"the {_OF[kind]} paths are relative to '{source.root}', and "
     said = f"; {relative}{excerpt(looked, SHOWN_CHARACTERS)} does not exist"
-    return f"{said}: {_remedy(source.root, path)}"
+    return f"{said}: {_remedy(source.root, path, kind)}"
 
 
-def _remedy(root: str, path: str) -> str:
+def _remedy(root: str, path: str, kind: str) -> str:
     found = _of_that_name(root, path)
     if found is None and os.path.isabs(path):
-        return "give the table paths that exist on this machine, absolute ones or relative to --images FOLDER"
+        return f"give the {kind} paths that exist on this machine, absolute ones or relative to --images FOLDER"
     if found is None:
         return "name the folder that they are relative to with --images FOLDER"
     wrong, right = _without_common_end(path, found)
     if not wrong:
         return f"{os.path.join(root, found)!r} does, so name the folder with --images {os.path.join(root, right)}"
-    return f"{os.path.join(root, found)!r} does, so write {right!r} in place of {wrong!r} in the table"
+    return f"{os.path.join(root, found)!r} does, so write {right!r} in place of {wrong!r} in the {kind}"
 
 
 def _of_that_name(root: str, path: str) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmdata.convert.arrow import ARROW_MAGIC, ArrowFile, ParquetTable
+from mmdata.convert.compressed import SUFFIXES, compression_of, name_inside, naming_damage, open_bytes
 from mmdata.convert.delimited import DelimitedTable
 from mmdata.convert.json_tables import JsonLinesTable, JsonTable, parse_json
 from mmdata.convert.tables import Table, TableFormat, TableOptions
@@ -30,6 +31,7 @@ FORMATS: dict[str, TableFormat] = {
 PARQUET_MAGIC = b"PAR1"
 HEAD_BYTES = 2**16
 """First bytes of a file that tell its format."""
+BLOCK_BYTES = 2**20
 LINES_SEEN = 10
 """Lines among which one must be an object in JSON Lines."""
 
@@ -86,6 +88,10 @@ def open_table(path: Path, options: TableOptions | None = None) -> Table:
     options = options or TableOptions()
     check_regular(path, "table")
     kind = options.format or find_format(path, options)
+    if kind in ("parquet", "arrow") and (compression := compression_of(path)):
+        raise DataError(
+            f"table '{path}': {kind} in {compression}, and only text is read from a stream; unpack it first"
+        )
     if kind in ("csv", "tsv"):
         return DelimitedTable(path, options, usual="," if kind == "csv" else "\t")
     if kind == "jsonl":
@@ -105,8 +111,8 @@ def find_format(path: Path, options: TableOptions) -> TableFormat | None:
     A .json that holds a JSON object a line is JSON Lines, a .jsonl that begins with "[" is a JSON document, and a .txt
     with one delimiter in all its first lines is a CSV.
     """
-    suffix = path.suffix.lower()
-    with path.open("rb") as file:
+    suffix = Path(name_inside(path)).suffix.lower()
+    with naming_damage(path), open_bytes(path) as file:
         head = file.read(HEAD_BYTES).removeprefix(b"\xef\xbb\xbf")
     if head.startswith(PARQUET_MAGIC):
         return "parquet"
@@ -144,6 +150,10 @@ def _what_it_is(path: Path) -> str:
         return (
             f"a compressed tar, which is not read; unpack it to a plain .tar first (gunzip '{path.name}', or zstd -d)"
         )
+    if name.endswith(SUFFIXES) and compression_of(path):
+        return "a packed file whose name does not say what is in it, as one in .csv.gz does; say it with --format"
+    if name.endswith(SUFFIXES):
+        return "called a packed file, and its first bytes are not those of one; fetch it again, or rename it"
     if name.endswith(ARCHIVES):
         return "a packed file, which is not read; unpack it, and give the table or folder that comes out"
     if name.endswith(".txt"):
@@ -154,11 +164,20 @@ def _what_it_is(path: Path) -> str:
 
 
 def fingerprint(path: Path) -> FilePrint:
-    """Hash a table's file and count its lines."""
+    """Hash a table's file and count its lines; if it is compressed, those inside."""
     digest, size, lines = hashlib.sha256(), 0, 1
+    is_plain = compression_of(path) is None
     with path.open("rb") as file:
-        while block := file.read(2**20):
+        while block := file.read(BLOCK_BYTES):
             digest.update(block)
             size += len(block)
-            lines += max(block.count(b"\n"), block.count(b"\r"))  # either may end a line, and both together
+            lines += _count_lines(block) if is_plain else 0
+    if not is_plain:
+        with naming_damage(path), open_bytes(path) as file:
+            while block := file.read(BLOCK_BYTES):
+                lines += _count_lines(block)
     return FilePrint(path.name, size, digest.hexdigest(), lines)
+
+
+def _count_lines(block: bytes) -> int:
+    return max(block.count(b"\n"), block.count(b"\r"))  # either may end a line, and both together

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.folder import IMAGE_SUFFIXES
-from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.rows import PackedFiles, Row
 from mmdata.errors import BadSample, DataError, Reason, excerpt
 from mmdata.hashing import hash64
@@ -65,7 +66,7 @@ class PackedSource:
         self._tars = find_shards(path)
         folder = self._tars[0].parent
         self.root = os.path.realpath(folder)
-        self._keep = config.keep
+        self._keep = [name for name in config.keep if name != ALL]
         self._numbers: dict[str, int] | None = None
         self.classes: tuple[str, ...] = ()
         self._manifest = None if manifest_prefix(folder) is None else Manifest.read(folder)
@@ -94,6 +95,10 @@ class PackedSource:
                 for group in SampleReader(read_members(file, name=tar.name), name=tar.name):
                     yield self._row(number, tar, group, indexed)
                     number += 1
+
+    def rows_from(self, start: int) -> Iterator[Row]:
+        """All rows from one on. See `Source.rows_from`."""
+        return islice(self.rows(), start, None)
 
     def describe(self) -> dict[str, Any]:
         """A hash of the tars' names and sizes. See `Source.describe`."""

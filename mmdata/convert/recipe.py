@@ -16,6 +16,8 @@ from mmdata.shipped import shipped
 
 RESERVED = frozenset({"captions", "caption", "label"})
 """Names in a sample's JSON with a meaning of their own."""
+ALL = "*"
+"""In `keep`: all columns of a table, or all keys of the JSON of a sample's files."""
 
 
 def _delimiter(value: object) -> object:
@@ -95,7 +97,8 @@ class ConvertConfig(Settings):
     quotes: bool = True
     """Whether fields of a CSV or TSV may be quoted; False reads every quotation mark as text."""
     keep: tuple[str, ...] = ()
-    """Further columns to store in each sample's JSON; "path" is the image's path."""
+    """Further columns to store in each sample's JSON; "path" is the image's path, and "*" stands for all that are
+    neither image, captions nor label (of files: all keys of their JSON)."""
     group_by: Literal["image", "content", "none"] | None = None
     """Which rows become one sample with all their captions: those with the same path ("image"), those whose images are
     equal byte for byte ("content", which reads every image twice), or none. None groups a table by image, unless

@@ -80,6 +80,7 @@ class Row:
         url: that `image`, the bytes, was fetched from; "" for none.
         hash: of the image's bytes as the table gives it, or None.
         boxes: of the image, which are blurred, as the table gives them; None for none.
+        key: of its sample in the shards; "" takes the row's number.
         merged_into: number of the row that takes this row's captions; None for a row of its own.
         fault: reason and detail if the row could not be read.
     """
@@ -97,8 +98,14 @@ class Row:
     url: str = ""
     hash: Any = None
     boxes: Any = None
+    key: str = ""
     merged_into: int | None = None
     fault: tuple[Reason, str] | None = None
+
+
+def numbered_key(number: int) -> str:
+    """The key of a row that has none of its own."""
+    return f"{number:09d}"
 
 
 class Source(Protocol):
@@ -125,6 +132,10 @@ class Source(Protocol):
 
     def rows(self) -> Iterator[Row]:
         """All rows, in the same order every time."""
+        ...
+
+    def rows_from(self, start: int) -> Iterator[Row]:
+        """The rows from number `start` on. Only called where rows hold images, which it does not read for nothing."""
         ...
 
     def describe(self) -> dict[str, Any]:

@@ -7,18 +7,26 @@ so that one bad cell costs one row.
 from __future__ import annotations
 
 import codecs
+import io
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 
+from mmdata.convert import compressed
+from mmdata.convert.compressed import naming_damage, open_bytes
 from mmdata.errors import ConfigError, DataError, excerpt
 
 T = TypeVar("T")
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".arrow", ".feather")
+TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+SUFFIXES = (
+    *(*TEXT_SUFFIXES, ".parquet", ".pq", ".arrow", ".feather"),
+    *(text + packed for text in TEXT_SUFFIXES for packed in compressed.SUFFIXES),
+)
 MAX_LINE = 64 * 2**20
 """Longest line of a text table; a file with a longer one is something else."""
 MAX_NAMES = 20
@@ -73,6 +81,7 @@ class Table(ABC):
         types: type of each column; several tables must agree. Empty if the format has no types.
         num_rows: None if that is not known without reading the rows.
         images: columns whose cells may be whole images instead of paths.
+        binary: columns whose cells hold bytes, which JSON cannot.
     """
 
     path: Path
@@ -80,14 +89,23 @@ class Table(ABC):
     types: dict[str, str]
     num_rows: int | None = None
     images: tuple[str, ...] = ()
+    binary: tuple[str, ...] = ()
 
     @abstractmethod
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
         """All rows, in order, with at least these columns; a cell of a binary column holds bytes."""
 
+    def rows_from(self, columns: Sequence[str], start: int) -> Iterator[TableRow]:
+        """The rows from number `start` on; see `rows`."""
+        return islice(self.rows(columns), start, None)
+
     def class_names(self, column: str) -> tuple[str, ...]:
         """Names of the class numbers in a column, if the file has them; else empty."""
         return ()
+
+    def how_to_name(self, purpose: str) -> str:
+        """For messages: what names the column of a purpose, such as "image", where it has no usual name."""
+        return f"name it with --{purpose}-column, or, if the table has no header line, all with --columns image,caption"
 
 
 def refuse_twice(path: Path, columns: Sequence[str]) -> None:
@@ -150,7 +168,7 @@ class TextLines:
     def __iter__(self) -> Iterator[str]:
         number = 0
         try:
-            with open_text(self._path, self._encoding) as file:
+            with naming_damage(self._path), open_text(self._path, self._encoding) as file:
                 while line := file.readline(MAX_LINE):
                     number += 1
                     if len(line) == MAX_LINE:
@@ -165,9 +183,9 @@ class TextLines:
 
 
 def open_text(path: Path, encoding: str) -> TextIO:
-    """A text file for reading; bytes that do not fit the encoding become surrogates where it allows that."""
+    """A text file for reading, decompressed; bytes that do not fit the encoding become surrogates where it can."""
     name = "utf-8-sig" if is_utf8(encoding) else encoding
-    return path.open(encoding=name, errors="surrogateescape", newline="")
+    return io.TextIOWrapper(open_bytes(path), encoding=name, errors="surrogateescape", newline="")
 
 
 def is_utf8(encoding: str) -> bool:
@@ -176,7 +194,7 @@ def is_utf8(encoding: str) -> bool:
 
 
 def _refuse_utf16(path: Path) -> None:
-    with path.open("rb") as file:
+    with naming_damage(path), open_bytes(path) as file:
         head = file.read(4)
     if head[:2] in (b"\xff\xfe", b"\xfe\xff") or (len(head) == 4 and 0 in (head[0], head[1]) and head[2:] != b"\0\0"):
         raise DataError(

@@ -84,7 +84,7 @@ class Job:
         if unit.rows is not None:
             return unit.rows
         assert self.source is not None
-        return islice(self.source.rows(), unit.start, unit.stop)
+        return islice(self.source.rows_from(unit.start), len(unit))
 
 
 class UnitWriter:

@@ -40,6 +40,7 @@ class Loss(str, Enum):
     SECOND_IMAGE = "second_image"  # further images of the sample: the first is used
     METADATA_UNUSABLE = "metadata_unusable"  # a value that strict JSON cannot hold
     OTHER_LABEL = "other_label"  # rows of one image have several labels; the first one was taken
+    BOX_UNUSABLE = "box_unusable"  # it has no area, no number, or a category that is not listed
 
     def __str__(self) -> str:
         return self.value

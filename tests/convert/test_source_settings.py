@@ -92,7 +92,11 @@ def test_folder_that_is_not_one_corpus_says_what_it_holds(
             {"encoding": "latin-1"},
             "it is a Parquet or .*; --encoding only for a CSV or .* or a JSON table;",
         ),
-        ("t.tar", {"images": "x", "format": "csv"}, "it is WebDataset tars; --format, --images only for a table;"),
+        (
+            "t.tar",
+            {"images": "x", "format": "csv"},
+            "it is WebDataset tars; --format only for a table; --images only for a table or annotations of boxes;",
+        ),
         (
             "t.json",
             {"table": "other.json"},

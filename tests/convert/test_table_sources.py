@@ -82,13 +82,13 @@ def test_parquet_schemas_that_differ_say_which_column_and_types(corpus: Path, ma
         ("t.jsonl", '{"a": 1\n{"b": 2\n', r"no line of it is a JSON object \(t.jsonl, line 1: .*--format json"),
         (
             "t.json",
-            '{"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"image_id": 1, "bbox": [1, 2]}]}',
-            r"COCO annotations without captions \(their keys: image_id, bbox\); give the file of captions, such as",
+            '{"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"image_id": 1, "segments_info": []}]}',
+            r"COCO annotations without captions \(their keys: image_id, segments_info\); give the file of captions",
         ),
         ("t.txt", "a photo\nof a dog\n", "a text file whose lines have no fields; .* --delimiter and --format csv"),
         ("t.tgz", "x", r"a compressed tar, which is not read; unpack it to a plain .tar first \(gunzip 't.tgz'"),
         ("t.tar.zst", "x", "a compressed tar, which is not read"),
-        ("t.csv.gz", "x", "a packed file, which is not read; unpack it, and give the table or folder that comes out"),
+        ("t.csv.xz", "x", "a packed file, which is not read; unpack it, and give the table or folder that comes out"),
         ("t.zip", "x", "a packed file"),
         ("t.xlsx", "x", "unknown kind '.xlsx'; known: .csv .tsv .txt .jsonl .json .parquet .arrow"),
         (
