@@ -25,7 +25,7 @@ GROUND = [
 TOP = [*GROUND, "cli", "config"]
 DATA_HALF = [
     *(*TOP, "shards", "join", "plan", "transform", "loader", "samplers", "streaming", "compositional", "convert"),
-    "duplicates",
+    *("duplicates", "push"),
 ]
 
 MAY_IMPORT: dict[str, list[str]] = {
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "compositional": [*TOP, "shards", "plan", "transform", "loader"],
     "convert": [*TOP, "shards", "transform"],
     "duplicates": [*TOP, "shards", "transform"],
+    "push": [*TOP, "shards"],
     "train": ["atomic", "batch", "config", "encoded_images", "errors", "recognize", "renamed"],
     "trained": [*DATA_HALF, "train"],
     "inspect": [*DATA_HALF, "train", "trained"],

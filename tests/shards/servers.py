@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 class Server(ThreadingHTTPServer):
     """Every `fault_every`-th request meets the next of FAULTS: the connection is reset, status 500, half of the body,
     or a late start. `answers` overrides a path with a status, with other bytes, or with a function that answers;
-    `requests` lists (path, range), and `sent` counts the bytes of the bodies."""
+    `requests` lists (path, range), `commands` "METHOD path?query", and `sent` counts the bytes of the bodies."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -39,6 +39,7 @@ class Server(ThreadingHTTPServer):
         self.folder, self.behind, self.fault_every, self.ranges = folder, behind, fault_every, ranges
         self.answers: dict[str, int | bytes | Callable[[BaseHTTPRequestHandler], None]] = {}
         self.requests: list[tuple[str, str | None]] = []
+        self.commands: list[str] = []
         self.faults: list[str] = []
         self.sent = 0
         self.linger_s = 0.0  # between the last byte of a cut answer and the end of its connection
@@ -89,6 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path, range_ = unquote(urlsplit(self.path).path), self.headers.get("Range")
+        self.server.commands.append(f"{self.command} {unquote(self.path)}")
         fault = self.server.next_fault(path, range_)
         if self.server.held and path.endswith(self.server.held):
             self.server.holding.set()
@@ -121,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
         time.sleep(self.server.linger_s if fault == "cut" else 0)
 
-    do_GET = do_HEAD = do_PUT = do_POST = _answer
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer
 
     def _forward(self, content: bytes) -> Answer:
         connection = http.client.HTTPConnection(self.server.behind, timeout=30)

@@ -382,7 +382,7 @@ def _may_pass(error: BaseException) -> bool:
     """Whether the same request may succeed later."""
     final = (
         *(FileNotFoundError, IsADirectoryError, NotADirectoryError, NotImplementedError, ImportError),
-        *(WrongAnswer, DataError, Interrupted),
+        *(WrongAnswer, ConfigError, DataError, Interrupted),
     )
     return not (
         not isinstance(error, Exception) or isinstance(error, final) or is_denied(error) or _status(error) in _FINAL

@@ -1,0 +1,90 @@
+"""Sends a large file to S3 in parts. Parts that an upload that was killed has sent are not sent again.
+
+The file is seen when all parts are there. Before that its hash is compared, over the bytes that were read for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from threading import Event
+from typing import Any
+
+from mmdata.errors import DataError, Interrupted
+from mmdata.push.files import PushedFile
+
+PART_BYTES = 64 * 2**20
+"""Size of a part; a larger file has larger parts, as there are at most MAX_PARTS."""
+MAX_PARTS = 10_000
+
+
+def upload_in_parts(
+    client: Any, place: dict[str, str], file: PushedFile, *, stop: Event, resume: bool, **condition: str
+) -> None:
+    """Send a file, the parts one after another.
+
+    Args:
+        client: of botocore.
+        place: Bucket and Key.
+        file: to send.
+        stop: ends the upload between two parts.
+        resume: go on with an upload that was begun, if there is one.
+        condition: for the last request, which makes the file seen.
+
+    Raises:
+        DataError: the content is not the one expected; nothing of it is left there.
+        Interrupted: `stop` was set.
+    """
+    upload = _unfinished(client, place) if resume else None
+    if upload is None:
+        settings = {"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": file.sha256}}
+        upload = client.create_multipart_upload(**place, **settings)["UploadId"]
+        there: dict[int, dict[str, Any]] = {}
+    else:
+        there = _parts(client, place, upload)
+    parts: list[dict[str, Any]] = []
+    try:
+        for number, data in enumerate(file.chunks(max(PART_BYTES, -(-file.bytes // MAX_PARTS))), start=1):
+            if stop.is_set():
+                raise Interrupted(place["Key"])
+            checksum = encoded(hashlib.sha256(data).digest())
+            tag = _tag_of_same(there.get(number), data, checksum)
+            if tag is None:
+                settings = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
+                tag = client.upload_part(**place, UploadId=upload, PartNumber=number, Body=data, **settings)["ETag"]
+            parts.append({"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum})
+    except DataError:
+        client.abort_multipart_upload(**place, UploadId=upload)
+        raise
+    client.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts}, **condition)
+
+
+def encoded(digest: bytes) -> str:
+    """A hash as S3 writes it."""
+    return base64.b64encode(digest).decode()
+
+
+def _unfinished(client: Any, place: dict[str, str]) -> str | None:
+    """An upload of this file that was begun; None also if these may not be listed."""
+    from botocore.exceptions import ClientError
+
+    try:
+        found = client.list_multipart_uploads(Bucket=place["Bucket"], Prefix=place["Key"]).get("Uploads", [])
+    except ClientError:
+        return None
+    return next((item["UploadId"] for item in found if item["Key"] == place["Key"]), None)
+
+
+def _parts(client: Any, place: dict[str, str], upload: str) -> dict[int, dict[str, Any]]:
+    pages = client.get_paginator("list_parts").paginate(**place, UploadId=upload)
+    return {item["PartNumber"]: item for page in pages for item in page.get("Parts", ())}
+
+
+def _tag_of_same(part: dict[str, Any] | None, data: bytes, checksum: str) -> str | None:
+    """The ETag of a part that is there, if it has this content."""
+    if part is None or part["Size"] != len(data):
+        return None
+    if "ChecksumSHA256" in part:
+        return part["ETag"] if part["ChecksumSHA256"] == checksum else None
+    is_same = part["ETag"].strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest()
+    return part["ETag"] if is_same else None
