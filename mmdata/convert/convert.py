@@ -16,11 +16,15 @@ from mmdata.convert.given_rows import Rows
 from mmdata.convert.given_source import open_rows
 from mmdata.convert.output import Run, are_complete, open_outputs
 from mmdata.convert.recipe import ALL, ConvertConfig
+from mmdata.convert.remote_tables import fetched
 from mmdata.convert.rows import Source
 from mmdata.convert.sources import open_source
-from mmdata.errors import ConfigError, DamagedShard, DataError
+from mmdata.convert.table_source import TableSource
+from mmdata.errors import ConfigError, DamagedShard, DataError, excerpt
 from mmdata.shards import Manifest
 from mmdata.shards.folder import local_folder
+from mmdata.shards.remote.fetch import display_name
+from mmdata.shards.remote.urls import is_url
 from mmdata.transform.text import Tokenizer
 
 PARTS = ("train", "val")
@@ -65,7 +69,7 @@ def convert(
         source: a folder of images, a table, a JSON document, a folder with the table that `config` names or with
             Parquet tables, or shards: a tar or a folder of tars. docs/convert.md lists them. Or the rows themselves:
             dicts such as {"image": "a.jpg", "caption": "a dog"}, from a generator, a list, or a function that returns
-            them; see docs/convert.md#rows-of-a-program.
+            them; see docs/convert.md#rows-of-a-program. A table or a folder of tables may be behind a URL.
         out: the output folder, which may hold nothing else. Its `__mmdata__/quarantine.jsonl` lists each row left out.
             With `val_share`, the conversion is two such folders, `out/train` and `out/val`.
         config: settings; None takes the defaults.
@@ -79,11 +83,15 @@ def convert(
         ConfigError: no such column, or a tokenizer that does not load.
     """
     folder, config = Path(out), config or ConvertConfig()
-    path = local_folder(source) if isinstance(source, (str, os.PathLike)) else None
+    given = os.fspath(source) if isinstance(source, (str, os.PathLike)) else source
+    is_remote = isinstance(given, str) and is_url(given)
+    path = local_folder(given) if isinstance(given, str) and not is_remote else None
     if path is not None:
         _check_places(path, folder, config)
     with ExitStack() as stack:
         outputs = stack.enter_context(open_outputs(folder, PARTS if config.val_share else ()))
+        if is_remote:
+            path = stack.enter_context(fetched(cast(str, given), outputs[0].private, config))
         if path is not None:
             corpus = _open(path, config, chosen)
         else:
@@ -91,6 +99,8 @@ def convert(
                 raise ConfigError("select: rows of shards with an index can be selected, and not those of a program")
             config = config.model_copy(update={"keep": config.keep or (ALL,)})
             corpus = stack.enter_context(open_rows(cast(Rows, source), config, outputs[0].folder))
+        if is_remote:
+            _refuse_paths(cast(str, given), corpus, config)
         tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
         run = _describe(corpus, config, tokenizer)
         was_complete = are_complete(outputs, run, overwrite=overwrite)
@@ -106,6 +116,16 @@ def _check_places(path: Path, out: Path, config: ConvertConfig) -> None:
         raise DataError(f"source '{path}': no such file or folder")
     if path.is_dir() and config.table is None and out.resolve().is_relative_to(path.resolve()):
         raise ConfigError(f"output '{out}' lies inside the source '{path}'; choose a folder beside it")
+
+
+def _refuse_paths(url: str, source: Source, config: ConvertConfig) -> None:
+    """Raise ConfigError if a table behind a URL names images by paths, which are not fetched with it."""
+    named = source.first_paths() if isinstance(source, TableSource) and config.images == "." else []
+    if named and not any("://" in path for path in named):
+        raise ConfigError(
+            f"'{display_name(url)}': its images are paths ({excerpt(named[0])}), and of a source behind a URL only the "
+            "tables are fetched; copy the folder to this machine, or say with --images where the images are on it"
+        )
 
 
 def _open(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -> Source:
