@@ -211,6 +211,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
 convert("hf://datasets/me/photos", sys.argv[1] + "/folder", ConvertConfig(split="train"))
 convert("hf://datasets/me/photos/data/test-00000-of-00001.parquet", sys.argv[1] + "/file")
+convert("hf://datasets/me/photos@main/", sys.argv[1] + "/revision", ConvertConfig(split="train"))
 try:
     convert("hf://datasets/me/nothing", sys.argv[1] + "/none")
 except DataError as error:
@@ -229,6 +230,7 @@ def test_dataset_of_the_hub_gives_the_shards_of_its_folder(remote: Path, tmp_pat
     assert "'hf://datasets/me/nothing': no such file or folder; correct the URL" in done.stdout
     for name in ("folder", "file"):
         assert content(tmp_path / "hub" / name) == content(tmp_path / "local" / name)
+    assert content(tmp_path / "hub/revision") == content(tmp_path / "hub/folder")
     fetched = dict.fromkeys(path.rpartition("/")[2] for path in asked if "/resolve/" in path)
     assert list(fetched) == [f"{name}.parquet" for name in PARTS]  # of the folder those of train, and no page
 
