@@ -127,7 +127,8 @@ def _fetch_objects(url: str, folder: Path, config: ConvertConfig) -> Path:
         names = _choose(display_name(url), sorted(sizes), config)
     _refuse_tars(url, names)
     _check_room(folder, sum(sizes[name] for name in names), display_name(url), len(names))
-    for name in names:
+    for number, name in enumerate(names, 1):
+        logger.info("tables: %d of %d, %s, %s bytes", number, len(names), name, f"{sizes[name]:,}")
         place = folder / name
         if not place.resolve().is_relative_to(folder.resolve()):
             raise DataError(f"'{display_name(url)}': lists '{name}', which leads out of the folder")
