@@ -6,7 +6,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from mmdata.convert.accounts import add_up
 from mmdata.convert.chosen import ChosenRows
@@ -14,7 +14,7 @@ from mmdata.convert.conversion import Conversion, Track
 from mmdata.convert.engines import Engine, threads
 from mmdata.convert.given_rows import Rows
 from mmdata.convert.given_source import open_rows
-from mmdata.convert.output import Run, are_complete, open_outputs
+from mmdata.convert.output import Output, Run, are_complete, open_outputs
 from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.remote_tables import fetched
 from mmdata.convert.rows import Source
@@ -83,24 +83,13 @@ def convert(
         ConfigError: no such column, or a tokenizer that does not load.
     """
     folder, config = Path(out), config or ConvertConfig()
-    given = os.fspath(source) if isinstance(source, (str, os.PathLike)) else source
-    is_remote = isinstance(given, str) and is_url(given)
-    path = local_folder(given) if isinstance(given, str) and not is_remote else None
-    if path is not None:
-        _check_places(path, folder, config)
+    if not isinstance(source, (str, os.PathLike)):
+        config = config.model_copy(update={"keep": config.keep or (ALL,)})
+    elif not is_url(source):
+        _check_places(local_folder(source), folder, config)
     with ExitStack() as stack:
         outputs = stack.enter_context(open_outputs(folder, PARTS if config.val_share else ()))
-        if is_remote:
-            path = stack.enter_context(fetched(cast(str, given), outputs[0].private, config))
-        if path is not None:
-            corpus = _open(path, config, chosen)
-        else:
-            if chosen is not None:
-                raise ConfigError("select: rows of shards with an index can be selected, and not those of a program")
-            config = config.model_copy(update={"keep": config.keep or (ALL,)})
-            corpus = stack.enter_context(open_rows(cast(Rows, source), config, outputs[0].folder))
-        if is_remote:
-            _refuse_paths(cast(str, given), corpus, config)
+        corpus = _open_any(source, config, chosen, outputs[0], stack)
         tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
         run = _describe(corpus, config, tokenizer)
         was_complete = are_complete(outputs, run, overwrite=overwrite)
@@ -116,6 +105,26 @@ def _check_places(path: Path, out: Path, config: ConvertConfig) -> None:
         raise DataError(f"source '{path}': no such file or folder")
     if path.is_dir() and config.table is None and out.resolve().is_relative_to(path.resolve()):
         raise ConfigError(f"output '{out}' lies inside the source '{path}'; choose a folder beside it")
+
+
+def _open_any(
+    source: str | os.PathLike[str] | Rows,
+    config: ConvertConfig,
+    chosen: ChosenRows | None,
+    output: Output,
+    stack: ExitStack,
+) -> Source:
+    """The source; `stack` removes what lies on the disk of `output` for it, rows of a program or fetched tables."""
+    if not isinstance(source, (str, os.PathLike)):
+        if chosen is not None:
+            raise ConfigError("select: rows of shards with an index can be selected, and not those of a program")
+        return stack.enter_context(open_rows(source, config, output.folder))
+    if not is_url(source):
+        return _open(local_folder(source), config, chosen)
+    url = os.fspath(source)
+    corpus = _open(stack.enter_context(fetched(url, output.private, config)), config, chosen)
+    _refuse_paths(url, corpus, config)
+    return corpus
 
 
 def _refuse_paths(url: str, source: Source, config: ConvertConfig) -> None:
