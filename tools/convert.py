@@ -3,8 +3,8 @@
 SOURCE is a table (.csv .tsv .txt .jsonl .json .parquet .arrow) of images and captions, COCO's captions, a folder with
 caption files beside the images (.txt, .caption or .json), class folders, an imagefolder or Parquet files of the Hugging
 Face hub, a dataset of save_to_disk, or shards: a folder of WebDataset tars, whose keys, captions, labels and metadata
-are kept. Images of a table may be behind URLs; where owners opted out (robots.txt, X-Robots-Tag, TDMRep) they are left
-out.
+are kept. Tables may be behind a URL (https, s3, gs, hf), and so may their images; where owners opted out (robots.txt,
+X-Robots-Tag, TDMRep) they are left out. Tables may be packed with gzip or zstd.
 Shrinking makes web photos load twice as fast, larger ones more:
 
     mmdata convert shards/photos shards/photos-256 --resize 256 --tokenizer shards/photos/tokenizer
@@ -52,7 +52,8 @@ SETTINGS = {
     "connections": "images behind URLs fetched at once (default 128), at most two of one host",
     "caption-template": 'caption made of the class name of an image without one, as "a photo of a {}."; '
     "may be given more than once",
-    "keep": "column to store in each sample's JSON (\"path\" is the image's); may be given more than once",
+    "keep": "column to store in each sample's JSON (\"path\" is the image's, '*' stands for all columns); "
+    "may be given more than once",
     "group-by": "rows that become one sample with all their captions: image (the same path; the default for tables), "
     "content (images equal byte for byte), or none",
     "val-share": "share of the images (0 to 1) that goes into OUT/val, the others into OUT/train",
@@ -93,11 +94,11 @@ def main() -> int:
             made = convert_part(options.source, options.out, config, part=options.part, **common)
         else:
             more = {"overwrite": options.overwrite, "finish": options.finish}
-            report = convert(options.source, options.out, config, **common, **more)
-    if options.part:
+            made = convert(options.source, options.out, config, **common, **more)
+    if isinstance(made, PartReport):
         show_part(made, options.part)
     else:
-        show(report, options.source, options.out, config)
+        show(made, options.source, options.out, config)
     return 0
 
 

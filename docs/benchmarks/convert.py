@@ -190,9 +190,8 @@ def main() -> None:
                 cpus[name].append(1000 * cpu / count)
     for name, found in rates.items():
         spread = f"{min(found):,.0f} to {max(found):,.0f}"
-        print(
-            f"{name:18} {statistics.median(found):8,.0f} photos/s ({spread}), {statistics.median(cpus[name]):.2f} ms CPU"
-        )
+        middle, cpu = statistics.median(found), statistics.median(cpus[name])
+        print(f"{name:18} {middle:8,.0f} photos/s ({spread}), {cpu:.2f} ms CPU")
     print(json.dumps(rates))
 
 

@@ -20,7 +20,7 @@ from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.conversion import Track
-from mmdata.convert.convert import PARTS
+from mmdata.convert.opening import PARTS
 from mmdata.convert.tables import shown
 from mmdata.errors import ConfigError, counted
 from mmdata.plan.from_config import build_plan

@@ -197,7 +197,8 @@ def look(source: str, *, tokenizer: str | None = None, split: str | None = None)
         shown = display_name(source)
         raise ConfigError(
             f"'{shown}': a URL; `mmdata index '{shown}' --out FOLDER` makes an index of the tars there, for "
-            "`mmdata init FOLDER`; copy anything else to this machine first"
+            f"`mmdata init FOLDER`, and `mmdata convert '{shown}' OUT` shards of a table there; copy anything else to "
+            "this machine first"
         )
     path = local_folder(source)
     if path.is_dir() and manifest_prefix(path) is not None:

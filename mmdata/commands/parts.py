@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmdata.convert.convert import PARTS
+from mmdata.convert.opening import PARTS
 from mmdata.recognize import Kind, recognize
 from mmdata.shards import Index
 

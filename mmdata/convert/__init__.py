@@ -1,7 +1,8 @@
 """Converts raw corpora to shards. Rows in = written + merged + duplicate + filtered + quarantined, or all is undone.
 
-`open_source` opens a folder, a table or tars as a `Source`, which gives `Row`s in one fixed order.
-`annotations` are sources whose images have boxes.
+`open_source` opens a folder, a table or tars as a `Source`, which gives `Row`s in one fixed order, and `open_rows` the
+dicts of a program. `fetched` brings tables behind a URL to this machine first. `annotations` are sources whose images
+have boxes.
 `fetch` replaces URLs in rows by the bytes of the images.
 `GroupedSource` merges the rows of one image. `Conversion` runs the whole: one folder, or `train` and `val`.
 An `Examiner` turns a row into a sample or a fault: it reads and decodes the image and cleans the captions.

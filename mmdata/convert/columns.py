@@ -98,6 +98,8 @@ def choose_columns(table: Table, config: ConvertConfig) -> Columns:
         captions = tuple(_column(table, name, (), "caption") for name in config.caption_columns)
     else:
         captions = tuple(_usual(table, CAPTION_COLUMNS)[:1])
+    if not captions and not label and config.label_column is None:
+        label = _only_classes(table)
     if not captions and not label:
         captions = (_column(table, None, CAPTION_COLUMNS, "caption"),)
     split = (_column(table, "split", (), "split"),) if config.split else ()
@@ -131,6 +133,12 @@ def _say_what_is_not_kept(table: Table, columns: Columns) -> None:
             name,
             stored,
         )
+
+
+def _only_classes(table: Table) -> tuple[str, ...]:
+    """The column whose class numbers have names, if there is one such column."""
+    found = tuple(name for name in table.columns if table.class_names(name))
+    return found if len(found) == 1 else ()
 
 
 def _image_column(table: Table) -> str | None:

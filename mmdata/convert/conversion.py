@@ -21,11 +21,11 @@ from mmdata.convert.engines import Engine, Progress, in_order
 from mmdata.convert.examine import Digester, Examiner
 from mmdata.convert.fetch import refuse_urls
 from mmdata.convert.group import Merges, Said, image_key, row_key
-from mmdata.convert.output import TOKENIZER_NAME, Output, Run, publish_all
+from mmdata.convert.output import SOURCE_NAME, TOKENIZER_NAME, Output, Run, publish_all
 from mmdata.convert.part import Part, lowest_hash
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Row, Source
-from mmdata.convert.staging import Receipt, Staging
+from mmdata.convert.staging import UNITS_NAME, Receipt, Staging
 from mmdata.convert.unit import Job, part_of
 from mmdata.errors import BadSample, DataError
 from mmdata.hashing import least_share
@@ -73,7 +73,7 @@ class Conversion:
         """Make the hidden folders empty but for units; the tokenizer that counts captions, trained if it is to be."""
         self.staging.remove_attempts()
         for output in self._outputs:
-            output.clear_private()
+            output.clear_private(keep=(UNITS_NAME, SOURCE_NAME))
         return self._train(self._config.train_tokenizer) if self._config.train_tokenizer else tokenizer
 
     def make_units(self, tokenizer: Tokenizer | None, *, part: tuple[int, int] = (1, 1)) -> list[Receipt]:

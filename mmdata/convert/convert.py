@@ -6,25 +6,20 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 from mmdata.convert.accounts import CannotPublish, add_up
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.conversion import Conversion, Track
 from mmdata.convert.engines import Engine, local
 from mmdata.convert.given_rows import Rows
-from mmdata.convert.given_source import open_rows
-from mmdata.convert.output import Output, Run, are_complete, open_outputs
-from mmdata.convert.recipe import ALL, ConvertConfig
+from mmdata.convert.opening import open_conversion
+from mmdata.convert.output import Run, are_complete
+from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Source
-from mmdata.convert.sources import open_source
-from mmdata.errors import ConfigError, DamagedShard, DataError
+from mmdata.errors import ConfigError
 from mmdata.shards import Manifest
-from mmdata.shards.folder import local_folder
 from mmdata.transform.text import Tokenizer
-
-PARTS = ("train", "val")
-"""Folders of a conversion that sets samples aside for validation."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,7 @@ def convert(
         source: a folder of images, a table, a JSON document, a folder with the table that `config` names or with
             Parquet tables, or shards: a tar or a folder of tars. docs/convert.md lists them. Or the rows themselves:
             dicts such as {"image": "a.jpg", "caption": "a dog"}, from a generator, a list, or a function that returns
-            them; see docs/convert.md#rows-of-a-program.
+            them; see docs/convert.md#rows-of-a-program. A table or a folder of tables may be behind a URL.
         out: the output folder, which may hold nothing else. Its `__mmdata__/quarantine.jsonl` lists each row left out.
             With `val_share`, the conversion is two such folders, `out/train` and `out/val`.
         config: settings; None takes the defaults.
@@ -83,7 +78,7 @@ def convert(
     """
     folder, config = Path(out), config or ConvertConfig()
     with ExitStack() as stack:
-        corpus, config, tokenizer, outputs = _open(stack, source, folder, config, chosen)
+        corpus, config, tokenizer, outputs = open_conversion(stack, source, folder, config, chosen)
         run = _describe(corpus, config, tokenizer)
         if was_complete := are_complete(outputs, run, overwrite=overwrite):
             for output in outputs:
@@ -149,7 +144,7 @@ def convert_part(
             "train_tokenizer: each part would read all captions; train it before, and give its folder as tokenizer"
         )
     with ExitStack() as stack:
-        corpus, config, tokenizer, outputs = _open(stack, source, folder, config, chosen, shared=True)
+        corpus, config, tokenizer, outputs = open_conversion(stack, source, folder, config, chosen, shared=True)
         run = _describe(corpus, config, tokenizer)
         if are_complete(outputs, run, overwrite=False):
             return PartReport(0, 0, 0)
@@ -158,56 +153,6 @@ def convert_part(
         receipts = conversion.make_units(tokenizer, part=part)
     rows, quarantined = (sum(getattr(receipt, name) for receipt in receipts) for name in ("rows", "quarantined"))
     return PartReport(len(receipts), rows, quarantined)
-
-
-def _check_places(path: Path, out: Path, config: ConvertConfig) -> None:
-    """Raise DataError if there is no such source, and ConfigError if the output lies in it."""
-    if not path.exists():
-        raise DataError(f"source '{path}': no such file or folder")
-    if path.is_dir() and config.table is None and out.resolve().is_relative_to(path.resolve()):
-        raise ConfigError(f"output '{out}' lies inside the source '{path}'; choose a folder beside it")
-
-
-class _Opened(NamedTuple):
-    """What a conversion works with; `config` is that of the rows that a program gives."""
-
-    corpus: Source
-    config: ConvertConfig
-    tokenizer: Tokenizer | None
-    outputs: list[Output]
-
-
-def _open(
-    stack: ExitStack,
-    source: str | os.PathLike[str] | Rows,
-    out: Path,
-    config: ConvertConfig,
-    chosen: ChosenRows | None,
-    *,
-    shared: bool = False,
-) -> _Opened:
-    """Hold the output folder, and open the corpus and the tokenizer that counts its captions."""
-    path = local_folder(source) if isinstance(source, (str, os.PathLike)) else None
-    if path is not None:
-        _check_places(path, out, config)
-    outputs = stack.enter_context(open_outputs(out, PARTS if config.val_share else (), shared=shared))
-    if path is not None:
-        corpus = _open_corpus(path, config, chosen)
-    else:
-        if chosen is not None:
-            raise ConfigError("select: rows of shards with an index can be selected, and not those of a program")
-        config = config.model_copy(update={"keep": config.keep or (ALL,)})
-        corpus = stack.enter_context(open_rows(cast(Rows, source), config, outputs[0].folder))
-    tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
-    return _Opened(corpus, config, tokenizer, outputs)
-
-
-def _open_corpus(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -> Source:
-    try:
-        return open_source(path, config, chosen)
-    except DamagedShard as error:
-        instead = f"or leave the tars as they are and index what can be read: `mmdata index {path} --skip-damaged`"
-        raise DamagedShard(error.what, f"{error.remedy}; {instead}", error.sample) from error
 
 
 def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None) -> Run:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 from PIL import Image, ImageOps
 
 from mmdata.atomic import naming
+from mmdata.convert.arrow import as_stored
 from mmdata.convert.json_tables import ROWS_SEEN
 from mmdata.convert.tables import Table, TableRow
 from mmdata.errors import ConfigError, DataError, excerpt
@@ -199,7 +200,7 @@ def _can_be_read_again(rows: Any) -> bool:
     """
     if isinstance(rows, (list, tuple)):
         return True
-    if isinstance(rows, Iterable):
+    if isinstance(rows, Iterable) or _has_places(rows):
         return False
     if callable(rows):
         return True
@@ -207,10 +208,15 @@ def _can_be_read_again(rows: Any) -> bool:
     raise ConfigError(f"source: a path, an iterable of dicts, or a function that returns one; got {found}")
 
 
+def _has_places(rows: Any) -> bool:
+    """Whether rows are a dataset of torch's first kind, with a length and an item at each place."""
+    return hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
+
+
 def _records(rows: Any) -> Iterator[_Record]:
     """The rows of a program as records; an error of the program passes."""
     if not isinstance(rows, Iterable):
-        rows = rows()
+        rows = map(rows.__getitem__, range(len(rows))) if _has_places(rows) else rows()
         if not isinstance(rows, Iterable):
             raise ConfigError(f"source: the function is to return an iterable of dicts; got {type(rows).__name__}")
     for row in cast("Iterable[object]", rows):
@@ -262,7 +268,11 @@ def _as_png(image: Image.Image) -> bytes:
 
 
 def _as_json(value: Any) -> Any:
-    """A value that JSON does not know: numbers and arrays of numpy and torch, and paths."""
+    """A value that JSON does not know: numbers and arrays of numpy and torch, dates, and paths."""
+    if isinstance(value, bytes):
+        raise TypeError("a value of type bytes")
+    if (stored := as_stored(value)) is not value:
+        return stored
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, os.PathLike):

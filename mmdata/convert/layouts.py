@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from mmdata.convert.annotations import annotation_parts
 from mmdata.convert.folder import IMAGE_SUFFIXES, PARTS
@@ -62,7 +62,7 @@ def _parts_of_tables(folder: Path) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for depth in ("*.parquet", "*/*.parquet", "*/*/*.parquet"):
         for path in sorted(folder.glob(depth)):
-            found.setdefault(_part_of(path.relative_to(folder)), []).append(path)
+            found.setdefault(part_of(path.relative_to(folder)), []).append(path)
     return found
 
 
@@ -88,7 +88,7 @@ def _arrow_files(folder: Path) -> tuple[str, list[Path]]:
     return state["_split"] or "all", [folder / os.path.basename(file["filename"]) for file in state["_data_files"]]
 
 
-def _part_of(path: Path) -> str:
+def part_of(path: PurePath) -> str:
     """The part that a Parquet file belongs to.
 
     data/train-00000-of-00002.parquet and default/train/0000.parquet are of "train" and "default/train".

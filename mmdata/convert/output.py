@@ -27,6 +27,8 @@ from mmdata.shards.writer import published_names
 
 PRIVATE_NAME = ".mmdata-convert"
 OLD_NAME = "old"
+SOURCE_NAME = ".source-"
+"""How the names of folders with fetched tables begin, in the hidden folder."""
 TOKENIZER_NAME = "tokenizer"
 """Name of a trained tokenizer: a link to the folder of this name in `__mmdata__`.
 
@@ -50,11 +52,11 @@ class Output:
         self.folder = folder
         self.private = folder / PRIVATE_NAME
 
-    def clear_private(self) -> None:
-        """Make the hidden folder empty but for units of an unfinished conversion."""
+    def clear_private(self, *, keep: tuple[str, ...] = (UNITS_NAME,)) -> None:
+        """Make the hidden folder empty but for units of an unfinished conversion, or for what `keep` begins."""
         (self.private / INNER).mkdir(parents=True, exist_ok=True)
         for path in self.private.iterdir():
-            if not path.name.startswith(UNITS_NAME):
+            if not path.name.startswith(keep):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         (self.private / INNER).mkdir()
 

@@ -119,9 +119,9 @@ class TableSource:
 
     def _find_root(self, folder: Path, images: str) -> tuple[str, str]:
         """The folder that paths are relative to, and its name if it was found and not named."""
-        return find_images(folder, images, self._first_paths())
+        return find_images(folder, images, self.first_paths())
 
-    def _first_paths(self) -> list[str]:
+    def first_paths(self) -> list[str]:
         """The first paths of images; none if the images are in the table."""
         rows = islice((row for table in self._tables for row in table.rows([self.columns.image])), PATHS_SEEN)
         paths = (row.cells.get(self.columns.image) for row in rows if row.cells is not None)

@@ -124,7 +124,7 @@ def shown(names: Sequence[str]) -> str:
     return ", ".join(shortened) + more
 
 
-def choose_part(folder: Path, parts: Mapping[str, T], split: str | None) -> T:
+def choose_part(folder: Path | str, parts: Mapping[str, T], split: str | None) -> T:
     """One part of a corpus: `split`, or the only part.
 
     Raises:

@@ -35,6 +35,12 @@ def good_rows() -> list[dict[str, Any]]:
     return [{"image": f"{name}.jpg", "caption": f"photo {name}"} for name in "abc"]
 
 
+def content(folder: Path) -> dict[str, bytes]:
+    """All files of a folder but the lists of timings, which differ from run to run."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "timings.parquet")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
 def left_out(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "__mmdata__/quarantine.jsonl").read_text().splitlines()]
 

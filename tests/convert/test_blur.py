@@ -25,7 +25,7 @@ from mmdata.convert.engines import threads
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.shards import Index
-from tests.convert.conftest import jsonl, left_out, tolerant
+from tests.convert.conftest import content, jsonl, left_out, tolerant
 from tests.convert.test_resize import members
 
 Outcome = Callable[..., tuple[str, str]]
@@ -370,11 +370,6 @@ def test_column_must_be_there_and_the_source_a_table(corpus: Path, tmp_path: Pat
         convert(corpus, tmp_path / "out", ConvertConfig(blur_boxes="faces"))
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "timings.parquet")
-    return {path.name: path.read_bytes() for path in files}
-
-
 def test_bytes_are_the_same_in_another_process_and_on_any_number_of_threads(corpus: Path, tmp_path: Path) -> None:
     for number, size in enumerate([(48, 64), (480, 640), (333, 77)]):
         (corpus / f"{number}.jpg").write_bytes(jpeg(checks(*size)))
@@ -388,7 +383,7 @@ def test_bytes_are_the_same_in_another_process_and_on_any_number_of_threads(corp
     command = [sys.executable, "tools/convert.py", str(table), str(tmp_path / "there"), "--blur-boxes", "boxes"]
     options = ["--keep-duplicates", "--resize", "100", "--max-bad-share", "0.9"]
     subprocess.run([*command, *options], check=True, capture_output=True)
-    expected = contents(tmp_path / "here")
-    assert expected == contents(tmp_path / "threads") == contents(tmp_path / "there")
+    expected = content(tmp_path / "here")
+    assert expected == content(tmp_path / "threads") == content(tmp_path / "there")
     said = [json.loads(data) for name, data in members(tmp_path / "here").items() if name.endswith(".json")]
     assert [one["blurred"] for one in said] == [2] * 24

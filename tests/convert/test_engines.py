@@ -22,17 +22,10 @@ from mmdata.convert.rows import Row
 from mmdata.convert.staging import Receipt
 from mmdata.convert.unit import Job, Unit
 from mmdata.errors import ConfigError, DataError, Reason
+from tests.convert.conftest import content
 from tests.programs import run_program
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install ray)")
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "timings.parquet"
-    }
 
 
 BOXES: list[Any] = [[], [[0.1, 0.2, 0.6, 0.9]], "[[0, 0, 0.3, 0.3], [0.5, 0.5, 1, 1]]", [[0.5, 0.5, 0.4, 0.9]], None]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -19,10 +20,11 @@ from PIL import Image
 
 import datasets
 from mmdata.convert import ConvertConfig, Report, convert
+from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.engines import threads
 from mmdata.convert.given_rows import GivenTable
 from mmdata.errors import ConfigError, DataError
-from tests.convert.conftest import left_out
+from tests.convert.conftest import content, left_out
 
 Make = Callable[..., Report]
 
@@ -44,11 +46,6 @@ def members(out: Path) -> dict[str, bytes]:
         with tarfile.open(path) as tar:
             found |= {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
     return found
-
-
-def content(out: Path) -> dict[str, bytes]:
-    files = (path for path in sorted(out.rglob("*")) if path.is_file() and path.name != "timings.parquet")
-    return {str(path.relative_to(out)): path.read_bytes() for path in files}
 
 
 def test_generator_of_bytes_paths_and_pictures_is_converted(corpus: Path, tmp_path: Path) -> None:
@@ -252,6 +249,14 @@ def test_what_is_no_source_of_rows_is_an_error(
         make(rows, **settings)
 
 
+def test_rows_of_a_program_cannot_be_selected(tmp_path: Path) -> None:
+    chosen = ChosenRows("aspect < 2", "0", {})
+    with pytest.raises(
+        ConfigError, match="select: rows of shards with an index can be selected, and not those of a pr"
+    ):
+        convert([{"image": "a.jpg", "caption": "x"}], tmp_path / "out", chosen=chosen)
+
+
 def test_settings_name_the_keys_of_rows_and_what_is_kept(corpus: Path, tmp_path: Path, make: Make) -> None:
     rows = [{"picture": "a.jpg", "said": "x", "kind": "cat", "licence": "CC0", "more": 1}]
     settings = {"image_column": "picture", "caption_columns": ["said"], "label_column": "kind", "keep": ["licence"]}
@@ -285,6 +290,30 @@ def test_dataset_of_hugging_face_gives_its_files_byte_for_byte(corpus: Path, tmp
     make(table.cast_column("image", datasets.Image(decode=False)))
     found = members(tmp_path / "out")
     assert [found[f"00000000{i}.jpg"] for i in range(3)] == [Path(name).read_bytes() for name in names]
+
+
+def test_dataset_of_torch_with_places_is_read_once(tmp_path: Path, make: Make) -> None:
+    class Photos(torch.utils.data.Dataset[dict[str, Any]]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, place: int) -> dict[str, Any]:
+            pixels = np.random.default_rng().integers(0, 255, (9, 9, 3), np.uint8)  # other ones each time
+            return {"image": Image.fromarray(pixels), "caption": f"photo {place}", "label": torch.tensor(place % 2)}
+
+    assert make(Photos()).accounts["written"] == 3
+    assert members(tmp_path / "out")["000000001.json"] == b'{"captions":["photo 1"],"label":1}'
+
+
+def test_records_of_a_data_frame_are_rows(corpus: Path, tmp_path: Path, make: Make) -> None:
+    frame = pd.DataFrame({"image": [str(corpus / "a.jpg")], "caption": ["x"], "n": [3]})
+    frame["when"] = pd.Timestamp("2020-01-02T03:04:05")
+    make(frame.to_dict("records"))
+    assert json.loads(members(tmp_path / "out")["000000000.json"]) == {
+        "captions": ["x"],
+        "n": 3,
+        "when": "2020-01-02T03:04:05",
+    }
 
 
 @given(

@@ -14,21 +14,13 @@ import pytest
 from mmdata.convert import convert
 from mmdata.convert.engines import threads
 from mmdata.shards import Index
-from tests.convert.conftest import jsonl, left_out
+from tests.convert.conftest import content, jsonl, left_out
 from tests.convert.test_tables import captions
 
 
 def counts(accounts: dict[str, Any]) -> dict[str, int]:
     names = ("rows", "written", "merged", "duplicate", "quarantined")
     return {name: accounts[name] for name in names if accounts[name]}
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(folder)): p.read_bytes()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file() and p.name != "timings.parquet"
-    }
 
 
 def test_rows_of_an_image_become_one_sample_in_the_order_of_the_rows(corpus: Path, tmp_path: Path, make: Any) -> None:

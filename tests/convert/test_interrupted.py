@@ -20,7 +20,7 @@ from mmdata.convert.staging import Receipt
 from mmdata.convert.unit import Job, Unit
 from mmdata.errors import DataError
 from mmdata.shards.verify import verify
-from tests.convert.test_engines import content
+from tests.convert.conftest import content
 
 ROWS = 11
 IMAGES = ["a.jpg", "b.jpg", "c.jpg", "d.jpg", "gone.jpg"]

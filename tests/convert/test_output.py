@@ -18,15 +18,8 @@ from mmdata.convert.engines import threads
 from mmdata.errors import DataError
 from mmdata.shards import Manifest, build_index
 from mmdata.shards.manifest.writer import write_manifest
+from tests.convert.conftest import content
 from tests.programs import run_program
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(folder)): p.read_bytes()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file() and p.name != "timings.parquet"
-    }
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from mmdata.convert.engines import threads
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards import Manifest
 from mmdata.shipped import shipped
-from tests.convert.test_engines import content
+from tests.convert.conftest import content
 from tests.programs import Program
 
 SETTINGS = ConvertConfig(shard_rows=7, val_share=0.4, max_bad_share=0.3)

@@ -16,6 +16,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
 from mmdata.shards import Index
 from mmdata.shipped import shipped
+from tests.convert.conftest import content
 from tests.programs import Program
 
 TERMINATED = "terminated; nothing was published, run the same command again: it goes on where this ended\n"
@@ -25,14 +26,6 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 def start(*arguments: Any) -> subprocess.Popen[str]:
     command = [sys.executable, shipped("tools", "convert.py"), *map(str, arguments)]
     return Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(folder)): p.read_bytes()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file() and p.name != "timings.parquet"
-    }
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import datasets
 from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.engines import threads
 from mmdata.errors import DataError
+from mmdata.shards import Index
 from tests.convert.test_tables import captions
 
 WORDS = ["one", "two", "three", "four"]
@@ -92,3 +93,13 @@ def test_part_without_rows_is_an_error_that_names_it(tmp_path: Path, photos: lis
     with pytest.raises(DataError, match=r"dataset '.*/saved': its part 'test' has no rows; the corpus is empty"):
         made(tmp_path / "saved", tmp_path / "out", split="test")
     assert made(tmp_path / "saved", tmp_path / "out", split="train").accounts["written"] == 4
+
+
+def test_only_class_label_of_another_name_is_the_label(tmp_path: Path, photos: list[bytes]) -> None:
+    kinds = datasets.ClassLabel(names=["oak", "elm"])
+    features = datasets.Features(img=datasets.Image(), species=kinds, age=datasets.Value("int64"))
+    rows = {"img": [{"bytes": data, "path": None} for data in photos], "species": [0, 1, 1, 0], "age": [1, 2, 3, 4]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(tmp_path / "saved"))
+    report = made(tmp_path / "saved", tmp_path / "out")
+    assert (report.source["label"], report.accounts["classes"]) == ("species", ["oak", "elm"])
+    assert Index.open(tmp_path / "out").column("label").tolist() == [0, 1, 1, 0]

@@ -27,7 +27,7 @@ from mmdata.convert.engines import threads
 from mmdata.errors import ConfigError
 from mmdata.shards import Manifest
 from mmdata.shipped import shipped
-from tests.convert.conftest import jsonl, left_out
+from tests.convert.conftest import content, jsonl, left_out
 from tests.convert.fetch.sites import Answer, Site, redirect
 from tests.programs import Program
 
@@ -51,14 +51,6 @@ def rows_of(site: Site, count: int = PHOTOS, **more: Any) -> list[dict[str, Any]
 def make(table: Path, out: Path, **settings: Any) -> Any:
     config = ConvertConfig(**{"max_bad_share": 0.9, "allow_private_addresses": True, **settings})
     return convert(table, out, config, engine=threads(2))
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(folder)): p.read_bytes()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file() and p.name != "timings.parquet"
-    }
 
 
 def members(out: Path) -> dict[str, bytes]:

@@ -1,0 +1,103 @@
+"""Opens what a conversion works with: the output folder, held; the corpus, of whatever kind; the tokenizer."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from mmdata.convert.chosen import ChosenRows
+from mmdata.convert.given_rows import Rows
+from mmdata.convert.given_source import open_rows
+from mmdata.convert.output import Output, open_outputs
+from mmdata.convert.recipe import ALL, ConvertConfig
+from mmdata.convert.remote_tables import fetched
+from mmdata.convert.rows import Source
+from mmdata.convert.sources import open_source
+from mmdata.convert.table_source import TableSource
+from mmdata.errors import ConfigError, DamagedShard, DataError, excerpt
+from mmdata.shards.folder import local_folder
+from mmdata.shards.remote.fetch import display_name
+from mmdata.shards.remote.urls import is_url
+from mmdata.transform.text import Tokenizer
+
+PARTS = ("train", "val")
+"""Folders of a conversion that sets samples aside for validation."""
+
+
+class Opened(NamedTuple):
+    """What a conversion works with; `config` is that of the rows that a program gives."""
+
+    corpus: Source
+    config: ConvertConfig
+    tokenizer: Tokenizer | None
+    outputs: list[Output]
+
+
+def open_conversion(
+    stack: ExitStack,
+    source: str | os.PathLike[str] | Rows,
+    out: Path,
+    config: ConvertConfig,
+    chosen: ChosenRows | None,
+    *,
+    shared: bool = False,
+) -> Opened:
+    """Hold the output folder, and open the corpus and the tokenizer that counts its captions.
+
+    `stack` removes what lies on the disk of the output for them: rows of a program, or fetched tables.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        config = config.model_copy(update={"keep": config.keep or (ALL,)})
+    elif not is_url(source):
+        _check_places(local_folder(source), out, config)
+    outputs = stack.enter_context(open_outputs(out, PARTS if config.val_share else (), shared=shared))
+    corpus = _open_any(source, config, chosen, outputs[0], stack)
+    tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
+    return Opened(corpus, config, tokenizer, outputs)
+
+
+def _check_places(path: Path, out: Path, config: ConvertConfig) -> None:
+    """Raise DataError if there is no such source, and ConfigError if the output lies in it."""
+    if not path.exists():
+        raise DataError(f"source '{path}': no such file or folder")
+    if path.is_dir() and config.table is None and out.resolve().is_relative_to(path.resolve()):
+        raise ConfigError(f"output '{out}' lies inside the source '{path}'; choose a folder beside it")
+
+
+def _open_any(
+    source: str | os.PathLike[str] | Rows,
+    config: ConvertConfig,
+    chosen: ChosenRows | None,
+    output: Output,
+    stack: ExitStack,
+) -> Source:
+    if not isinstance(source, (str, os.PathLike)):
+        if chosen is not None:
+            raise ConfigError("select: rows of shards with an index can be selected, and not those of a program")
+        return stack.enter_context(open_rows(source, config, output.folder))
+    if not is_url(source):
+        return _open_corpus(local_folder(source), config, chosen)
+    url = os.fspath(source)
+    corpus = _open_corpus(stack.enter_context(fetched(url, output.private, config)), config, chosen)
+    _refuse_paths(url, corpus, config)
+    return corpus
+
+
+def _refuse_paths(url: str, source: Source, config: ConvertConfig) -> None:
+    """Raise ConfigError if a table behind a URL names images by paths, which are not fetched with it."""
+    named = source.first_paths() if isinstance(source, TableSource) and config.images == "." else []
+    if named and not any("://" in path for path in named):
+        raise ConfigError(
+            f"'{display_name(url)}': its images are paths ({excerpt(named[0])}), and of a source behind a URL only the "
+            "tables are fetched; copy the folder to this machine, or say with --images where the images are on it"
+        )
+
+
+def _open_corpus(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -> Source:
+    try:
+        return open_source(path, config, chosen)
+    except DamagedShard as error:
+        instead = f"or leave the tars as they are and index what can be read: `mmdata index {path} --skip-damaged`"
+        raise DamagedShard(error.what, f"{error.remedy}; {instead}", error.sample) from error
