@@ -106,7 +106,13 @@ def make_units(job: Job, units: Iterable[Unit], fetch: FetchStage, workers: int)
 
 
 def in_order(workers: int, function: Callable[[Row], R], rows: Iterable[Row]) -> Iterator[R]:
-    """Call a function for each row in threads; results come in the order of the rows, a bounded number waits."""
+    """Call a function for each row, in threads if there are several workers; results come in the order of the rows.
+
+    A bounded number of rows and results waits.
+    """
+    if workers == 1:
+        yield from map(function, rows)
+        return
     pool = ThreadPoolExecutor(workers, thread_name_prefix="convert")
     pending: deque[Future[list[R]]] = deque()
     try:

@@ -96,11 +96,13 @@ class RecordWriter:
         for name, column in self._columns.items():
             column.append(values[name])
 
-    def write(self, path: Path) -> None:
-        """Write the records into a new file; the caller syncs it."""
+    def to_arrow(self) -> memoryview:
+        """The records as an Arrow file."""
         batch = pa.record_batch([pa.array(self._columns[field.name], field.type) for field in _SCHEMA], schema=_SCHEMA)
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, _SCHEMA) as writer:
             writer.write_batch(batch)
+        return memoryview(sink.getvalue())
 
 
 class Records:

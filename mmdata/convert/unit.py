@@ -7,14 +7,13 @@ other units, it leaves: which images are duplicates of earlier ones, the numbers
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from mmdata.atomic import naming, write_whole
+from mmdata.atomic import write_whole
 from mmdata.convert.examine import Examined, Examiner, hash_of
 from mmdata.convert.group import Merge
 from mmdata.convert.recipe import ConvertConfig
@@ -139,10 +138,7 @@ class UnitWriter:
         assert self.is_full
         for part in self._parts:
             part.finish()
-        path = self._attempt / RECORDS_NAME
-        with naming(path):
-            self._records.write(path)
-            _sync(path)
+        write_whole(self._attempt / RECORDS_NAME, self._records.to_arrow())
         write_whole(self._attempt / LABELS_NAME, self._labels.to_json())
         tars = [[asdict(tar) for tar in part.tars] for part in self._parts]
         write_whole(self._attempt / FRAGMENTS_NAME, json.dumps(tars).encode())
@@ -257,8 +253,3 @@ def fragment_name(part: int, number: int) -> str:
 def part_of(digest: bytes, val_share: float | None) -> int:
     """0 for training, 1 for validation. Equal images are in one part; an image that was not read is in part 0."""
     return int(bool(val_share and digest and in_share(hash_of(digest), val_share)))
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
