@@ -1,11 +1,11 @@
-"""Kills conversions with SIGKILL at random moments, and runs them again until they end: are the bytes those of a calm run?
+"""Kills conversions at random moments, and runs them again until they end: are the bytes those of a calm run?
 
     PYTHONPATH=. python docs/benchmarks/killed_conversions.py [--kills 200] [--seed 0]
 
-A conversion of 600 small images in 30 units is made by two processes. It is started, killed after a random time (the
-first process, or one of the two that it has started), and started again in the same folder, until it ends; then the next
-one begins. After every kill the folder is read: it has no manifest, or all that its manifest names. At the end of each
-conversion every file is compared with that of a run that nobody disturbed; lists of timings are left out.
+A conversion of 600 small images in 30 units is made by two processes. It is started, killed after a random time with
+SIGKILL (the first process, or one of the two that it has started), and started again in the same folder, until it ends;
+then the next one begins. After every kill the folder is read: it has no manifest, or all that its manifest names. At
+the end of each conversion every file is compared with that of a run that nobody disturbed, but for lists of timings.
 """
 
 from __future__ import annotations

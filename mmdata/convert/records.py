@@ -66,6 +66,7 @@ class RecordWriter:
         part: int = 0,
         fault: tuple[Reason, str] | None = None,
         losses: dict[Loss, str] | None = None,
+        seconds: float = 0.0,
     ) -> None:
         """Add the next row.
 
@@ -75,6 +76,7 @@ class RecordWriter:
             part: folder to which it belongs.
             fault: why it is left out.
             losses: of its sample.
+            seconds: that its examination took.
         """
         sample = examined.sample
         values = {
@@ -91,7 +93,7 @@ class RecordWriter:
             "needs_label": examined.is_table or not (sample and sample.captions),
             "into": examined.merged_into,
             "losses": _bytes(json.dumps(losses)) if losses else None,
-            "seconds": examined.seconds,
+            "seconds": seconds,
         }
         for name, column in self._columns.items():
             column.append(values[name])

@@ -111,8 +111,12 @@ class UnitWriter:
         """Whether all rows were added."""
         return len(self._records) == len(self.unit)
 
-    def add(self, examined: Examined) -> None:
+    def add(self, examined: Examined, seconds: float) -> None:
         """Add the next row.
+
+        Args:
+            examined: the row.
+            seconds: that its examination took.
 
         Raises:
             OSError: the disk is full or broken.
@@ -121,7 +125,7 @@ class UnitWriter:
         assert examined.row == expected, f"engine gave row {examined.row} in place of {expected}"
         part = part_of(examined.digest, self._job.config.val_share)
         if examined.merged_into is not None:
-            self._records.add(examined, Status.MERGED, fault=examined.fault)
+            self._records.add(examined, Status.MERGED, fault=examined.fault, seconds=seconds)
             return
         fault, losses = examined.fault, examined.losses
         if fault is None:
@@ -131,7 +135,7 @@ class UnitWriter:
                 fault = (bad.reason, bad.detail)
         self._quarantined += fault is not None and fault[0] is not Reason.FILTERED
         status = Status.KEPT if fault is None else Status.LEFT_OUT
-        self._records.add(examined, status, part=part, fault=fault, losses=losses)
+        self._records.add(examined, status, part=part, fault=fault, losses=losses, seconds=seconds)
 
     def finish(self) -> Receipt:
         """Commit the unit."""
@@ -165,7 +169,7 @@ class UnitWriter:
             label = (
                 0  # a label that is refused takes the sample with it, or gets its number, when units are put together
             )
-        self._parts[part].write(replace(examined.sample, label=label))
+        self._parts[part].write(examined.sample if label is None else replace(examined.sample, label=label))
 
 
 class _Fragments:
