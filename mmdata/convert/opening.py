@@ -43,6 +43,7 @@ def open_conversion(
     chosen: ChosenRows | None,
     *,
     shared: bool = False,
+    overwrite: bool = False,
 ) -> Opened:
     """Hold the output folder, and open the corpus and the tokenizer that counts its captions.
 
@@ -52,7 +53,8 @@ def open_conversion(
         config = config.model_copy(update={"keep": config.keep or (ALL,)})
     elif not is_url(source):
         _check_places(local_folder(source), out, config)
-    outputs = stack.enter_context(open_outputs(out, PARTS if config.val_share else (), shared=shared))
+    parts = PARTS if config.val_share else ()
+    outputs = stack.enter_context(open_outputs(out, parts, shared=shared, overwrite=overwrite))
     corpus = _open_any(source, config, chosen, outputs[0], stack)
     tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
     return Opened(corpus, config, tokenizer, outputs)
