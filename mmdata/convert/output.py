@@ -85,7 +85,7 @@ class Output:
                 continue
             if not overwrite and (other := staging.run()) and staging.has_any():
                 raise DataError(
-                    f"output '{self.folder}': holds an unfinished conversion ({'; '.join(_differences(other, run))}); "
+                    f"output '{self.folder}': holds an unfinished conversion ({'; '.join(differences(other, run))}); "
                     "run that again, which goes on where it ended, or start anew with --overwrite"
                 )
             staging.remove()
@@ -101,7 +101,7 @@ class Output:
         published = _manifest(self.folder)
         if published is None:
             return False
-        if changes := _differences(cast(Run, (published.accounts or {})["run"]), run):
+        if changes := differences(cast(Run, (published.accounts or {})["run"]), run):
             raise DataError(
                 f"output '{self.folder}': holds another conversion ({'; '.join(changes)}); "
                 "choose another folder, or replace it with --overwrite"
@@ -305,7 +305,7 @@ def _names(manifest: Manifest) -> set[str]:
     return names
 
 
-def _differences(before: Run, now: Run) -> list[str]:
+def differences(before: Run, now: Run) -> list[str]:
     """What changed between two runs, as "settings.min_side: was 2, is 32"."""
     old, new = _flat(before), _flat(now)
     return [

@@ -106,7 +106,7 @@ class Part:
         for place, (reason, detail) in sorted(decided.faults.items()):
             if ours[place]:
                 accounts.leave_out(
-                    row=records.start + place,
+                    row=int(decided.numbers[place]),
                     place=records.text("place", place),
                     path=records.text("path", place),
                     reason=reason,
