@@ -27,7 +27,7 @@ from mmdata.cli import Parser, progress_in_rows, run
 from mmdata.commands.chosen import chosen_rows
 from mmdata.commands.next_commands import next_commands
 from mmdata.config.train import MASK_REMEDY
-from mmdata.convert import ConvertConfig, PartReport, Report, convert, convert_part, load_recipe
+from mmdata.convert import ConvertConfig, PartReport, Report, Retry, convert, convert_part, load_recipe
 from mmdata.convert.engines import Engine, local
 from mmdata.errors import counted, printable
 from mmdata.shards import Manifest
@@ -87,6 +87,8 @@ def main() -> int:
     show_fetching()
     config = load_recipe(options.recipe, overrides(options))
     chosen = chosen_rows(options.source, options.select, options.join) if options.select else None
+    if options.retry:
+        chosen = Retry(options.retry, options.reason, chosen)
     engine = choose_engine(options.engine, options.workers)
     signal.signal(signal.SIGINT, interrupt)
     with progress_in_rows() as track:
@@ -100,6 +102,8 @@ def main() -> int:
         show_part(made, options.part)
     else:
         show(made, options.source, options.out, config)
+        if options.retry:
+            show_retry(made, options.retry, options.out)
     return 0
 
 
@@ -117,6 +121,17 @@ def parse_arguments() -> argparse.Namespace:
         "--select", metavar="CONDITION", help="of shards with an index, the rows to take; as data.select"
     )
     parser.add_argument("--join", metavar="TABLE", action="append", default=[], help="table that --select names")
+    parser.add_argument(
+        "--retry",
+        metavar="FOLDER",
+        action="append",
+        default=[],
+        help="folder with an earlier conversion of SOURCE: convert only rows that it left out for a --reason, and keep "
+        "their keys; given again, a retry of it that is retried as well",
+    )
+    parser.add_argument(
+        "--reason", action="append", default=[], help="with --retry, as the ledger has it; may be given more than once"
+    )
     parser.add_argument("--no-quotes", action="store_true", help="read quotation marks of a CSV or TSV as text")
     parser.add_argument("--keep-duplicates", action="store_true", help="write images again whose bytes came before")
     parser.add_argument(
@@ -143,6 +158,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--part makes a part, and neither replaces nor publishes anything: leave the other flag out")
     if options.join and not options.select:
         parser.error("--join is for a condition: give --select as well")
+    if options.reason and not options.retry:
+        parser.error("--reason says which rows of an earlier conversion are tried again: give its folder with --retry")
     return options
 
 
@@ -278,6 +295,13 @@ def show(report: Report, source: str, out: Path, config: ConvertConfig) -> None:
     folder = out if report.val is None else out / "train"
     for line in next_commands(folder, report.manifest):
         print(printable(line))
+
+
+def show_retry(report: Report, earlier: list[str], out: Path) -> None:
+    """Print how to train on what the earlier folders and the retry hold."""
+    part = "" if report.val is None else "train"
+    listed = ", ".join(f"{{shards: {Path(folder) / part}}}" for folder in [*earlier, out])
+    print(printable(f"to train on all of them, set data.shards: [{listed}]"))
 
 
 def one_folder(folder: Path, manifest: Manifest) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from mmdata.atomic import naming, sync_folder
 from mmdata.convert.accounts import Accounts, Balance, CannotPublish, is_hopeless
-from mmdata.convert.cut import Units, images_of
+from mmdata.convert.cut import Units
 from mmdata.convert.decide import Decider
 from mmdata.convert.engines import Engine, Progress, in_order
 from mmdata.convert.examine import Digester, Examiner
@@ -24,7 +24,8 @@ from mmdata.convert.group import Merges, Said, image_key, row_key
 from mmdata.convert.output import SOURCE_NAME, TOKENIZER_NAME, Output, Run, publish_all
 from mmdata.convert.part import Part, count_rows, lowest_hash
 from mmdata.convert.recipe import ConvertConfig
-from mmdata.convert.rows import Row, Source
+from mmdata.convert.retried import RetriedMerges, RetriedRows
+from mmdata.convert.rows import Row, Source, images_of
 from mmdata.convert.staging import UNITS_NAME, Receipt, Staging
 from mmdata.convert.unit import Job, part_of
 from mmdata.errors import BadSample, DataError
@@ -67,7 +68,9 @@ class Conversion:
         self.staging = staging
         self._engine = engine
         self._track = track
-        self._examiner = Examiner.from_config(source, config)
+        self._retried = source if isinstance(source, RetriedRows) else None
+        self._corpus = source.corpus if isinstance(source, RetriedRows) else source
+        self._examiner = Examiner.from_config(self._corpus, config)
 
     def begin(self, tokenizer: Tokenizer | None) -> Tokenizer | None:
         """Make the hidden folders empty but for units; the tokenizer that counts captions, trained if it is to be."""
@@ -100,7 +103,7 @@ class Conversion:
                 receipts[unit] = receipt
             return receipt is None
 
-        with Merges(self.staging.folder) as merges:
+        with self._new_merges() as merges:
             self._find_merges(merges)
             units = Units(self._source, self._config.shard_rows, merges, is_missing)
             made = self._rows_made(units, tokenizer, receipts, is_whole=parts == 1)
@@ -189,18 +192,25 @@ class Conversion:
     def _find_merges(self, merges: Merges) -> None:
         """Find which rows of one image are merged, if the settings ask for it."""
         how = self._config.group_by or ("none" if self._config.keep_duplicates else "image")
-        if how == "none" or (how == "image" and not self._source.may_repeat):
+        corpus = self._corpus
+        if how == "none" or (how == "image" and not corpus.may_repeat):
             return
-        if how == "content":
+        if how == "image":
+            rows = self._track(corpus.rows(), "compare images", corpus.rows_at_most)
+            keys = (image_key(row) for row in rows)
+        elif self._retried is None:
             keys = (digest or row_key(row.number) for row, digest in self._digests("compare images"))
         else:
-            rows = self._track(self._source.rows(), "compare images", self._source.rows_at_most)
-            keys = (image_key(row) for row in rows)
+            keys = self._retried.with_all_keys(digest for _, digest in self._digests("compare images"))
 
         def again() -> Iterable[Row]:
-            return self._track(self._source.rows(), "group captions", self._source.rows_at_most)
+            return self._track(corpus.rows(), "group captions", corpus.rows_at_most)
 
-        merges.find(keys, again, self._say, rows_at_most=self._source.rows_at_most)
+        merges.find(keys, again, self._say, rows_at_most=corpus.rows_at_most)
+
+    def _new_merges(self) -> Merges:
+        folder = self.staging.folder
+        return Merges(folder) if self._retried is None else RetriedMerges(folder, self._retried.numbers)
 
     def _say(self, row: Row) -> Said:
         """Captions and label of a row, for merging.
@@ -268,7 +278,12 @@ class Conversion:
     def _decider(self, receipts: Sequence[Receipt]) -> Decider:
         keep = self._config.keep_duplicates
         return Decider(
-            self.staging, receipts, self._source.classes, unit_rows=self._config.shard_rows, keep_duplicates=keep
+            self.staging,
+            receipts,
+            self._source.classes,
+            unit_rows=self._config.shard_rows,
+            keep_duplicates=keep,
+            retried=self._retried,
         )
 
     def _refuse_empty(self, parts: Sequence[Part], lowest: int) -> None:

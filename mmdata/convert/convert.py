@@ -13,9 +13,10 @@ from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.conversion import Conversion, Track
 from mmdata.convert.engines import Engine, local
 from mmdata.convert.given_rows import Rows
-from mmdata.convert.opening import open_conversion
+from mmdata.convert.opening import Opened, open_conversion
 from mmdata.convert.output import Run, are_complete
 from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.retry import Retry
 from mmdata.convert.rows import Source
 from mmdata.errors import ConfigError
 from mmdata.shards import Manifest
@@ -49,7 +50,7 @@ def convert(
     out: str | os.PathLike[str],
     config: ConvertConfig | None = None,
     *,
-    chosen: ChosenRows | None = None,
+    chosen: ChosenRows | Retry | None = None,
     engine: Engine | None = None,
     overwrite: bool = False,
     finish: bool = False,
@@ -65,7 +66,8 @@ def convert(
         out: the output folder, which may hold nothing else. Its `__mmdata__/quarantine.jsonl` lists each row left out.
             With `val_share`, the conversion is two such folders, `out/train` and `out/val`.
         config: settings; None takes the defaults.
-        chosen: of tars with an index, the rows to take; `mmdata.commands.chosen` makes it. None takes all.
+        chosen: of tars with an index, the rows to take; `mmdata.commands.chosen` makes it. Or a `Retry` of rows that an
+            earlier conversion of this source left out. None takes all.
         engine: reads the rows and makes tars of them; None takes a process for each core.
         overwrite: replace another conversion in `out`.
         finish: only put together what `convert_part` has made.
@@ -78,8 +80,7 @@ def convert(
     """
     folder, config = Path(out), config or ConvertConfig()
     with ExitStack() as stack:
-        corpus, config, tokenizer, outputs = open_conversion(stack, source, folder, config, chosen, overwrite=overwrite)
-        run = _describe(corpus, config, tokenizer)
+        (corpus, config, tokenizer, outputs), run = _open(stack, source, folder, config, chosen, overwrite=overwrite)
         if was_complete := are_complete(outputs, run, overwrite=overwrite):
             for output in outputs:
                 if not output.holds_unfinished(other_than=run):  # of one that is to replace this
@@ -121,7 +122,7 @@ def convert_part(
     config: ConvertConfig | None = None,
     *,
     part: tuple[int, int],
-    chosen: ChosenRows | None = None,
+    chosen: ChosenRows | Retry | None = None,
     engine: Engine | None = None,
     track: Track = lambda rows, what, total: rows,
 ) -> PartReport:
@@ -146,8 +147,7 @@ def convert_part(
             "train_tokenizer: each part would read all captions; train it before, and give its folder as tokenizer"
         )
     with ExitStack() as stack:
-        corpus, config, tokenizer, outputs = open_conversion(stack, source, folder, config, chosen, shared=True)
-        run = _describe(corpus, config, tokenizer)
+        (corpus, config, tokenizer, outputs), run = _open(stack, source, folder, config, chosen, shared=True)
         if are_complete(outputs, run, overwrite=False):
             return PartReport(0, 0, 0)
         staging = outputs[0].staging(run, overwrite=False, shared=True)
@@ -155,6 +155,25 @@ def convert_part(
         receipts = conversion.make_units(tokenizer, part=part)
     rows, quarantined = (sum(getattr(receipt, name) for receipt in receipts) for name in ("rows", "quarantined"))
     return PartReport(len(receipts), rows, quarantined)
+
+
+def _open(
+    stack: ExitStack,
+    source: str | os.PathLike[str] | Rows,
+    out: Path,
+    config: ConvertConfig,
+    chosen: ChosenRows | Retry | None,
+    *,
+    shared: bool = False,
+    overwrite: bool = False,
+) -> tuple[Opened, Run]:
+    """What a conversion works with, and what decides its bytes."""
+    opened = open_conversion(stack, source, out, config, chosen, shared=shared, overwrite=overwrite)
+    run = _describe(opened.corpus, opened.config, opened.tokenizer)
+    if isinstance(chosen, Retry):
+        corpus = chosen.rows(opened.corpus, run)
+        return opened._replace(corpus=corpus), {**run, "source": corpus.describe()}
+    return opened, run
 
 
 def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None) -> Run:

@@ -7,8 +7,7 @@ from contextlib import suppress
 from itertools import islice
 
 from mmdata.convert.group import Merges
-from mmdata.convert.rows import Row, Source
-from mmdata.convert.table_source import TableSource
+from mmdata.convert.rows import Row, Source, images_of
 from mmdata.convert.unit import Unit
 from mmdata.errors import BadSample
 from mmdata.shards.columns.labels import Labels
@@ -61,11 +60,6 @@ class Units:
             if self._wanted(number):
                 merges = self._merges.between(start, self.rows)
                 yield Unit(number, start, self.rows, chunk, merges, tuple(labels.names))
-
-
-def images_of(source: Source) -> TableSource | None:
-    """The source if its rows hold images, which are read where they are worked on; else None."""
-    return source if isinstance(source, TableSource) and source.holds_images else None
 
 
 def _note(labels: Labels, rows: list[Row]) -> None:

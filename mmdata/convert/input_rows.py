@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from mmdata.atomic import naming, sync_folder
 from mmdata.convert.decide import Decided
+from mmdata.convert.examine import DIGEST_BYTES
 from mmdata.errors import Reason
 
 ROWS_FOLDER = "rows"
@@ -36,6 +37,7 @@ _ROWS = pa.schema(
         ("path", pa.string()),
         ("key", pa.string()),
         ("shard", pa.int32()),
+        ("digest", pa.binary(DIGEST_BYTES)),  # of the original image of a written row, for later retries
     ]
 )
 _TIMINGS = pa.schema([("row", pa.int64()), ("seconds", pa.float32())])
@@ -72,7 +74,7 @@ class InputRows:
         if self._open is None:
             self._open = _ParquetFile(self._folder / f"{next(self._numbers):05d}.parquet", _ROWS)
         self._open.write(_table(decided, places, shards))
-        columns = [pa.array(places + decided.records.start), pa.array(decided.records.seconds[places])]
+        columns = [pa.array(decided.numbers[places]), pa.array(decided.records.seconds[places])]
         self._timings.write(pa.table(columns, schema=_TIMINGS))
 
     def finish(self) -> None:
@@ -132,13 +134,15 @@ def _table(decided: Decided, places: NDArray[np.int64], shards: NDArray[np.int32
     written = decided.written
     merged = set(records.merged.tolist())
     columns = {
-        "row": places + records.start,
+        "row": decided.numbers[places],
         "status": [_status(place, decided, bool(written[place]), place in merged) for place in chosen],
         "reason": [fault and str(fault[0]) for fault in faults],
         "detail": [_detail(fault, records.into(place)) for fault, place in zip(faults, chosen, strict=True)],
         **{name: _taken(records.texts(name), chosen) for name in ("place", "path", "key")},
         "shard": pa.array(shards[places], mask=shards[places] < 0),
     }
+    digests = records.digest_of_each()
+    columns["digest"] = [digests[place] if written[place] else None for place in chosen]
     columns["key"] = [key if written[place] else None for key, place in zip(columns["key"], chosen, strict=True)]
     return pa.table([pa.array(columns[field.name], field.type) for field in _ROWS], schema=_ROWS)
 

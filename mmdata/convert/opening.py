@@ -13,6 +13,7 @@ from mmdata.convert.given_source import open_rows
 from mmdata.convert.output import Output, open_outputs
 from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.remote_tables import fetched
+from mmdata.convert.retry import Retry
 from mmdata.convert.rows import Source
 from mmdata.convert.sources import open_source
 from mmdata.convert.table_source import TableSource
@@ -40,15 +41,18 @@ def open_conversion(
     source: str | os.PathLike[str] | Rows,
     out: Path,
     config: ConvertConfig,
-    chosen: ChosenRows | None,
+    chosen: ChosenRows | Retry | None,
     *,
     shared: bool = False,
     overwrite: bool = False,
 ) -> Opened:
     """Hold the output folder, and open the corpus and the tokenizer that counts its captions.
 
-    `stack` removes what lies on the disk of the output for them: rows of a program, or fetched tables.
+    `stack` removes what lies on the disk of the output for them: rows of a program, or fetched tables. Of a retry this
+    is the whole corpus; `Retry.rows` takes its rows.
     """
+    if isinstance(chosen, Retry):
+        config, chosen = chosen.prepare(out, config), chosen.chosen
     if not isinstance(source, (str, os.PathLike)):
         config = config.model_copy(update={"keep": config.keep or (ALL,)})
     elif not is_url(source):

@@ -67,7 +67,7 @@ class Output:
         shutil.rmtree(self.private, ignore_errors=True)
 
     def holds_unfinished(self, *, other_than: Run | None = None) -> bool:
-        """Whether there are units of a conversion that did not end and may be gone on with, and that is not this one."""
+        """Whether there are units of another conversion that did not end and may be gone on with."""
         unfinished = (one for one in self._stagings() if one.has_any() and not one.was_refused)
         runs = [run for one in unfinished if (run := one.run()) is not None]
         return any(other_than is None or {**run, "mmdata": None} != {**other_than, "mmdata": None} for run in runs)
@@ -91,7 +91,7 @@ class Output:
                 continue
             if shared or not (overwrite or staging.was_refused or not staging.has_any()):
                 raise DataError(
-                    f"output '{self.folder}': holds an unfinished conversion ({'; '.join(_differences(other, run))}); "
+                    f"output '{self.folder}': holds an unfinished conversion ({'; '.join(differences(other, run))}); "
                     "run that again, which goes on where it ended, or start anew with --overwrite"
                 )
             staging.remove()
@@ -110,7 +110,7 @@ class Output:
         published = _manifest(self.folder)
         if published is None:
             return False
-        if changes := _differences(cast(Run, (published.accounts or {})["run"]), run):
+        if changes := differences(cast(Run, (published.accounts or {})["run"]), run):
             raise DataError(
                 f"output '{self.folder}': holds another conversion ({'; '.join(changes)}); "
                 "choose another folder, or replace it with --overwrite"
@@ -322,7 +322,7 @@ def _names(manifest: Manifest) -> set[str]:
     return names
 
 
-def _differences(before: Run, now: Run) -> list[str]:
+def differences(before: Run, now: Run) -> list[str]:
     """What changed between two runs, as "settings.min_side: was 2, is 32"."""
     old, new = _flat(before), _flat(now)
     return [

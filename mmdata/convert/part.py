@@ -159,7 +159,7 @@ def count_rows(accounts: Accounts, decided: Decided, number: int) -> None:
     for place, (reason, detail) in sorted(decided.faults.items()):
         if ours[place]:
             accounts.leave_out(
-                row=records.start + place,
+                row=int(decided.numbers[place]),
                 place=records.text("place", place),
                 path=records.text("path", place),
                 reason=reason,

@@ -157,6 +157,10 @@ class Records:
         """Digests of the images of rows that have one, one after the other."""
         return b"".join(self._batch.column("digest").take(pa.array(places)).to_pylist())
 
+    def digest_of_each(self) -> list[bytes | None]:
+        """Digests of the images of all rows; None where the image was not read."""
+        return self._batch.column("digest").to_pylist()
+
     def text(self, name: str, place: int) -> str:
         """One cell of a column of text; "" for an empty one."""
         value = self._batch.column(name)[place].as_py()

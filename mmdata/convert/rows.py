@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import hash64
@@ -134,3 +134,33 @@ class Source(Protocol):
     def describe(self) -> dict[str, Any]:
         """Kind and content of the source, without paths and times: equal for equal input."""
         ...
+
+
+@runtime_checkable
+class ImageSource(Source, Protocol):
+    """A source whose rows may hold the bytes of images, so that many of them do not fit into memory.
+
+    Attributes:
+        holds_images: whether they do. The number of rows is known then.
+        can_be_sent: whether another process can read them.
+    """
+
+    holds_images: bool
+    can_be_sent: bool
+
+    def rows_from(self, start: int) -> Iterator[Row]:
+        """The rows from number `start` on; images before it are not read.
+
+        Raises:
+            DataError: a file has changed since it was opened.
+        """
+        ...
+
+    def check_unchanged(self) -> None:
+        """Raise DataError if a file has changed since it was opened."""
+        ...
+
+
+def images_of(source: Source) -> ImageSource | None:
+    """The source if its rows hold images, which are read where they are worked on; else None."""
+    return source if isinstance(source, ImageSource) and source.holds_images else None

@@ -18,9 +18,8 @@ from mmdata.convert.examine import Examined, Examiner, hash_of
 from mmdata.convert.group import Merge
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.records import RecordWriter, Status
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import ImageSource, Row
 from mmdata.convert.staging import FRAGMENTS_NAME, LABELS_NAME, RECORDS_NAME, Receipt, Staging
-from mmdata.convert.table_source import TableSource
 from mmdata.errors import BadSample, Reason
 from mmdata.hashing import in_share
 from mmdata.shards import Sample
@@ -70,7 +69,7 @@ class Job:
         staging: where the units are made.
     """
 
-    source: TableSource | None
+    source: ImageSource | None
     classes: tuple[str, ...]
     config: ConvertConfig
     examiner: Examiner

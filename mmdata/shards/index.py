@@ -210,9 +210,14 @@ class Index:
 
     @property
     def class_names(self) -> list[str] | None:
-        """Names of the classes, by label; None if labels are numbers only, or if folders differ in their names."""
-        names = [(manifest.accounts or {}).get("classes") for manifest in self.manifests]
-        return list(names[0]) if names[0] and all(other == names[0] for other in names) else None
+        """Names of the classes, by label; None if labels are numbers only, or if folders differ in their names.
+
+        A folder may have the first of another one's names only, or no labels at all: retried rows may bring new ones.
+        """
+        named = [((manifest.accounts or {}).get("classes") or [], manifest.has_labels) for manifest in self.manifests]
+        names: list[list[str]] = [some for some, has_labels in named if some or has_labels]
+        longest = max(names, key=len, default=[])
+        return list(longest) if longest and all(some and some == longest[: len(some)] for some in names) else None
 
     @cached_property
     def caches(self) -> list[ShardCache]:

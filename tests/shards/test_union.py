@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,18 +148,30 @@ def test_union_sums_up_its_folders(union, folders):
 
 
 def test_index_names_classes_if_its_folders_agree(tmp_path: Path, photo):
-    classes = {"a": ["cat", "dog"], "same": ["cat", "dog"], "other": ["dog", "cat"], "numbers": [0, 1]}
+    two, three = ["cat", "dog"], ["cat", "dog", "emu"]
+    classes: dict[str, list[Any]] = {
+        "none": [None],
+        "a": two,
+        "same": two,
+        "other": ["dog", "cat"],
+        "more": three,
+        "numbers": [0, 1],
+    }
     for folder, names in classes.items():
         (tmp_path / folder).mkdir()
         with wds.TarWriter(str(tmp_path / folder / f"{folder}.tar")) as tar:
             for i, name in enumerate(names):
-                tar.write({"__key__": f"{folder}-{i}", "jpg": photo(8, 8 + i), "cls": str(name)})
+                label = {"txt": "x"} if name is None else {"cls": str(name)}
+                tar.write({"__key__": f"{folder}-{i}", "jpg": photo(8, 8 + i), **label})
         build_index(tmp_path / folder)
 
     def names_of(*folders: str) -> list[str] | None:
         return Index.open([tmp_path / folder for folder in folders]).class_names
 
     assert names_of("a") == names_of("a", "same") == ["cat", "dog"]
+    assert names_of("a", "more") == names_of("more", "a") == ["cat", "dog", "emu"]
+    assert names_of("none", "a") == ["cat", "dog"]
+    assert names_of("none") is None
     assert names_of("a", "other") is names_of("numbers") is names_of("a", "numbers") is None
 
 
