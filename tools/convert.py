@@ -23,13 +23,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mmdata.cli import Parser, progress_in_rows, run
+from mmdata.cli import Parser, run
 from mmdata.commands.chosen import chosen_rows
 from mmdata.commands.next_commands import next_commands
 from mmdata.config.train import MASK_REMEDY
 from mmdata.convert import ConvertConfig, PartReport, Report, convert, convert_part, load_recipe
 from mmdata.convert.engines import Engine, local
 from mmdata.errors import counted, printable
+from mmdata.progress import progress_in_rows
 from mmdata.shards import Manifest
 from mmdata.shards.folder import find_ledger
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.metadata import version
 from itertools import count, repeat, takewhile
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from mmdata.atomic import naming, sync_folder
 from mmdata.convert.accounts import Balance, CannotPublish, is_hopeless
@@ -29,11 +29,11 @@ from mmdata.convert.staging import UNITS_NAME, Receipt, Staging
 from mmdata.convert.unit import Job, part_of
 from mmdata.errors import BadSample, DataError
 from mmdata.hashing import least_share
+from mmdata.progress import Track
 from mmdata.shards.folder import INNER
 from mmdata.transform.text import Tokenizer, train_tokenizer
 
-Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
-"""Passes rows through and shows progress: (rows, name of the pass, upper bound of their number)."""
+T = TypeVar("T")
 
 
 class Conversion:
@@ -98,12 +98,15 @@ class Conversion:
                 return False
             if (receipt := self.staging.receipt(unit)) is not None:
                 receipts[unit] = receipt
+                self._track.skip(receipt.rows)
+                self._track.leave_out(receipt.quarantined, receipt.rows)
             return receipt is None
 
         with Merges(self.staging.folder) as merges:
             self._find_merges(merges)
             units = Units(self._source, self._config.shard_rows, merges, is_missing)
-            for _ in self._track(self._rows_made(units, tokenizer, receipts), "convert", self._source.rows_at_most):
+            made = self._rows_made(units, tokenizer, receipts)
+            for _ in self._passing(made, "convert", self._rows_of_part(place, parts)):
                 pass
         self.staging.set_rows(units.rows)
         return [receipts[unit] for unit in sorted(receipts)]
@@ -123,9 +126,10 @@ class Conversion:
         receipts = self._all_receipts(rows or 0)
         with ExitStack() as stack:
             parts = self._open_parts(stack)
+            self._track.say("compare all rows")
             decider = stack.enter_context(self._decider(receipts))
             least = 2**63 - 1
-            for receipt in receipts:
+            for receipt in self._track(receipts, "put shards together", len(receipts), noun="units"):
                 decided = decider.decide(receipt)
                 least = min(least, lowest_hash(decided)) if len(parts) > 1 else least
                 for part in parts:
@@ -138,6 +142,7 @@ class Conversion:
             self._refuse_empty(parts, least)
             classes = {"classes": decider.labels.names} if decider.labels.names else {}
             fingerprint = tokenizer.fingerprint if tokenizer else None
+            self._track.say("end shards and manifest")
             for part in parts:
                 part.close({**classes, "version": version("mmdata"), "run": run}, fingerprint)
         publish_all(self._outputs)
@@ -168,7 +173,7 @@ class Conversion:
                 continue  # the examination of the row counts it
 
     def _without_digests(self) -> Iterator[tuple[Row, bytes]]:
-        for row in self._track(self._source.rows(), "train tokenizer", self._source.rows_at_most):
+        for row in self._passing(self._source.rows(), "train tokenizer"):
             yield row, b""
 
     def _digests(self, what: str) -> Iterator[tuple[Row, bytes]]:
@@ -176,7 +181,7 @@ class Conversion:
         waiting: deque[Row] = deque()
 
         def rows() -> Iterator[Row]:
-            for row in self._track(refuse_urls(self._source.rows(), what), what, self._source.rows_at_most):
+            for row in self._passing(refuse_urls(self._source.rows(), what), what):
                 waiting.append(row)
                 yield row
 
@@ -191,13 +196,22 @@ class Conversion:
         if how == "content":
             keys = (digest or row_key(row.number) for row, digest in self._digests("compare images"))
         else:
-            rows = self._track(self._source.rows(), "compare images", self._source.rows_at_most)
-            keys = (image_key(row) for row in rows)
+            keys = (image_key(row) for row in self._passing(self._source.rows(), "compare images"))
 
         def again() -> Iterable[Row]:
-            return self._track(self._source.rows(), "group captions", self._source.rows_at_most)
+            return self._passing(self._source.rows(), "group captions")
 
         merges.find(keys, again, self._say, rows_at_most=self._source.rows_at_most)
+
+    def _passing(self, rows: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+        """Rows, with their progress shown; `total` None stands for those of the source."""
+        most = self._source.rows_at_most if total is None else total
+        return self._track(rows, what, most, is_exact=self._source.rows_are_exact)
+
+    def _rows_of_part(self, place: int, parts: int) -> int:
+        """Upper bound of the rows in the units of a part."""
+        rows, size = self._source.rows_at_most, self._config.shard_rows
+        return sum(min(size, rows - start) for start in range((place - 1) * size, rows, parts * size))
 
     def _say(self, row: Row) -> Said:
         """Captions and label of a row, for merging.
@@ -221,6 +235,7 @@ class Conversion:
                 continue
             receipts[event.unit] = event
             quarantined += event.quarantined
+            self._track.leave_out(event.quarantined, event.rows)
             if is_hopeless(quarantined, self._config.max_bad_share, self._source.rows_at_most):
                 self._explain(receipts)
 

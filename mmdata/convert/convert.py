@@ -10,7 +10,7 @@ from typing import Any
 
 from mmdata.convert.accounts import CannotPublish, add_up
 from mmdata.convert.chosen import ChosenRows
-from mmdata.convert.conversion import Conversion, Track
+from mmdata.convert.conversion import Conversion
 from mmdata.convert.engines import Engine, local
 from mmdata.convert.given_rows import Rows
 from mmdata.convert.opening import open_conversion
@@ -18,6 +18,7 @@ from mmdata.convert.output import Run, are_complete
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Source
 from mmdata.errors import ConfigError
+from mmdata.progress import Track
 from mmdata.shards import Manifest
 from mmdata.transform.text import Tokenizer
 
@@ -53,7 +54,7 @@ def convert(
     engine: Engine | None = None,
     overwrite: bool = False,
     finish: bool = False,
-    track: Track = lambda rows, what, total: rows,
+    track: Track = Track(),  # noqa: B008  # it holds nothing
 ) -> Report:
     """Convert a raw corpus into shards with an index, a ledger of the rows left out, and a manifest.
 
@@ -121,7 +122,7 @@ def convert_part(
     part: tuple[int, int],
     chosen: ChosenRows | None = None,
     engine: Engine | None = None,
-    track: Track = lambda rows, what, total: rows,
+    track: Track = Track(),  # noqa: B008  # it holds nothing
 ) -> PartReport:
     """Do a part of a conversion; several processes, on machines that share `out`, may each do one at the same time.
 
