@@ -52,6 +52,10 @@ class Track:
         """Name what is going on now, where nothing is counted."""
 
 
+SILENT = Track()
+"""Shows nothing."""
+
+
 class Pass:
     """How far one pass is, and how fast. Times are given, in seconds of any clock that does not go back.
 
@@ -116,7 +120,7 @@ class Pass:
         if rate:
             parts.append(f"{rate:,.0f} {self._noun}/s" if rate >= 10 else f"{rate:.2g} {self._noun}/s")
         if self._judged:
-            parts.append(f"{self._left_out / self._judged:.1%} left out".replace("%", " %"))
+            parts.append(f"{100 * self._left_out / self._judged:.1f} % left out")
         if self._ended is None and rate is not None and self.done < self.total:
             parts.append(self._left(rate, now))
         return ", ".join(parts)

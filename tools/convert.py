@@ -16,6 +16,7 @@ import argparse
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ from rich.table import Table
 from mmdata.cli import Parser, run
 from mmdata.commands.chosen import chosen_rows
 from mmdata.commands.next_commands import next_commands
+from mmdata.commands.preview_lines import preview_lines, preview_table, size
 from mmdata.config.train import MASK_REMEDY
-from mmdata.convert import ConvertConfig, PartReport, Report, convert, convert_part, load_recipe
+from mmdata.convert import ConvertConfig, PartReport, Report, convert, convert_part, load_recipe, preview
 from mmdata.convert.engines import Engine, local
 from mmdata.errors import counted, printable
-from mmdata.progress import progress_in_rows
+from mmdata.progress import duration, progress_in_rows
 from mmdata.shards import Manifest
 from mmdata.shards.folder import find_ledger
 
@@ -88,7 +90,11 @@ def main() -> int:
     show_fetching()
     config = load_recipe(options.recipe, overrides(options))
     chosen = chosen_rows(options.source, options.select, options.join) if options.select else None
+    if options.plan:
+        show_plan(options, config, chosen)
+        return 0
     engine = choose_engine(options.engine, options.workers)
+    began = time.monotonic()
     with progress_in_rows() as track:
         common: dict[str, Any] = {"chosen": chosen, "engine": engine, "track": track}
         if options.part:
@@ -100,6 +106,9 @@ def main() -> int:
         show_part(made, options.part)
     else:
         show(made, options.source, options.out, config)
+        if not made.was_complete:
+            print(pace(made, track.skipped, time.monotonic() - began))
+        show_next(made, options.out)
     return 0
 
 
@@ -129,6 +138,11 @@ def parse_arguments() -> argparse.Namespace:
         action="store_true",
         help="fetch images behind URLs from this machine and private networks too",
     )
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="write nothing: examine about 1 %% of the rows, and print what the conversion would give, take and need",
+    )
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="who makes the shards")
     parser.add_argument("--workers", type=int, help="processes, or Ray tasks at once (default: one a core)")
     parser.add_argument(
@@ -141,6 +155,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--workers must be at least 1: got {options.workers}")
     if options.part and (options.overwrite or options.finish):
         parser.error("--part makes a part, and neither replaces nor publishes anything: leave the other flag out")
+    if options.plan and (options.part or options.overwrite or options.finish):
+        parser.error("--plan looks at the whole corpus and writes nothing: leave --part, --finish and --overwrite out")
     if options.join and not options.select:
         parser.error("--join is for a condition: give --select as well")
     return options
@@ -268,8 +284,29 @@ def show(report: Report, source: str, out: Path, config: ConvertConfig) -> None:
         )
     elif accounts["duplicate"]:
         print("duplicates: the first row of each image was written; --keep-duplicates writes all")
+
+
+def show_next(report: Report, out: Path) -> None:
+    """Print the next commands."""
     folder = out if report.val is None else out / "train"
     for line in next_commands(folder, report.manifest):
+        print(printable(line))
+
+
+def pace(report: Report, skipped: int, seconds: float) -> str:
+    """A sentence about how long a conversion took, whose first rows an earlier run may have made."""
+    rows = report.accounts["rows"] - skipped
+    before = f", and {skipped:,} were there already" if skipped else ""
+    written = sum(manifest.bytes for manifest in (report.manifest, report.val) if manifest is not None)
+    return f"{counted(rows, 'row')} in {duration(seconds)}, {rows / seconds:,.0f} a second{before}; {size(written)}"
+
+
+def show_plan(options: argparse.Namespace, config: ConvertConfig, chosen: Any) -> None:
+    """Print what a conversion would give; nothing is written."""
+    with progress_in_rows() as track:
+        found = preview(options.source, config, out=options.out, workers=options.workers, chosen=chosen, track=track)
+    Console().print(preview_table(found))
+    for line in preview_lines(found, str(options.out)):
         print(printable(line))
 
 

@@ -20,7 +20,7 @@ from mmdata.convert.decide import Decider
 from mmdata.convert.engines import Engine, Progress, in_order
 from mmdata.convert.examine import Digester, Examiner
 from mmdata.convert.fetch import refuse_urls
-from mmdata.convert.group import Merges, Said, image_key, row_key
+from mmdata.convert.group import Merges, image_key, row_key
 from mmdata.convert.output import SOURCE_NAME, TOKENIZER_NAME, Output, Run, publish_all
 from mmdata.convert.part import Part, lowest_hash
 from mmdata.convert.recipe import ConvertConfig
@@ -201,7 +201,7 @@ class Conversion:
         def again() -> Iterable[Row]:
             return self._passing(self._source.rows(), "group captions")
 
-        merges.find(keys, again, self._say, rows_at_most=self._source.rows_at_most)
+        merges.find(keys, again, self._examiner.say, rows_at_most=self._source.rows_at_most)
 
     def _passing(self, rows: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
         """Rows, with their progress shown; `total` None stands for those of the source."""
@@ -212,17 +212,6 @@ class Conversion:
         """Upper bound of the rows in the units of a part."""
         rows, size = self._source.rows_at_most, self._config.shard_rows
         return sum(min(size, rows - start) for start in range((place - 1) * size, rows, parts * size))
-
-    def _say(self, row: Row) -> Said:
-        """Captions and label of a row, for merging.
-
-        Raises:
-            BadSample: they cannot be used.
-        """
-        if row.fault:
-            raise BadSample(*row.fault)
-        fields = self._examiner.fields(row)
-        return fields.captions, fields.label
 
     def _rows_made(self, units: Units, tokenizer: Tokenizer | None, receipts: dict[int, Receipt]) -> Iterator[None]:
         """Make units; yields once for each of their rows, and adds the receipts."""

@@ -18,7 +18,7 @@ from mmdata.convert.output import Run, are_complete
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Source
 from mmdata.errors import ConfigError
-from mmdata.progress import Track
+from mmdata.progress import SILENT, Track
 from mmdata.shards import Manifest
 from mmdata.transform.text import Tokenizer
 
@@ -54,7 +54,7 @@ def convert(
     engine: Engine | None = None,
     overwrite: bool = False,
     finish: bool = False,
-    track: Track = Track(),  # noqa: B008  # it holds nothing
+    track: Track = SILENT,
 ) -> Report:
     """Convert a raw corpus into shards with an index, a ledger of the rows left out, and a manifest.
 
@@ -122,7 +122,7 @@ def convert_part(
     part: tuple[int, int],
     chosen: ChosenRows | None = None,
     engine: Engine | None = None,
-    track: Track = Track(),  # noqa: B008  # it holds nothing
+    track: Track = SILENT,
 ) -> PartReport:
     """Do a part of a conversion; several processes, on machines that share `out`, may each do one at the same time.
 

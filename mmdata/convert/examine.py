@@ -108,6 +108,17 @@ class Examiner:
         examined = self._examine(row)
         return replace(examined, seconds=time.perf_counter() - began)
 
+    def say(self, row: Row) -> tuple[list[str], int | str | None]:
+        """Captions and label of a row, for merging; its image is not read.
+
+        Raises:
+            BadSample: they cannot be used.
+        """
+        if row.fault:
+            raise BadSample(*row.fault)
+        fields = self.fields(row)
+        return fields.captions, fields.label
+
     def _examine(self, row: Row) -> Examined:
         path = _path_of(row)
         try:
