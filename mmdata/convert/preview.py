@@ -7,10 +7,8 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from mmdata.convert.chosen import ChosenRows
@@ -18,14 +16,14 @@ from mmdata.convert.engines import in_order
 from mmdata.convert.examine import Examiner
 from mmdata.convert.fetch import FetchStage
 from mmdata.convert.given_rows import Rows
-from mmdata.convert.group import BUCKET_ROWS, Merge, Merges, image_key
+from mmdata.convert.group import Merges
 from mmdata.convert.opening import open_alone
 from mmdata.convert.packing import Packing, pack
 from mmdata.convert.recipe import ConvertConfig
-from mmdata.convert.rows import Row, Source
 from mmdata.convert.sampled_row import Look, Seen
 from mmdata.convert.sampling import Estimate, SampleOf
-from mmdata.errors import DataError, Reason
+from mmdata.convert.survey import Survey
+from mmdata.errors import Reason
 from mmdata.progress import SILENT, Track
 
 NONE = Estimate(0, 0, 0, 0)
@@ -145,7 +143,7 @@ def preview(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmdata-preview-")))
         corpus, config, tokenizer = open_alone(stack, source, config or ConvertConfig(), chosen, folder, out=out)
         examiner = Examiner.from_config(corpus, config)
-        survey = _Survey(corpus, config, examiner, track)
+        survey = Survey(corpus, config, examiner, track)
         merges = stack.enter_context(Merges(folder))
         began = time.monotonic()
         rows = survey.count(merges)
@@ -159,78 +157,14 @@ def preview(
     return found.preview(passes_s, workers, free_bytes(out))
 
 
-class _Survey:
-    """Reads a corpus for its number of rows, its merges, and a sample.
-
-    Attributes:
-        finds_merges: whether rows of one image are looked for.
-        knows_merges: whether that, or that there are none, is all there is to know of them.
-    """
-
-    def __init__(self, source: Source, config: ConvertConfig, examiner: Examiner, track: Track) -> None:
-        self._source = source
-        self._examiner = examiner
-        self._track = track
-        how = config.group_by or ("none" if config.keep_duplicates else "image")
-        repeats = how == "content" or (how == "image" and source.may_repeat)
-        self.finds_merges = how == "image" and source.may_repeat and not source.holds_images
-        self.knows_merges = self.finds_merges or not repeats
-
-    def count(self, merges: Merges) -> int:
-        """The number of rows; their merges are found, if there may be any and no image need be read."""
-        if self._source.rows_are_exact and not self.finds_merges:
-            return self._source.rows_at_most
-        counted = 0
-
-        def keys() -> Iterator[bytes]:
-            nonlocal counted
-            for row in self._passing("count rows"):
-                counted += 1
-                yield image_key(row)
-
-        if self.finds_merges:
-            most = self._source.rows_at_most
-            merges.find(keys(), lambda: self._passing("group captions"), self._examiner.say, rows_at_most=most)
-        else:
-            for _ in self._passing("count rows"):
-                counted += 1
-        return counted
-
-    def merges_of(self, sample: SampleOf, merges: Merges) -> dict[int, Merge]:
-        """The merges of the rows of a sample, and of the rows that take their captions."""
-        numbers = set(_numbers(sample))
-        found = _between(merges, numbers, sample.rows)
-        others = {merge.into for merge in found.values() if merge.into is not None} - numbers
-        return {**{other: Merge() for other in others}, **found, **_between(merges, others, sample.rows)}
-
-    def rows(self, sample: SampleOf, merges: dict[int, Merge]) -> Iterator[Row]:
-        """The rows of a sample, merged, and the rows that take their captions."""
-        left = set(_numbers(sample)) | merges.keys()
-        for row in self._in_ranges(sample) if self._source.holds_images else self._passing("examine a sample"):
-            if row.number in left:
-                left.remove(row.number)
-                merge = merges.get(row.number)
-                yield row if merge is None else merge(row)
-        if left:
-            raise DataError(f"row {min(left)} is no longer there: the source has changed; start again")
-
-    def _in_ranges(self, sample: SampleOf) -> Iterator[Row]:
-        rows = (row for start, end in sample.ranges for row in islice(self._source.rows_from(start), end - start))
-        yield from self._track(rows, "examine a sample", sample.size)
-
-    def _passing(self, what: str) -> Iterator[Row]:
-        exact = self._source.rows_are_exact
-        yield from self._track(self._source.rows(), what, self._source.rows_at_most, is_exact=exact)
-
-
 class _Found:
     """Adds up what was seen in a sample."""
 
-    def __init__(self, sample: SampleOf, seen: dict[int, Seen], config: ConvertConfig, survey: _Survey) -> None:
+    def __init__(self, sample: SampleOf, seen: dict[int, Seen], config: ConvertConfig, survey: Survey) -> None:
         self._sample = sample
         self._survey = survey
         self._config = config
-        self._seen = [seen[number] for number in _numbers(sample)]
+        self._seen = [seen[number] for number in sample.numbers()]
         self._faults = [_fault(one, seen) for one in self._seen]
 
     def preview(self, passes_s: float, workers: int, free_bytes: int | None) -> Preview:
@@ -295,20 +229,6 @@ def free_bytes(out: str | os.PathLike[str] | None) -> int | None:
         return None
     place = Path(out).absolute()
     return shutil.disk_usage(next(one for one in (place, *place.parents) if one.exists())).free
-
-
-def _numbers(sample: SampleOf) -> Iterator[int]:
-    return (number for start, end in sample.ranges for number in range(start, end))
-
-
-def _between(merges: Merges, numbers: set[int], rows: int) -> dict[int, Merge]:
-    """The merges of some rows; each temporary file is read once."""
-    found: dict[int, Merge] = {}
-    for start in range(0, rows, BUCKET_ROWS):
-        stop = start + BUCKET_ROWS
-        if any(start <= number < stop for number in numbers):
-            found.update((row, merge) for row, merge in merges.between(start, stop).items() if row in numbers)
-    return found
 
 
 def _fault(one: Seen, seen: dict[int, Seen]) -> tuple[Reason, str] | None:
