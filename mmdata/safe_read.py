@@ -161,10 +161,11 @@ def _read(real: str, path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
     except OSError as error:
         raise _absent(error, path) from error
     with open(descriptor, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise BadSample(Reason.NOT_A_FILE, f"'{path}' is not a regular file any more")
         parts: list[bytes] = []
-        left = max_bytes + 1
+        left = min(status.st_size, max_bytes) + 1  # not more: as much memory is taken before a byte is read
         while left and (part := file.read(left)):
             parts.append(part)
             left -= len(part)

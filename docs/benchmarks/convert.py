@@ -106,13 +106,14 @@ def run(paths, out):
 """
 RUN = """
 if __name__ == "__main__":
-    import sys
+    import os, sys
     from pathlib import Path
     from time import perf_counter
     paths = sorted(Path(sys.argv[1]).glob("*.jpg"))
-    began = perf_counter()
+    began, before = perf_counter(), os.times()
     run(paths, sys.argv[2], {options})
-    print("seconds", perf_counter() - began)
+    seconds, after = perf_counter() - began, os.times()
+    print("seconds", seconds, sum(after[:4]) - sum(before[:4]))
 """
 MINE = {
     "full": "",
@@ -151,14 +152,12 @@ def measure(python: str, script: Path, photos: Path, out: Path) -> tuple[float, 
     """Seconds of a run, and CPU seconds of all its processes."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    before = os.times()
     began = perf_counter()
     done = subprocess.run([python, script, photos, out], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{script.name} failed after {perf_counter() - began:.0f} s:\n{done.stderr[-3000:]}")
-    after = os.times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return float(done.stdout.rpartition("seconds ")[2]), cpu
+    seconds, cpu = done.stdout.rpartition("seconds ")[2].split()
+    return float(seconds), float(cpu)
 
 
 def main() -> None:

@@ -7,9 +7,12 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import chain, islice
+from time import perf_counter
 from typing import NamedTuple, TypeVar
 
+from mmdata.convert.examine import Examined
 from mmdata.convert.fetch import FetchStage, has_url
 from mmdata.convert.rows import Row
 from mmdata.convert.staging import Receipt
@@ -86,10 +89,10 @@ def make_units(job: Job, units: Iterable[Unit], fetch: FetchStage, workers: int)
 
     writer: UnitWriter | None = None
     try:
-        for examined in in_order(workers, job.examiner, fetch(rows())):
+        for examined, seconds in in_order(workers, partial(_timed, job.examiner), fetch(rows())):
             if writer is None:
                 writer = UnitWriter(job, begun.popleft())
-            writer.add(examined)
+            writer.add(examined, seconds)
             yield Progress(1)
             if writer.is_full:
                 receipt = writer.finish()
@@ -106,7 +109,13 @@ def make_units(job: Job, units: Iterable[Unit], fetch: FetchStage, workers: int)
 
 
 def in_order(workers: int, function: Callable[[Row], R], rows: Iterable[Row]) -> Iterator[R]:
-    """Call a function for each row in threads; results come in the order of the rows, a bounded number waits."""
+    """Call a function for each row, in threads if there are several workers; results come in the order of the rows.
+
+    A bounded number of rows and results waits.
+    """
+    if workers == 1:
+        yield from map(function, rows)
+        return
     pool = ThreadPoolExecutor(workers, thread_name_prefix="convert")
     pending: deque[Future[list[R]]] = deque()
     try:
@@ -125,6 +134,12 @@ def chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
     iterator = iter(rows)
     while chunk := list(islice(iterator, size)):
         yield chunk
+
+
+def _timed(examine: Callable[[Row], Examined], row: Row) -> tuple[Examined, float]:
+    """An examined row, and the seconds that it took."""
+    began = perf_counter()
+    return examine(row), perf_counter() - began
 
 
 def _can_be_sent(job: Job) -> bool:

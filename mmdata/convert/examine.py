@@ -7,9 +7,8 @@ boxes that a table gives are blurred.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from PIL import Image
@@ -53,7 +52,6 @@ class Examined:
         merged_into: number of the row whose sample has this row's captions, if that one was written.
         is_table: whether the row is of a table. A label that cannot be numbered makes a table's row unusable; a sample
             of files is written without it.
-        seconds: that the examination took.
     """
 
     row: int
@@ -66,7 +64,6 @@ class Examined:
     losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
     merged_into: int | None = None
     is_table: bool = True
-    seconds: float = field(default=0.0, compare=False)
 
 
 Examine = Callable[[Row], Examined]
@@ -104,22 +101,6 @@ class Examiner:
 
     def __call__(self, row: Row) -> Examined:
         """Examine one row. A fault of the row is in the result; a fault of the system is raised."""
-        began = time.perf_counter()
-        examined = self._examine(row)
-        return replace(examined, seconds=time.perf_counter() - began)
-
-    def say(self, row: Row) -> tuple[list[str], int | str | None]:
-        """Captions and label of a row, for merging; its image is not read.
-
-        Raises:
-            BadSample: they cannot be used.
-        """
-        if row.fault:
-            raise BadSample(*row.fault)
-        fields = self.fields(row)
-        return fields.captions, fields.label
-
-    def _examine(self, row: Row) -> Examined:
         path = _path_of(row)
         try:
             if row.fault:
@@ -166,6 +147,17 @@ class Examiner:
         image = blur(image, boxes) if boxes else image
         image = resize(image) if resize else image
         return *as_jpeg(image, original, info.format, quality=self.quality), info if resize else None
+
+    def say(self, row: Row) -> tuple[list[str], int | str | None]:
+        """Captions and label of a row, for merging; its image is not read.
+
+        Raises:
+            BadSample: they cannot be used.
+        """
+        if row.fault:
+            raise BadSample(*row.fault)
+        fields = self.fields(row)
+        return fields.captions, fields.label
 
     def read_image(self, row: Row) -> bytes:
         """The bytes of a row's image.

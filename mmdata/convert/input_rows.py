@@ -7,6 +7,7 @@ machine.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,8 @@ class InputRows:
         self._folder = folder / ROWS_FOLDER
         self._folder.mkdir()
         self._numbers = count()
-        self._open: pq.ParquetWriter | None = None
-        self._in_open = 0  # rows
-        self._path = self._folder
-        self._timings_path = folder / TIMINGS_NAME
-        with naming(self._timings_path):
-            self._timings = pq.ParquetWriter(self._timings_path, _TIMINGS, compression="zstd")
+        self._open: _ParquetFile | None = None
+        self._timings = _ParquetFile(folder / TIMINGS_NAME, _TIMINGS)
 
     def add(self, decided: Decided, part: int, shards: NDArray[np.int32]) -> None:
         """Add the rows of a unit that belong to a part.
@@ -69,43 +66,64 @@ class InputRows:
         places = np.flatnonzero(decided.parts == part)
         if not len(places):
             return
-        with naming(self._path):
-            self._writer().write_table(_table(decided, places, shards))
-        records = decided.records
-        columns = [pa.array(places + records.start), pa.array(records.seconds[places])]
-        with naming(self._timings_path):
-            self._timings.write_table(pa.table(columns, schema=_TIMINGS))
-        self._in_open += len(places)
+        if self._open is not None and self._open.rows >= FILE_ROWS:
+            self._open.close()
+            self._open = None
+        if self._open is None:
+            self._open = _ParquetFile(self._folder / f"{next(self._numbers):05d}.parquet", _ROWS)
+        self._open.write(_table(decided, places, shards))
+        columns = [pa.array(places + decided.records.start), pa.array(decided.records.seconds[places])]
+        self._timings.write(pa.table(columns, schema=_TIMINGS))
 
     def finish(self) -> None:
         """Put the lists on disk."""
-        self._close()
-        with naming(self._timings_path):
-            self._timings.close()
-            _sync(self._timings_path)
+        for file in (self._open, self._timings):
+            if file is not None:
+                file.close()
         sync_folder(self._folder)
 
     def __enter__(self) -> InputRows:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for writer in (self._open, self._timings):
-            if writer is not None and writer.is_open:
-                writer.close()
+        for file in (self._open, self._timings):
+            if file is not None:
+                file.discard()
 
-    def _writer(self) -> pq.ParquetWriter:
-        if self._open is None or self._in_open >= FILE_ROWS:
-            self._close()
-            self._path = self._folder / f"{next(self._numbers):05d}.parquet"
-            self._open = pq.ParquetWriter(self._path, _ROWS, compression="zstd")
-        return self._open
 
-    def _close(self) -> None:
-        if self._open is not None:
-            with naming(self._path):
-                self._open.close()
-                _sync(self._path)
-        self._open, self._in_open = None, 0
+class _ParquetFile:
+    """A Parquet file that is being written.
+
+    Attributes:
+        rows: so far.
+    """
+
+    def __init__(self, path: Path, schema: Any) -> None:
+        self._path = path
+        self.rows = 0
+        self._file = path.open("xb")
+        self._writer = pq.ParquetWriter(self._file, schema, compression="zstd")
+
+    def write(self, table: Any) -> None:
+        """Add rows, as a row group."""
+        with naming(self._path):
+            self._writer.write_table(table)
+        self.rows += table.num_rows
+
+    def close(self) -> None:
+        """Put the file on disk."""
+        with naming(self._path):
+            self._writer.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def discard(self) -> None:
+        """Close the file, whatever has been written."""
+        with suppress(OSError, pa.ArrowException):  # a full disk fails again when the end is written
+            self._writer.close()
+        with suppress(OSError):
+            self._file.close()
 
 
 def _table(decided: Decided, places: NDArray[np.int64], shards: NDArray[np.int32]) -> Any:
@@ -144,8 +162,3 @@ def _taken(texts: list[str | None], places: list[int]) -> list[str | None]:
 def _printable(text: str) -> str:
     """Text in which bytes that are not UTF-8 are escaped, as in "\\udce9"."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

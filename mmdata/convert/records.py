@@ -66,6 +66,7 @@ class RecordWriter:
         part: int = 0,
         fault: tuple[Reason, str] | None = None,
         losses: dict[Loss, str] | None = None,
+        seconds: float = 0.0,
     ) -> None:
         """Add the next row.
 
@@ -75,6 +76,7 @@ class RecordWriter:
             part: folder to which it belongs.
             fault: why it is left out.
             losses: of its sample.
+            seconds: that its examination took.
         """
         sample = examined.sample
         values = {
@@ -91,16 +93,18 @@ class RecordWriter:
             "needs_label": examined.is_table or not (sample and sample.captions),
             "into": examined.merged_into,
             "losses": _bytes(json.dumps(losses)) if losses else None,
-            "seconds": examined.seconds,
+            "seconds": seconds,
         }
         for name, column in self._columns.items():
             column.append(values[name])
 
-    def write(self, path: Path) -> None:
-        """Write the records into a new file; the caller syncs it."""
+    def to_arrow(self) -> memoryview:
+        """The records as an Arrow file."""
         batch = pa.record_batch([pa.array(self._columns[field.name], field.type) for field in _SCHEMA], schema=_SCHEMA)
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, _SCHEMA) as writer:
             writer.write_batch(batch)
+        return memoryview(sink.getvalue())
 
 
 class Records:

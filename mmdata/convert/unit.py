@@ -7,14 +7,13 @@ other units, it leaves: which images are duplicates of earlier ones, the numbers
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from mmdata.atomic import naming, write_whole
+from mmdata.atomic import write_whole
 from mmdata.convert.examine import Examined, Examiner, hash_of
 from mmdata.convert.group import Merge
 from mmdata.convert.recipe import ConvertConfig
@@ -112,8 +111,12 @@ class UnitWriter:
         """Whether all rows were added."""
         return len(self._records) == len(self.unit)
 
-    def add(self, examined: Examined) -> None:
+    def add(self, examined: Examined, seconds: float) -> None:
         """Add the next row.
+
+        Args:
+            examined: the row.
+            seconds: that its examination took.
 
         Raises:
             OSError: the disk is full or broken.
@@ -122,7 +125,7 @@ class UnitWriter:
         assert examined.row == expected, f"engine gave row {examined.row} in place of {expected}"
         part = part_of(examined.digest, self._job.config.val_share)
         if examined.merged_into is not None:
-            self._records.add(examined, Status.MERGED, fault=examined.fault)
+            self._records.add(examined, Status.MERGED, fault=examined.fault, seconds=seconds)
             return
         fault, losses = examined.fault, examined.losses
         if fault is None:
@@ -132,17 +135,14 @@ class UnitWriter:
                 fault = (bad.reason, bad.detail)
         self._quarantined += fault is not None and fault[0] is not Reason.FILTERED
         status = Status.KEPT if fault is None else Status.LEFT_OUT
-        self._records.add(examined, status, part=part, fault=fault, losses=losses)
+        self._records.add(examined, status, part=part, fault=fault, losses=losses, seconds=seconds)
 
     def finish(self) -> Receipt:
         """Commit the unit."""
         assert self.is_full
         for part in self._parts:
             part.finish()
-        path = self._attempt / RECORDS_NAME
-        with naming(path):
-            self._records.write(path)
-            _sync(path)
+        write_whole(self._attempt / RECORDS_NAME, self._records.to_arrow())
         write_whole(self._attempt / LABELS_NAME, self._labels.to_json())
         tars = [[asdict(tar) for tar in part.tars] for part in self._parts]
         write_whole(self._attempt / FRAGMENTS_NAME, json.dumps(tars).encode())
@@ -169,7 +169,7 @@ class UnitWriter:
             label = (
                 0  # a label that is refused takes the sample with it, or gets its number, when units are put together
             )
-        self._parts[part].write(replace(examined.sample, label=label))
+        self._parts[part].write(examined.sample if label is None else replace(examined.sample, label=label))
 
 
 class _Fragments:
@@ -257,8 +257,3 @@ def fragment_name(part: int, number: int) -> str:
 def part_of(digest: bytes, val_share: float | None) -> int:
     """0 for training, 1 for validation. Equal images are in one part; an image that was not read is in part 0."""
     return int(bool(val_share and digest and in_share(hash_of(digest), val_share)))
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -57,7 +57,7 @@ class OpenShard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BinaryIO = path.open("xb")
+        self._file = path.open("xb", buffering=0)
         self.bytes = 0
         self.rows: list[Row] = []
         self._hash = hashlib.sha256()
@@ -82,10 +82,10 @@ class OpenShard:
         for head, (_, data) in zip(headers, members, strict=True):
             fill = padding(len(data))
             places.append(Place(end + BLOCK, len(data)))
-            pieces += (head, data, fill)
+            pieces += (head, data, fill) if fill else (head, data)
             end += BLOCK + len(data) + len(fill)
         with naming(self.path):
-            self._put(b"".join(pieces))  # one call of the system for a sample
+            self._put(pieces)
         caption_format = NO_CAPTION if not sample.captions else JSON if len(members) == 3 else TXT
         self.rows.append(
             Row(
@@ -104,12 +104,12 @@ class OpenShard:
     def copy(self, data: bytes) -> None:
         """Add whole samples as they stand in another tar; their rows are the caller's."""
         with naming(self.path):
-            self._put(data)
+            self._put([data])
 
     def finish(self, encoded: Encoded) -> ShardEntry:
         """End the tar, and write its index; both are on disk when this returns."""
         with naming(self.path):
-            self._put(END)
+            self._put([END])
             _sync_and_close(self._file)
         index = self.path.parent / INNER / self.path.with_suffix(".index.arrow").name
         with naming(index), index.open("xb") as file:
@@ -122,10 +122,16 @@ class OpenShard:
         with suppress(OSError):  # closing flushes the buffer, which fails again on a full disk
             self._file.close()
 
-    def _put(self, data: bytes) -> None:
-        self._file.write(data)
-        self._hash.update(data)
-        self.bytes += len(data)
+    def _put(self, pieces: list[bytes]) -> None:
+        """Write pieces in one call of the system, as long as it takes them all."""
+        size = sum(map(len, pieces))
+        if (written := os.writev(self._file.fileno(), pieces)) < size:
+            left = memoryview(b"".join(pieces))[written:]
+            while left:
+                left = left[self._file.write(left) :]
+        for piece in pieces:
+            self._hash.update(piece)
+        self.bytes += size
 
 
 def members_of(sample: Sample) -> list[tuple[str, bytes]]:
