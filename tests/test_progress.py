@@ -174,3 +174,19 @@ def test_program_writes_lines_into_a_log_and_none_in_the_first_minute(table: Pat
     assert all(re.fullmatch(known + r"|(compare all rows|end shards and manifest): \d+ s", line) for line in lines), (
         lines
     )
+
+
+def test_program_says_how_long_it_took_for_the_rows_that_it_has_examined(table: Path, tmp_path: Path) -> None:
+    def said(out: str, *flags: str) -> str:
+        command = [sys.executable, shipped("tools", "convert.py"), table, tmp_path / out, "--shard-rows", "5"]
+        command += ["--max-bad-share", "0.5", *flags]
+        done = run_program(command, capture_output=True, text=True, env=environment())
+        assert (done.returncode, done.stderr) == (0, "")
+        return next((line for line in done.stdout.splitlines() if line.endswith(" kB")), "")
+
+    size = r"\d+(\.\d)? kB"
+    assert said("out", "--part", "1/2") == ""
+    assert re.fullmatch(rf"10 rows in \d+ s, \d+ a second; 10 more had been examined before; {size}", said("out"))
+    assert said("out") == ""  # complete already
+    said("parts", "--part", "1/1")
+    assert re.fullmatch(rf"20 rows were examined before, and put together in \d+ s; {size}", said("parts", "--finish"))

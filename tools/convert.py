@@ -107,7 +107,8 @@ def main() -> int:
     else:
         show(made, options.source, options.out, config)
         if not made.was_complete:
-            print(pace(made, track.skipped, time.monotonic() - began))
+            rows = 0 if options.finish else made.accounts["rows"] - track.skipped
+            print(pace(made, rows, time.monotonic() - began))
         show_next(made, options.out)
     return 0
 
@@ -293,12 +294,14 @@ def show_next(report: Report, out: Path) -> None:
         print(printable(line))
 
 
-def pace(report: Report, skipped: int, seconds: float) -> str:
-    """A sentence about how long a conversion took, whose first rows an earlier run may have made."""
-    rows = report.accounts["rows"] - skipped
-    before = f", and {skipped:,} were there already" if skipped else ""
-    written = sum(manifest.bytes for manifest in (report.manifest, report.val) if manifest is not None)
-    return f"{counted(rows, 'row')} in {duration(seconds)}, {rows / seconds:,.0f} a second{before}; {size(written)}"
+def pace(report: Report, made: int, seconds: float) -> str:
+    """A sentence about how long a conversion took; `made` are the rows that no earlier run had examined."""
+    rows = report.accounts["rows"]
+    written = size(sum(manifest.bytes for manifest in (report.manifest, report.val) if manifest is not None))
+    if not made:
+        return f"{counted(rows, 'row')} were examined before, and put together in {duration(seconds)}; {written}"
+    before = f"; {rows - made:,} more had been examined before" if made < rows else ""
+    return f"{counted(made, 'row')} in {duration(seconds)}, {made / seconds:,.0f} a second{before}; {written}"
 
 
 def show_plan(options: argparse.Namespace, config: ConvertConfig, chosen: Any) -> None:

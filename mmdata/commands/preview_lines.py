@@ -16,8 +16,12 @@ def preview_table(found: Preview) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     table.add_row("in", f"{found.rows:,}", "known", f"{found.sample.size:,}")
+    foretold = {"merged": found.knows_merges, "duplicate": found.keeps_duplicates}
     for name in ("written", "merged", "duplicate", "filtered", "quarantined"):
-        table.add_row(name, *_cells(getattr(found, name)))
+        count: Estimate = getattr(found, name)
+        table.add_row(
+            name, *(_cells(count) if foretold.get(name, True) or count.sampled else ("", "not predicted", ""))
+        )
     for reason, count in found.reasons.items():
         table.add_row(f"  {reason}", *(f"[dim]{cell}[/dim]" for cell in _cells(count)))
     return table
@@ -32,7 +36,7 @@ def preview_lines(found: Preview, out: str) -> list[str]:
     lines = [f"  {reason}: {example}" for reason, example in found.examples.items()]
     if lines:
         lines.insert(0, "the first of each reason in the sample:")
-    lines += [_sample(found), _duplicates(found)]
+    lines += [_sample(found), *_duplicates(found)]
     if found.urls:
         share = _percent(found.fetched, found.urls)
         lines.append(f"fetched: {found.fetched:,} of the sample's {counted(found.urls, 'URL')} ({share})")
@@ -54,7 +58,7 @@ def _cells(count: Estimate) -> tuple[str, str, str]:
 def _sample(found: Preview) -> str:
     sample = found.sample
     if sample.is_whole:
-        return f"sample: all {counted(sample.rows, 'row')}, so nothing but duplicates is a guess"
+        return f"sample: all {counted(sample.rows, 'row')}, so these are no guesses"
     places = "" if sample.run == 1 else f" at {len(sample.ranges)} places"
     unseen = sample.count([False] * sample.size).high
     return (
@@ -63,9 +67,16 @@ def _sample(found: Preview) -> str:
     )
 
 
-def _duplicates(found: Preview) -> str:
-    merged = "" if found.knows_merges else ", nor rows that would be merged; both are counted as written here"
-    return f"duplicates: equal images under different names cannot be predicted from a sample{merged}"
+def _duplicates(found: Preview) -> list[str]:
+    lines: list[str] = []
+    if not found.keeps_duplicates:
+        lines.append(
+            "duplicates: equal images under different names cannot be predicted from a sample, and count as written "
+            "here"
+        )
+    if not found.knows_merges:
+        lines.append("merged: rows of one image are found by reading all images, and count as written here")
+    return lines
 
 
 def _shards(found: Preview) -> str:

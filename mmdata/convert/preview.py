@@ -70,6 +70,7 @@ class Preview:
         lengths: of captions; None without a tokenizer, or without captions.
         free_bytes: on the disk of the output; None if no output was named, or it is no folder of this machine.
         knows_merges: whether rows of one image were looked for: not where images must be read to find them.
+        keeps_duplicates: whether duplicates are written, so that there is nothing to predict.
         max_bad_share: of the settings.
     """
 
@@ -92,6 +93,7 @@ class Preview:
     lengths: Lengths | None
     free_bytes: int | None
     knows_merges: bool
+    keeps_duplicates: bool
     max_bad_share: float
 
     @property
@@ -198,6 +200,7 @@ class _Found:
             lengths=self._lengths(),
             free_bytes=free_bytes,
             knows_merges=self._survey.knows_merges,
+            keeps_duplicates=self._config.keep_duplicates,
             max_bad_share=self._config.max_bad_share,
         )
 

@@ -192,13 +192,30 @@ def test_program_prints_what_a_conversion_would_give(mixed: Path, tmp_path: Path
         "23 rows"
     )
     assert [line.partition(":")[0] for line in lines[15:]] == [
-        "duplicates",
         "shards",
         "time",
         "room",
         "nothing would be published",
     ]
     assert list(tmp_path.glob("out*")) == []
+
+
+def test_program_does_not_pretend_to_predict_merges_and_duplicates(tmp_path: Path, photo: Callable[..., bytes]) -> None:
+    images = pa.array([photo(16, 16), photo(16, 16)], pa.binary())
+    pq.write_table(pa.table({"image": images, "caption": ["a", "b"]}), tmp_path / "t.parquet")
+    done = run(tmp_path / "t.parquet", tmp_path / "out", "--plan")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line.split() for line in lines[2:5]] == [
+        ["written", "2", "known", "2"],
+        ["merged", "not", "predicted"],
+        ["duplicate", "not", "predicted"],
+    ]
+    assert lines[7:10] == [
+        "sample: all 2 rows, so these are no guesses",
+        "duplicates: equal images under different names cannot be predicted from a sample, and count as written here",
+        "merged: rows of one image are found by reading all images, and count as written here",
+    ]
 
 
 @pytest.mark.parametrize("flags", [["--part", "1/2"], ["--finish"], ["--overwrite"]])
