@@ -8,11 +8,11 @@ import io
 import os
 import runpy
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from mmdata.atomic import explain
 from mmdata.errors import ConfigError, printable
@@ -22,8 +22,6 @@ from mmdata.shipped import shipped
 LINE_END = "\n"
 SETTING = "section.key=value"
 """How the help of a command shows the settings that it takes."""
-
-T = TypeVar("T")
 
 
 def commands() -> list[str]:
@@ -194,37 +192,6 @@ def progress_in_bytes(title: str) -> Generator[Callable[[int, int], None], None,
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-@contextmanager
-def progress_in_rows() -> Generator[Callable[[Iterable[T], str, int], Iterable[T]], None, None]:
-    """Progress bars on a terminal's stderr. The value passes things through: (things, name of the bar, at most)."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    with Progress(
-        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
-    ) as bars:
-
-        def track(things: Iterable[T], what: str, total: int) -> Iterator[T]:
-            task = bars.add_task(what, total=total)
-            count = 0
-            for thing in things:
-                yield thing
-                count += 1
-                bars.advance(task)
-            bars.update(task, total=count)
-
-        yield track
 
 
 def _name_output(error: OSError) -> None:

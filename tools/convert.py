@@ -16,6 +16,7 @@ import argparse
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mmdata.cli import Parser, progress_in_rows, run
+from mmdata.cli import Parser, run
 from mmdata.commands.chosen import chosen_rows
 from mmdata.commands.next_commands import next_commands
+from mmdata.commands.preview_lines import preview_lines, preview_table, size
 from mmdata.config.train import MASK_REMEDY
-from mmdata.convert import ConvertConfig, PartReport, Report, Retry, convert, convert_part, load_recipe
+from mmdata.convert import ConvertConfig, PartReport, Report, Retry, convert, convert_part, load_recipe, preview
 from mmdata.convert.engines import Engine, local
 from mmdata.errors import counted, printable
+from mmdata.progress import duration, progress_in_rows
 from mmdata.shards import Manifest
 from mmdata.shards.folder import find_ledger
 
@@ -87,10 +90,14 @@ def main() -> int:
     show_fetching()
     config = load_recipe(options.recipe, overrides(options))
     chosen = chosen_rows(options.source, options.select, options.join) if options.select else None
+    if options.plan:
+        show_plan(options, config, chosen)
+        return 0
     if options.retry:
         chosen = Retry(options.retry, options.reason, chosen)
     engine = choose_engine(options.engine, options.workers)
     signal.signal(signal.SIGINT, interrupt)
+    began = time.monotonic()
     with progress_in_rows() as track:
         common: dict[str, Any] = {"chosen": chosen, "engine": engine, "track": track}
         if options.part:
@@ -104,6 +111,10 @@ def main() -> int:
         show(made, options.source, options.out, config)
         if options.retry:
             show_retry(made, options.retry, options.out)
+        if not made.was_complete:
+            rows = 0 if options.finish else made.accounts["rows"] - track.skipped
+            print(pace(made, rows, time.monotonic() - began))
+        show_next(made, options.out)
     return 0
 
 
@@ -144,6 +155,11 @@ def parse_arguments() -> argparse.Namespace:
         action="store_true",
         help="fetch images behind URLs from this machine and private networks too",
     )
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="write nothing: examine about 1 %% of the rows, and print what the conversion would give, take and need",
+    )
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="who makes the shards")
     parser.add_argument("--workers", type=int, help="processes, or Ray tasks at once (default: one a core)")
     parser.add_argument(
@@ -156,6 +172,10 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--workers must be at least 1: got {options.workers}")
     if options.part and (options.overwrite or options.finish):
         parser.error("--part makes a part, and neither replaces nor publishes anything: leave the other flag out")
+    if options.plan and (options.part or options.overwrite or options.finish or options.retry):
+        parser.error(
+            "--plan looks at the whole corpus and writes nothing: leave --part, --finish, --overwrite and --retry out"
+        )
     if options.join and not options.select:
         parser.error("--join is for a condition: give --select as well")
     if options.reason and not options.retry:
@@ -292,6 +312,10 @@ def show(report: Report, source: str, out: Path, config: ConvertConfig) -> None:
         )
     elif accounts["duplicate"]:
         print("duplicates: the first row of each image was written; --keep-duplicates writes all")
+
+
+def show_next(report: Report, out: Path) -> None:
+    """Print the next commands."""
     folder = out if report.val is None else out / "train"
     for line in next_commands(folder, report.manifest):
         print(printable(line))
@@ -302,6 +326,25 @@ def show_retry(report: Report, earlier: list[str], out: Path) -> None:
     part = "" if report.val is None else "train"
     listed = ", ".join(f"{{shards: {Path(folder) / part}}}" for folder in [*earlier, out])
     print(printable(f"to train on all of them, set data.shards: [{listed}]"))
+
+
+def pace(report: Report, made: int, seconds: float) -> str:
+    """A sentence about how long a conversion took; `made` are the rows that no earlier run had examined."""
+    rows = report.accounts["rows"]
+    written = size(sum(manifest.bytes for manifest in (report.manifest, report.val) if manifest is not None))
+    if not made:
+        return f"{counted(rows, 'row')} were examined before, and put together in {duration(seconds)}; {written}"
+    before = f"; {rows - made:,} more had been examined before" if made < rows else ""
+    return f"{counted(made, 'row')} in {duration(seconds)}, {made / seconds:,.0f} a second{before}; {written}"
+
+
+def show_plan(options: argparse.Namespace, config: ConvertConfig, chosen: Any) -> None:
+    """Print what a conversion would give; nothing is written."""
+    with progress_in_rows() as track:
+        found = preview(options.source, config, out=options.out, workers=options.workers, chosen=chosen, track=track)
+    Console().print(preview_table(found))
+    for line in preview_lines(found, str(options.out)):
+        print(printable(line))
 
 
 def one_folder(folder: Path, manifest: Manifest) -> str:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from mmdata.cli import Parser, progress_in_bytes, progress_in_rows, run
+from mmdata.cli import Parser, progress_in_bytes, run
 from mmdata.commands.init import Init, Request
 from mmdata.commands.starter import Machine
 from mmdata.errors import printable
+from mmdata.progress import progress_in_rows
 
 
 def main() -> int:

@@ -6,6 +6,7 @@
 - `neighbours`: features of a corpus, for groups of near neighbours.
 - `init`: from a source to a config that trains; `look` says what a source holds, `starter` chooses the settings.
 - `next_commands`: what to type next, once shards have been made or indexed.
+- `preview_lines`: what a preview of a conversion says, for `mmdata convert --plan`.
 - `parts`: the folders `train` and `val` of a conversion.
 - `join`: tables matched with an index before a run asks for them.
 - `plan`: an epoch of a config or of a folder of shards, without training.

@@ -19,12 +19,12 @@ from mmdata.commands.starter import Machine, Starter, choose_share, config_text,
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.conversion import Track
 from mmdata.convert.opening import PARTS
 from mmdata.convert.tables import shown
 from mmdata.errors import ConfigError, counted
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.select.rows import below_share
+from mmdata.progress import SILENT, Track
 from mmdata.shards import Index, build_index
 from mmdata.shards.columns.encode import CountTokens
 from mmdata.shards.folder import find_ledger
@@ -87,7 +87,7 @@ class Init:
     request: Request
     machine: Machine
     say: Callable[[str], None]
-    rows_bar: Callable[[], AbstractContextManager[Track]] = lambda: nullcontext(lambda rows, what, total: rows)
+    rows_bar: Callable[[], AbstractContextManager[Track]] = lambda: nullcontext(SILENT)
     bytes_bar: Callable[[], AbstractContextManager[Progress | None]] = nullcontext
 
     def run(self) -> str:

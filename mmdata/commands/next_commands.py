@@ -19,8 +19,10 @@ def next_commands(folder: Path, manifest: Manifest) -> list[str]:
     lines = [f"mmdata plan {quoted}    # batches, shapes and padding"]
     if manifest.has_captions:  # a config for a dual encoder needs texts
         lines.insert(0, f"mmdata init {quoted}    # writes a config to train with")
+    behind_urls = "://" in manifest.location
+    if not behind_urls:
+        lines.append(f"mmdata report {quoted}    # a page about the corpus")
     if manifest.has_captions and manifest.tokenizer is None:
-        behind_urls = "://" in manifest.location
         reads = "fetches each tar again" if behind_urls else "reads no image again"
         beside = manifest.location == "." or behind_urls
         tars = quoted if beside else shlex.quote(str(folder / manifest.location))

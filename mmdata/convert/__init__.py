@@ -9,12 +9,25 @@ An `Examiner` turns a row into a sample or a fault: it reads and decodes the ima
 An engine applies the examiner to rows, in threads or with Ray, and returns the results in the order of the rows.
 `Accounts` count what becomes of each row; `ShardWriter` writes the samples; the ledger names each row left out.
 `Retry` names rows that an earlier conversion (`Earlier`) left out; `RetriedRows` is the source of these rows.
+`preview` examines a sample of the rows, and writes nothing: how many will be written, what is wrong with the others.
 `Output` is the folder: the conversion is made in a hidden sub-folder and moved into place whole, the manifest last.
 """
 
 from mmdata.convert.accounts import Accounts
 from mmdata.convert.convert import PartReport, Report, convert, convert_part
+from mmdata.convert.preview import Preview, preview
 from mmdata.convert.recipe import ConvertConfig, load_recipe
 from mmdata.convert.retry import Retry
 
-__all__ = ["Accounts", "ConvertConfig", "PartReport", "Report", "Retry", "convert", "convert_part", "load_recipe"]
+__all__ = [
+    "Accounts",
+    "ConvertConfig",
+    "PartReport",
+    "Preview",
+    "Report",
+    "Retry",
+    "convert",
+    "convert_part",
+    "load_recipe",
+    "preview",
+]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.metadata import version
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from mmdata.atomic import naming, sync_folder
 from mmdata.convert.accounts import Accounts, Balance, CannotPublish, is_hopeless
@@ -20,7 +20,7 @@ from mmdata.convert.decide import Decider
 from mmdata.convert.engines import Engine, Progress, in_order
 from mmdata.convert.examine import Digester, Examiner
 from mmdata.convert.fetch import refuse_urls
-from mmdata.convert.group import Merges, Said, image_key, row_key
+from mmdata.convert.group import Merges, image_key, row_key
 from mmdata.convert.output import SOURCE_NAME, TOKENIZER_NAME, Output, Run, publish_all
 from mmdata.convert.part import Part, count_rows, lowest_hash
 from mmdata.convert.recipe import ConvertConfig
@@ -30,11 +30,11 @@ from mmdata.convert.staging import UNITS_NAME, Receipt, Staging
 from mmdata.convert.unit import Job, part_of
 from mmdata.errors import BadSample, DataError
 from mmdata.hashing import least_share
+from mmdata.progress import Track
 from mmdata.shards.folder import INNER, QUARANTINE_NAME
 from mmdata.transform.text import Tokenizer, train_tokenizer
 
-Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
-"""Passes rows through and shows progress: (rows, name of the pass, upper bound of their number)."""
+T = TypeVar("T")
 
 
 class Conversion:
@@ -101,13 +101,15 @@ class Conversion:
                 return False
             if (receipt := self.staging.receipt(unit)) is not None:
                 receipts[unit] = receipt
+                self._track.skip(receipt.rows)
+                self._track.leave_out(receipt.quarantined, receipt.rows)
             return receipt is None
 
         with self._new_merges() as merges:
             self._find_merges(merges)
             units = Units(self._source, self._config.shard_rows, merges, is_missing)
             made = self._rows_made(units, tokenizer, receipts, is_whole=parts == 1)
-            for _ in self._track(made, "convert", self._source.rows_at_most):
+            for _ in self._passing(made, "convert", self._rows_of_part(place, parts)):
                 pass
         self.staging.set_rows(units.rows)
         return [receipts[unit] for unit in sorted(receipts)]
@@ -129,9 +131,10 @@ class Conversion:
         receipts = self._all_receipts(rows or 0)
         with ExitStack() as stack:
             parts = self._open_parts(stack)
+            self._track.say("compare all rows")
             decider = stack.enter_context(self._decider(receipts))
             least = 2**63 - 1
-            for receipt in receipts:
+            for receipt in self._track(receipts, "put shards together", len(receipts), noun="units"):
                 decided = decider.decide(receipt)
                 least = min(least, lowest_hash(decided)) if len(parts) > 1 else least
                 for part in parts:
@@ -144,6 +147,7 @@ class Conversion:
             self._refuse_empty(parts, least)
             classes = {"classes": decider.labels.names} if decider.labels.names else {}
             fingerprint = tokenizer.fingerprint if tokenizer else None
+            self._track.say("end shards and manifest")
             for part in parts:
                 part.close({**classes, "version": version("mmdata"), "run": run}, fingerprint)
         publish_all(self._outputs)
@@ -174,7 +178,7 @@ class Conversion:
                 continue  # the examination of the row counts it
 
     def _without_digests(self) -> Iterator[tuple[Row, bytes]]:
-        for row in self._track(self._source.rows(), "train tokenizer", self._source.rows_at_most):
+        for row in self._passing(self._source.rows(), "train tokenizer"):
             yield row, b""
 
     def _digests(self, what: str) -> Iterator[tuple[Row, bytes]]:
@@ -182,7 +186,7 @@ class Conversion:
         waiting: deque[Row] = deque()
 
         def rows() -> Iterator[Row]:
-            for row in self._track(refuse_urls(self._source.rows(), what), what, self._source.rows_at_most):
+            for row in self._passing(refuse_urls(self._source.rows(), what), what):
                 waiting.append(row)
                 yield row
 
@@ -196,7 +200,7 @@ class Conversion:
         if how == "none" or (how == "image" and not corpus.may_repeat):
             return
         if how == "image":
-            rows = self._track(corpus.rows(), "compare images", corpus.rows_at_most)
+            rows = self._track(corpus.rows(), "compare images", corpus.rows_at_most, is_exact=corpus.rows_are_exact)
             keys = (image_key(row) for row in rows)
         elif self._retried is None:
             keys = (digest or row_key(row.number) for row, digest in self._digests("compare images"))
@@ -204,24 +208,23 @@ class Conversion:
             keys = self._retried.with_all_keys(digest for _, digest in self._digests("compare images"))
 
         def again() -> Iterable[Row]:
-            return self._track(corpus.rows(), "group captions", corpus.rows_at_most)
+            return self._track(corpus.rows(), "group captions", corpus.rows_at_most, is_exact=corpus.rows_are_exact)
 
-        merges.find(keys, again, self._say, rows_at_most=corpus.rows_at_most)
+        merges.find(keys, again, self._examiner.say, rows_at_most=corpus.rows_at_most)
 
     def _new_merges(self) -> Merges:
         folder = self.staging.folder
         return Merges(folder) if self._retried is None else RetriedMerges(folder, self._retried.numbers)
 
-    def _say(self, row: Row) -> Said:
-        """Captions and label of a row, for merging.
+    def _passing(self, rows: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+        """Rows, with their progress shown; `total` None stands for those of the source."""
+        most = self._source.rows_at_most if total is None else total
+        return self._track(rows, what, most, is_exact=self._source.rows_are_exact)
 
-        Raises:
-            BadSample: they cannot be used.
-        """
-        if row.fault:
-            raise BadSample(*row.fault)
-        fields = self._examiner.fields(row)
-        return fields.captions, fields.label
+    def _rows_of_part(self, place: int, parts: int) -> int:
+        """Upper bound of the rows in the units of a part."""
+        rows, size = self._source.rows_at_most, self._config.shard_rows
+        return sum(min(size, rows - start) for start in range((place - 1) * size, rows, parts * size))
 
     def _rows_made(
         self, units: Units, tokenizer: Tokenizer | None, receipts: dict[int, Receipt], *, is_whole: bool
@@ -235,6 +238,7 @@ class Conversion:
                 yield from repeat(None, event.rows)
                 continue
             receipts[event.unit] = event
+            self._track.leave_out(event.quarantined, event.rows)
             while is_whole and len(first) in receipts:
                 first.append(receipts[len(first)])
                 quarantined += first[-1].quarantined

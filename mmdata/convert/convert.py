@@ -10,7 +10,7 @@ from typing import Any
 
 from mmdata.convert.accounts import CannotPublish, add_up
 from mmdata.convert.chosen import ChosenRows
-from mmdata.convert.conversion import Conversion, Track
+from mmdata.convert.conversion import Conversion
 from mmdata.convert.engines import Engine, local
 from mmdata.convert.given_rows import Rows
 from mmdata.convert.opening import Opened, open_conversion
@@ -19,6 +19,7 @@ from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.retry import Retry
 from mmdata.convert.rows import Source
 from mmdata.errors import ConfigError
+from mmdata.progress import SILENT, Track
 from mmdata.shards import Manifest
 from mmdata.transform.text import Tokenizer
 
@@ -54,7 +55,7 @@ def convert(
     engine: Engine | None = None,
     overwrite: bool = False,
     finish: bool = False,
-    track: Track = lambda rows, what, total: rows,
+    track: Track = SILENT,
 ) -> Report:
     """Convert a raw corpus into shards with an index, a ledger of the rows left out, and a manifest.
 
@@ -124,7 +125,7 @@ def convert_part(
     part: tuple[int, int],
     chosen: ChosenRows | Retry | None = None,
     engine: Engine | None = None,
-    track: Track = lambda rows, what, total: rows,
+    track: Track = SILENT,
 ) -> PartReport:
     """Do a part of a conversion; several processes, on machines that share `out`, may each do one at the same time.
 

@@ -151,6 +151,17 @@ class Examiner:
         image = resize(image) if resize else image
         return *as_jpeg(image, original, info.format, quality=self.quality), info if resize else None
 
+    def say(self, row: Row) -> tuple[list[str], int | str | None]:
+        """Captions and label of a row, for merging; its image is not read.
+
+        Raises:
+            BadSample: they cannot be used.
+        """
+        if row.fault:
+            raise BadSample(*row.fault)
+        fields = self.fields(row)
+        return fields.captions, fields.label
+
     def read_image(self, row: Row) -> bytes:
         """The bytes of a row's image.
 

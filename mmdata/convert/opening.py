@@ -60,8 +60,36 @@ def open_conversion(
     parts = PARTS if config.val_share else ()
     outputs = stack.enter_context(open_outputs(out, parts, shared=shared, overwrite=overwrite))
     corpus = _open_any(source, config, chosen, outputs[0], stack)
-    tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
-    return Opened(corpus, config, tokenizer, outputs)
+    return Opened(corpus, config, _load_tokenizer(config), outputs)
+
+
+def open_alone(
+    stack: ExitStack,
+    source: str | os.PathLike[str] | Rows,
+    config: ConvertConfig,
+    chosen: ChosenRows | None,
+    folder: Path,
+    *,
+    out: str | os.PathLike[str] | None,
+) -> tuple[Source, ConvertConfig, Tokenizer | None]:
+    """Open the corpus and the tokenizer, and no output: what `open_conversion` opens, for a look at it.
+
+    Args:
+        stack: removes what lies in `folder` for the corpus: rows of a program, or fetched tables.
+        source, config, chosen: of the conversion.
+        folder: for temporary files.
+        out: the output that is meant, to be refused where it lies in the source.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        config = config.model_copy(update={"keep": config.keep or (ALL,)})
+    elif not is_url(source) and out is not None:
+        _check_places(local_folder(source), Path(out), config)
+    corpus = _open_any(source, config, chosen, folder, stack)
+    return corpus, config, _load_tokenizer(config)
+
+
+def _load_tokenizer(config: ConvertConfig) -> Tokenizer | None:
+    return Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
 
 
 def _check_places(path: Path, out: Path, config: ConvertConfig) -> None:
@@ -76,17 +104,19 @@ def _open_any(
     source: str | os.PathLike[str] | Rows,
     config: ConvertConfig,
     chosen: ChosenRows | None,
-    output: Output,
+    place: Output | Path,
     stack: ExitStack,
 ) -> Source:
+    """Open a source; what is fetched or kept for it lies in the output, or in a folder for temporary files."""
+    folder, private = (place, place) if isinstance(place, Path) else (place.folder, place.private)
     if not isinstance(source, (str, os.PathLike)):
         if chosen is not None:
             raise ConfigError("select: rows of shards with an index can be selected, and not those of a program")
-        return stack.enter_context(open_rows(source, config, output.folder))
+        return stack.enter_context(open_rows(source, config, folder))
     if not is_url(source):
         return _open_corpus(local_folder(source), config, chosen)
     url = os.fspath(source)
-    corpus = _open_corpus(stack.enter_context(fetched(url, output.private, config)), config, chosen)
+    corpus = _open_corpus(stack.enter_context(fetched(url, private, config)), config, chosen)
     _refuse_paths(url, corpus, config)
     return corpus
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.programs import Program
 
 TERMINATED = "terminated; nothing was published, run the same command again: it goes on where this ended\n"
 INTERRUPTED = "nothing was published, run the same command again: it goes on where this ended\ninterrupted\n"
+PACE = re.compile(r"^41 rows in \d+ s, \d+ a second; ", re.MULTILINE)
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
@@ -97,12 +99,15 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
         ["quarantined", "1"],
         ["missing_image", "1"],
     ]
-    assert stdout.splitlines()[8:] == [
+    written = sum(path.stat().st_size for path in (tmp_path / "out").glob("*.tar"))
+    assert PACE.sub("PACE ", stdout).splitlines()[8:] == [
         "columns: image = image, captions = captions",
         f"5 shards in {tmp_path}/out: 40 images, 82 captions; 1 left out, each with its reason in "
         f"{tmp_path}/out/__mmdata__/quarantine.jsonl",
+        f"PACE {written / 1000:.3g} kB",
         f"next: mmdata init {tmp_path}/out    # writes a config to train with",
         f"      mmdata plan {tmp_path}/out    # batches, shapes and padding",
+        f"      mmdata report {tmp_path}/out    # a page about the corpus",
     ]
     config = ConvertConfig(shard_rows=9, train_tokenizer=400, keep=("path",))
     convert(table, tmp_path / "out2", config)

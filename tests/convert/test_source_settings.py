@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -297,7 +298,8 @@ def run_convert(folder: Path, *arguments: str) -> list[str]:
     command = [sys.executable, "-m", "mmdata", "convert", *arguments]
     done = run_program(command, cwd=folder, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.splitlines()[7:]
+    lines = done.stdout.splitlines()[7:]
+    return [line for line in lines if not re.fullmatch(r"[\d,]+ rows in \d+ s, \d+ a second; [\d.]+ [kM]B", line)]
 
 
 def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
@@ -310,6 +312,7 @@ def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
         '--caption-template "a photo of a {}."',
         "1 shard in out: 3 images, labels only",
         "next: mmdata plan out    # batches, shapes and padding",
+        "      mmdata report out    # a page about the corpus",
     ]
     assert run_convert(tmp_path, "classes", "out3", "--caption-template", "a {}", "--train-tokenizer", "300")[1:] == [
         "captions: images of one class have equal ones, false negatives of each other; "
@@ -317,6 +320,7 @@ def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
         "1 shard in out3: 3 images, 3 captions",
         "next: mmdata init out3    # writes a config to train with",
         "      mmdata plan out3    # batches, shapes and padding",
+        "      mmdata report out3    # a page about the corpus",
     ]
     names = folder_of(tmp_path / "table", [photos[0], photos[0], photos[1]], below="images")
     frame(names, caption=["a", "b", "c"]).to_csv(tmp_path / "table/t.csv", index=False)
@@ -335,6 +339,7 @@ def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
         "next: mmdata index out2/train --tokenizer clip    # counts captions; reads no image again",
         "      mmdata init out2/train    # writes a config to train with",
         "      mmdata plan out2/train    # batches, shapes and padding",
+        "      mmdata report out2/train    # a page about the corpus",
     ]
 
 
@@ -345,7 +350,7 @@ def test_command_says_that_an_earlier_version_merged_no_captions(tmp_path: Path,
     made = Manifest.read(tmp_path / "out")
     accounts = {name: value for name, value in (made.accounts or {}).items() if name not in ("merged", "differing")}
     (tmp_path / "out/__mmdata__/manifest.json").write_bytes(replace(made, accounts=accounts).to_json())
-    assert run_convert(tmp_path, "table/t.csv", "out")[-4] == (
+    assert run_convert(tmp_path, "table/t.csv", "out")[-5] == (
         "duplicates: an earlier version of mmdata made this conversion, and did not merge the captions of rows that "
         "name one image; --overwrite converts anew, and does"
     )

@@ -25,7 +25,8 @@ def test_index_and_verify_end_with_their_accounts(shards, tmp_path):
     assert (run.returncode, run.stderr) == (0, "")
     closing = f"10 samples in = 10 indexed + 0 quarantined; 3 shards, 0 members ignored; index in {out}"
     lines = [closing, f"next: mmdata init {out}    # writes a config to train with"]
-    assert run.stdout.splitlines() == [*lines, f"      mmdata plan {out}    # batches, shapes and padding"]
+    lines += [f"      mmdata plan {out}    # batches, shapes and padding"]
+    assert run.stdout.splitlines() == [*lines, f"      mmdata report {out}    # a page about the corpus"]
     manifest = json.loads((out / "__mmdata__/manifest.json").read_text())
     assert manifest["tokenizer"] == Tokenizer.load(tmp_path / "tokenizer").fingerprint
     assert (manifest["rows"], manifest["captions"]) == (10, 19)
@@ -53,6 +54,7 @@ def test_index_counts_quarantined_samples_by_reason(tmp_path, tar, photo):
             f"next: mmdata index {tmp_path} --tokenizer clip    # counts captions; reads no image again",
             f"      mmdata init {tmp_path}    # writes a config to train with",
             f"      mmdata plan {tmp_path}    # batches, shapes and padding",
+            f"      mmdata report {tmp_path}    # a page about the corpus",
         ],
     )
 
