@@ -8,18 +8,18 @@ from pathlib import Path
 from mmdata.shards import Manifest
 
 
-def next_commands(folder: Path, manifest: Manifest) -> list[str]:
+def next_commands(folder: Path | str, manifest: Manifest) -> list[str]:
     """Lines of a command's output that name the commands to type next, each with what it does.
 
     Args:
-        folder: of the shards or of their index.
+        folder: of the shards or of their index; text if it is a URL.
         manifest: of this folder.
     """
     quoted = shlex.quote(str(folder))
     lines = [f"mmdata plan {quoted}    # batches, shapes and padding"]
     if manifest.has_captions:  # a config for a dual encoder needs texts
         lines.insert(0, f"mmdata init {quoted}    # writes a config to train with")
-    if manifest.has_captions and manifest.tokenizer is None:
+    if manifest.has_captions and manifest.tokenizer is None and isinstance(folder, Path):
         behind_urls = "://" in manifest.location
         reads = "fetches each tar again" if behind_urls else "reads no image again"
         beside = manifest.location == "." or behind_urls

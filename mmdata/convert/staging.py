@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,10 @@ class Staging:
     def unit(self, number: int) -> Path:
         """The folder of a unit."""
         return self.folder / f"{number:06d}"
+
+    def at_hand(self, tar: Path) -> AbstractContextManager[object]:
+        """A context in which a tar in the folder of a unit can be read; the other files of a unit always can."""
+        return nullcontext()
 
     def receipt(self, number: int) -> Receipt | None:
         """The receipt of a unit; None if the unit is not there."""
